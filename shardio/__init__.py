@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from shardio.format.types.streams import EncodedStream
     from shardio.items import Loader, SharedMemoryShim, load, load_with_workers
     from shardio.loader import ShardLoader
+    from shardio.media.audio import Sound
     from shardio.multi import MultiLoader
     from shardio.order.sampling import WeightedSampler
     from shardio.pipeline import DataLoader, Pipeline
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from shardio.serving.client.remote_loader import RemoteLoader as connect
     from shardio.shard.reader import ShardReader
     from shardio.shard.writer import ShardWriter
-    from shardio.views.clips import Clip
 
 
 __all__ = [
@@ -50,7 +50,6 @@ __all__ = [
     "Audio",
     "Batch",
     "Bytes",
-    "Clip",
     "ConversionReport",
     "Converter",
     "DataError",
@@ -75,6 +74,7 @@ __all__ = [
     "ShardWriter",
     "ShardioError",
     "SharedMemoryShim",
+    "Sound",
     "Text",
     "Video",
     "WeightedSampler",
@@ -94,7 +94,6 @@ _HOMES = {
     "Audio": "shardio.format.types",
     "Batch": "shardio.batch.batch",
     "Bytes": "shardio.format.types",
-    "Clip": "shardio.views.clips",
     "ConversionReport": "shardio.conversion",
     "Converter": "shardio.conversion",
     "DataLoader": "shardio.pipeline",
@@ -114,6 +113,7 @@ _HOMES = {
     "ShardReader": "shardio.shard.reader",
     "ShardWriter": "shardio.shard.writer",
     "SharedMemoryShim": "shardio.items",
+    "Sound": "shardio.media.audio",
     "Text": "shardio.format.types",
     "Video": "shardio.format.types",
     "WeightedSampler": "shardio.order.sampling",

@@ -17,12 +17,14 @@ from shardio._loading.iterator import BatchAssembler, Epochs, LoaderIterator
 from shardio._loading.options import (
     OPEN_OPTIONS,
     TORCH_HABITS,
+    VIEW_OPTIONS,
     Collate,
+    Decode,
     LoaderArguments,
     OnError,
     batch_spec_of,
     check_options,
-    cut_of,
+    resolve_view,
 )
 from shardio._loading.prefetch import RemotePrefetch
 from shardio._loading.prefetch import preload as preload_files
@@ -33,16 +35,14 @@ from shardio._workers.processes.linux import Finalizer
 from shardio.batch.batch import Batch
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument
-from shardio.media.audio import Sound
 from shardio.order.partition import Tail
 from shardio.order.sampling import Sampler, SamplingOptions, Shuffle
 from shardio.outputs import Output, create_adapter
-from shardio.samples.mixture import Mixture
+from shardio.samples.open_dataset import OpenDataset
 from shardio.samples.shard_dataset import ShardDataset
+from shardio.samples.view import SampleView
 from shardio.serving.client.protocol import is_address
 from shardio.storage.remote.options import RemoteOptions
-from shardio.views.clips import Clip
-from shardio.views.packing import Pack
 
 
 class ShardLoader(Closing):
@@ -56,9 +56,10 @@ class ShardLoader(Closing):
 
     Args:
         dataset: a folder; the URL of a dataset in an object store (s3://, gs://, az://, https://);
-            an open dataset (`shardio.open`, `shardio.mix`), whose samples are opened again, with
-            the subset, the verification and the cache that it was opened with. For batches that a
-            server decodes, see `shardio.connect`.
+            an open dataset (`shardio.open`, `shardio.mix`), or a view of one (`dataset.clips`,
+            `dataset.pack`), whose samples are opened again, with the verification and the cache
+            that it was opened with. A dataset with videos is loaded as clips, those that it was
+            converted for. For batches that a server decodes, see `shardio.connect`.
         batch_size: samples per batch.
         fields: the fields to read, by default all; other fields are not read.
         shuffle: True or "full" permutes all samples, differently each epoch; "blocks" permutes
@@ -108,13 +109,10 @@ class ShardLoader(Closing):
         start_method: how workers start: "zygote" forks them from a small process of shardio;
             "spawn" executes an interpreter for each; "thread" uses threads of this program. The
             batches are the same.
-        decode: True delivers images as pixels, uint8 (height, width, 3): stacked if all have one
-            size, otherwise as `collate` says. False delivers the bytes of their files.
-        clip: a `shardio.Clip`: the clips of videos that are the samples, and the form of their
-            pixels. By default the dataset's own view, or `Clip()`.
-        sound: a `shardio.views.Sound`: the form of audio. With clips, the audio during the clip;
-            `NAME_span` gives the range of its samples that are not padding.
-        pack: a `shardio.views.Pack`: the samples are windows of tokens over all documents.
+        decode: True delivers pictures as pixels, uint8 (height, width, 3), stacked if all have one
+            size, otherwise as `collate` says; clips of videos; and sound as samples, with
+            `NAME_span` for those that are not padding. False delivers the bytes of their files. A
+            dict decides field by field: True, False, or for sound a `shardio.Sound`.
         preload: True reads the samples' data into the page cache in the constructor, or raises
             InsufficientMemory if it does not fit; nothing pins it there.
 
@@ -130,12 +128,13 @@ class ShardLoader(Closing):
         """Refuse options typed by habit, and say what to write instead."""
         if cls.__init__ is ShardLoader.__init__:
             known = list(inspect.signature(cls.__init__).parameters)[1:]
-            refuse_unknown_options(cls.__name__, options, known, TORCH_HABITS | OPEN_OPTIONS)
+            habits = TORCH_HABITS | OPEN_OPTIONS | VIEW_OPTIONS
+            refuse_unknown_options(cls.__name__, options, known, habits)
         return super().__new__(cls)
 
     def __init__(
         self,
-        dataset: str | os.PathLike[str] | Dataset,
+        dataset: str | os.PathLike[str] | OpenDataset | SampleView,
         batch_size: int,
         *,
         fields: Iterable[str] | None = None,
@@ -159,17 +158,12 @@ class ShardLoader(Closing):
         collate: Collate = "stack",
         start_method: StartMethod = "zygote",
         preload: bool = False,
-        decode: bool = True,
-        clip: Clip | None = None,
-        sound: Sound | None = None,
-        pack: Pack | None = None,
+        decode: Decode = True,
     ) -> None:
-        opened = _open(dataset, num_workers)
-        if isinstance(opened, Mixture):
-            fields = opened.check_agreement(fields)
+        given = _open(dataset, num_workers)
+        view, media = resolve_view(given, fields, decode)
         asked = LoaderArguments(
             batch_size=batch_size,
-            fields=fields,
             num_workers=num_workers,
             transform=transform,
             batch_transform=batch_transform,
@@ -187,28 +181,22 @@ class ShardLoader(Closing):
             collate=collate,
             start_method=start_method,
             preload=preload,
-            decode=decode,
-            clip=clip,
-            sound=sound,
-            pack=pack,
         )
         sampling = SamplingOptions(shuffle, seed, sampler)
         self._trace: Trace | None = None
-        self._options = check_options(opened, sampling, asked)
-        clips = cut_of(self._options, opened, is_asked=clip is not None)
-        self._epochs = Epochs(opened, self._options)
-        batch_spec = batch_spec_of(
-            self._options, opened, self._epochs.epoch_sampler.n_at_most, clips
-        )
+        self._options = check_options(view, media, sampling, asked)
+        self._epochs = Epochs(view, self._options)
+        n_at_most = self._epochs.epoch_sampler.n_at_most
+        batch_spec = batch_spec_of(self._options, view, media, n_at_most)
         self._engine = self._engine_for(batch_spec)
-        self._prefetch = RemotePrefetch(opened, batch_spec, self._epochs.epoch_sampler.order)
+        self._prefetch = RemotePrefetch(view.dataset, batch_spec, self._epochs.epoch_sampler.order)
         self._finalizer = Finalizer(self, self._prefetch.end_with, self._engine.close)
         try:
-            self._engine.open(opened)
+            self._engine.open(view)
             if self._options.preload:
                 self._prefetch.download_all()
-                preload_files(opened, self._options.media.fields)
-            self._assembler = self._assembler_for(opened)
+                preload_files(self._engine.view, media.fields)
+            self._assembler = self._assembler_for(view.dataset)
         except BaseException:
             self.close()
             raise
@@ -238,8 +226,13 @@ class ShardLoader(Closing):
 
     @property
     def dataset(self) -> Dataset:
-        """The dataset it reads; closed with the loader."""
-        return self._engine.dataset
+        """The dataset that it reads; closed with the loader."""
+        return self.view.dataset
+
+    @property
+    def view(self) -> SampleView:
+        """The view of the dataset that it loads; it is closed with the loader."""
+        return self._engine.view
 
     @property
     def epoch(self) -> int:
@@ -247,12 +240,12 @@ class ShardLoader(Closing):
         return self._epochs.number
 
     def __repr__(self) -> str:
-        asked, dataset = self._options, self.dataset
+        asked, view = self._options, self.view
         workers = f"{asked.num_workers} worker{'s' * (asked.num_workers != 1)}"
         latest = self._epochs.latest  # `epoch` might call a sampler of the user's
         epoch = "" if latest is None else f", epoch {latest.plan.epoch}"
         return (
-            f"ShardLoader({dataset.path!r}: {len(dataset)} samples in batches of "
+            f"ShardLoader({view.dataset.path!r}: {len(view)} samples in batches of "
             f"{asked.batch_size}, {workers}{epoch})"
         )
 
@@ -266,7 +259,7 @@ class ShardLoader(Closing):
 
     def _iterate(self) -> LoaderIterator:
         iteration = self._epochs.begin(self._engine)
-        self._prefetch.follow(iteration)
+        self._prefetch.follow(iteration, self.view)
         if self._trace is not None and self._trace.is_recording:
             return self._trace.iterator(self, self._engine, self._assembler, iteration)
         return LoaderIterator(self, self._engine, self._assembler, iteration)
@@ -299,7 +292,7 @@ class ShardLoader(Closing):
         with the model. It describes the latest iteration, whose batches count as consumed when the
         loop has got them.
         """
-        return self._epochs.state(self.dataset)
+        return self._epochs.state(self.view)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume the next iteration where the state was taken, with the very next sample.
@@ -310,7 +303,7 @@ class ShardLoader(Closing):
         Raises:
             InvalidArgument: it is no such state, or one of another dataset, subset, seed or order.
         """
-        self._epochs.load_state(state, self.dataset)
+        self._epochs.load_state(state, self.view)
 
     def stats(self) -> LoaderStats:
         """Return the loading figures of the latest iteration, and of all together.
@@ -342,8 +335,10 @@ class ShardLoader(Closing):
         self._finalizer()
 
 
-def _open(dataset: str | os.PathLike[str] | Dataset, num_workers: Any) -> Dataset:
-    """Open the dataset of a loader, with files of its own.
+def _open(
+    dataset: str | os.PathLike[str] | OpenDataset | SampleView, num_workers: Any
+) -> OpenDataset | SampleView:
+    """Open the dataset or the view of a loader, with files of its own.
 
     Of shards in an object store, workers download whole ones, and main itself reads small ranges.
     """
@@ -354,7 +349,9 @@ def _open(dataset: str | os.PathLike[str] | Dataset, num_workers: Any) -> Datase
         )
     n_workers = num_workers if isinstance(num_workers, int) else usable_cpus()
     whole, n_readers = n_workers <= 0, max(1, n_workers)
-    if isinstance(dataset, Dataset):
+    if isinstance(dataset, SampleView):
+        return dataset.reopened(dataset.dataset.reopen(whole=whole, n_readers=n_readers))
+    if isinstance(dataset, OpenDataset):
         return dataset.reopen(whole=whole, n_readers=n_readers)
     remote = RemoteOptions(whole=whole, n_readers=n_readers)
     return ShardDataset(os.fspath(dataset), remote=remote)

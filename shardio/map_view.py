@@ -15,19 +15,19 @@ from typing import Any, Final
 
 import numpy as np
 
+from shardio._base.callers import refuse_unknown_options
 from shardio._base.classes import Closing
+from shardio._loading.options import VIEW_OPTIONS
 from shardio._workers.processes.serialization import pickled
-from shardio.dataset.dataset import Dataset
-from shardio.errors import ClosedError, InvalidArgument
+from shardio.errors import ClosedError
 from shardio.loader import ShardLoader
+from shardio.samples.open_dataset import OpenDataset
+from shardio.samples.view import SampleView
 
 _OPTIONS: Final = (
     "fields",
     "transform",
     "decode",
-    "clip",
-    "sound",
-    "pack",
 )
 
 
@@ -38,10 +38,10 @@ class MapView(Closing):
     again. `transform` may be a lambda or closure. Arrays are writable copies.
 
     Args:
-        dataset: a folder, or an open ShardDataset, which may be a subset or selection.
-        options: the options of ShardLoader that define a sample: `fields`, `transform`, `decode`,
-            `clip`, `sound` and `pack`. Random numbers of a sample do not depend on its position:
-            their seed is drawn from Python's global generator, which DataLoader seeds per worker.
+        dataset: a folder, an open dataset, or a view of one, such as `dataset.clips(frames=16)`.
+        options: the options of ShardLoader that define a sample: `fields`, `transform` and
+            `decode`. Random numbers of a sample do not depend on its position: their seed is drawn
+            from Python's global generator, which DataLoader seeds per worker.
 
     Raises:
         InvalidArgument: an option is invalid or not one of these.
@@ -49,11 +49,10 @@ class MapView(Closing):
         IndexError, TypeError: (later) an index is out of range or not an integer.
     """
 
-    def __init__(self, dataset: str | os.PathLike[str] | Dataset, **options: Any) -> None:
-        if unknown := sorted(options.keys() - {*_OPTIONS}):
-            raise InvalidArgument(
-                f"{', '.join(unknown)}: no option of a view; its options are {', '.join(_OPTIONS)}"
-            )
+    def __init__(
+        self, dataset: str | os.PathLike[str] | OpenDataset | SampleView, **options: Any
+    ) -> None:
+        refuse_unknown_options("MapView", options, _OPTIONS, VIEW_OPTIONS)
         self._dataset: Any = dataset
         if isinstance(dataset, str | os.PathLike):
             self._dataset = os.path.abspath(dataset)  # for processes with another working directory
@@ -84,8 +83,7 @@ class MapView(Closing):
         )
 
     def __repr__(self) -> str:
-        given = self._dataset
-        return f"MapView({given if isinstance(given, Dataset) else repr(given)}: {self._n} samples)"
+        return f"MapView({self._dataset!r}: {self._n} samples)"
 
     def __len__(self) -> int:
         return self._n

@@ -12,7 +12,11 @@ import shardio
 from shardio import Array, Batch, Bytes, Schema, ShardDataset, ShardLoader, ShardWriter, Text
 from shardio.dataset.manifest import publish
 from shardio.order import Samples
+from shardio.samples.clip_view import ClipView
 from shardio.samples.mixture import Mixture
+from shardio.samples.open_dataset import OpenDataset
+from shardio.samples.view import SampleView
+from shardio.samples.window_view import WindowView
 from tests.shards import EVERY_FIELD, every_field_sample, same_in_batch
 
 # Generous: reached only by a test that is about to fail.
@@ -66,16 +70,30 @@ def opened(dataset: Any, options: dict[str, Any]) -> Any:
         return Mixture([opened(source, dict(how)) for source in dataset.sources], dataset.mixing)
     if not isinstance(dataset, ShardDataset):
         return shardio.open(dataset, **how)
-    how = {"subset": dataset.subset, "generation": dataset.generation, **how}
+    how = {"subset": dataset.subset_name, "generation": dataset.generation, **how}
     found = shardio.open(dataset.root, **how)
     if dataset.rows.row_list is not None:  # a selection
         found.rows.set_rows(dataset.rows.row_list)
     return found
 
 
+def viewed(dataset: Any, options: dict[str, Any]) -> Any:
+    """Take the options of clips or windows out of a loader's, and return a view made by them."""
+    clip, pack = options.pop("clip", None), options.pop("pack", None)
+    if clip is None and pack is None:
+        return dataset
+    source = dataset if isinstance(dataset, OpenDataset) else shardio.open(dataset)
+    return WindowView(source, pack) if clip is None else ClipView(source, clip)
+
+
 def make_loader(dataset: Any, *arguments: Any, **options: Any) -> ShardLoader:
-    """Make a loader; the options of `shardio.open` among others open the dataset."""
-    return ShardLoader(opened(dataset, options), *arguments, **options)
+    """Make a loader; options of `shardio.open` open the dataset, `clip` and `pack` make a view."""
+    given = viewed(opened(dataset, options), options)
+    try:
+        return ShardLoader(given, *arguments, **options)
+    finally:
+        if isinstance(given, SampleView) and given.dataset is not dataset:
+            given.dataset.close()
 
 
 def two_fields(n_samples: int) -> Iterator[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardio.views import Pack
+from shardio.samples.packing import Pack
 
 Window = dict[str, npt.NDArray[Any]]
 

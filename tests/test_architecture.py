@@ -30,10 +30,9 @@ RANKS = {
     "shardio.shard": 4,  # one shard file
     "shardio.transforms": 4,
     "shardio.order": 5,  # the sample at each position
-    "shardio.views": 5,  # rows, clips, token windows
     "shardio.storage.remote": 7,  # object stores, and the cache of what is in them
     "shardio.dataset": 8,  # a folder of shards
-    "shardio.samples": 9,  # sequences of samples, and what one sample has
+    "shardio.samples": 9,  # datasets as sequences of samples, and views of them
     "shardio.maintenance": 10,
     "shardio._engine": 11,  # batches into blocks
     "shardio.conversion": 11,
@@ -83,7 +82,6 @@ PUBLIC_MODULES = {
     "shardio.outputs",
     "shardio.maintenance",
     "shardio.transforms",
-    "shardio.views",
 }
 
 # The front door leads everywhere, by way of names; `python -m shardio` is the command line.

@@ -13,7 +13,6 @@ from shardio._engine.dispatch.thread_workers import GENERATOR_LOCK
 from shardio._engine.filling.batch_spec import samples_of
 from shardio._workers.processes.global_generators import seed_generators
 from shardio._workers.processes.shared_memory import SharedArray
-from shardio.dataset.dataset import Dataset
 from shardio.dataset.selection import check_positions
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
@@ -32,7 +31,8 @@ from shardio.order.sampling import (
     holds_positions,
 )
 from shardio.samples.mixture import Mixture
-from shardio.views.packing import PackedWindows
+from shardio.samples.view import SampleView
+from shardio.samples.window_view import WindowView
 
 _VERSION: Final = 1
 _MAX: Final = 1 << 60
@@ -54,7 +54,7 @@ class LoaderState(NamedTuple):
 
 
 def state_of(
-    progress: LoaderState, dataset: Dataset, epoch_sampler: EpochSampler
+    progress: LoaderState, view: SampleView, epoch_sampler: EpochSampler
 ) -> dict[str, Any]:
     """Return the state for `progress_of`, as JSON values."""
     state = {
@@ -62,24 +62,25 @@ def state_of(
         "epoch": progress.epoch,
         "position": progress.position,
         "rows": progress.n_samples,
-        **_identity(dataset, epoch_sampler, progress.order),
+        **_identity(view, epoch_sampler, progress.order),
         **progress.order.to_state(),
         "tokens": None if progress.tokens is None else list(progress.tokens),
     }
     return {name: value for name, value in state.items() if value is not None}
 
 
-def _identity(dataset: Dataset, epoch_sampler: EpochSampler, order: Order) -> dict[str, Any]:
+def _identity(view: SampleView, epoch_sampler: EpochSampler, order: Order) -> dict[str, Any]:
     """Return everything that the meaning of a position depends on.
 
     Options without effect are None.
     """
-    found = {"lineage": dataset.lineage, "view": dataset.rows.view_id, "seed": epoch_sampler.seed}
+    lineage = view.dataset.lineage
+    found = {"lineage": lineage, "view": view.identity, "seed": epoch_sampler.seed}
     found |= dict.fromkeys(("shuffle", "sampler", "weights", "replacement", "mixing", "per_video"))
     return found | order.identity(epoch_sampler.samples)
 
 
-def progress_of(state: object, dataset: Dataset, epoch_sampler: EpochSampler) -> LoaderState:
+def progress_of(state: object, view: SampleView, epoch_sampler: EpochSampler) -> LoaderState:
     """Return the progress recorded in a state.
 
     Raises:
@@ -91,42 +92,42 @@ def progress_of(state: object, dataset: Dataset, epoch_sampler: EpochSampler) ->
             f"load_state_dict: expected what state_dict() gave, version {_VERSION}; found {found!r}"
         )
     samples, order = epoch_sampler.samples, epoch_sampler.order_of(_count(state, "epoch"))
-    for name, expected in _identity(dataset, epoch_sampler, order).items():
+    for name, expected in _identity(view, epoch_sampler, order).items():
         found = state.get(name)
         if type(found) is not type(expected) or found != expected:
             raise InvalidArgument(
                 f"load_state_dict: the state's {name} is {found!r}, that of this loader of "
-                f"{dataset.path} is {expected!r}: {_ADVICE}"
+                f"{samples.path} is {expected!r}: {_ADVICE}"
             )
     epoch, position, n_samples = (_count(state, name) for name in ("epoch", "position", "rows"))
     most = order.n_positions(samples)
     if position > n_samples or n_samples > most:
         raise InvalidArgument(
             f"load_state_dict: the state is at position {position} of {n_samples} samples, "
-            f"and {dataset.path} has {most}"
+            f"and {samples.path} has {most}"
         )
     order, tokens = order.from_state(state, samples, n_samples), None
-    if dataset.rows.packed is not None and dataset.rows.packed.is_padded:
+    if isinstance(view, WindowView) and view.stream_tokens is not None:
         had = None if isinstance(order, Listed) else tuple(state.get("sizes", [n_samples]))
-        tokens = _tokens(state, dataset, dataset.rows.packed, had)
+        tokens = _tokens(state, view, had)
     return LoaderState(epoch, position, n_samples, order, tokens)
 
 
 def _tokens(
-    state: Mapping[str, Any], dataset: Dataset, packed: PackedWindows, had: tuple[int, ...] | None
+    state: Mapping[str, Any], view: WindowView, had: tuple[int, ...] | None
 ) -> tuple[int, ...]:
     """Return the number of tokens of each source when the state's epoch began.
 
     `had` is the number of windows.
     """
-    found, now = state.get("tokens"), packed.n_tokens
+    found, now = state.get("tokens"), view.windows.n_tokens
     if isinstance(found, list | tuple) and len(found) == len(now):
         if all(type(n) is int and 0 <= n <= m for n, m in zip(found, now, strict=True)):
-            if had is None or had == tuple(packed.count(found).tolist()):
+            if had is None or had == tuple(view.windows.count(found).tolist()):
                 return tuple(found)
     raise InvalidArgument(
         f"load_state_dict: the state's tokens must be those that its windows are made of, at most "
-        f"the {list(now)} of {dataset.path}; found {found!r}"
+        f"the {list(now)} of {view.dataset.path}; found {found!r}"
     )
 
 
@@ -144,18 +145,17 @@ class EpochSampler:
     """The samples of each epoch and their order.
 
     Args:
-        dataset: only its size is read, now.
+        view: the samples; only their number is read, now.
         sampling: the options.
 
     Raises:
         InvalidArgument: a sampler, weights, or an order that do not fit the dataset.
     """
 
-    def __init__(self, dataset: Dataset, sampling: SamplingOptions) -> None:
-        self.samples, self.seed = samples_of(dataset), sampling.seed
+    def __init__(self, view: SampleView, sampling: SamplingOptions) -> None:
+        self.samples, self.seed = samples_of(view), sampling.seed
         self._sampler = sampling.sampler
-        packed = dataset.rows.packed
-        self._tokens = packed.n_tokens if packed is not None and packed.is_padded else None
+        self._tokens = view.stream_tokens
         self._draw: Callable[..., Positions] | None = None
         """Draws the samples of an epoch without replacement."""
         self._origin: dict[str, Any] = {}
@@ -178,8 +178,9 @@ class EpochSampler:
             kind = ORDERS[sampling.shuffle]
             kind.check(self.samples)
             self.order = kind.begin(self.samples)
-            if isinstance(dataset, Mixture):
-                self.order = Interleaved(self.order, dataset.mixture_sizes)
+            if isinstance(view.dataset, Mixture):
+                sizes = view.dataset.sizes_of(view.source_ends)
+                self.order = Interleaved(self.order, sizes)
         if self.order is not None:
             self.n_at_most = self.order.n_positions(self.samples)
 

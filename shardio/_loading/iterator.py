@@ -23,21 +23,22 @@ from shardio.dataset.dataset import Dataset
 from shardio.dataset.open_files import ShardPaths
 from shardio.order.partition import RankPartition
 from shardio.outputs import TensorAdapter
+from shardio.samples.view import SampleView
 
 
 class Epochs:
     """The epochs of a loader, for one rank.
 
     Args:
-        dataset: the loader's.
+        view: the loader's.
         options: of the loader.
 
     Raises:
         InvalidArgument: a sampler or weights that do not fit the dataset.
     """
 
-    def __init__(self, dataset: Dataset, options: Options) -> None:
-        self.epoch_sampler = EpochSampler(dataset, options.sampling)
+    def __init__(self, view: SampleView, options: Options) -> None:
+        self.epoch_sampler = EpochSampler(view, options.sampling)
         """The samples of each epoch and their order."""
         self.latest: EpochIteration | None = None
         """The latest that was begun since there is a loader, or since a state was loaded."""
@@ -75,17 +76,17 @@ class Epochs:
             self._has_warned = True
             warn_of_no_batch(start.epoch, n, asked.batch_size, asked.world_size)
 
-    def state(self, dataset: Dataset) -> dict[str, Any]:
+    def state(self, view: SampleView) -> dict[str, Any]:
         """Return the progress of the latest epoch, for `load_state`."""
-        return state_of(self._progress(), dataset, self.epoch_sampler)
+        return state_of(self._progress(), view, self.epoch_sampler)
 
-    def load_state(self, state: Mapping[str, Any], dataset: Dataset) -> None:
+    def load_state(self, state: Mapping[str, Any], view: SampleView) -> None:
         """Begin the next epoch where a state was taken.
 
         Raises:
             InvalidArgument: it is not a state, or one of another dataset, subset, seed or order.
         """
-        self._next = progress_of(state, dataset, self.epoch_sampler)
+        self._next = progress_of(state, view, self.epoch_sampler)
         self.latest = None
 
     def _start(self) -> LoaderState:

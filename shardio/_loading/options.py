@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypedDict, get_args
 
@@ -15,26 +15,25 @@ from shardio._engine.dispatch.backends import StartMethod
 from shardio._engine.filling.batch_spec import BatchSpec
 from shardio._workers.processes.limits import default_budget, usable_cpus
 from shardio.batch.collation import CollateKind, Collation, Sizes, parse_collate
-from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
+from shardio.format.types import Audio, Image, Video
 from shardio.media.audio import Sound
 from shardio.order.partition import Tail, rank_from_environment
 from shardio.order.sampling import SamplingOptions, check_not_distributed, check_one_argument
 from shardio.outputs import OUTPUTS, Output
-from shardio.samples.clips import ClipSpec, default_clip, resolve_video_field, select_clips
+from shardio.samples.clip_view import ClipView, default_clip
 from shardio.samples.media import (
     audio_fields,
     audio_schema,
     image_fields,
     image_schema,
-    measure_audio,
+    span_field,
 )
 from shardio.samples.mixture import Mixture
+from shardio.samples.open_dataset import OpenDataset
 from shardio.samples.shard_dataset import ShardDataset
-from shardio.samples.token_windows import pack_documents, resolve_pack
-from shardio.views.clips import Clip
-from shardio.views.packing import Pack, Packing
+from shardio.samples.view import RowView, SampleView
 
 OnError = Literal["raise", "skip"]
 _ON_ERROR: Final = get_args(OnError)
@@ -72,6 +71,13 @@ OPEN_OPTIONS: Final = {
     )
 }
 """The options of `shardio.open`, which says where the bytes of a loader come from."""
+VIEW_OPTIONS: Final = {
+    "clip": "write ShardLoader(shardio.open(path).clips(frames=…), batch_size)",
+    "clips": "write ShardLoader(shardio.open(path).clips(frames=…), batch_size)",
+    "pack": "write ShardLoader(shardio.open(path).pack(length=…), batch_size)",
+    "sound": 'write decode={"audio": shardio.Sound(…)}, with the name of the field',
+}
+"""Options that say what a sample is, which a view of the dataset does."""
 
 
 def one_of(name: str, value: Any, known: tuple[Any, ...]) -> Any:
@@ -231,21 +237,16 @@ _MAX_WORKERS: Final = 1024
 """More of them than any machine has use for; each takes descriptors, and 10 MB of memory."""
 
 
+Decode = bool | Mapping[str, bool | Sound]
+
+
 @dataclass(frozen=True, slots=True)
 class Media:
-    """The fields to read, and how pictures, videos and sound are decoded, or tokens packed.
-
-    `pictures` and `sounds` are the decoded fields of these types, `video` the field that clips are
-    cut out of: all are empty if encoded bytes are requested.
-    """
+    """The fields to read, and those of them whose pictures and sound are decoded."""
 
     fields: tuple[str, ...]
     pictures: tuple[str, ...]
-    clip: Clip | None
-    video: str | None
-    sounds: tuple[str, ...]
-    sound: Sound
-    pack: Pack | None = None
+    sounds: Mapping[str, Sound]
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,14 +273,12 @@ class Options:
     collation: Collation
     start_method: StartMethod
     preload: bool
-    media: Media
 
 
 class LoaderArguments(TypedDict):
     """The options of a ShardLoader as its user gave them."""
 
     batch_size: int
-    fields: Iterable[str] | None
     num_workers: int | None
     transform: Callable[..., Any] | None
     batch_transform: Callable[..., Any] | None
@@ -297,26 +296,23 @@ class LoaderArguments(TypedDict):
     collate: Collate
     start_method: StartMethod
     preload: bool
-    decode: bool
-    clip: Clip | None
-    sound: Sound | None
-    pack: Pack | None
 
 
-def check_options(dataset: Dataset, sampling: SamplingOptions, asked: LoaderArguments) -> Options:
-    """Check every option for its values, and fields against the dataset's schema.
+def check_options(
+    view: SampleView, media: Media, sampling: SamplingOptions, asked: LoaderArguments
+) -> Options:
+    """Check every option for its values, and the collation against the samples.
 
     Raises:
         InvalidArgument: naming the option, the accepted values, and the value found.
     """
     transform = callable_or_none("transform", asked["transform"])
     batch_transform = callable_or_none("batch_transform", asked["batch_transform"])
-    media, collation = _media_of(dataset, asked), parse_collate(asked["collate"])
+    collation = parse_collate(asked["collate"])
     if collation.function is not None:
         check_one_argument("collate", "samples", collation.function)
-    if transform is None and media.video is None:
-        # With a transform, its result decides; with clips, their sizes do.
-        collation.expand(_delivered(dataset.schema, media))
+    if transform is None:  # otherwise its result decides
+        _check_collation(collation, view, media)
     rank, world_size = place_among_ranks(asked["rank"], asked["world_size"])
     check_not_distributed(sampling.sampler, rank, world_size)
     n_workers, n_ahead, n_bytes = asked["num_workers"], asked["prefetch"], asked["memory_bytes"]
@@ -348,56 +344,95 @@ def check_options(dataset: Dataset, sampling: SamplingOptions, asked: LoaderArgu
         collation=collation_for(collation, asked["device"]),
         start_method=one_of("start_method", asked["start_method"], _START_METHODS),
         preload=bool(one_of("preload", asked["preload"], (True, False))),
-        media=media,
     )
 
 
-def _media_of(dataset: Dataset, asked: LoaderArguments) -> Media:
-    """Return the fields to read, and how pictures, videos and sound are decoded."""
-    schema, clip, sound = dataset.schema, asked["clip"], asked["sound"]
-    names = known_fields(asked["fields"], schema)
-    if asked["pack"] is not None:
-        return _packed(schema, names, asked)
-    if not one_of("decode", asked["decode"], (True, False)):
-        for name, wish in (("clip", clip), ("sound", sound)):
-            if wish is not None:
-                raise InvalidArgument(
-                    f"{name} needs decode=True: packets cannot be put into a batch"
-                )
-        return Media(names, (), None, None, (), Sound())
-    video, names = resolve_video_field(schema, names, clip, is_asked=asked["fields"] is not None)
-    return Media(
-        names,
-        pictures=image_fields(schema, names),
-        # Given explicitly or not, the same field: loaders of the same clips accept each other's
-        # states.
-        clip=None if video is None else replace(clip or default_clip(dataset.view), field=video),
-        video=video,
-        sounds=audio_fields(schema, names, sound),
-        sound=sound or Sound(),
-    )
+def resolve_view(
+    given: OpenDataset | SampleView, fields: Any, decode: Any
+) -> tuple[SampleView, Media]:
+    """Return the view that a loader loads, and what it reads and decodes.
+
+    Of a dataset, that is its default view: clips of its videos, if they are read, or rows.
+
+    Raises:
+        InvalidArgument: fields do not exist, or do not go with each other or with the view.
+    """
+    dataset = given.dataset if isinstance(given, SampleView) else given
+    if isinstance(dataset, Mixture):
+        fields = dataset.check_agreement(fields)
+    schema, is_asked = dataset.schema, fields is not None
+    names = known_fields(fields, schema)
+    decoded = _decoded(decode, names, schema)
+    videos = [name for name in names if isinstance(schema[name], Video)]
+    if isinstance(given, SampleView):
+        view = given
+        if isinstance(view, ClipView) and decoded.get(view.video) is False:
+            raise InvalidArgument(
+                f"clips of {view.video!r} need decode=True: packets cannot be put into a batch"
+            )
+    else:
+        view = _default_view(given, [name for name in videos if decoded[name]])
+    names = view.chosen(names, is_asked=is_asked)
+    sounds = {name: decoded[name] for name in audio_fields(schema, names) if decoded[name]}
+    for name in sounds:
+        if span_field(name) in names:
+            raise InvalidArgument(
+                f"the sound of {name!r} adds {span_field(name)!r}, which is a field already: leave "
+                "one of them out with `fields`"
+            )
+    pictures = tuple(name for name in image_fields(schema, names) if decoded[name])
+    found = {name: Sound() if sound is True else sound for name, sound in sounds.items()}
+    return view, Media(names, pictures, found)
 
 
-def _packed(schema: Schema, names: tuple[str, ...], asked: LoaderArguments) -> Media:
-    """Return the one field to read if samples are windows of tokens."""
-    given = [name for name in ("clip", "sound") if asked[name] is not None]
-    if given:
-        raise InvalidArgument(f"with pack a sample is a window of tokens: leave out {given[0]}")
-    pack = resolve_pack(schema, asked["pack"], None if asked["fields"] is None else names)
-    return Media((pack.name,), (), None, None, (), Sound(), pack)
+def _decoded(decode: Any, names: Sequence[str], schema: Schema) -> dict[str, Any]:
+    """Return whether and how each field of pictures, sound or video is decoded."""
+    media = [name for name in names if isinstance(schema[name], Image | Audio | Video)]
+    if not isinstance(decode, Mapping):
+        return dict.fromkeys(media, one_of("decode", decode, (True, False)))
+    for name, wish in decode.items():
+        is_known = isinstance(wish, bool) or (
+            isinstance(wish, Sound) and name in media and isinstance(schema[name], Audio)
+        )
+        if name not in media or not is_known:
+            raise InvalidArgument(
+                "decode must be True, False, or a dict with one of them for fields of pictures, "
+                "videos and sound, or with a shardio.Sound for sound; fields of these that are "
+                f"read: {', '.join(media) or 'none'}; found {name!r}: {wish!r}"
+            )
+    return dict.fromkeys(media, True) | dict(decode)
 
 
-def _delivered(schema: Schema, media: Media) -> Schema:
-    """Return the schema of samples in a batch, without clips."""
-    chosen = Schema({name: schema[name] for name in media.fields})
-    if media.pack is not None:
-        return media.pack.delivered(chosen)
-    chosen = audio_schema(chosen, media.sound) if media.sounds else chosen
-    return image_schema(chosen) if media.pictures else chosen
+def _default_view(dataset: OpenDataset, videos: Sequence[str]) -> SampleView:
+    """Return the view of a dataset that a loader loads by default, given the videos it reads."""
+    if not videos:
+        return RowView(dataset)
+    if len(videos) > 1:
+        raise InvalidArgument(
+            f"a loader takes clips from one field of videos; of {', '.join(videos)} choose one "
+            "with dataset.clips(field=…)"
+        )
+    if isinstance(dataset, Mixture) and not dataset.has_one_view:
+        views = [dict(source.view) for source in dataset.sources]
+        other = next(view for view in views if view != views[0])
+        raise InvalidArgument(
+            f"{dataset.path}: its sources do not have the same clips by default: {views[0]}, and "
+            f"{other}: say which with mixture.clips(…)"
+        )
+    return ClipView(dataset, replace(default_clip(dataset.view), field=videos[0]))
+
+
+def _check_collation(collation: Collation, view: SampleView, media: Media) -> None:
+    """Check a collation against the samples, except for clips, whose sizes decide."""
+    if isinstance(view, ClipView):
+        return
+    chosen = Schema({name: view.dataset.schema[name] for name in media.fields})
+    found = audio_schema(view.delivered(chosen), media.sounds)
+    collation.expand(image_schema(found, media.pictures))
 
 
 def batch_spec_of(
-    options: Options, dataset: Dataset, n_at_most: int | None, cut: ClipSpec | None
+    options: Options, view: SampleView, media: Media, n_at_most: int | None
 ) -> BatchSpec:
     """Return the BatchSpec of a loader whose epochs have n positions, None if unknown.
 
@@ -407,13 +442,14 @@ def batch_spec_of(
     # No more rows than positions, unless batches are padded.
     is_whole = n_at_most is None or options.tail == "pad"
     most = options.batch_size if is_whole else max(1, n_at_most or 0)
+    dataset = view.dataset
     mixed = dataset.spec if isinstance(dataset, Mixture) else None
-    media = options.media
+    selection, tables = dataset.rows.row_list, view.tables().items()
     return BatchSpec(
         path=dataset.root,
         fields=media.fields,
         block_rows=min(options.batch_size, most),
-        n_samples=len(dataset),
+        n_samples=len(view),
         shuffle=options.sampling.is_full,
         seed=options.sampling.seed,
         verify=dataset.verify,
@@ -422,7 +458,7 @@ def batch_spec_of(
         else dataset.access,
         transform=options.transform,
         takes_rng=options.takes_rng,
-        subset=dataset.subset,
+        subset=dataset.subset_name,
         generation=dataset.generation,
         skips=options.max_skips is not None,
         collation=options.collation,
@@ -430,37 +466,9 @@ def batch_spec_of(
         batch_takes_rng=options.batch_takes_rng,
         mixed=mixed,
         pictures=media.pictures,
-        cut=cut,
-        packing=None if media.pack is None else Packing(media.pack, dataset.rows.n_rows),
-        audio_spec=measure_audio(dataset, media.sounds, media.sound, media.video),
+        audio=view.audio(media.sounds),
+        make_view=view.maker,
+        tables={name: (table.array.dtype.str, len(table.array)) for name, table in tables},
+        n_selected=None if selection is None else len(selection),
         remote=dataset.remote.for_workers if isinstance(dataset, ShardDataset) else None,
     )
-
-
-def cut_of(options: Options, dataset: Dataset, *, is_asked: bool) -> ClipSpec | None:
-    """Make a dataset show the clips that its loader requests; return None if it has no videos.
-
-    Windows of tokens are shown likewise.
-
-    Args:
-        options: of the loader.
-        dataset: of the loader.
-        is_asked: True if the user specified the clips.
-
-    Raises:
-        InvalidArgument, ShardCorrupt: from cutting clips or packing documents; or a mixture of
-            datasets with different default clips.
-    """
-    clip, video = options.media.clip, options.media.video
-    if options.media.pack is not None:
-        pack_documents(dataset, options.media.pack)
-    if clip is None or video is None:
-        return None
-    if isinstance(dataset, Mixture) and not (dataset.has_one_view or is_asked):
-        views = [dict(source.view) for source in dataset.sources]
-        other = next(view for view in views if view != views[0])
-        raise InvalidArgument(
-            f"{dataset.path}: its sources do not have the same clips by default: {views[0]}, and "
-            f"{other}: say which with clip=Clip(…)"
-        )
-    return select_clips(dataset, clip, video)

@@ -24,6 +24,7 @@ from shardio._workers.processes.limits import require_page_cache
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument
 from shardio.order import Order
+from shardio.samples.view import SampleView
 from shardio.shard.verification import Rows
 from shardio.shard.writer import ShardSummary
 from shardio.storage.file_access import open_shard, resized_error
@@ -53,7 +54,7 @@ class _PreloadRange(NamedTuple):
     file_bytes: int
 
 
-def preload(dataset: Dataset, fields: Sequence[str]) -> int:
+def preload(view: SampleView, fields: Sequence[str]) -> int:
     """Read all data of some fields of a view's samples; return the number of bytes.
 
     Data in memory already is only checked. Ctrl-C ends it within a few MiB.
@@ -64,10 +65,10 @@ def preload(dataset: Dataset, fields: Sequence[str]) -> int:
         OSError: a file cannot be read.
     """
     # Hashes too: they are read together with their rows.
-    extents = Extents(dataset, fields, "always", has_streams=True)
-    fixed = _all(dataset, extents, of_records=False)
+    extents = Extents(view.dataset, fields, "always", has_streams=True)
+    fixed = _all(view, extents, of_records=False)
     _require(fixed.n_bytes)
-    ranges = merged(joined([fixed, _all(dataset, extents, of_records=True)]), _GRAIN_BYTES)
+    ranges = merged(joined([fixed, _all(view, extents, of_records=True)]), _GRAIN_BYTES)
     _require(ranges.n_bytes)
     _read(list(_pieces(extents, ranges)))
     return ranges.n_bytes
@@ -77,16 +78,14 @@ def _require(n_bytes: int) -> None:
     require_page_cache(n_bytes, "the fields to preload", _WAY_OUT)
 
 
-def _all(dataset: Dataset, extents: Extents, *, of_records: bool) -> Ranges:
+def _all(view: SampleView, extents: Extents, *, of_records: bool) -> Ranges:
     """Return the byte ranges of all samples of a view."""
     of = extents.records if of_records else extents.fixed
     found = [NOTHING]
-    is_packed = dataset.rows.packed is not None
-    n = dataset.rows.n_rows if is_packed else len(dataset)
-    rows_of = dataset.rows.map_rows if is_packed else dataset.rows.at
+    n, rows_of = view.every_row()
     for start in range(0, n, _AT_ONCE):
         rows = rows_of(np.arange(start, min(start + _AT_ONCE, n)))
-        found.append(merged(of(rows, dataset.locate(rows)), _GRAIN_BYTES))
+        found.append(merged(of(rows, view.dataset.locate(rows)), _GRAIN_BYTES))
     return merged(joined(found), _GRAIN_BYTES)
 
 
@@ -169,7 +168,7 @@ class RemotePrefetch:
             room = f"{dataset.path}: has {by_shard.sum()} bytes, of which {most} fit into its cache"
             self._at_once = order.check_cache(by_shard.sum(axis=0), most, room)
 
-    def follow(self, iteration: EpochIteration) -> None:
+    def follow(self, iteration: EpochIteration, view: SampleView) -> None:
         """Download for a pass, and stop downloading for the one before."""
         if self._is_done or self._has_all():
             return
@@ -180,7 +179,7 @@ class RemotePrefetch:
             is_over = iteration.is_cancelled or iteration.is_exhausted
             return None if is_over else iteration.n_handed_over
 
-        wanted = _wanted(self._dataset, self._batch_spec, iteration.plan)
+        wanted = _wanted(view, self._batch_spec, iteration.plan)
         most = self._most_bytes()
         most_ahead = min(most // 2, max(0, most - self._at_once))
         self._ahead = Prefetcher(wanted, reached, most_ahead, self._here)
@@ -241,21 +240,17 @@ class RemotePrefetch:
                     storage.close()
 
 
-def _wanted(dataset: Dataset, batch_spec: BatchSpec, plan: EpochPlan) -> Iterator[PrefetchRequest]:
+def _wanted(view: SampleView, batch_spec: BatchSpec, plan: EpochPlan) -> Iterator[PrefetchRequest]:
     """Yield the files of a pass, each where it is first needed, and again after a long gap."""
-    partition = plan.partition
-    index_planner = IndexPlanner(dataset, seed=batch_spec.seed)
+    partition, dataset = plan.partition, view.dataset
+    index_planner = IndexPlanner(view, seed=batch_spec.seed)
     n_steps = max(1, _SAMPLES_AT_ONCE // partition.batch_size)
     last_seen = np.full(len(dataset.shards), -2)
     for number, first in enumerate(range(partition.first_step, partition.last_step, n_steps)):
         last = min(first + n_steps, partition.last_step)
         index_chunk = index_planner.at(plan, partition.positions(first, last))
-        rows = (
-            index_chunk.rows
-            if dataset.rows.packed is None
-            else dataset.rows.covered_rows(index_chunk.numbers)
-        )
-        shards, storages = np.unique(dataset.locate(rows), return_index=True)
+        rows, located = index_chunk.covered(slice(None))
+        shards, storages = np.unique(located, return_index=True)
         for i in np.argsort(storages, kind="stable").tolist():
             shard = int(shards[i])
             if last_seen[shard] < number - 1:

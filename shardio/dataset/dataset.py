@@ -5,11 +5,10 @@ from __future__ import annotations
 import operator
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from shardio._base.classes import Closing
 from shardio.dataset.files import DatasetFiles
@@ -51,7 +50,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         verify: Verify,
         subset: str | None = None,
     ) -> None:
-        self.path, self.root, self.subset = path, root, subset
+        self.path, self.root, self.subset_name = path, root, subset
         self.schema: Schema = generation.whole_schema
         """The fields of the samples."""
         self.files = files
@@ -197,15 +196,12 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         return (self.sample(shard, row) for row in range(self.shards[shard].n_samples))
 
     @abstractmethod
-    def select(
-        self,
-        indices: Sequence[int] | npt.NDArray[np.integer[Any]] | None = None,
-        *,
-        mask: Sequence[bool] | npt.NDArray[np.bool_] | None = None,
-        where: Callable[[dict[str, npt.NDArray[Any]]], Any] | None = None,
-        fields: Iterable[str] = (),
-    ) -> Dataset:
+    def select(self, rows: Any, *, fields: Iterable[str] = ()) -> Dataset:
         """Return some of the samples as a new dataset; see ShardDataset.select."""
+
+    @abstractmethod
+    def subset(self, name: str) -> Dataset:
+        """Return the samples of a subset as a new dataset; see ShardDataset."""
 
     @abstractmethod
     def reopen(self, *, whole: bool = False, n_readers: int = 1) -> Dataset:

@@ -5,7 +5,7 @@ same number of samples and only the new field.
 
 A *view*, also JSON, is the default kind of sample. With `ROWS` every row is a sample. With
 `{"kind": "clips", "frames": 16, "stride": 1, "step": 16}` every complete clip of the only video
-field is a sample, as `shardio.views.clips` cuts them; the optional `"size": [height, width]`
+field is a sample, as `shardio.samples.clips` cuts them; the optional `"size": [height, width]`
 resizes the frames.
 """
 

@@ -57,9 +57,7 @@ def scan(
     Raises:
         ShardioError: a shard cannot be opened, or `find` failed.
     """
-    parts = _parts(
-        dataset, dataset.rows.n_rows if n is None else n, rows_of or dataset.rows.map_rows
-    )
+    parts = _parts(dataset, len(dataset) if n is None else n, rows_of or dataset.rows.at)
     if dataset.remote_storages:
         yield from map_ordered(_N_THREADS, lambda part: (part, find(part)), parts)
     else:

@@ -1,4 +1,4 @@
-"""The samples that a dataset selects from its rows: all or some rows, clips, or token windows.
+"""The rows that a dataset selects: all or some of them, in their order or another.
 
 Sets of rows are pure arithmetic. A subset is stored as ascending runs of rows and searched by
 position; memory is proportional to the number of runs, not of samples. A selection is stored as a
@@ -15,12 +15,9 @@ import numpy.typing as npt
 
 from shardio._base.classes import cached_property
 from shardio.errors import InvalidArgument
-from shardio.format.checksum import distinct, hash_bytes
+from shardio.format.checksum import hash_bytes
 from shardio.format.types.array_values import is_masked
-from shardio.order.clip_groups import ClipGrouping
 from shardio.shard.verification import Rows
-from shardio.views.clips import Clips
-from shardio.views.packing import Pack, PackedWindows
 
 _Numbers = npt.NDArray[np.int64]
 _MAX_ROWS: Final = 1 << 48
@@ -215,8 +212,19 @@ def check_mask(found: Any, n: int, where: str) -> _Numbers:
     return np.flatnonzero(mask)
 
 
+def check_rows(found: Any, n: int) -> _Numbers:
+    """Return the positions that a mask, or a sequence of positions, selects from n samples.
+
+    Raises:
+        InvalidArgument: `found` is neither.
+    """
+    if _as_array(found, "select").dtype == np.bool_:
+        return check_mask(found, n, "the mask")
+    return check_positions(found, n, "select")
+
+
 class RowSelection:
-    """The selected samples of a dataset, and the row of each sample.
+    """The selected rows of a dataset.
 
     Args:
         starts: the number of each shard's first row, followed by the total number of rows.
@@ -227,47 +235,28 @@ class RowSelection:
         self.shard_starts = starts
         """The number of each shard's first row, followed by the total number of rows."""
         self._view = view
-        self._clips: Clips | None = None
-        self._packed: PackedWindows | None = None
 
     def __len__(self) -> int:
-        if self._packed is not None:
-            return len(self._packed)
-        return self.n_rows if self._clips is None else len(self._clips)
-
-    @property
-    def n_rows(self) -> int:
-        """The number of selected rows, which may differ from the number of clips or windows."""
         return int(self.shard_starts[-1]) if self._view is None else len(self._view)
 
     @property
     def is_plain(self) -> bool:
-        """True if the samples are all rows, in order."""
-        return self._view is None and self._clips is None and self._packed is None
+        """True if all rows are selected, in order."""
+        return self._view is None
 
     @property
     def shard_ends(self) -> Rows:
-        """The number of samples up to the end of each shard; the rows must be ascending."""
+        """Number of selected rows up to the end of each shard; the rows ascend."""
         ends = self.shard_starts[1:]
-        if self._view is not None:
-            ends = self._view.n_below(ends)
-        if self._clips is not None:
-            ends = np.concatenate([[0], self._clips.ends])[ends]
-        return ends
+        return ends if self._view is None else self._view.n_below(ends)
 
     @property
     def view_id(self) -> str:
-        """An id of the view among the views of a dataset; empty for all rows.
+        """Identity of the selection among others of the same dataset; empty if it is all rows.
 
-        It does not change if samples are appended that are not part of the view.
+        It stays the same if rows are appended that are not part of the selection.
         """
-        return self._identify("" if self._view is None else self._view.identity)
-
-    def _identify(self, rows_id: str) -> str:
-        """Return the id of the samples, given the id of their rows."""
-        if self._packed is not None:
-            return f"{rows_id} {self._packed.pack.identity}".lstrip()
-        return rows_id if self._clips is None else f"{rows_id} {self._clips.clip.identity}".lstrip()
+        return "" if self._view is None else self._view.identity
 
     @property
     def view(self) -> RowRuns | RowList | None:
@@ -284,63 +273,33 @@ class RowSelection:
         self._view = row_list
 
     @property
-    def clips(self) -> Clips | None:
-        """The clips cut from the rows; None if samples are not clips."""
-        return self._clips
+    def source_counts(self) -> list[int]:
+        """Number of selected rows of each source of a mixture."""
+        return [len(self)]
 
-    @property
-    def packed(self) -> PackedWindows | None:
-        """The token windows of the rows; None if samples are not windows."""
-        return self._packed
+    def check_sources(self, counts: Rows, reason: str) -> None:
+        """Make sure that each source of a mixture has samples.
 
-    @property
-    def clip_grouping(self) -> ClipGrouping | None:
-        """The groups of clips that stay together in a shuffle; None if clips move independently."""
-        if self._clips is None or self._clips.clip.per_video in (None, 1):
-            return None
-        return ClipGrouping(self._clips.clip.per_video, self._clip_ends(self._clips))
+        Args:
+            counts: their numbers of samples.
+            reason: why one can have none.
 
-    def _clip_ends(self, clips: Clips) -> list[Rows]:
-        """Return, for each source, the cumulative number of clips of its videos."""
-        return [clips.ends]
-
-    def set_clips(self, clips: Clips) -> None:
-        """Make the samples clips of the videos in the selected rows."""
-        self._clips = clips
-
-    def set_windows(self, pack: Pack, ends: Rows, firsts: Rows | None = None) -> None:
-        """Make the samples token windows of the documents in the selected rows."""
-        self._packed = PackedWindows(pack, ends, firsts=firsts)
-
-    def at(self, positions: Rows) -> Rows:
-        """Return the rows, numbered across all shards, of the samples at `positions`.
-
-        For a clip, the row of its video; for a window, the row in which it starts.
+        Raises:
+            InvalidArgument: naming one that has none.
         """
-        if self._packed is not None:
-            positions = self._packed.firsts[positions]
-        elif self._clips is not None:
-            positions = self._clips.videos(positions)
-        return self.map_rows(positions)
 
-    def map_rows(self, numbers: Rows) -> Rows:
-        """Map numbers of selected rows, below `n_rows`, to rows of all shards."""
+    def at(self, numbers: Rows) -> Rows:
+        """Map numbers of selected rows to rows of all shards."""
         return numbers if self._view is None else self._view.rows(numbers)
 
-    def covered_rows(self, positions: Rows) -> Rows:
-        """Return all rows that the samples at `positions` use; a window may use several."""
-        if self._packed is None:
-            return self.at(positions)
-        return self.map_rows(distinct(self._packed.parts(positions).documents))
-
     @property
-    def state(self) -> tuple[Any, ...]:
-        """The state that was set after construction, for `restore` of an equal selection."""
-        return self._view, self._clips, self._packed
+    def state(self) -> Any:
+        """The state that was set after construction; for `restore` of an equal selection."""
+        return (self._view,)
 
-    def restore(self, state: tuple[Any, ...]) -> None:
+    def restore(self, state: Any) -> None:
         """Restore the `state` of an equal selection."""
-        self._view, self._clips, self._packed = state
+        (self._view,) = state
 
 
 class MixtureSelection(RowSelection):
@@ -361,12 +320,6 @@ class MixtureSelection(RowSelection):
         self._sources, self._names, self._first_rows = tuple(sources), tuple(names), firsts
         self._has_row_list = any(source.row_list is not None for source in sources)
         self._row_list: RowList | None = None
-        self._ends: Rows = np.cumsum([len(source) for source in sources])
-
-    @property
-    def ends(self) -> Rows:
-        """The number of samples up to the end of each source."""
-        return self._ends
 
     @property
     def view_id(self) -> str:
@@ -374,8 +327,9 @@ class MixtureSelection(RowSelection):
 
         The lineage of the mixture identifies the sources and their order.
         """
-        found = ",".join(source.view_id for source in self._sources)
-        return self._identify(found if self._view is not None else "")
+        if self._view is None:
+            return ""
+        return ",".join(source.view_id for source in self._sources)
 
     @property
     def row_list(self) -> RowList | None:
@@ -393,44 +347,20 @@ class MixtureSelection(RowSelection):
         """Replace `row_list` by another list of the same length."""
         self._row_list = row_list
 
-    def set_clips(self, clips: Clips) -> None:
-        """Make the samples clips of the videos in the selected rows of the sources.
+    @property
+    def source_counts(self) -> list[int]:
+        """Number of selected rows of each source."""
+        return [len(source) for source in self._sources]
 
-        Raises:
-            InvalidArgument: a source has no clip.
-        """
-        super().set_clips(clips)
-        ends = np.concatenate([[0], clips.ends])
-        self._ends = ends[np.cumsum([source.n_rows for source in self._sources])]
-        for name, n in zip(self._names, np.diff(self._ends, prepend=0), strict=True):
+    def check_sources(self, counts: Rows, reason: str) -> None:
+        """Make sure that each source has samples."""
+        for name, n in zip(self._names, counts, strict=True):
             if not n:
-                raise InvalidArgument(
-                    f"{name} cannot be mixed: none of its videos has a clip; leave it out"
-                )
+                raise InvalidArgument(f"{name} cannot be mixed: {reason}; leave it out")
 
-    def set_windows(self, pack: Pack, ends: Rows, firsts: Rows | None = None) -> None:
-        """Make the samples token windows; the documents of a window are from one source.
-
-        Raises:
-            InvalidArgument: a source has no window.
-        """
-        self._packed = PackedWindows(
-            pack, ends, [source.n_rows for source in self._sources], firsts
-        )
-        self._ends = np.cumsum(self._packed.n_windows)
-        for name, n in zip(self._names, self._packed.n_windows, strict=True):
-            if not n:
-                raise InvalidArgument(
-                    f"{name} cannot be mixed: its tokens do not fill a window; leave it out"
-                )
-
-    def _clip_ends(self, clips: Clips) -> list[Rows]:
-        parts = np.split(clips.ends, np.cumsum([source.n_rows for source in self._sources])[:-1])
-        return [part - before for part, before in zip(parts, [0, *self._ends], strict=False)]
-
-    def map_rows(self, numbers: Rows) -> Rows:
-        """Map numbers of the sources' selected rows, below `n_rows`, to rows of all shards."""
-        rows = super().map_rows(numbers)
+    def at(self, numbers: Rows) -> Rows:
+        """Map numbers of the sources' selected rows to rows of all shards."""
+        rows = super().at(numbers)
         if self.row_list is not None:
             n_rows = self.shard_starts[-1]
             listed = np.flatnonzero(rows >= n_rows)
@@ -438,13 +368,12 @@ class MixtureSelection(RowSelection):
         return rows
 
     @property
-    def state(self) -> tuple[Any, ...]:
-        """The state that was set after construction, except the selections of the sources."""
-        return self._clips, self._packed, self._ends
+    def state(self) -> Any:
+        """An empty state: the sources have their own."""
+        return ()
 
-    def restore(self, state: tuple[Any, ...]) -> None:
-        """Restore the `state` of an equal selection."""
-        self._clips, self._packed, self._ends = state
+    def restore(self, state: Any) -> None:
+        """Do nothing: the sources are restored by themselves."""
 
 
 def _end_to_end(sources: Sequence[RowSelection], firsts: Sequence[int], n_rows: int) -> RowRuns:

@@ -187,10 +187,6 @@ def _open(
         raise InvalidArgument(
             "subset needs the path of a dataset; open the dataset with the subset"
         )
-    if dataset.rows.clips is not None or dataset.rows.packed is not None:
-        raise InvalidArgument(
-            f"{dataset.path}: opened as clips or windows; only whole samples can be exported"
-        )
     return contextlib.nullcontext(dataset)
 
 
@@ -256,7 +252,7 @@ def _provenance(dataset: Dataset, samples: SampleReader) -> dict[str, Any]:
         "classes": list(dataset.classes),
         "lineage": dataset.lineage,
         "generation": dataset.generation,
-        "subset": dataset.subset,
+        "subset": dataset.subset_name,
         "skipped": [one.sample for one in samples.skipped],
         "shardio": __version__,
     }

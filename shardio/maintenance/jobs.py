@@ -27,7 +27,7 @@ class ShardJob:
     """
 
     def __init__(self, dataset: ShardDataset) -> None:
-        self._place, self._subset = os.path.abspath(dataset.path), dataset.subset
+        self._place, self._subset = os.path.abspath(dataset.path), dataset.subset_name
         self._number = dataset.generation
         self._dataset: ShardDataset | None = dataset
 

@@ -20,7 +20,9 @@ from shardio._workers.processes.limits import available_bytes, usable_cpus
 from shardio.errors import InvalidArgument
 from shardio.loader import ShardLoader
 from shardio.measuring.conclusion import Conclusion, Figures, conclude
+from shardio.samples.open_dataset import OpenDataset
 from shardio.samples.shard_dataset import ShardDataset
+from shardio.samples.view import SampleView
 from shardio.storage.mmap import PAGE_BYTES, is_cached
 
 _SOURCE_BYTES: Final = 64 << 20
@@ -191,7 +193,7 @@ class LoadingReport:
 
 
 def measure_loading(
-    dataset: str | os.PathLike[str] | ShardDataset,
+    dataset: str | os.PathLike[str] | OpenDataset | SampleView,
     batch_size: int = 32,
     *,
     n_workers: Sequence[int] | None = None,
@@ -207,7 +209,7 @@ def measure_loading(
     it was; later runs check hashes again, but read from memory.
 
     Args:
-        dataset: a folder, or an open dataset, for example of a subset.
+        dataset: a folder, an open dataset, or a view of one.
         batch_size: as in ShardLoader.
         n_workers: the numbers of worker processes to try; by default 0, 1, 2, 4 and so on, up to
             the number of CPUs.
@@ -230,7 +232,7 @@ def measure_loading(
             "n_workers must not be empty, and seconds must be above 0 and finite; "
             f"found {counts}, {seconds}"
         )
-    if not isinstance(dataset, ShardDataset):
+    if not isinstance(dataset, OpenDataset | SampleView):
         with ShardDataset(os.fspath(dataset)) as opened:
             return measure_loading(
                 opened,
@@ -241,8 +243,9 @@ def measure_loading(
                 progress=progress,
                 **options,
             )
-    shards = itertools.chain(dataset.shards, *dataset.column_groups.values())
-    files = [os.path.join(dataset.path, shard.name) for shard in shards]
+    source = dataset.dataset if isinstance(dataset, SampleView) else dataset
+    shards = itertools.chain(source.shards, *source.column_groups.values())
+    files = [os.path.join(source.path, shard.name) for shard in shards]
     cached = cached_share(files)
     runs = []
     for count in counts:
@@ -251,7 +254,7 @@ def measure_loading(
         runs.append(_run(dataset, batch_size, count, seconds, options))
     best = max(runs, key=lambda run: run.samples_per_s)
     tried = tuple(counts)
-    warm, first = (_figures(run, n_cpus, dataset.verify, tried) for run in (best, runs[0]))
+    warm, first = (_figures(run, n_cpus, source.verify, tried) for run in (best, runs[0]))
     first = replace(
         first,
         stats=runs[0].first,
@@ -261,7 +264,7 @@ def measure_loading(
         fits=sum(map(os.path.getsize, files)) <= available_bytes() and not options.get("preload"),
     )
     return LoadingReport(
-        path=dataset.path,
+        path=source.path,
         n_samples=len(dataset),
         batch_size=batch_size,
         n_cpus=n_cpus,
@@ -294,7 +297,7 @@ def _figures(run: LoadingRun, n_cpus: int, verify: str, tried: tuple[int, ...]) 
 
 
 def _run(
-    dataset: ShardDataset,
+    dataset: OpenDataset | SampleView,
     batch_size: int,
     n_workers: int,
     seconds: float,
@@ -310,7 +313,7 @@ def _run(
         first_idle = idle_share(before, cpu_times())
         first = loader.stats().latest
         if not n_batches:
-            raise InvalidArgument(f"{dataset.path}: no batch to measure")
+            raise InvalidArgument(f"{loader.dataset.path}: no batch to measure")
         warm, main_cpu_s, end_s = LoadingStats(), 0.0, time.perf_counter() + seconds
         before = cpu_times()
         while not warm.n_batches or time.perf_counter() < end_s:
@@ -339,7 +342,7 @@ def _iterate(loader: ShardLoader, n_batches: int, seconds: float | None) -> int:
 
 
 def _trace(
-    dataset: ShardDataset, batch_size: int, n_workers: int, options: dict[str, Any]
+    dataset: OpenDataset | SampleView, batch_size: int, n_workers: int, options: dict[str, Any]
 ) -> Trace:
     """Return a trace of warm batches from a separate loader, because tracing costs time."""
     with ShardLoader(dataset, batch_size, num_workers=n_workers, **options) as loader:

@@ -1,45 +1,252 @@
-"""Clips of a dataset's videos: their selection, random draws, and schema in a batch."""
+"""Clips of stored videos: the frames and the video at each position of a view. Pure.
+
+A dataset of videos is loaded clip by clip. The clips are a view: nothing is stored for them, and
+any position is found by arithmetic on the number of frames of each video.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+import json
+import math
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from typing import Any, Final, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from shardio.dataset.dataset import Dataset
-from shardio.dataset.scan import ShardSamples, scan
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.format.types import Array, Field, Video
-from shardio.format.types.streams import Streams
 from shardio.media.frames import CropPosition
-from shardio.order.permutation import OF_CLIPS, OF_CROPS, derive_key, keyed_hashes
-from shardio.shard.verification import Rows
-from shardio.views.clips import Clip, Clips, Events
-from shardio.views.video_index import VideoIndex, event_dtype
 
+Where = Literal["all", "random", "uniform"]
+Crop = Literal["center", "random"]
+PixelForm = Literal["rgb", "yuv420"]
+
+_Numbers = npt.NDArray[np.int64]
+_MAX: Final = 1 << 31
 _HALF: Final = 1 << 32
-_OPTIONS: Final = ("frames", "stride", "step", "size")
-"""The clip options stored in the view of a generation."""
+_MAX_PARTS: Final = 1 << 16
+"""The largest denominator of a float taken as exact: 12.5 is, 29.97 is not."""
+_MAX_SIDE: Final = 16384
+_CHOICES: Final = {
+    "where": get_args(Where),
+    "crop": get_args(Crop),
+    "pixels": get_args(PixelForm),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """The options of `dataset.clips`, which documents them.
+
+    Raises:
+        InvalidArgument: an option is not acceptable.
+    """
+
+    frames: int = 16
+    stride: int = 1
+    where: Where = "all"
+    step: int | None = None
+    per_video: int | None = None
+    size: tuple[int, int] | None = None
+    crop: Crop = "center"
+    pixels: PixelForm = "rgb"
+    field: str | None = None
+    fps: int | float | Fraction | None = None
+    around: str | None = None
+    lead: float | None = None
+    times: bool = False
+
+    def __post_init__(self) -> None:
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                raise InvalidArgument(
+                    f"{name} must be one of {', '.join(map(repr, known))}; "
+                    f"found {getattr(self, name)!r}"
+                )
+        _check_number("frames", self.frames)
+        _check_number("stride", self.stride)
+        self._check_times()
+        if self.around is not None:
+            self._check_around(self.around)
+        elif self.where == "all":
+            # Given or not, the same step: options that give the same clips are equal.
+            step = self.frames * self.stride if self.step is None else self.step
+            object.__setattr__(self, "step", _check_number("step", step, 1 << 62))
+        elif self.step is not None:
+            raise InvalidArgument(f'step is for where="all"; found where={self.where!r}')
+        n_clips = 1 if self.per_video is None else self.per_video
+        object.__setattr__(self, "per_video", _check_number("per_video", n_clips, 1 << 20))
+        if self.size is not None:
+            object.__setattr__(self, "size", _checked_size(self.size, self.pixels))
+        elif self.crop != "center":
+            raise InvalidArgument(f"crop={self.crop!r} needs size=(height, width)")
+        if not isinstance(self.field, str | None):
+            raise InvalidArgument(f"field must be the name of a field; found {self.field!r}")
+
+    def _check_times(self) -> None:
+        if not isinstance(self.times, bool):
+            raise InvalidArgument(f"times must be True or False; found {self.times!r}")
+        if self.fps is not None:
+            object.__setattr__(self, "fps", _checked_rate(self.fps))
+            if self.stride != 1:
+                raise InvalidArgument(
+                    f"fps and stride both choose the frames of a clip: pass one of them; found "
+                    f"fps={self.fps}, stride={self.stride}"
+                )
+        if self.lead is not None and self.around is None:
+            raise InvalidArgument(f"lead is for clips around events; found lead={self.lead!r}")
+
+    def _check_around(self, around: Any) -> None:
+        if not isinstance(around, str):
+            raise InvalidArgument(f"around must be the name of a field; found {around!r}")
+        if (self.where, self.step) != ("all", None):
+            raise InvalidArgument(
+                "around already chooses the clips, one for each event: leave out where and step"
+            )
+        lead: Any = 0.5 if self.lead is None else self.lead
+        if isinstance(lead, bool) or not isinstance(lead, int | float) or not 0 <= lead <= 1:
+            raise InvalidArgument(f"lead must be a number from 0 to 1; found {self.lead!r}")
+        object.__setattr__(self, "lead", float(lead))
+
+    @property
+    def rate(self) -> Fraction | None:
+        """Frames of a clip per second; None if clips are defined by frames of the video."""
+        # Made a Fraction when it was checked
+        return self.fps if isinstance(self.fps, Fraction) else None
+
+    @property
+    def goes_by_times(self) -> bool:
+        """True if the frames of a clip depend on the times of the video's frames."""
+        return self.fps is not None or self.around is not None
+
+    @property
+    def n_before(self) -> int:
+        """The number of frames of a clip before that of its event."""
+        # A number written as 0.3 is three tenths.
+        return math.floor(Fraction(repr(self.lead or 0.0)) * (self.frames - 1))
+
+    @property
+    def span(self) -> int:
+        """Frames of the video from a clip's first to its last, inclusive."""
+        return (self.frames - 1) * self.stride + 1
+
+    @property
+    def identity(self) -> str:
+        """A text that identifies the set of clips, independent of pixels and order."""
+        known = {name: value for name, value in asdict(self).items() if value is not None}
+        for name in ("size", "crop", "pixels", "times"):
+            known.pop(name, None)
+        if self.fps is not None:
+            known["fps"] = str(self.fps)
+        if self.around is not None:
+            known["lead"] = self.n_before  # values of lead that give the same clips are equal
+        if self.where == "all":
+            del known["per_video"]
+        return "clips " + json.dumps(known, sort_keys=True, separators=(",", ":"))
+
+
+class Events(NamedTuple):
+    """The number of events of each video, and all events in the order of the videos.
+
+    Floats in `values` are seconds from a video's first frame, integers are frame numbers. Only
+    videos that are long enough for a clip have events.
+    """
+
+    counts: _Numbers
+    values: npt.NDArray[Any]
+
+
+class Clips:
+    """The clips of some videos, by position, in the order of the videos. Immutable.
+
+    Args:
+        clip: how they are cut.
+        n_frames: frames of each video, at the rate of `fps` if given; 0 for a missing video.
+        events: for clips around events.
+    """
+
+    def __init__(self, clip: Clip, n_frames: _Numbers, events: Events | None = None) -> None:
+        self.clip, self.n_frames, self.events = clip, n_frames, events
+        n_starts = np.maximum(n_frames - (clip.span - 1), 0)
+        if events is not None:
+            counts = events.counts
+        elif clip.where == "all":
+            counts = -(-n_starts // (clip.step or 1))
+        else:
+            counts = (n_starts > 0) * np.int64(clip.per_video or 1)
+        self._ends: _Numbers = np.cumsum(counts)
+        self._begins: _Numbers = self._ends - counts
+        self._n_starts: _Numbers = n_starts
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    @property
+    def ends(self) -> _Numbers:
+        """The cumulative number of clips: of the first video, of the first two, and so on."""
+        return self._ends
+
+    def videos(self, positions: _Numbers) -> _Numbers:
+        """Return the video of each of `positions`, which are from 0 to len() - 1."""
+        return np.searchsorted(self._ends, positions, "right")
+
+    def starts(
+        self, positions: _Numbers, videos: _Numbers, draws: npt.NDArray[np.uint64]
+    ) -> _Numbers:
+        """Return the first frame of the clip at each of `positions`.
+
+        For clips defined by times, the result is input for `video_index.clip_frames`: the number of
+        the event; for `"all"`, the multiple of 1 / fps after the video's start; else the number of
+        parts, out of `n_shares`, of the possible first frames that precede the one to use.
+
+        Args:
+            positions: from 0 to len() - 1.
+            videos: the result of `videos` for them.
+            draws: 64 random bits for each, keyed by seed, epoch and position; used for `"random"`
+                clips only.
+        """
+        n_starts = self._n_starts[videos]
+        if self.clip.around is not None:
+            return positions
+        if self.clip.rate is not None and self.clip.where == "random":
+            return (draws >> np.uint64(32)).astype(np.int64)
+        if self.clip.where == "random":
+            # 32 bits suffice: of 100,000 starts none is more likely than another by 1 in 40,000.
+            upper = (draws >> np.uint64(32)) * n_starts.astype(np.uint64)
+            return (upper >> np.uint64(32)).astype(np.int64)
+        numbers = positions - self._begins[videos]
+        if self.clip.where == "all":
+            found: _Numbers = numbers * (self.clip.step or 1)
+            return found
+        if self.clip.rate is not None:
+            middles: _Numbers = 2 * numbers + 1
+            return middles
+        spread: _Numbers = (2 * numbers + 1) * n_starts // (2 * (self.clip.per_video or 1))
+        return spread
+
+    @property
+    def n_shares(self) -> int:
+        """The number of parts into which `starts` divides the possible first frames, by time."""
+        return _HALF if self.clip.where == "random" else 2 * (self.clip.per_video or 1)
+
+    def frames(self, start: int) -> range:
+        """Return the frames of the video in a clip that begins at `start`."""
+        return range(start, start + self.clip.span, self.clip.stride)
 
 
 @dataclass(frozen=True, slots=True)
 class ClipSpec:
     """The clips cut out of the videos of one field, and their format in a batch.
 
-    `size` is the (height, width) of their frames; `n_videos` is the number of samples of the
-    dataset that they come from, including those without a clip; `events` is the dtype and the
-    number of the events around which clips are cut.
+    `name` is the field of the videos, `size` the (height, width) of the clips' frames.
     """
 
     clip: Clip
     name: str
     size: tuple[int, int]
-    n_videos: int
-    events: tuple[str, int] | None = None
 
     @property
     def array(self) -> Array:
@@ -69,176 +276,6 @@ def time_field_names(name: str) -> tuple[str, str]:
     return f"{name}_pts", f"{name}_time_base"
 
 
-def resolve_video_field(
-    schema: Schema, names: tuple[str, ...], clip: Any, *, is_asked: bool
-) -> tuple[str | None, tuple[str, ...]]:
-    """Return the field of the clips, None if there is none, and the fields to read.
-
-    Args:
-        schema: of the dataset.
-        names: the fields that are read so far.
-        clip: as a user gave it, or None.
-        is_asked: whether the user named the fields: none is left out then without a word.
-
-    Raises:
-        InvalidArgument: it is no clip, or does not go with the fields.
-    """
-    if not isinstance(clip, Clip | None):
-        raise InvalidArgument(f"clip must be a shardio.Clip; found {clip!r}")
-    videos = [name for name in names if isinstance(schema[name], Video)]
-    known = ", ".join(videos) or "none"
-    wanted = None if clip is None else clip.field
-    if clip is not None and (not videos or wanted not in (None, *videos)):
-        what = "a field of videos" if wanted is None else f"{wanted!r}, a field of videos"
-        raise InvalidArgument(f"clip needs {what}; of those that are read, these are: {known}")
-    others = [name for name in videos if name != wanted]
-    if len(videos) > 1 and (wanted is None or is_asked):
-        way = "choose one with clip=Clip(field=…)" if wanted is None else f"leave out {others}"
-        raise InvalidArgument(f"a loader takes clips from one field of videos; of {known} {way}")
-    if wanted is not None:
-        names = tuple(name for name in names if name not in others)
-    video = wanted or videos[0] if videos else None
-    if clip is not None and clip.times and video is not None:
-        if both := [name for name in time_field_names(video) if name in names]:
-            raise InvalidArgument(
-                f"clip with times=True adds {', '.join(both)}, which is a field already: leave it "
-                "out with `fields`"
-            )
-    return video, names
-
-
-def default_clip(view: Mapping[str, Any]) -> Clip:
-    """Return the clips of a dataset's stored view; `Clip()` if it is a view of rows."""
-    return Clip(**{name: view[name] for name in _OPTIONS if name in view})
-
-
-def select_clips(dataset: Dataset, clip: Clip, name: str) -> ClipSpec:
-    """Set a dataset's samples to clips of the videos in a field, of the currently selected rows.
-
-    The number of frames and the length of each video are in the index, 64 bytes per video, all of
-    which are read. For clips by time, the packet tables of videos without a stored length are read
-    too.
-
-    Raises:
-        InvalidArgument: there are videos, but no clip of any; their sizes differ, and `size` is not
-            given; the field of events is invalid, or has an event outside of its video.
-        ShardCorrupt: that part of the index is damaged.
-    """
-    n_frames = np.zeros(dataset.rows.n_rows, np.int64)
-    sizes: set[tuple[int, int]] = set()
-    around = _EventCollector(dataset, clip.around) if clip.around is not None else None
-
-    def look(part: ShardSamples) -> tuple[VideoIndex, VideoEvents | None]:
-        videos = VideoIndex(part.reader(name), name, part.rows, clip)
-        return videos, None if around is None else around.look(part, videos)
-
-    for part, (videos, happened) in scan(dataset, look):
-        n_frames[part.numbers] = videos.n_frames
-        has_clip = videos.n_frames >= clip.span
-        if around is not None and happened is not None:
-            has_clip = around.take(happened, part.numbers, has_clip)
-        if len(sizes) < 2:
-            sizes |= _sizes(videos.lines[has_clip])
-    events = None if around is None else around.events(len(n_frames))
-    clips = Clips(clip, n_frames, events)
-    if n_frames.any() and not len(clips):
-        raise InvalidArgument(_no_clips_message(dataset, clip, name, int(n_frames.max())))
-    size = clip.size or _common(dataset, clip, name, sizes)
-    dataset.rows.set_clips(clips)
-    stored_events = None if events is None else (events.values.dtype.str, len(events.values))
-    return ClipSpec(clip, name, size, len(n_frames), stored_events)
-
-
-VideoEvents = tuple[Rows, npt.NDArray[Any]]
-"""The number of events of each video, and all events."""
-
-
-class _EventCollector:
-    """Collects the events of videos that are long enough for a clip.
-
-    Raises:
-        InvalidArgument: the field cannot have events.
-    """
-
-    def __init__(self, dataset: Dataset, name: str) -> None:
-        self._name = name
-        self._kind = event_dtype(dataset.schema, name)
-        self._videos: list[Rows] = []
-        self._values = [np.zeros(0, self._kind)]
-
-    def look(self, part: ShardSamples, videos: VideoIndex) -> VideoEvents:
-        """Return the events of some videos of a shard."""
-        return videos.events(part.reader(self._name), self._name)
-
-    def take(
-        self, happened: VideoEvents, numbers: Rows, is_long: npt.NDArray[np.bool_]
-    ) -> npt.NDArray[np.bool_]:
-        """Add the events of the videos with these numbers.
-
-        Return a mask of the videos that have any.
-        """
-        counts, values = happened
-        self._values.append(values[np.repeat(is_long, counts)].astype(self._kind))
-        counts = counts * is_long
-        self._videos.append(np.repeat(numbers, counts))
-        found: npt.NDArray[np.bool_] = counts > 0
-        return found
-
-    def events(self, n_videos: int) -> Events:
-        """Return all events, in the order of their videos."""
-        videos = np.concatenate([np.zeros(0, np.int64), *self._videos])
-        values = np.concatenate(self._values)[np.argsort(videos, kind="stable")]
-        return Events(np.bincount(videos, minlength=n_videos).astype(np.int64), values)
-
-
-def _no_clips_message(dataset: Dataset, clip: Clip, name: str, longest: int) -> str:
-    """Return the reason why videos of at most `longest` frames have no clip at all."""
-    if longest >= clip.span:
-        return f"{dataset.path}: field {clip.around!r} has no event of any video with a clip"
-    if clip.rate is None:
-        return (
-            f"{dataset.path}: no video in field {name!r} has the {clip.span} frames of a clip of "
-            f"frames={clip.frames}, stride={clip.stride}; the longest has {longest}"
-        )
-    return (
-        f"{dataset.path}: no video in field {name!r} lasts as long as a clip of "
-        f"frames={clip.frames}, fps={clip.rate}; the longest has {longest} frames at that rate"
-    )
-
-
-def _sizes(lines: Streams) -> set[tuple[int, int]]:
-    """Return up to two distinct (height, width) of some videos."""
-    if not len(lines):
-        return set()
-    pairs: npt.NDArray[np.uint32] = np.stack([lines["height"], lines["width"]], axis=1)
-    others = pairs[(pairs != pairs[0]).any(1)]
-    return {(int(height), int(width)) for height, width in (*pairs[:1], *others[:1])}
-
-
-def _common(
-    dataset: Dataset, clip: Clip, name: str, sizes: Iterable[tuple[int, int]]
-) -> tuple[int, int]:
-    """Return the common size of all videos that have clips.
-
-    Raises:
-        InvalidArgument: sizes differ, or are odd and cannot be yuv420.
-    """
-    found = sorted(sizes)
-    if len(found) > 1:
-        shown = " and of ".join(f"{height}x{width}" for height, width in found[:2])
-        raise InvalidArgument(
-            f"{dataset.path}: field {name!r} has videos of {shown} pixels, and a batch needs one "
-            "size: pass clip=Clip(size=(height, width), …)"
-        )
-    height, width = found[0] if found else (2, 2)
-    if clip.pixels == "yuv420" and (height % 2 or width % 2):
-        raise InvalidArgument(
-            f"{dataset.path}: field {name!r} has videos of {height}x{width} pixels, and "
-            'pixels="yuv420" needs even sizes: pass clip=Clip(size=(height, width), …)'
-        )
-    return height, width
-
-
 class ClipDraws(NamedTuple):
     """The first frame of each sample's clip, and the position of its crop.
 
@@ -246,26 +283,48 @@ class ClipDraws(NamedTuple):
     None: half of it.
     """
 
-    starts: Rows
+    starts: _Numbers
     places: npt.NDArray[np.float64] | None
 
     def place(self, i: int) -> CropPosition | None:
         """Return the crop position of one clip."""
         return None if self.places is None else CropPosition(*self.places[i].tolist())
 
+    @classmethod
+    def of(cls, starts: _Numbers, draws: npt.NDArray[np.uint64] | None) -> Self:
+        """Return clips that begin at `starts`; of 64 random bits each, the place of their crops."""
+        if draws is None:
+            return cls(starts, None)
+        halves = np.stack([draws >> np.uint64(32), draws & np.uint64(_HALF - 1)], axis=1)
+        return cls(starts, halves / _HALF)
 
-def draw_clips(clips: Clips, samples: Rows, positions: Rows, *, seed: int, epoch: int) -> ClipDraws:
-    """Return first frames and crop positions of the clips at some positions of an epoch.
 
-    Args:
-        clips: all clips.
-        samples: their numbers, from 0 up.
-        positions: in the epoch, over all ranks; with seed and epoch they key the random draws.
-    """
-    draws = keyed_hashes(positions, derive_key(OF_CLIPS, seed, epoch))
-    starts = clips.starts(samples, clips.videos(samples), draws)
-    if clips.clip.crop == "center":
-        return ClipDraws(starts, None)
-    drawn = keyed_hashes(positions, derive_key(OF_CROPS, seed, epoch))
-    halves = np.stack([drawn >> np.uint64(32), drawn & np.uint64(_HALF - 1)], axis=1)
-    return ClipDraws(starts, halves / _HALF)
+def _check_number(name: str, value: Any, most: int = _MAX) -> int:
+    if type(value) is not int or not 1 <= value <= most:
+        raise InvalidArgument(
+            f"{name} must be a whole number from 1 up to {most:,}; found {value!r}"
+        )
+    return value
+
+
+def _checked_rate(fps: Any) -> Fraction:
+    is_number = isinstance(fps, int | float | Fraction) and not isinstance(fps, bool)
+    found = Fraction(fps) if is_number and math.isfinite(fps) else Fraction(0)
+    most = _MAX_PARTS if isinstance(fps, float) else _MAX - 1
+    if not (0 < found.numerator < _MAX and found.denominator <= most):
+        raise InvalidArgument(
+            "fps must be frames per second, above 0: an integer, a float that is exact (12.5), or "
+            f"a fraction, as fractions.Fraction(30000, 1001) is; found {fps!r}"
+        )
+    return found
+
+
+def _checked_size(size: Any, pixels: str) -> tuple[int, int]:
+    is_pair = isinstance(size, tuple | list) and len(size) == 2
+    if not is_pair or any(type(n) is not int or not 1 <= n <= _MAX_SIDE for n in size):
+        raise InvalidArgument(
+            f"size must be (height, width), each from 1 to {_MAX_SIDE} pixels; found {size!r}"
+        )
+    if pixels == "yuv420" and (size[0] % 2 or size[1] % 2):
+        raise InvalidArgument(f'pixels="yuv420" needs even sizes; found {tuple(size)}')
+    return size[0], size[1]

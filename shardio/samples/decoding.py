@@ -23,10 +23,10 @@ from shardio.media.audio_packets import begin_of, sample_rate
 from shardio.media.clip_decoder import ClipDecoder
 from shardio.media.frames import CropBox, CropPosition
 from shardio.media.image import MAX_PIXELS, decode_image
-from shardio.samples.clips import ClipDraws, ClipSpec, time_field_names
+from shardio.samples.clips import ClipDraws, Clips, ClipSpec, time_field_names
 from shardio.samples.media import AudioField, AudioSpec, clip_seconds, n_samples
+from shardio.samples.video_index import FrameTimes, clip_frames
 from shardio.shard.verification import Rows
-from shardio.views.video_index import FrameTimes, clip_frames
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -116,37 +116,44 @@ class ClipReader(Closing):
     moments will be requested.
     """
 
-    def __init__(self, dataset: Dataset, cut: ClipSpec, *, needs_times: bool = False) -> None:
-        self._dataset, self._cut, self.name, self.names = dataset, cut, cut.name, cut.names
-        self._needs_times = needs_times or cut.clip.goes_by_times or cut.clip.times
+    def __init__(
+        self, dataset: Dataset, spec: ClipSpec, clips: Clips, *, needs_times: bool = False
+    ) -> None:
+        self._dataset, self._spec, self._clips = dataset, spec, clips
+        self.name, self.names = spec.name, spec.names
+        self._needs_times = needs_times or spec.clip.goes_by_times or spec.clip.times
         self._decoder = ClipDecoder(max_streams=_MAX_VIDEO_STREAMS)
         self._n_packets = 0
         self._streams: OrderedDict[tuple[int, int], _OpenVideo] = OrderedDict()
 
-    def fill(self, out: Pixels, rows: Rows, shards: Rows, cuts: ClipDraws, part: slice) -> None:
+    def fill(
+        self, out: Pixels, rows: Rows, shards: Rows, draws: ClipDraws | None, part: slice
+    ) -> None:
         """Decode the clips of a batch, those of one video together.
 
         Args:
             out: (clips, *the shape of one).
             rows, shards: of their videos, in all shards.
-            cuts, part: where they begin, and which of the cuts they are.
+            draws, part: where they begin, and which of these draws they are.
 
         Raises:
             ShardCorrupt, MediaError: naming the sample.
         """
-        starts = cuts.starts[part].tolist()
+        if draws is None:
+            raise AssertionError("clips are drawn by the view that has them")
+        starts = draws.starts[part].tolist()
         videos: dict[tuple[int, int], Wanted] = {}
         local = (rows - self._dataset.starts.take(shards)).tolist()
         for i, (shard, row) in enumerate(zip(shards.tolist(), local, strict=True)):
             clips, places = videos.setdefault((shard, row), ([], []))
             clips.append((starts[i], out[i]))
-            places.append(cuts.place(part.start + i))
+            places.append(draws.place(part.start + i))
         for (shard, row), wanted in videos.items():
             self._decode(shard, row, wanted)
 
     def of_sample(self, shard: int, row: int, start: int, place: CropPosition | None) -> Pixels:
         """One clip in new memory; the row is that in its shard."""
-        made = np.empty([n or 0 for n in self._cut.array.shape], np.uint8)
+        made = np.empty([n or 0 for n in self._spec.array.shape], np.uint8)
         self._decode(shard, row, ([(start, made)], [place]))
         return made
 
@@ -168,7 +175,7 @@ class ClipReader(Closing):
 
     def times_of_sample(self, shard: int, row: int, start: int) -> dict[str, Numbers]:
         """Return the time fields of one clip, if requested; the row is within its shard."""
-        if not self._cut.clip.times:
+        if not self._spec.clip.times:
             return {}
         try:
             stream, times = self._open(shard, row)
@@ -193,13 +200,13 @@ class ClipReader(Closing):
             first = int(self._frames(start, times)[0])
         except (MediaError, InvalidArgument) as error:
             raise self._placed(error, shard, row) from error
-        seconds = clip_seconds(self._cut.clip, times.length * stream.time_base, stream.n_frames)
+        seconds = clip_seconds(self._spec.clip, times.length * stream.time_base, stream.n_frames)
         return int(times.pts[first]) * stream.time_base, seconds
 
     def _frames(self, start: int, times: FrameTimes | None) -> range | Numbers:
-        clip, clips = self._cut.clip, self._dataset.rows.clips
-        if times is not None and clips is not None and clip.goes_by_times:
-            return clip_frames(clips, start, times)
+        clip = self._spec.clip
+        if times is not None and clip.goes_by_times:
+            return clip_frames(self._clips, start, times)
         return range(start, start + clip.span, clip.stride)
 
     def _decode(self, shard: int, row: int, wanted: Wanted) -> None:
@@ -207,7 +214,7 @@ class ClipReader(Closing):
         try:
             stream, times = self._open(shard, row)
             made = [(self._frames(start, times), out) for start, out in clips]
-            self._decoder.decode_many(stream, made, crop=places, pixels=self._cut.clip.pixels)
+            self._decoder.decode_many(stream, made, crop=places, pixels=self._spec.clip.pixels)
         except (MediaError, InvalidArgument) as error:
             raise self._placed(error, shard, row) from error
         PHASE_TIMES.sums_ns[DECODE] += now_ns() - start_ns
@@ -267,9 +274,6 @@ class AudioReader(Closing):
 
     def __init__(self, dataset: Dataset, audio_spec: AudioSpec, clips: ClipReader | None) -> None:
         self._dataset, self._clips = dataset, clips
-        self._dtype = np.dtype(audio_spec.sound.dtype)
-        self.is_drawn: Final = audio_spec.sound.where == "random"
-        """True if where a sound begins is drawn."""
         self._fields = {field.name: field for field in audio_spec.fields}
         self.names = frozenset(self._fields)
         self.spans = {field.span: field.name for field in audio_spec.fields}
@@ -317,7 +321,7 @@ class AudioReader(Closing):
             path = self._dataset.files.reader(shard, name).path
             raise MediaError(f"{path}, field {name!r}, sample {row}: {error}") from error
         PHASE_TIMES.sums_ns[DECODE] += now_ns() - start_ns
-        return self._typed(found), span
+        return _typed(found, field), span
 
     def fields_of(self, shard: int, row: int, start: int) -> dict[str, Any]:
         """Return the sound fields of a sample and their spans; absent sound is None or silence."""
@@ -332,7 +336,7 @@ class AudioReader(Closing):
         """Return the stand-in for absent sound."""
         if field.n_samples is None:
             return None
-        return np.zeros((field.n_samples, field.channels), self._dtype)
+        return np.zeros((field.n_samples, field.channels), field.sound.dtype)
 
     def _place(
         self, field: AudioField, stream: EncodedStream, shard: int, row: int, start: int
@@ -341,7 +345,7 @@ class AudioReader(Closing):
         if self._clips is not None:
             return self._clips.moment(shard, row, start)
         begin, rate = begin_of(stream), sample_rate(stream)
-        if self.is_drawn and field.n_samples is not None:
+        if field.sound.where == "random" and field.n_samples is not None:
             n_starts = -(-stream.n_frames * field.rate // rate) - field.n_samples + 1
             begin += Fraction(start * max(1, n_starts) >> 64, field.rate)
         return begin, Fraction(stream.n_frames, rate)
@@ -349,12 +353,6 @@ class AudioReader(Closing):
     def _channels(self, field: AudioField, stream: EncodedStream) -> int | None:
         """Return the number of channels to decode to; None if the stream has the field's own."""
         return None if stream.width == field.channels else field.channels
-
-    def _typed(self, found: npt.NDArray[np.float32]) -> Samples:
-        if self._dtype == np.float32:
-            return found
-        scaled: Samples = np.rint(found * np.float32(32768)).clip(-32768, 32767).astype(np.int16)
-        return scaled
 
     def _stream(self, name: str, shard: int, row: int) -> EncodedStream | None:
         """Return the stream of a sample, a recent one or read again; None if it has none."""
@@ -375,3 +373,10 @@ class AudioReader(Closing):
         """Release the decoders, and the streams that are open."""
         self._decoder.close()
         self._streams.clear()
+
+
+def _typed(found: npt.NDArray[np.float32], field: AudioField) -> Samples:
+    if field.sound.dtype == "float32":
+        return found
+    scaled: Samples = np.rint(found * np.float32(32768)).clip(-32768, 32767).astype(np.int16)
+    return scaled

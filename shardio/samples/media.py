@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -17,9 +17,9 @@ from shardio.format.schema import Schema
 from shardio.format.types import Array, Audio, Field, Image
 from shardio.format.types.streams import Streams
 from shardio.media.audio import Sound
+from shardio.samples.clips import Clip
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
-from shardio.views.clips import Clip
 
 Sizes = Mapping[str, tuple[int, int]]
 """Height and width of the fields whose images all have the same size."""
@@ -30,43 +30,51 @@ def image_fields(schema: Schema, names: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in names if isinstance(schema[name], Image))
 
 
-def image_schema(schema: Schema, sizes: Sizes | None = None) -> Schema:
+def image_schema(schema: Schema, names: Iterable[str], sizes: Sizes | None = None) -> Schema:
     """Return the schema of samples whose images are decoded: uint8 (height, width, 3).
 
     Args:
         schema: as stored.
+        names: of the fields whose images are decoded; others of them are left as they are.
         sizes: of fields with a common size; height and width of others vary from sample to sample.
     """
-    return Schema(
-        {name: _decoded(field, (sizes or {}).get(name)) for name, field in schema.items()}
-    )
+    fields = dict(schema)
+    for name in names:
+        field = fields.get(name)
+        if isinstance(field, Image):
+            size = (sizes or {}).get(name) or (None, None)
+            fields[name] = Array("uint8", (*size, 3), optional=field.optional)
+    return Schema(fields)
 
 
-def _decoded(field: Field, size: tuple[int, int] | None) -> Field:
-    if not isinstance(field, Image):
-        return field
-    return Array("uint8", (*(size or (None, None)), 3), optional=field.optional)
-
-
-def common_sizes(dataset: Dataset, names: Iterable[str]) -> Sizes:
-    """Return the sizes of fields whose images have one height and width in all selected samples.
+def common_sizes(
+    dataset: Dataset, names: Iterable[str], n: int, rows_of: Callable[[Rows], Rows]
+) -> Sizes:
+    """Return the sizes of fields whose images have one height and width in all samples.
 
     They are read from the index, 24 bytes per image, until one differs. Missing images do not
     count.
 
+    Args:
+        dataset: has the images.
+        names: of the fields.
+        n, rows_of: the number of samples, and the row of each.
+
     Raises:
         ShardCorrupt: that part of the index is damaged.
     """
-    found = {name: _common_size(dataset, name) for name in names}
+    found = {name: _common_size(dataset, name, n, rows_of) for name in names}
     return {name: size for name, size in found.items() if size is not None}
 
 
-def _common_size(dataset: Dataset, name: str) -> tuple[int, int] | None:
+def _common_size(
+    dataset: Dataset, name: str, n: int, rows_of: Callable[[Rows], Rows]
+) -> tuple[int, int] | None:
     def look(part: ShardSamples) -> list[tuple[int, int]]:
         return _sizes_in(part.reader(name), name, part.rows)
 
     common: tuple[int, int] | None = None
-    for _, sizes in scan(dataset, look, n=len(dataset), rows_of=dataset.rows.at):
+    for _, sizes in scan(dataset, look, n=n, rows_of=rows_of):
         for size in sizes:
             if size != (common or size):
                 return None
@@ -96,6 +104,7 @@ class AudioField:
     rate: int
     channels: int
     n_samples: int | None
+    sound: Sound
 
     @property
     def span(self) -> str:
@@ -107,13 +116,12 @@ class AudioField:
 class AudioSpec:
     """The format of the audio in some fields."""
 
-    sound: Sound
-    fields: tuple[AudioField, ...]
+    fields: tuple[AudioField, ...] = ()
 
     def delivered(self, schema: Schema) -> Schema:
         """Return the schema of samples whose audio is decoded."""
         shapes = {field.name: (field.n_samples, field.channels) for field in self.fields}
-        return audio_schema(schema, self.sound, shapes)
+        return audio_schema(schema, {field.name: field.sound for field in self.fields}, shapes)
 
 
 def span_field(name: str) -> str:
@@ -121,28 +129,15 @@ def span_field(name: str) -> str:
     return f"{name}_span"
 
 
-def audio_fields(schema: Schema, names: tuple[str, ...], sound: Any) -> tuple[str, ...]:
-    """Return those of some fields that hold audio.
-
-    Raises:
-        InvalidArgument: `sound` is not a Sound, or there is no such field; or a name is taken.
-    """
-    if not isinstance(sound, Sound | None):
-        raise InvalidArgument(f"sound must be a shardio.views.Sound; found {sound!r}")
-    found = tuple(name for name in names if isinstance(schema[name], Audio))
-    if sound is not None and not found:
-        raise InvalidArgument("sound needs a field of type Audio; of those that are read none is")
-    for name in found:
-        if span_field(name) in names:
-            raise InvalidArgument(
-                f"the sound of {name!r} adds {span_field(name)!r}, which is a field already: leave "
-                "one of them out with `fields`"
-            )
-    return found
+def audio_fields(schema: Schema, names: Iterable[str]) -> tuple[str, ...]:
+    """Return those of some fields that hold audio."""
+    return tuple(name for name in names if isinstance(schema[name], Audio))
 
 
 def audio_schema(
-    schema: Schema, sound: Sound, shapes: Mapping[str, tuple[int | None, int]] | None = None
+    schema: Schema,
+    sounds: Mapping[str, Sound],
+    shapes: Mapping[str, tuple[int | None, int]] | None = None,
 ) -> Schema:
     """Return the schema of samples whose audio is decoded.
 
@@ -150,64 +145,71 @@ def audio_schema(
 
     Args:
         schema: as stored.
-        sound: the format.
+        sounds: the format of each field that is decoded.
         shapes: (samples, channels) of the fields, None for a varying one; for other fields only the
-            channels of `sound` are known.
+            channels of their format are known.
     """
     fields: dict[str, Field] = {}
     for name, field in schema.items():
         fields[name] = field
-        if isinstance(field, Audio):
+        if name in sounds:
+            sound, is_optional = sounds[name], isinstance(field, Audio) and field.optional
             shape = (shapes or {}).get(name, (None, sound.channels))
-            fields[name] = Array(sound.dtype, shape, optional=field.optional and shape[0] is None)
+            fields[name] = Array(sound.dtype, shape, optional=is_optional and shape[0] is None)
             fields[span_field(name)] = Array("int64", (2,))
     return Schema(fields)
 
 
-def measure_audio(
-    dataset: Dataset, names: tuple[str, ...], sound: Sound, video: str | None
-) -> AudioSpec | None:
-    """Measure the audio, and the clips it belongs to, in all selected rows; return its format.
+SecondsRange = tuple[Fraction, Fraction]
+"""The least and the most seconds of sound in a field of a sample."""
 
-    The lengths are in the index, 64 bytes per stream, all of which are read unless the options make
-    them unnecessary. `video` is the field of the dataset's clips, if any. Returns None without
-    names.
+
+def audio_field(
+    dataset: Dataset, name: str, sound: Sound, seconds_of: Callable[[str], SecondsRange | None]
+) -> AudioField:
+    """Return the format of the audio in a field of a dataset's selected rows.
+
+    Rates, channels and lengths are in the index, 64 bytes per stream, all of which are read unless
+    the options make them unnecessary.
+
+    Args:
+        dataset: has the field.
+        name: of the field.
+        sound: the format that is asked for.
+        seconds_of: returns how long the sound in the field of a sample is.
 
     Raises:
-        InvalidArgument: sample rates or channels differ, and the option is not given; the videos
-            have no stored length; or `where="random"` is combined with clips.
+        InvalidArgument: sample rates or channels differ, and the option is not given; or the videos
+            have no stored length.
         ShardCorrupt: that part of the index is damaged.
     """
-    if not names:
-        return None
-    if sound.where == "random" and dataset.rows.clips is not None:
-        raise InvalidArgument(
-            f"{dataset.path}: samples are clips of {video!r}, and their sound is what is heard "
-            'meanwhile; where="random" is for sound alone: leave it out and pass '
-            'clip=Clip(where="random"), or leave the videos out with `fields`'
-        )
-    return AudioSpec(sound, tuple(_field(dataset, name, sound, video) for name in names))
-
-
-def _field(dataset: Dataset, name: str, sound: Sound, video: str | None) -> AudioField:
     rate, channels = sound.rate, sound.channels
     if rate is None:
         rate = _common(dataset, name, "height", "rate", "samples per second")
     if channels is None:
         channels = _common(dataset, name, "width", "channels", "channels")
     if sound.length is not None:
-        return AudioField(name, rate, channels, n_samples(sound.length, rate))
-    clip = None if dataset.rows.clips is None else dataset.rows.clips.clip
-    if clip is None or video is None:
-        lengths = _bounds(dataset, name, name, None)
-    elif clip.rate is not None:
-        lengths = (clip.frames / clip.rate,) * 2
-    else:
-        lengths = _bounds(dataset, name, video, clip)
-    n = None
+        return AudioField(name, rate, channels, n_samples(sound.length, rate), sound)
+    lengths, n = seconds_of(name), None
     if lengths is not None and lengths[0] >= _NEARLY * lengths[1]:
         n = n_samples(lengths[1], rate)
-    return AudioField(name, rate, channels, n)
+    return AudioField(name, rate, channels, n, sound)
+
+
+def row_seconds(dataset: Dataset, name: str) -> SecondsRange | None:
+    """Return how long the audio in a field is; None if there is none."""
+    return _bounds(dataset, name, name, None)
+
+
+def clip_seconds_range(dataset: Dataset, name: str, clip: Clip) -> SecondsRange | None:
+    """Return how long the audio of clips in a field is; None if there is none.
+
+    Raises:
+        InvalidArgument: a video has no stored length.
+    """
+    if clip.rate is not None:
+        return (clip.frames / clip.rate,) * 2
+    return _bounds(dataset, name, clip.field or "", clip)
 
 
 def n_samples(seconds: Fraction, rate: int) -> int:
@@ -246,7 +248,7 @@ def _bounds(
         if clip is not None and not known["duration"].all():
             raise InvalidArgument(
                 f"{dataset.path}: a video in field {measured!r} does not say how long it is, and "
-                "so not how much sound a clip has: pass sound=Sound(seconds=…)"
+                "so not how much sound a clip has: pass decode={{{name!r}: Sound(seconds=…)}}"
             )
         amount = known["n_frames" if clip is None else "duration"].astype(np.float64)
         if clip is not None:
@@ -275,7 +277,7 @@ def _common(dataset: Dataset, name: str, column: str, option: str, what: str) ->
             several = " and ".join(map(str, sorted(found)[:2]))
             raise InvalidArgument(
                 f"{dataset.path}: field {name!r} has sound of {several} {what}, and a batch needs "
-                f"one number: pass sound=Sound({option}=…)"
+                f"one number: pass decode={{{name!r}: Sound({option}=…)}}"
             )
     return found.pop() if found else 1
 

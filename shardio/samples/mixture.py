@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Final, NamedTuple, NoReturn, Self, get_args
+from typing import Any, Final, NamedTuple, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ from shardio.order.mixture_order import (
     MixtureShares,
     MixtureSizes,
 )
+from shardio.samples.open_dataset import OpenDataset, Selection
 from shardio.samples.shard_dataset import ShardDataset, groups_of, starts_of
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows, Verify
@@ -109,11 +110,6 @@ class MixtureSpec(NamedTuple):
     sources: tuple[MixtureSource, ...]
     mixing: MixtureShares
 
-    @property
-    def n_selected(self) -> int:
-        """The total number of rows of all sources that are selections."""
-        return sum(each.n_selected or 0 for each in self.sources)
-
 
 class MixtureFiles(DatasetFiles):
     """The files of several datasets, one dataset after another. It owns the files that it opens.
@@ -187,7 +183,7 @@ class MixtureFiles(DatasetFiles):
         return np.concatenate([source.mark_bounds(name) for source in self._sources])
 
 
-class Mixture(Dataset):
+class Mixture(OpenDataset):
     """The concatenated samples of several datasets, which a loader mixes. It owns its sources.
 
     As a sequence it has every sample of each source once, in order; `sources_of` maps numbers of
@@ -256,7 +252,7 @@ class Mixture(Dataset):
             MixtureSource(
                 each.root,
                 each.generation,
-                each.subset,
+                each.subset_name,
                 None if each.rows.row_list is None else len(each),
                 each.remote,
             )
@@ -267,8 +263,16 @@ class Mixture(Dataset):
     @property
     def mixture_sizes(self) -> MixtureSizes:
         """The shares of the sources, and the sizes of an epoch that begins now."""
-        sizes = np.diff(self.rows.ends, prepend=0)
-        firsts = self.rows.ends - sizes
+        return self.sizes_of(np.cumsum(self.rows.source_counts))
+
+    def sizes_of(self, ends: Rows) -> MixtureSizes:
+        """Return the shares, and the sizes of an epoch of a view's samples.
+
+        Args:
+            ends: the number of samples up to the end of each source.
+        """
+        sizes = np.diff(ends, prepend=0)
+        firsts = ends - sizes
         return MixtureSizes(self.mixing, tuple(sizes.tolist()), tuple(firsts.tolist()))
 
     def sources_of(self, indices: Any) -> Rows:
@@ -279,7 +283,7 @@ class Mixture(Dataset):
         """
         numbers = np.asarray(indices)
         check_positions(numbers.reshape(-1), len(self), "indices")
-        return np.searchsorted(self.rows.ends, numbers, side="right")
+        return np.searchsorted(np.cumsum(self.rows.source_counts), numbers, side="right")
 
     def check_agreement(self, fields: Iterable[str] | None) -> Iterable[str] | None:
         """Check that some fields are equal in all sources; return them. See `check_agreement`."""
@@ -292,9 +296,29 @@ class Mixture(Dataset):
     def __repr__(self) -> str:
         return f"Mixture({len(self)} samples of {len(self.sources)} sources: {self.sources})"
 
-    def select(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise InvalidArgument: samples must be selected before they are mixed."""
-        raise InvalidArgument(f"{self.path}: select from its sources, then mix the selections")
+    def select(self, rows: Selection, *, fields: Iterable[str] = ()) -> Mixture:
+        """Mix those samples of each source that a function selects; see ShardDataset.
+
+        Raises:
+            InvalidArgument: `rows` is no function, or selects nothing of a source.
+        """
+        if not callable(rows):
+            raise InvalidArgument(
+                f"{self.path}: select with a function, or from its sources, and mix the selections"
+            )
+        names = list(fields)
+        return self._mix(source.select(rows, fields=names) for source in self.sources)
+
+    def subset(self, name: str) -> Mixture:
+        """Mix the samples of each source that are in its subset of this name.
+
+        Raises:
+            InvalidArgument: a source has no such subset, or none of it.
+        """
+        return self._mix(source.subset(name) for source in self.sources)
+
+    def _mix(self, sources: Iterable[ShardDataset]) -> Mixture:
+        return Mixture([_checked_size(source) for source in sources], self.mixing)
 
     def close(self) -> None:
         """Close all shards. Samples that were returned stay valid. Idempotent."""
@@ -376,11 +400,16 @@ def mix(
             opened.append(source.reopen())
         else:
             opened.append(ShardDataset(os.fspath(source)))
-        if not len(opened[-1]):
-            raise InvalidArgument(f"{opened[-1]} has no samples and cannot be mixed: leave it out")
+        _checked_size(opened[-1])
     mixture = Mixture(opened, mixing)
     _ = mixture.mixture_sizes.n_positions  # raises if there are too many
     return mixture
+
+
+def _checked_size(source: ShardDataset) -> ShardDataset:
+    if not len(source):
+        raise InvalidArgument(f"{source} has no samples and cannot be mixed: leave it out")
+    return source
 
 
 def _checked(sources: Any) -> list[str | os.PathLike[str] | ShardDataset]:

@@ -5,22 +5,22 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from shardio._base.file_names import check_encodable
-from shardio.dataset.dataset import Dataset
 from shardio.dataset.external_lists import external_list_names, shard_sizes
 from shardio.dataset.files import FileGroup, ShardFiles
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import load, load_generation
 from shardio.dataset.open_files import LocalStorage, ShardStorage
-from shardio.dataset.selection import RowList, RowRuns, RowSelection, check_mask, check_positions
+from shardio.dataset.selection import RowList, RowRuns, RowSelection, check_mask, check_rows
 from shardio.errors import DatasetCorrupt, InvalidArgument
 from shardio.order.sampling import check_one_argument
+from shardio.samples.open_dataset import OpenDataset, Selection
 from shardio.shard.verification import VERIFY, Rows, Verify
 from shardio.storage.file_access import Access
 from shardio.storage.remote.options import RemoteOptions, is_url, local_path
@@ -30,7 +30,7 @@ _AT_ONCE: Final = 8192
 """The number of rows gathered in one call when a whole column is copied."""
 
 
-class ShardDataset(Dataset):
+class ShardDataset(OpenDataset):
     """The samples of a dataset, by number. Not thread-safe.
 
     It owns the maps of its shards until `close()`. A shard is opened when it is first needed. A
@@ -105,14 +105,14 @@ class ShardDataset(Dataset):
             ShardDataset,
             verify=self.verify,
             access=self.access,
-            subset=self.subset,
+            subset=self.subset_name,
             generation=self.generation,
             remote=self.remote,
         )
         return reopen, (self.root,), self.rows.state
 
     def __repr__(self) -> str:
-        part = "" if self.subset is None else f"subset {self.subset!r}, "
+        part = "" if self.subset_name is None else f"subset {self.subset_name!r}, "
         part = part if self.rows.row_list is None else "a selection, "
         n_shards = len(self.shards)
         return (
@@ -120,43 +120,54 @@ class ShardDataset(Dataset):
             f"shard{'s' * (n_shards != 1)}, generation {self.generation})"
         )
 
-    def select(
-        self,
-        indices: Sequence[int] | npt.NDArray[np.integer[Any]] | None = None,
-        *,
-        mask: Sequence[bool] | npt.NDArray[np.bool_] | None = None,
-        where: Callable[[dict[str, npt.NDArray[Any]]], Any] | None = None,
-        fields: Iterable[str] = (),
-    ) -> ShardDataset:
+    def select(self, rows: Selection, *, fields: Iterable[str] = ()) -> ShardDataset:
         """Return some of the samples as a new dataset of the same files, numbered from 0.
 
-        The new dataset opens the shards again, and must be closed separately. Pass exactly one of
-        `indices`, `mask` and `where`:
+        The new dataset opens the shards again, and must be closed separately.
 
         Args:
-            indices: sample numbers in any order, with repetitions.
-            mask: a bool for every sample.
-            where: a function that receives a dict of columns and returns a mask; called once.
-            fields: the names of the columns for `where`, which gets them as arrays (samples, …).
-                They must be raw arrays of fixed shape.
+            rows: a function that receives a dict of columns and returns a mask, and is called once;
+                or a mask, a bool for every sample; or sample numbers in any order, with
+                repetitions.
+            fields: the names of the columns for a function, which gets them as arrays
+                (samples, …). They must be raw arrays of fixed shape.
 
         Raises:
-            InvalidArgument: not exactly one of the three is given, or it does not match the
-                dataset.
+            InvalidArgument: `rows` does not match the dataset, or `fields` does not go with it.
             ShardCorrupt, …: the columns cannot be read.
         """
-        if sum(each is not None for each in (indices, mask, where)) != 1:
-            raise InvalidArgument("select takes one of indices, mask and where")
         names = [fields] if isinstance(fields, str) else list(fields)
-        if (where is None) is not (not names):
-            raise InvalidArgument("select(where=…, fields=[…]): each needs the other")
-        if where is not None:
-            check_one_argument("where", "columns", where)
-            mask = where({name: self._column(name) for name in names})
-        if indices is not None:
-            positions = check_positions(indices, len(self), "indices")
+        check_selection(rows, names)
+        if callable(rows):
+            rows = rows({name: self._column(name) for name in names})
+            positions = check_mask(rows, len(self), "the mask")
         else:
-            positions = check_mask(mask, len(self), "the mask")
+            positions = check_rows(rows, len(self))
+        return self._selected(self.rows.at(positions))
+
+    def subset(self, name: str) -> ShardDataset:
+        """Return those samples that are in a subset as a new dataset, numbered from 0.
+
+        It opens the shards again, and is closed separately.
+
+        Raises:
+            InvalidArgument: there is no such subset.
+        """
+        known = _rows_of(self._generation, name, self.path)
+        if not self.rows.is_plain:
+            rows = self.rows.at(np.arange(len(self)))
+            return self._selected(rows[known.n_below(rows + 1) > known.n_below(rows)])
+        return ShardDataset(
+            self.root,
+            verify=self.verify,
+            access=self.access,
+            subset=name,
+            generation=self.generation,
+            remote=self.remote,
+        )
+
+    def _selected(self, rows: Rows) -> ShardDataset:
+        """Open the same files with a selection of rows."""
         found = ShardDataset(
             self.root,
             verify=self.verify,
@@ -164,7 +175,7 @@ class ShardDataset(Dataset):
             generation=self.generation,
             remote=self.remote,
         )
-        found.rows.set_rows(RowList(self.rows.at(positions)))
+        found.rows.set_rows(RowList(rows))
         return found
 
     def reopen(self, *, whole: bool = False, n_readers: int = 1) -> ShardDataset:
@@ -178,7 +189,7 @@ class ShardDataset(Dataset):
             self.place,
             verify=self.verify,
             access=self.remote.access if self.remote_storages else self.access,
-            subset=self.subset,
+            subset=self.subset_name,
             generation=self.generation,
             remote=dataclasses.replace(self.remote, whole=whole, n_readers=n_readers),
         )
@@ -200,6 +211,21 @@ class ShardDataset(Dataset):
             gather.gather(gather.place(rows, shards), rows, shards, part)
         shape = tuple(each or 0 for each in field.shape)
         return found.view(field.numpy).reshape(len(self), *shape)
+
+
+def check_selection(rows: Any, fields: Sequence[str]) -> None:
+    """Check that a function that selects rows has columns to look at, and nothing else has.
+
+    Raises:
+        InvalidArgument: it is not so, or it is a function of other arguments.
+    """
+    if callable(rows) is not bool(fields):
+        raise InvalidArgument(
+            "select takes a function and the columns for it, select(lambda columns: …, "
+            f"fields=[…]), or numbers or a mask alone; found {rows!r} with fields={fields!r}"
+        )
+    if callable(rows):
+        check_one_argument("select", "columns", rows)
 
 
 def starts_of(generation: Generation) -> Rows:

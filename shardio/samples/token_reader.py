@@ -16,8 +16,8 @@ from shardio.dataset.dataset import Dataset
 from shardio.errors import ShardCorrupt
 from shardio.format.checksum import distinct
 from shardio.format.index import Entries
-from shardio.shard.verification import Rows, Verify
-from shardio.views.packing import Pack, PackedWindows, WindowParts
+from shardio.samples.packing import PackedWindows, WindowParts
+from shardio.shard.verification import Rows
 
 Tokens = npt.NDArray[Any]
 Record = bytes | memoryview
@@ -64,18 +64,16 @@ class _Pieces(NamedTuple):
 
 
 class TokenReader:
-    """A reader of a dataset's windows of tokens; borrows the dataset.
+    """A reader of a dataset's windows of tokens; borrows the dataset."""
 
-    `verify` is the dataset's.
-    """
-
-    def __init__(self, dataset: Dataset, pack: Pack, verify: Verify = "first") -> None:
-        self._dataset, self._pack = dataset, pack
+    def __init__(self, dataset: Dataset, windows: PackedWindows) -> None:
+        pack = windows.pack
+        self._dataset, self._windows, self._pack = dataset, windows, pack
         self._field, self.name = pack.documents(dataset.schema), pack.name
         self._made = pack.made(self._field)
         self.names: Final = tuple(self._made)
         """The fields that a window has."""
-        self._is_raw = verify != "always" and self._field.codec == "raw"
+        self._is_raw = dataset.verify != "always" and self._field.codec == "raw"
         self._is_raw &= not self._field.is_fixed and dataset.access == "mmap"
         self._is_raw &= not dataset.files.is_partial  # the maps of these files stay open
         self._maps: dict[int, memoryview] = {}
@@ -136,14 +134,6 @@ class TokenReader:
         self.fill(outs, np.array([number]), n_tokens=n_tokens)
         return {name: out[0] for name, out in outs.items()}
 
-    @property
-    def _packed(self) -> PackedWindows:
-        # Read late: a worker's dataset gets its view after it is opened.
-        packed = self._dataset.rows.packed
-        if packed is None:
-            raise AssertionError("a batch spec that packs is for a dataset that shows windows")
-        return packed
-
     def _look_ahead(
         self, numbers: Rows, first: int, last: int, n_tokens: tuple[int, ...] | None
     ) -> _Lookahead:
@@ -151,7 +141,7 @@ class TokenReader:
         ahead = self._aheads.get(id(numbers))
         if ahead is not None and ahead.first <= first <= last <= ahead.last:
             return ahead
-        packed = self._packed
+        packed = self._windows
         n_ahead = _PARTS_AHEAD * len(packed) // (len(packed) + len(packed.ends))
         last = max(last, min(first + n_ahead, len(numbers)))
         parts = packed.parts(numbers[first:last], n_tokens)
@@ -170,7 +160,7 @@ class TokenReader:
         return ahead
 
     def _shards(self, documents: Rows) -> Rows:
-        return self._dataset.locate(self._dataset.rows.map_rows(documents))
+        return self._dataset.locate(self._dataset.rows.at(documents))
 
     def _pieces(self, ahead: _Lookahead, within: slice) -> list[Record]:
         """Return the bytes of some windows, with end-of-text tokens and padding."""
@@ -199,7 +189,7 @@ class TokenReader:
     def _are_verified(self, documents: Rows) -> bool:
         """Return True if all of these raw documents are verified already."""
         if not len(self._places):
-            self._places = np.zeros(len(self._packed.ends), np.int64)
+            self._places = np.zeros(len(self._windows.ends), np.int64)
         return bool(self._places.take(documents).all())
 
     def _records(self, parts: WindowParts, shards: Rows) -> _Pieces:
@@ -222,7 +212,7 @@ class TokenReader:
     def _read(self, documents: Rows) -> list[Record]:
         """Whole documents, verified."""
         dataset, name = self._dataset, self.name
-        rows = dataset.rows.map_rows(documents)
+        rows = dataset.rows.at(documents)
         shards = dataset.locate(rows)
         if self._field.column is not None:
             out = np.empty((len(rows), self._field.row_bytes or 0), np.uint8)
@@ -258,7 +248,7 @@ class TokenReader:
         records, name = self._dataset.files.reader(shard, self.name).records, self.name
         n_bytes = entries["n_bytes"].astype(np.int64)
         itemsize = self._field.numpy.itemsize
-        wrong = n_bytes != self._packed.lengths(documents) * itemsize
+        wrong = n_bytes != self._windows.lengths(documents) * itemsize
         if not self._field.is_fixed:
             wrong |= records.shapes(name, local)[:, 0] * np.uint64(itemsize) != entries["n_bytes"]
         for i in np.flatnonzero(wrong)[:1].tolist():

@@ -27,7 +27,10 @@ from shardio._workers.processes.linux import check_files
 from shardio._workers.tasks.zeromq import OWN_FILES, zeromq
 from shardio.errors import InvalidArgument, UnsupportedEnvironment
 from shardio.loader import ShardLoader
-from shardio.samples.shard_dataset import open_dataset
+from shardio.samples.clip_view import ClipView
+from shardio.samples.shard_dataset import ShardDataset, open_dataset
+from shardio.samples.view import SampleView
+from shardio.samples.window_view import WindowView
 from shardio.serving.client import protocol
 from shardio.serving.client.connection import (
     ASK_AGAIN,
@@ -414,8 +417,13 @@ def make_server(
     def make_loader(options: dict[str, Any]) -> ShardLoader:
         opened = {name: options.pop(name) for name in ("subset", "verify") if name in options}
         with open_dataset(path, access=access, **opened) as served:
+            view: ShardDataset | SampleView = served
+            if "clips" in options:
+                view = ClipView(served, options.pop("clips"))
+            elif "pack" in options:
+                view = WindowView(served, options.pop("pack"))
             return ShardLoader(
-                served,
+                view,
                 **options,
                 output="numpy",
                 num_workers=num_workers,

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Audio, InvalidArgument, ShardLoader
+from shardio import Audio, InvalidArgument, ShardLoader, Sound
 from shardio.conversion import Progress
 from shardio.maintenance import verify_dataset
 from shardio.media import AudioDecoder, begin_of, demux
-from shardio.views import Sound
 from shardio_converters.media.videos import Videos
 from shardio_tools.cli import main
 from tests.converters.stores import STORES, on_every_store
@@ -194,6 +193,6 @@ def test_the_report_says_which_files_have_sound(
 
 
 def test_sound_is_resampled_as_it_is_asked_for(out: Callable[[str], Path]) -> None:
-    found = epoch(out("h264"), sound=Sound(rate=8_000, channels=2, dtype="int16"))
+    found = epoch(out("h264"), decode={"audio": Sound(rate=8_000, channels=2, dtype="int16")})
     assert found["audio"].shape == (31, 1600, 2) and found["audio"].dtype == np.int16
     assert 15_000 < np.abs(found["audio"]).max() < 32_768

@@ -116,8 +116,8 @@ def test_frames_keep_the_times_of_a_file_that_lacks_the_first_ones(
         with shardio.open(out) as dataset:
             times = dataset[0]["pts"]
     else:
-        clip = shardio.Clip(30, size=(32, 32), times=True)
-        with shardio.ShardLoader(out, batch_size=1, clip=clip, num_workers=0) as loader:
+        clips = shardio.open(out).clips(30, size=(32, 32), times=True)
+        with shardio.ShardLoader(clips, batch_size=1, num_workers=0) as loader:
             times = next(iter(loader))["frames_pts"][0]
     assert times.tolist() == [40 * n for n in range(-10, 20)]
 

@@ -200,13 +200,13 @@ def test_a_subset_is_a_dataset_of_its_samples(folder: Path) -> None:
         assert labels(dataset) == expected
         assert [int(dataset[i]["label"]) for i in range(-15, 15)] == expected * 2
         assert [int(sample["label"]) for sample in dataset[3:7]] == [3, 4, 30, 31]
-        assert dataset.subset == "some"
+        assert dataset.subset_name == "some"
         assert dataset.subsets == {"some": 15}
         assert "subset 'some', 15 samples in 3 shards" in repr(dataset)
         with pytest.raises(IndexError):
             dataset[15]
     with open_dataset(folder) as dataset:
-        assert (len(dataset), dataset.subset) == (N, None)
+        assert (len(dataset), dataset.subset_name) == (N, None)
 
 
 def test_an_unknown_subset_is_refused_and_those_there_are_are_named(folder: Path) -> None:

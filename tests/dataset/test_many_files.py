@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import Array, Clip, Schema, ShardLoader, ShardReader, Video, mix
+from shardio import Array, Schema, ShardLoader, ShardReader, Video, mix
 from shardio._engine.dispatch.crashes import InFlightRows, crash_error
 from shardio._workers.processes.shared_memory import create_bitmap_file
 from shardio.dataset import column_rows, files, open_files
@@ -33,11 +33,12 @@ from shardio.errors import (
 )
 from shardio.format.sections import max_units
 from shardio.maintenance import add_column
+from shardio.samples.clips import Clip
+from shardio.samples.packing import Pack
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.shard.verification import Rows
 from shardio.shard.writer import ShardSummary
 from shardio.storage import mmap
-from shardio.views import Pack
 from tests.loading import bits, make_loader, write_dataset
 from tests.media_made import scene, write_video
 from tests.shards import (

@@ -215,7 +215,7 @@ def test_sources_that_cannot_be_mixed_are_named(
     with shardio.open(small) as opened, opened.select([]) as none:
         with pytest.raises(InvalidArgument, match="a selection, 0 samples.* leave it out"):
             mix([large, none], weights=[1, 1])
-    with pytest.raises(InvalidArgument, match="select from its sources"):
+    with pytest.raises(InvalidArgument, match="select with a function, or from its sources"):
         mixture.select([1])
 
 

@@ -65,7 +65,7 @@ def test_indices_come_in_their_order_and_repeatedly(dataset: ShardDataset) -> No
 def test_a_mask_keeps_the_order(dataset: ShardDataset) -> None:
     mask = np.arange(N) % 10 == 3
     for given in (mask, mask.tolist()):
-        with dataset.select(mask=given) as found:
+        with dataset.select(given) as found:
             assert labels(found) == [3, 13, 23, 33, 43]
 
 
@@ -76,7 +76,7 @@ def test_a_function_of_columns_gives_the_mask(dataset: ShardDataset) -> None:
         asked.append({name: (each.dtype, each.shape) for name, each in columns.items()})
         return (columns["label"] % 2 == 1) & (columns["image"][:, 0, 0] < 100)
 
-    with dataset.select(where=where, fields=["label", "image"]) as found:
+    with dataset.select(where, fields=["label", "image"]) as found:
         assert labels(found) == [i for i in range(1, N, 2) if i * 31 % 256 < 100]
     assert asked == [{"label": (np.int64, (N,)), "image": (np.uint8, (N, 64, 96))}]
 
@@ -86,7 +86,7 @@ def test_a_predicate_over_many_samples_reads_them_all(tmp_path: Path) -> None:
     n = 20_000
     write_dataset(tmp_path / "set", n, 3, schema, ({"label": i} for i in range(n)))
     with open_dataset(tmp_path / "set") as opened:
-        found = opened.select(where=lambda c: c["label"] % 9_999 == 1, fields="label")
+        found = opened.select(lambda c: c["label"] % 9_999 == 1, fields="label")
         assert labels(found) == [1, 10_000, 19_999]
         found.close()
 
@@ -95,7 +95,7 @@ def test_a_predicate_may_look_at_a_column_that_was_added(tmp_path: Path) -> None
     path = write_dataset(tmp_path / "set", N, 2, TWO_FIELDS, two_fields(N))
     add_column(path, "score", values=np.arange(N) * 0.5, field=Array("float64"))
     with open_dataset(path) as opened:
-        found = opened.select(where=lambda c: c["score"] > 25, fields=["score"])
+        found = opened.select(lambda c: c["score"] > 25, fields=["score"])
         assert labels(found) == [51, 52]
         found.close()
 
@@ -106,7 +106,7 @@ def test_a_selection_of_a_selection_or_of_a_subset_counts_within_it(folder: str)
         assert labels(two) == [rows[5], rows[5]]
         with train.select(range(10, 2, -1)) as part, part.select([0, 7]) as inner:
             assert labels(inner) == [rows[10], rows[3]]
-        with train.select(where=lambda c: c["label"] == rows[4], fields=["label"]) as one:
+        with train.select(lambda c: c["label"] == rows[4], fields=["label"]) as one:
             assert labels(one) == [rows[4]]
 
 
@@ -123,30 +123,26 @@ def test_none_may_be_selected(dataset: ShardDataset) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("rows", "fields", "said"),
     [
-        ({}, "select takes one of indices, mask and where"),
-        ({"indices": [1], "mask": [True] * N}, "select takes one of"),
-        ({"indices": [N]}, f"indices must be integers from 0 to {N - 1}; found {N} at 0"),
-        ({"indices": [-1]}, "found -1 at 0"),
-        ({"indices": [0.5]}, "indices must be a sequence of integers"),
-        ({"indices": [True] * N}, "indices must be a sequence of integers"),
-        ({"mask": [True]}, rf"the mask must be {N} booleans.* found bool \(1,\)"),
-        ({"mask": [1] * N}, "found int64"),
-        ({"where": lambda c: c["label"], "fields": ["label"]}, "found int64"),
-        ({"mask": [[True], [True, False]]}, "the mask must be"),
-        ({"where": 5, "fields": ["label"]}, "where must be callable; found 5"),
-        ({"where": lambda: [], "fields": ["label"]}, r"where must take \(columns\); it takes \(\)"),
-        ({"where": lambda c: c["label"]}, "each needs the other"),
-        ({"indices": [1], "fields": ["label"]}, "each needs the other"),
-        ({"where": lambda _: [], "fields": ["lable"]}, "'lable' is not a column; .*: image, label"),
+        ([N], [], f"select must be integers from 0 to {N - 1}; found {N} at 0"),
+        ([-1], [], "found -1 at 0"),
+        ([0.5], [], "select must be a sequence of integers"),
+        (5, [], "select must be a sequence of integers"),
+        ([True], [], rf"the mask must be {N} booleans.* found bool \(1,\)"),
+        ([[True], [True, False]], [], "select must be a sequence of integers"),
+        (lambda c: c["label"], ["label"], "the mask must be .*found int64"),
+        (lambda: [], ["label"], r"select must take \(columns\); it takes \(\)"),
+        (lambda c: c["label"], [], "a function and the columns for it"),
+        ([1], ["label"], r"numbers or a mask alone; found \[1\] with fields=\['label'\]"),
+        (lambda _: [], ["lable"], "'lable' is not a column; .*: image, label"),
     ],
 )
 def test_what_selects_nothing_sensible_is_refused(
-    dataset: ShardDataset, given: dict[str, Any], said: str
+    dataset: ShardDataset, rows: Any, fields: list[str], said: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=said):
-        dataset.select(**given)
+        dataset.select(rows, fields=fields)
 
 
 # Loading.

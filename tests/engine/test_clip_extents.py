@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardio import Array, Clip, Schema, ShardDataset, ShardLoader, Video
+from shardio import Array, Schema, ShardDataset, Video
 from shardio._engine.filling import readahead
 from shardio._engine.filling.extents import ClipExtents, ShardFileNumbers
 from shardio.format.layout import Kind
 from shardio.format.types.streams import PACKET, STREAM_DTYPE, packet_sizes
-from shardio.samples.clips import ClipSpec, select_clips
-from tests.loading import write_dataset
+from shardio.samples.clip_view import ClipView
+from shardio.samples.clips import Clip, ClipSpec
+from tests.loading import make_loader, write_dataset
 from tests.media_made import write_video
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -36,7 +37,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShardDataset]:
 
 @pytest.fixture(scope="module")
 def made(dataset: ShardDataset) -> ClipSpec:
-    return select_clips(dataset, CLIP, "video")
+    return ClipView(dataset, CLIP).spec
 
 
 @pytest.mark.parametrize("start", [0, 7, 30, 52, 56])
@@ -88,7 +89,7 @@ def test_a_cold_batch_of_clips_is_asked_for(
         readahead, "prefetch_range", lambda fd, offset, n_bytes: asked.append(n_bytes)
     )
     fields = ["label"] if clip is None else None
-    with ShardLoader(
+    with make_loader(
         dataset.path, 3, clip=clip, fields=fields, shuffle=True, num_workers=0, output="numpy"
     ) as loader:
         next(iter(loader))

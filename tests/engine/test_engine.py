@@ -24,6 +24,7 @@ from shardio._workers.processes.blocks import BlockPool
 from shardio.batch.layout import CLAIMED
 from shardio.errors import DatasetCorrupt, InsufficientMemory
 from shardio.order.partition import RankPartition
+from shardio.samples.view import RowView
 from tests.loading import TWO_FIELDS, bits, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -53,7 +54,7 @@ def _engine(folder: str, n_workers: int, *, prefetch: int = 2, blocks: int = 100
         takes_rng=False,
     )
     made = Engine(batch_spec, n_workers=n_workers, prefetch=prefetch, memory_bytes=blocks * 65_536)
-    made.open(ShardDataset(folder))
+    made.open(RowView(ShardDataset(folder)))
     return made
 
 

@@ -21,6 +21,7 @@ from shardio.errors import ChecksumMismatch, InsufficientMemory, TransformError
 from shardio.order import FullShuffle, Sequential
 from shardio.order.partition import RankPartition
 from shardio.order.permutation import SampleGenerators, epoch_permutation
+from shardio.samples.view import RowView
 from tests.loading import write_dataset
 from tests.shards import EVERY_FIELD, as_read, every_field_sample, same_in_batch, same_value
 
@@ -68,7 +69,7 @@ class Filling:
     def __init__(self, dataset: ShardDataset, *, spare_bytes: int = 0, **changes: Any) -> None:
         passes = changes.pop("passes", ())
         self.batch_spec = batch_spec_for(dataset, **changes)
-        self.filler = Filler(self.batch_spec, dataset, passes)
+        self.filler = Filler(self.batch_spec, RowView(dataset), passes)
         self.layout: BlockLayout = self.batch_spec.lay_out(self.filler.schemas())
         self.block = Block(0, self.layout.heap + spare_bytes)
         self.block.bytes[:] = 0xA5
@@ -350,12 +351,14 @@ def test_the_schema_is_that_of_the_first_sample_whoever_asks(
 def test_an_empty_dataset_never_runs_the_transform(tmp_path: Path) -> None:
     with ShardDataset(write_dataset(tmp_path / "d", 0, 1)) as dataset:
         batch_spec = batch_spec_for(dataset, transform=lambda sample: 1 / 0)
-        assert Filler(batch_spec, dataset).batch_schema() == dataset.schema
+        assert Filler(batch_spec, RowView(dataset)).batch_schema() == dataset.schema
 
 
 def test_without_a_transform_the_schema_is_that_of_the_fields(dataset: ShardDataset) -> None:
     batch_spec = batch_spec_for(dataset, fields=("note", "meta"))
-    assert Filler(batch_spec, dataset).batch_schema() == Schema({"note": Text(), "meta": Json()})
+    assert Filler(batch_spec, RowView(dataset)).batch_schema() == Schema(
+        {"note": Text(), "meta": Json()}
+    )
 
 
 # Transforms that fail. Sample 20 is number 4 of the second shard, which begins at 16.
@@ -431,13 +434,17 @@ def test_exceptions_that_pass_are_not_the_transforms(dataset: ShardDataset, fill
 def test_a_transform_that_fails_on_the_first_sample_is_named_when_the_schema_is_asked_for(
     dataset: ShardDataset,
 ) -> None:
-    filler = Filler(batch_spec_for(dataset, transform=failing_at(0, ValueError("first"))), dataset)
+    filler = Filler(
+        batch_spec_for(dataset, transform=failing_at(0, ValueError("first"))), RowView(dataset)
+    )
     with pytest.raises(TransformError, match=r"sample 0 of shard 000000-000\.shard"):
         filler.batch_schema()
 
 
 def test_a_first_sample_that_no_batch_can_hold_is_named(dataset: ShardDataset) -> None:
-    filler = Filler(batch_spec_for(dataset, transform=lambda sample: {"x": object()}), dataset)
+    filler = Filler(
+        batch_spec_for(dataset, transform=lambda sample: {"x": object()}), RowView(dataset)
+    )
     with pytest.raises(TransformError, match=r"'x'.*cannot be put into a batch[^$]*sample 0"):
         filler.batch_schema()
 

@@ -10,6 +10,7 @@ from shardio._engine.filling.batch_spec import EpochPlan, IndexPlanner
 from shardio.order import FullShuffle
 from shardio.order.partition import RankPartition
 from shardio.order.permutation import CHUNK, epoch_permutation
+from shardio.samples.view import RowView
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -36,7 +37,7 @@ def test_a_step_has_its_samples_whoever_does_which(
     plan = EpochPlan(3, partition, FullShuffle())
     order = epoch_permutation(N, seed=5, epoch=3)
     with shardio.open(folder) as dataset:
-        index_planner = IndexPlanner(dataset, seed=5)
+        index_planner = IndexPlanner(RowView(dataset), seed=5)
         index_planner.n_workers = n_workers
         steps = list(range(plan.partition.first_step, plan.partition.last_step))
         # Its own ones, and now and then one of another.
@@ -50,7 +51,7 @@ def test_a_step_has_its_samples_whoever_does_which(
 
 def test_a_worker_works_out_its_own_steps_alone(folder: str) -> None:
     with shardio.open(folder) as dataset:
-        index_planner = IndexPlanner(dataset, seed=5)
+        index_planner = IndexPlanner(RowView(dataset), seed=5)
         index_planner.n_workers = 4
         plan = EpochPlan(0, RankPartition(N, 0, 16), FullShuffle())
         found = {id(index_planner.index_chunk(plan, step)[0]) for step in range(1, N // 16, 4)}

@@ -21,6 +21,7 @@ from shardio.dataset.gather import ColumnGather
 from shardio.order import FullShuffle
 from shardio.order.partition import RankPartition
 from shardio.order.shuffle import BlockShuffle
+from shardio.samples.view import RowView
 from shardio.storage import mmap
 from tests.engine.test_filler import batch_spec_for
 from tests.loading import bits, write_dataset
@@ -72,8 +73,8 @@ class Run:
 
     def __init__(self, dataset: ShardDataset) -> None:
         batch_spec = batch_spec_for(dataset, block_rows=BATCH, verify="off")
-        self.advice = ReadAhead(batch_spec, dataset)
-        self._index_planner = IndexPlanner(dataset, seed=0)
+        self.advice = ReadAhead(batch_spec, RowView(dataset))
+        self._index_planner = IndexPlanner(RowView(dataset), seed=0)
         self._first = dataset.reader(0).column_section("x").offset
 
     def step(self, plan: EpochPlan, step: int) -> set[int]:

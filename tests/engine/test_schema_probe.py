@@ -14,6 +14,7 @@ from shardio._engine.dispatch.engine import SchemaProbe, _candidates
 from shardio._engine.dispatch.worker import Status, Task, TaskResult, WorkerLost
 from shardio._engine.filling.batch_spec import BatchSpec, Schemas
 from shardio.errors import InsufficientMemory, ShardChanged, TransformError, WorkerDied
+from shardio.samples.view import RowView
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 MADE = Schemas(Schema({"made": Array("int64")}))
@@ -62,7 +63,7 @@ def inquiry(
         skips=skips,
     )
     backend = Scripted(batch_spec, script)
-    return SchemaProbe(batch_spec, dataset, backend), backend
+    return SchemaProbe(batch_spec, RowView(dataset), backend), backend
 
 
 def test_a_worker_that_dies_after_its_answer_is_not_asked_again(dataset: ShardDataset) -> None:

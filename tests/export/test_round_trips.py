@@ -216,7 +216,7 @@ def test_files_round_trip_through_their_table(
 def test_images_round_trip_with_their_classes(
     dataset: shardio.ShardDataset, tmp_path: Path
 ) -> None:
-    labelled = dataset.select(where=lambda c: c["label"] >= 0, fields=["label"])
+    labelled = dataset.select(lambda c: c["label"] >= 0, fields=["label"])
     with labelled:
         export(labelled, tmp_path / "f", "files", fields=["picture", "label", "source"])
         places = sorted(str(p.relative_to(tmp_path / "f")) for p in (tmp_path / "f").rglob("*.p*"))

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import Array, Audio, Clip, Image, Schema, ShardLoader, Video
+from shardio import Array, Audio, Image, Schema, ShardLoader, Sound, Video
 from shardio.errors import TransformError
 from shardio.map_view import MapView
 from shardio.media import demux, encode_jpeg
-from shardio.views import Pack, Sound
-from tests.loading import bits, make_loader, opened, write_dataset
+from shardio.samples.clips import Clip
+from shardio.samples.packing import Pack
+from tests.loading import bits, make_loader, opened, viewed, write_dataset
 from tests.media_made import write_flash
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -30,8 +31,8 @@ VIEWS: dict[str, tuple[str, dict[str, Any]]] = {
     "rows, pread": ("every", {"access": "pread"}),
     "pictures": ("pictures", {}),
     "clips": ("media", {"clip": Clip(4, times=True)}),
-    "sound": ("media", {"fields": ["audio", "label"], "sound": Sound(seconds="0.5")}),
-    "sound, int16": ("media", {"fields": ["audio"], "sound": Sound(dtype="int16")}),
+    "sound": ("media", {"fields": ["audio", "label"], "decode": {"audio": Sound(seconds="0.5")}}),
+    "sound, int16": ("media", {"fields": ["audio"], "decode": {"audio": Sound(dtype="int16")}}),
     "streams": ("media", {"decode": False}),
     "windows": ("tokens", {"pack": Pack(8, targets=True, apart=True, eot=7, rest="pad")}),
     "windows, pread": ("tokens", {"pack": Pack(8), "access": "pread"}),
@@ -120,7 +121,8 @@ def test_every_array_that_the_transform_of_a_map_view_is_given_is_read_only(
 ) -> None:
     for name, options in VIEWS.values():
         given = dict(options)
-        with MapView(opened(folders[name], given), transform=written, **given) as samples:
+        made = viewed(opened(folders[name], given), given)
+        with MapView(made, transform=written, **given) as samples:
             assert samples[0]["writable"] == []
 
 

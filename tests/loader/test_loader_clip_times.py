@@ -15,7 +15,6 @@ import pytest
 
 from shardio import (
     Array,
-    Clip,
     EncodedStream,
     InvalidArgument,
     List,
@@ -28,7 +27,8 @@ from shardio import (
 from shardio.format.types import Field
 from shardio.format.types.streams import PacketFlag, pack_packets, packet_flags, packet_sizes
 from shardio.media import ClipDecoder, demux
-from tests.loading import bits, write_dataset
+from shardio.samples.clips import Clip
+from tests.loading import bits, make_loader, write_dataset
 from tests.media_made import scene, write_video
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -84,7 +84,7 @@ def folder(streams: Streams, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def loader_of(folder: Any, clip: Clip, **options: Any) -> ShardLoader:
-    return ShardLoader(
+    return make_loader(
         folder, clip=clip, **{"num_workers": 0, "output": "numpy", "batch_size": 4, **options}
     )
 
@@ -423,7 +423,7 @@ CAN_BE: dict[str, Callable[[], Clip]] = {
     "around='table' must be": lambda: Clip(around="table"),
     "around='flag' must be": lambda: Clip(around="flag"),
     "field 'none' has no event of any video with a clip": lambda: Clip(around="none", frames=4),
-    "times=True adds video_pts, which is a field already": lambda: Clip(times=True),
+    "times=True add video_pts, which is a field already": lambda: Clip(times=True),
 }
 
 

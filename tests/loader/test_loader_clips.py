@@ -15,7 +15,6 @@ import pytest
 from shardio import (
     Array,
     Batch,
-    Clip,
     InvalidArgument,
     Schema,
     ShardDataset,
@@ -31,8 +30,9 @@ from shardio.format.checksum import CHUNK_BYTES
 from shardio.format.layout import Kind
 from shardio.media import VideoFile
 from shardio.samples import decoding
-from shardio.samples.clips import select_clips
-from shardio.views.clips import Clips
+from shardio.samples.clip_view import ClipView
+from shardio.samples.clips import Clip, Clips
+from shardio.samples.view import RowView
 from tests.loading import bits, make_loader, write_dataset
 from tests.media_made import scene, write_video
 
@@ -360,8 +360,8 @@ def test_a_batch_says_which_clips_it_has_and_where_they_come_from(folder: str) -
         assert batch.indices[:10].tolist() == list(range(10))
         origins = [[row // 3, row % 3] for row in rows]
         assert batch.origins[:10].tolist() == origins
-        assert len(loader.dataset) == 10
-        assert [loader.dataset[i]["label"] for i in range(10)] == rows
+        assert len(loader.view) == 10
+        assert [loader.view[i]["label"] for i in range(10)] == rows
 
 
 @pytest.mark.parametrize(("name", "most"), [("_MAX_VIDEO_STREAMS", 1), ("_MAX_PACKETS", 30)])
@@ -374,7 +374,7 @@ def test_of_so_many_videos_something_is_kept(
     monkeypatch.setattr(decoding, name, most)
     with (
         ShardDataset(folder) as dataset,
-        decoding.ClipReader(dataset, select_clips(dataset, clip, "video")) as video_clips,
+        ClipView(dataset, clip).clip_reader(needs_times=False) as video_clips,
     ):
         for row in (0, 1, 2, 0):
             video_clips.of_sample(row % 2, row // 2, 0, None)
@@ -386,7 +386,7 @@ def test_of_so_many_videos_something_is_kept(
 def test_videos_are_preloaded_whole(folder: str) -> None:
     with ShardDataset(folder) as dataset:
         videos = [sample["video"] for sample in dataset if sample["video"] is not None]
-        assert preload(dataset, ["video"]) > sum(len(video.data) for video in videos)
+        assert preload(RowView(dataset), ["video"]) > sum(len(video.data) for video in videos)
 
 
 # --- damage ---------------------------------------------------------------------------------------
@@ -498,9 +498,9 @@ def test_of_several_videos_one_is_asked_for(files: list[Path | None], tmp_path: 
     data = [each.read_bytes() for each in path if each is not None]
     sample = {"left": data[0], "right": data[1], "label": 1}
     made = write_dataset(tmp_path / "set", 1, 1, schema, [sample])
-    with pytest.raises(InvalidArgument, match=r"of left, right choose one with clip=Clip\("):
+    with pytest.raises(InvalidArgument, match=r"of left, right choose one with dataset.clips\("):
         loader_of(made)
-    with pytest.raises(InvalidArgument, match=r"leave out \['right'\]"):
+    with pytest.raises(InvalidArgument, match=r"leave \['right'\] out of"):
         loader_of(made, Clip(field="left"), fields=["left", "right"])
     for name, names, n in (("left", ["left", "label"], 1), ("right", ["label", "right"], 2)):
         with loader_of(made, Clip(field=name)) as loader:
@@ -520,7 +520,7 @@ def test_videos_of_several_sizes_need_one(files: list[Path | None], tmp_path: Pa
         Schema({"video": Video()}),
         [{"video": path.read_bytes()} for path in videos if path is not None],
     )
-    with pytest.raises(InvalidArgument, match=r"of 32x64 and of 48x80 pixels.*Clip\(size="):
+    with pytest.raises(InvalidArgument, match=r"of 32x64 and of 48x80 pixels.*clips\(size="):
         loader_of(made)
     with loader_of(made, Clip(size=(24, 24))) as loader:
         assert next(iter(loader))["video"].shape == (2, 16, 24, 24, 3)
@@ -531,11 +531,10 @@ def test_videos_of_several_sizes_need_one(files: list[Path | None], tmp_path: Pa
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"clip": 16}, "clip must be a shardio.Clip; found 16"),
         ({"clip": Clip(41)}, "no video in field 'video' has the 41 frames.*the longest has 40"),
-        ({"clip": Clip(field="label")}, "'label', a field of videos.*these are: video"),
-        ({"clip": Clip(), "fields": ["label"]}, "needs a field of videos.*these are: none"),
-        ({"clip": Clip(), "decode": False}, "clip needs decode=True"),
+        ({"clip": Clip(field="label")}, "'label', a field of videos.*videos are: video"),
+        ({"clip": Clip(), "fields": ["label"]}, "fields leaves out 'video'"),
+        ({"clip": Clip(), "decode": False}, "clips of 'video' need decode=True"),
         ({"decode": False}, "whose packets cannot be put into a batch"),
         ({"collate": {"video": "pad"}}, "has the shape .*16, 48, 80, 3.* in every sample"),
     ],

@@ -15,20 +15,20 @@ import pytest
 from shardio import (
     Array,
     Audio,
-    Clip,
     EncodedStream,
     InvalidArgument,
     Schema,
     ShardDataset,
     ShardLoader,
     ShardReader,
+    Sound,
     Video,
     mix,
 )
 from shardio.errors import ChecksumMismatch, MediaError
 from shardio.media import AudioDecoder, demux
 from shardio.samples import decoding
-from shardio.views import Sound
+from shardio.samples.clips import Clip
 from tests.loading import bits, make_loader, write_dataset
 from tests.media_made import write_flash
 
@@ -81,7 +81,8 @@ def beside(files: list[Path], tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def loader_of(folder: Any, sound: Sound | None = None, **options: Any) -> ShardLoader:
-    defaults = {"batch_size": 4, "num_workers": 0, "output": "numpy", "sound": sound}
+    decode = True if sound is None else {"audio": sound}
+    defaults = {"batch_size": 4, "num_workers": 0, "output": "numpy", "decode": decode}
     return make_loader(folder, **{**defaults, **options})
 
 
@@ -164,7 +165,9 @@ def test_sounds_are_collated_as_it_is_asked(alone: str) -> None:
 def test_as_it_is_stored_it_has_to_be_the_same_everywhere(alone: str) -> None:
     with pytest.raises(InvalidArgument, match=r"sound of 16000 and 44100 samples per second"):
         loader_of(alone, Sound(rate=None))
-    with pytest.raises(InvalidArgument, match=r"of 1 and 2 channels.*pass sound=Sound\(channels="):
+    with pytest.raises(
+        InvalidArgument, match=r"of 1 and 2 channels.*pass decode=\{'audio': Sound\(channels="
+    ):
         loader_of(alone, Sound(channels=None))
     with ShardDataset(alone) as dataset, dataset.select([3]) as one:
         (batch,) = batches(one, Sound(rate=None, channels=None))
@@ -471,9 +474,10 @@ def test_sound_that_cannot_be_is_refused(options: dict[str, Any], words: str) ->
 
 def test_an_option_without_a_field_is_refused(alone: str, tmp_path: Path) -> None:
     for options, words in (
-        ({"sound": 16_000}, r"sound must be a shardio\.views\.Sound; found 16000"),
-        ({"sound": Sound(), "fields": ["label"]}, "sound needs a field of type Audio"),
-        ({"sound": Sound(), "decode": False}, "sound needs decode=True"),
+        ({"decode": {"audio": 16_000}}, r"with a shardio\.Sound for sound.*read: audio; found"),
+        ({"decode": {"audio": Sound()}, "fields": ["label"]}, "that are read: none; found 'audio'"),
+        ({"decode": {"label": Sound()}}, "that are read: audio; found 'label'"),
+        ({"decode": Sound()}, "decode must be one of True, False"),
     ):
         with pytest.raises(InvalidArgument, match=words):
             loader_of(alone, **options)

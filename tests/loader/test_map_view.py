@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Clip, InvalidArgument
 from shardio.errors import ClosedError
 from shardio.map_view import MapView
 from shardio.media import encode_jpeg
@@ -83,8 +82,10 @@ def test_options_say_what_a_sample_is(folder: Path) -> None:
         assert view[3]["y"].tolist() == [6, 6, 6]
     with MapView(folder, decode=False) as view:
         assert bytes(view[0]["image"][:2]) == b"\xff\xd8"
-    with pytest.raises(InvalidArgument, match="batch_size, shuffle: no option of a view"):
-        MapView(folder, shuffle=True, batch_size=3)
+    with pytest.raises(TypeError, match="no option 'shuffle': its options are fields, transform"):
+        MapView(folder, shuffle=True)
+    with pytest.raises(TypeError, match=r"no option 'clip': write .*\.clips\("):
+        MapView(folder, clip=None)
     with shardio.open(folder) as dataset, MapView(dataset.select([4, 2]), fields=["x"]) as view:
         assert [view[i]["x"][0] for i in range(len(view))] == [4, 2]
 
@@ -167,6 +168,7 @@ def test_clips_of_videos_are_samples(tmp_path: Path) -> None:
 
     sample_clips.write_clips(tmp_path / "videos", n_clips=1)
     shardio.convert(tmp_path / "videos", tmp_path / "out", workers=0)
-    with MapView(tmp_path / "out", clip=Clip(frames=4, size=(32, 32))) as view:
+    clips = shardio.open(tmp_path / "out").clips(4, size=(32, 32))
+    with MapView(clips) as view:
         found = view.__getitems__([0, len(view) - 1])
         assert [sample["frames"].shape for sample in found] == [(4, 32, 32, 3)] * 2

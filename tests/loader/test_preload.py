@@ -20,6 +20,7 @@ from shardio._workers.processes import limits
 from shardio._workers.processes.limits import MemoryLimit
 from shardio.errors import InsufficientMemory, ShardChanged
 from shardio.format.layout import NO_FIELD, Kind
+from shardio.samples.view import RowView
 from tests.loading import PATIENCE_S, bits, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -96,14 +97,14 @@ def test_only_the_fields_that_are_read_are_preloaded(
     folder: str, fields: list[str], least: float, most: float
 ) -> None:
     with ShardDataset(folder) as dataset:
-        assert least <= preload(dataset, fields) <= most
+        assert least <= preload(RowView(dataset), fields) <= most
 
 
 def test_of_a_selection_its_own_samples_are_preloaded(
     folder: str, read: list[tuple[str, int, int]]
 ) -> None:
     with ShardDataset(folder) as dataset, dataset.select([25, 21, 21]) as some:
-        n_bytes = preload(some, ["blob"])
+        n_bytes = preload(RowView(some), ["blob"])
     assert 400_000 <= n_bytes < 800_000
     assert not of_shard(read, 0)
 
@@ -112,11 +113,11 @@ def test_a_dataset_that_is_mixed_twice_is_preloaded_once(
     folder: str, read: list[tuple[str, int, int]]
 ) -> None:
     with ShardDataset(folder) as dataset:
-        n_bytes = preload(dataset, ["blob"])
+        n_bytes = preload(RowView(dataset), ["blob"])
     pieces = sorted(read)
     read.clear()
     with shardio.mix([folder, folder], weights=[1, 1]) as mixture:
-        assert preload(mixture, ["blob"]) == n_bytes
+        assert preload(RowView(mixture), ["blob"]) == n_bytes
     assert sorted(read) == pieces
 
 
@@ -151,7 +152,7 @@ def test_a_file_that_is_shorter_by_then_is_named(tmp_path: Path) -> None:
         dataset.reader(0)
         os.truncate(dataset.reader(0).path, 8192)
         with pytest.raises(ShardChanged, match="cut short") as caught:
-            preload(dataset, ["label"])
+            preload(RowView(dataset), ["label"])
         found = caught.value
         assert (found.path, found.offset) == (dataset.reader(0).path, 8192)
         assert (found.expected, found.found) == (dataset.shards[0].n_bytes, 8192)
@@ -168,7 +169,7 @@ def test_an_error_in_one_thread_stops_the_others(
 
     monkeypatch.setattr(shardio._loading.prefetch, "_read_piece", failing)
     with ShardDataset(folder) as dataset, pytest.raises(OSError, match="Input/output error"):
-        preload(dataset, ["image"])
+        preload(RowView(dataset), ["image"])
     piece = _PreloadRange(os.path.join(folder, "000000-000.shard"), 0, 10, 4_000_000)
     pieces, stop = [piece] * 3, threading.Event()
     n_read.clear()
@@ -195,7 +196,7 @@ def test_ctrl_c_ends_it_within_the_pieces_that_are_being_read(
 
     monkeypatch.setattr(shardio._loading.prefetch, "_read_piece", waiting)
     with ShardDataset(folder) as dataset, pytest.raises(KeyboardInterrupt):
-        preload(dataset, ["image"])
+        preload(RowView(dataset), ["image"])
     assert 1 <= len(n_begun) <= shardio._loading.prefetch._N_THREADS
 
 
@@ -207,7 +208,7 @@ def test_an_address_space_that_is_limited_does_not_limit_the_page_cache(
     monkeypatch.setattr(limits, "page_cache_limits", lambda *_: [MemoryLimit(1 << 40, "a box")])
     assert limits.available_bytes() < IMAGES
     with ShardDataset(folder) as dataset:
-        assert preload(dataset, ["image"]) >= IMAGES
+        assert preload(RowView(dataset), ["image"]) >= IMAGES
 
 
 @pytest.mark.parametrize("value", [1, "yes", None])

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardio import Array, Clip, Schema, ShardLoader, ShardWriter, mix
+from shardio import Array, Schema, ShardLoader, ShardWriter, Video, mix
 from shardio.dataset.manifest import load, publish, publish_next
 from shardio.dataset.selection import RowRuns
 from shardio.errors import InvalidArgument
@@ -23,8 +23,9 @@ from shardio.maintenance import compact
 from shardio.order import shuffle
 from shardio.order.permutation import Permutation, derive_key
 from shardio.order.shuffle import ShardOrder, ShardShuffle, ends_within
+from shardio.samples.clip_view import ClipView
+from shardio.samples.clips import Clip, ClipSpec
 from shardio.samples.shard_dataset import open_dataset
-from shardio.views.clips import Clips
 from tests.loading import make_loader, samples, write_dataset
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -351,9 +352,12 @@ def test_clips_are_shuffled_by_the_shards_of_their_videos(tmp_path: Path) -> Non
     folder = write_dataset(tmp_path / "d", 12, 4, LABEL, ({"label": i} for i in range(12)))
     with open_dataset(folder) as dataset:
         n_frames = np.array([4, 8, 16, 0, 7, 9, 11, 6, 40, 8, 8, 8])
-        dataset.rows.set_clips(Clips(Clip(4, 2, step=3), n_frames))
+        clip = Clip(4, 2, step=3, field="video")
+        dataset.schema = Schema({"video": Video()})
+        spec = ClipSpec(clip, "video", (2, 2))
+        view = ClipView.of_tables(spec, dataset, {"n_frames": n_frames})
         ends = [0, *np.cumsum([0, 1, 4, 0, 1, 1, 2, 0, 12, 1, 1, 1]).tolist()]
-        assert dataset.rows.shard_ends.tolist() == [ends[3], ends[6], ends[9], ends[12]]
+        assert view.shard_ends.tolist() == [ends[3], ends[6], ends[9], ends[12]]
 
 
 def test_the_mean_window_is_what_a_window_says() -> None:

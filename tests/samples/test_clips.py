@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardio import Clip
 from shardio.errors import InvalidArgument
 from shardio.order.permutation import keyed_hashes
-from shardio.views.clips import Clips
+from shardio.samples.clips import Clip, Clips
 
 Found = list[tuple[int, list[int]]]
 

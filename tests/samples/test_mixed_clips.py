@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import Array, Clip, InvalidArgument, Schema, ShardDataset, ShardLoader, Video, mix
+from shardio import Array, InvalidArgument, Schema, ShardDataset, ShardLoader, Video, mix
 from shardio.dataset.manifest import load, publish_next
+from shardio.samples.clips import Clip
 from shardio.samples.mixture import Mixture
-from tests.loading import bits, write_dataset
+from tests.loading import bits, make_loader, write_dataset
 from tests.media_made import scene, write_video
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -46,7 +47,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def loader(given: Any, clip: Clip | None = CLIP, **options: Any) -> ShardLoader:
     options = {"batch_size": 4, "num_workers": 0, "output": "numpy", "seed": 1, **options}
     options.setdefault("fields", ["video", "label"])
-    return ShardLoader(given, clip=clip, **options)
+    return make_loader(given, clip=clip, **options)
 
 
 def epoch(given: Any, clip: Clip | None = CLIP, **options: Any) -> list[tuple[int, int, bytes]]:
@@ -75,8 +76,8 @@ def test_a_mixture_has_the_clips_of_each_source(
     with mixed(folders) as made:
         found = epoch(made, clip, shuffle=shuffle)
         with loader(made, clip) as loading:
-            labels = [loading.dataset[i]["label"] for i in range(len(loading.dataset))]
-            of = loading.dataset.sources_of([index for index, _, _ in found])  # type: ignore[attr-defined]
+            labels = [sample["label"] for sample in loading.view]
+            of = loading.view.sources_of([index for index, _, _ in found])
     assert sorted(index for index, _, _ in found) == list(range(25))
     assert all(pixels == alone[index] for index, _, pixels in found)
     assert all(label == labels[index] for index, label, _ in found)
@@ -120,7 +121,7 @@ def test_who_makes_batches_of_mixed_clips_makes_no_difference(
 
         def run(**options: Any) -> list[Any]:
             with loader(made, clip, shuffle=shuffle, **options) as loading:
-                assert len(loading.dataset) == 3 * 3 + 2 * 3
+                assert len(loading.view) == 3 * 3 + 2 * 3
                 return [bits(batch) for _ in range(2) for batch in loading]
 
         alone = run()
@@ -162,7 +163,7 @@ def test_clips_are_those_that_all_sources_say_or_one_that_is_asked_for(
         assert alike.view["step"] == 2
     with mix(copies[1:], weights=[1, 1]) as unlike:
         assert len(epoch(unlike, CLIP)) == 26
-        with pytest.raises(InvalidArgument, match=r"'step': 2.*'step': 5.*say which with clip="):
+        with pytest.raises(InvalidArgument, match=r"'step': 2.*'step': 5.*say which with mixture"):
             loader(unlike, None)
         with loader(unlike, None, fields=["label"]) as rows:
             assert len(rows.dataset) == 4

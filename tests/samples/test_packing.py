@@ -23,7 +23,6 @@ from shardio import (
     InvalidArgument,
     List,
     Schema,
-    ShardDataset,
     ShardLoader,
     ShardReader,
     Text,
@@ -35,10 +34,10 @@ from shardio.dataset.manifest import load, publish_next
 from shardio.errors import ChecksumMismatch, ShardCorrupt, TransformError
 from shardio.format.layout import Kind
 from shardio.maintenance import split
+from shardio.samples.packing import Pack, PackedWindows
 from shardio.samples.token_reader import TokenReader
+from shardio.samples.window_view import WindowView
 from shardio.shard.verification import Rows
-from shardio.views import Pack
-from shardio.views.packing import PackedWindows
 from tests.loading import bits, make_loader, write_dataset
 from tests.packed_naively import Window, naive_windows
 
@@ -125,10 +124,10 @@ class _Memory:
     """A stand-in for a dataset with documents in memory, as far as a gather of windows needs it."""
 
     def __init__(self, documents: list[Document], pack: Pack, sources: list[int]) -> None:
-        self.schema, self.access = SCHEMA, "pread"
+        self.schema, self.access, self.verify = SCHEMA, "pread", "first"
         self.files = SimpleNamespace(is_partial=False)
         ends = ends_of([len(each) for each in documents], pack)
-        self.rows = SimpleNamespace(packed=PackedWindows(pack, ends, sources))
+        self.windows = PackedWindows(pack, ends, sources)
         self.documents = documents
 
 
@@ -178,7 +177,8 @@ def test_windows_of_two_workers_steps_by_turns_are_worked_out_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pack = dataclasses.replace(EVERYTHING, field="tokens")
-    made: Any = _FromMemory(_Memory(DOCUMENTS, pack, [len(DOCUMENTS)]), pack)  # type: ignore[arg-type]
+    memory = _Memory(DOCUMENTS, pack, [len(DOCUMENTS)])
+    made: Any = _FromMemory(memory, memory.windows)  # type: ignore[arg-type]
     asked: list[int] = []
     parts = PackedWindows.parts
 
@@ -187,7 +187,7 @@ def test_windows_of_two_workers_steps_by_turns_are_worked_out_once(
         return parts(self, *given)
 
     monkeypatch.setattr(PackedWindows, "parts", counted)
-    every = np.arange(len(made._packed))
+    every = np.arange(len(memory.windows))
     own, others = every[::2].copy(), every[1::2].copy()
     outs = {name: np.zeros((1, pack.length), f.numpy) for name, f in made._made.items()}
     for step in range(len(others)):
@@ -210,11 +210,11 @@ def test_any_windows_in_any_order_are_those_of_documents_laid_end_to_end(
     expected = [each for s in streams if s for each in naive_windows(s, pack)]
     documents = [each for stream in streams for each in stream]
     made = _Memory(documents, pack, [len(stream) for stream in streams])
-    assert len(made.rows.packed) == len(expected)
+    assert len(made.windows) == len(expected)
     if not expected:
         return
     numbers = data.draw(st.lists(st.integers(0, len(expected) - 1), min_size=1, max_size=9))
-    tokens: Any = _FromMemory(made, pack)  # type: ignore[arg-type]
+    tokens: Any = _FromMemory(made, made.windows)  # type: ignore[arg-type]
     outs = {
         name: np.full((len(numbers), pack.length), 99, field.numpy)
         for name, field in pack.made(SCHEMA["tokens"]).items()  # type: ignore[arg-type]
@@ -320,7 +320,7 @@ def test_a_state_of_other_windows_is_refused(folder: str, other: Pack | None) ->
     with loader(folder, Pack(8)) as made:
         next(iter(made))
         state = made.state_dict()
-    with ShardLoader(folder, 4, num_workers=0, pack=other) as made:
+    with make_loader(folder, 4, num_workers=0, pack=other) as made:
         with pytest.raises(InvalidArgument, match="the state's view"):
             made.load_state_dict(state)
 
@@ -435,7 +435,7 @@ def test_a_window_of_a_mixture_is_of_one_source(
         check(found, first + second)
         with loader(mixture) as made:
             last = len(first) + len(second) - 1
-            assert made.dataset.sources_of([0, last]).tolist() == [0, 1]  # type: ignore[attr-defined]
+            assert made.view.sources_of([0, last]).tolist() == [0, 1]
 
 
 def test_a_source_without_a_window_is_no_part_of_a_mixture(folder: str, tmp_path: Path) -> None:
@@ -475,15 +475,17 @@ def test_origins_are_the_documents_that_windows_begin_in(folder: str) -> None:
 def test_only_what_is_packed_is_read_and_its_windows_can_be_preloaded(folder: str) -> None:
     with loader(folder, Pack(8), preload=True, shuffle=True) as made:
         assert set(next(iter(made))) == {"tokens", "tokens_mask"}
-        assert made.dataset.rows.covered_rows(np.array([0, 1, 0])).tolist() == [0, 2]
+        numbers = np.array([0, 1, 0])
+        assert made.view.covered_rows(numbers).tolist() == [0, 2]
 
 
-def test_a_dataset_that_shows_windows_can_be_pickled(folder: str) -> None:
+def test_a_view_of_windows_can_be_pickled(folder: str) -> None:
     with loader(folder) as made:
-        with pickle.loads(pickle.dumps(made.dataset)) as found:
-            assert isinstance(found, ShardDataset)
-            assert len(found) == len(made.dataset)
-            assert found.rows.view_id == made.dataset.rows.view_id
+        found = pickle.loads(pickle.dumps(made.view))
+        with found.dataset:
+            assert isinstance(found, WindowView)
+            assert len(found) == len(made.view)
+            assert found.identity == made.view.identity
 
 
 def test_a_changed_byte_names_the_document(tmp_path: Path) -> None:
@@ -504,8 +506,8 @@ def test_a_changed_byte_names_the_document(tmp_path: Path) -> None:
 
 def test_a_document_of_another_length_than_the_index_said_is_an_error(folder: str) -> None:
     with loader(folder) as made:
-        packed = made.dataset.rows.packed
-        assert packed is not None
+        assert isinstance(made.view, WindowView)
+        packed = made.view.windows
         packed.ends = packed.ends.copy()
         packed.ends[2:] += 1  # as if the file had been another when it was opened
         with pytest.raises(ShardCorrupt, match="does not account") as raised:
@@ -534,7 +536,6 @@ def test_options_that_are_not_acceptable_are_refused(options: dict[str, Any], me
 @pytest.mark.parametrize(
     ("pack", "options", "message"),
     [
-        (8, {}, r"pack must be a shardio\.views\.Pack; found 8"),
         (Pack(8, field="none"), {}, "no field 'none'; there are tokens"),
         (Pack(8), {}, r"these are: tokens, sub\.ids: choose one"),
         (Pack(8, field="text"), {}, "'text' must be an array of integers"),
@@ -542,8 +543,12 @@ def test_options_that_are_not_acceptable_are_refused(options: dict[str, Any], me
         (Pack(8, field="lists"), {}, "'lists' must be an array of integers"),
         (Pack(8, field="square"), {}, "'square' must have one dimension"),
         (Pack(8, field="maybe"), {}, "'maybe' must not be optional"),
-        (Pack(8), {"fields": ["tokens", "text"]}, r"leave out \['text'\] of fields"),
-        (Pack(8), {"fields": ["text"]}, "these are: none"),
+        (
+            Pack(8, field="tokens"),
+            {"fields": ["tokens", "text"]},
+            r"leave \['text'\] out of fields",
+        ),
+        (Pack(8, field="tokens"), {"fields": ["text"]}, "made of many rows' 'tokens'"),
         (Pack(8, field="tokens", eot=1 << 16), {}, "eot must be a token .* from 0 to 65535"),
         (Pack(8, field="tokens", pad=-1), {}, "pad must be a token .* found -1"),
         (Pack(99, field="tokens", rest="drop"), {}, "10 tokens .* are not enough"),

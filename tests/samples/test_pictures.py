@@ -214,11 +214,11 @@ def test_sizes_are_compared_in_all_shards_and_of_those_that_are_there(
     equal: str, several: str, tmp_path: Path
 ) -> None:
     with ShardDataset(equal) as one, ShardDataset(several) as other:
-        assert common_sizes(one, ["image"]) == {"image": (12, 16)}
-        assert common_sizes(other, ["image"]) == {}
+        assert common_sizes(one, ["image"], len(one), one.rows.at) == {"image": (12, 16)}
+        assert common_sizes(other, ["image"], len(other), other.rows.at) == {}
     made = [{"image": None, "label": i} for i in range(4)]
     with ShardDataset(write_dataset(tmp_path / "none", 4, 2, OPTIONAL, made)) as nothing:
-        assert common_sizes(nothing, ["image"]) == {}
+        assert common_sizes(nothing, ["image"], len(nothing), nothing.rows.at) == {}
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from shardio import Clip, EncodedStream
+from shardio import EncodedStream
 from shardio.errors import MediaError
 from shardio.format.types.streams import PacketFlag, pack_packets
 from shardio.order.permutation import keyed_hashes
-from shardio.views.clips import Clips, Events
-from shardio.views.video_index import FrameTimes, clip_frames, n_times
+from shardio.samples.clips import Clip, Clips, Events
+from shardio.samples.video_index import FrameTimes, clip_frames, n_times
 
 MAX = (1 << 63) - 1
 HIDDEN = int(PacketFlag.HIDDEN)

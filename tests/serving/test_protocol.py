@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import Batch, Clip, ShardioError, ShardLoader, WeightedSampler
+from shardio import Batch, ShardioError, ShardLoader, Sound, WeightedSampler
 from shardio.errors import ChecksumMismatch, InvalidArgument, TransformError
+from shardio.samples.clips import Clip
+from shardio.samples.packing import Pack
 from shardio.serving.client import handshake, protocol
 from shardio.serving.client.handshake import Opened
 from shardio.serving.client.protocol import (
@@ -31,7 +33,6 @@ from shardio.serving.client.protocol import (
     unpack,
     unpack_batch,
 )
-from shardio.views import Pack, Sound
 from tests.fuzz.mutate import change_bytes, change_json
 from tests.loading import bits, write_dataset
 
@@ -165,15 +166,22 @@ _ASKED: dict[str, Any] = {
     "fields": ["a", "b.c"],
     "sampler": range(4),
     "collate": {"a": (None, 3), "b": "ragged"},
-    "clip": Clip(8, fps=Fraction(30000, 1001), size=(16, 18), around="at", lead=0.25),
-    "sound": Sound(seconds="0.64", where="random"),
-    "pack": Pack(128, targets=True, eot=7),
+    "clips": {
+        "frames": 8,
+        "fps": Fraction(30000, 1001),
+        "size": (16, 18),
+        "around": "at",
+        "lead": 0.25,
+    },
+    "decode": {"audio": Sound(seconds="0.64", where="random"), "image": False},
+    "pack": {"length": 128, "targets": True, "eot": 7},
 }
 
 
 def test_options_come_back_as_they_were_asked_for() -> None:
     told = json.loads(json.dumps(handshake.as_json(_ASKED)))
-    assert handshake.from_json(told) == {**_ASKED, "sampler": [0, 1, 2, 3]}
+    made = {"clips": Clip(**_ASKED["clips"]), "pack": Pack(**_ASKED["pack"])}
+    assert handshake.from_json(told) == {**_ASKED, "sampler": [0, 1, 2, 3], **made}
 
 
 def test_a_weighted_sampler_travels() -> None:

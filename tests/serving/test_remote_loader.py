@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Clip, InvalidArgument, ShardLoader, WeightedSampler
+from shardio import InvalidArgument, ShardLoader, WeightedSampler
 from shardio.errors import ClosedError, ServerUnreachable, TransformError
 from shardio.serving import Server
 from shardio.serving.client.connection import Link
@@ -117,8 +117,9 @@ def test_options_that_are_data_mean_the_same_there(
         ({"sampler": range}, "code cannot be sent"),
         ({"collate": dict}, "code cannot be sent"),
         ({"fields": ["nothing"]}, "fields must be different ones of"),
-        ({"clip": "all"}, "clip must be a Clip"),
-        ({"clip": Clip(8)}, "clip"),
+        ({"clips": "all"}, "clips must be a dict with the arguments of dataset.clips"),
+        ({"clips": {"frame": 8}}, "clips must be a dict.*'frame'"),
+        ({"clips": {"frames": 8}}, "clips need a field of videos"),
         ({"tail": "other"}, "tail must be one of"),
         ({"subset": "val"}, "val"),
         ({"output": "lists"}, "output must be one of"),

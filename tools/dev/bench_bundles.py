@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from shardio import Clip, ShardLoader
+import shardio
+from shardio import ShardLoader
 from shardio.order.clip_groups import ClipGroupOrder, ClipGroups
 from shardio.order.permutation import epoch_permutation
 
@@ -33,10 +34,10 @@ MAX_CPU, MAX_CROWDED = 0.8, 0.001
 
 def epoch(folder: str, per_video: int, batch_size: int, seed: int) -> tuple[float, int, float]:
     """CPU seconds of one epoch, its clips, and the share of batches with too many of a video."""
-    clip = Clip(16, size=(112, 112), per_video=per_video)
+    view = shardio.open(folder).clips(16, size=(112, 112), per_video=per_video)
     options: dict[str, Any] = {"shuffle": True, "seed": seed, "num_workers": 0, "output": "numpy"}
     n_clips, crowded = 0, []
-    with ShardLoader(folder, batch_size, clip=clip, fields=["video"], **options) as loader:
+    with ShardLoader(view, batch_size, fields=["video"], **options) as loader:
         start_s = time.process_time()
         for batch in loader:
             n_clips += batch.n_rows

@@ -33,7 +33,8 @@ from unittest import mock
 
 import numpy as np
 
-from shardio import Array, Bytes, Clip, DatasetWriter, Schema, ShardLoader, Video
+import shardio
+from shardio import Array, Bytes, DatasetWriter, Schema, ShardLoader, Video
 from shardio._engine.filling.readahead import ReadAhead
 from shardio._workers.processes.limits import levels
 from shardio.measuring.measure import cached_share
@@ -118,7 +119,7 @@ def drop(folder: str) -> None:
     raise SystemExit(f"{folder}: {share} of it is still in the page cache; not measured")
 
 
-def load(folder: str, batch: int, order: Any, seconds: float, options: dict[str, Any]) -> None:
+def load(folder: Any, batch: int, order: Any, seconds: float, options: dict[str, Any]) -> None:
     """Be a run: print its figures."""
     begin_s = time.perf_counter()
     # Threads, so that they have what is patched here.
@@ -199,9 +200,10 @@ def run(folder: str, name: str, batch: str, order: str, seconds: str, advised: s
     if not int(advised):
         mock.patch.object(ReadAhead, "before", lambda *_: None).start()
     options: dict[str, Any] = {"preload": True} if order == "preload" else {}
+    view: Any = folder
     if name in FILMS:
-        options["clip"] = Clip(16, where="random", size=(112, 112))
-    load(folder, int(batch), ORDERS.get(order, "full"), float(seconds), options)
+        view = shardio.open(folder).clips(16, where="random", size=(112, 112))
+    load(view, int(batch), ORDERS.get(order, "full"), float(seconds), options)
 
 
 def compare(folder: str, name: str, options: argparse.Namespace) -> list[str]:

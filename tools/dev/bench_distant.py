@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 import shardio
-from shardio import Array, Clip, Schema, ShardLoader, Video
+from shardio import Array, Schema, ShardLoader, Video
 from tests.loading import write_dataset
 from tests.shards import made_stream
 
@@ -139,10 +139,9 @@ def main() -> int:
             first_s = time.perf_counter() - began_s
             n_bytes += sum(batch["row"].nbytes for batch in batches)
             found = n_bytes / (time.perf_counter() - began_s)
-        began_s, clip = time.perf_counter(), Clip(frames=4)
-        with ShardLoader(
-            shardio.open(f"{url}/videos", cache=Path(place) / "2"), 8, clip=clip, **options
-        ):
+        began_s = time.perf_counter()
+        far = shardio.open(f"{url}/videos", cache=Path(place) / "2")
+        with ShardLoader(far.clips(4), 8, **options):
             clips_s = time.perf_counter() - began_s
         server.kill()
     n_at_once, share = found / bytes_per_s, clips_s / (2 * given.shards * latency_s)

@@ -34,6 +34,7 @@ from shardio._workers.processes.blocks import Block
 from shardio.batch.layout import layout_for_samples
 from shardio.order.partition import RankPartition
 from shardio.samples.shard_dataset import ShardDataset
+from shardio.samples.view import RowView
 
 BATCH: Final = 32
 FEW, MANY = 8, 16
@@ -104,7 +105,7 @@ def _epochs_of_worker(case: str, folder: str) -> Iterable[Callable[[], int]]:
             transform=transform,
             takes_rng=False,
         )
-        filler = Filler(batch_spec, dataset)
+        filler = Filler(batch_spec, RowView(dataset))
         layout = layout_for_samples(filler.batch_schema(), BATCH)
         blocks = [Block(number, 2 * layout.heap) for number in range(4)]
         epoch = 0

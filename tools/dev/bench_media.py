@@ -32,7 +32,9 @@ import av  # noqa: E402 - the checkout comes first
 import numpy as np  # noqa: E402
 
 import shardio  # noqa: E402
-from shardio import Clip, ShardLoader  # noqa: E402
+from shardio import ShardLoader  # noqa: E402
+from shardio.samples.clip_view import ClipView  # noqa: E402
+from shardio.samples.clips import Clip  # noqa: E402
 
 FRAMES, SIZE, BATCH = 16, 112, 8
 STORES = ("raw", "jpeg", "h264", "packets")
@@ -71,7 +73,9 @@ def endless(loader: ShardLoader) -> Iterator[int]:
 def opened(path: Path, clip: Clip | None) -> ShardLoader:
     """Return a loader in this process."""
     options: dict[str, Any] = {"shuffle": True, "num_workers": 0, "reuse": True}
-    return ShardLoader(path, BATCH, output="numpy", clip=clip, **options)
+    dataset = shardio.open(path)
+    view = dataset if clip is None else ClipView(dataset, clip)
+    return ShardLoader(view, BATCH, output="numpy", **options)
 
 
 def from_store(folder: Path, store: str, stride: int) -> Iterator[Way]:

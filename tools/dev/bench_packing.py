@@ -28,7 +28,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "converters"), str(ROOT / "tools")]
 import numpy as np  # noqa: E402 - the checkout comes first
 
 import shardio  # noqa: E402
-from shardio.views.packing import Pack  # noqa: E402
+from shardio.samples.packing import Pack  # noqa: E402
+from shardio.samples.window_view import WindowView  # noqa: E402
 
 BAR = 0.2
 LENGTH, BATCH, MEAN = 1024, 64, 500
@@ -59,8 +60,10 @@ def lengths() -> list[int]:
 
 def rate(place: Path, pack: Pack | None, n_workers: int, epochs: int) -> float:
     """Tokens per second, of the epochs behind the first, in which hashes are checked."""
+    dataset = shardio.open(place)
+    view = dataset if pack is None else WindowView(dataset, pack)
     with shardio.ShardLoader(
-        place, BATCH, pack=pack, num_workers=n_workers, shuffle=True, output="numpy", tail="drop"
+        view, BATCH, num_workers=n_workers, shuffle=True, output="numpy", tail="drop"
     ) as loader:
         for _ in loader:
             pass

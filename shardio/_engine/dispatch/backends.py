@@ -48,8 +48,8 @@ from shardio._workers.tasks.failure_policy import CrashLoop
 from shardio._workers.tasks.schedule import DEPTH
 from shardio.batch.batch import Skipped
 from shardio.batch.layout import BlockLayout
-from shardio.dataset.dataset import Dataset
 from shardio.errors import ClosedError
+from shardio.samples.view import SampleView
 
 if TYPE_CHECKING:
     from shardio._engine.dispatch.thread_workers import ThreadWorkers
@@ -76,16 +76,16 @@ class InlineWorker:
         self._plans: dict[int, EpochPlan] = {}
 
     def send_hello(
-        self, dataset: Dataset, fds: Sequence[int], tables: tuple[SharedArray, ...] = ()
+        self, view: SampleView, fds: Sequence[int], tables: tuple[SharedArray, ...] = ()
     ) -> None:
-        """Use the main process's dataset, and map the shared files."""
+        """Use the main process's view, and map the shared files."""
         self._filler = Filler(
             self._batch_spec,
-            dataset,
+            view,
             # Here a KeyboardInterrupt is Ctrl-C; in a worker it can only come from user code.
             passes=(KeyboardInterrupt,),
             # A truncated file would kill this process; the crash of a worker is reported.
-            cautions=dataset.files.check_lengths if dataset.access == "mmap" else None,
+            cautions=view.dataset.files.check_lengths if view.dataset.access == "mmap" else None,
         )
         if self._batch_spec.skips:
             self._row_by_row = RowByRowFiller(self._filler, self._batch_spec.seed)
@@ -213,17 +213,17 @@ class WorkerBackend:
         return bool(self._starting) and time.monotonic() < self._start_end_s
 
     def send_hello(
-        self, dataset: Dataset, fds: Sequence[int], tables: tuple[SharedArray, ...] = ()
+        self, view: SampleView, fds: Sequence[int], tables: tuple[SharedArray, ...] = ()
     ) -> None:
         """Send the files that workers share with the main process. The caller keeps them open.
 
         Args:
-            dataset: the main process's own instance.
+            view: the main process's own instance.
             fds: the files up to KEPT, in the order of `worker`, then a STACKS file per worker.
-            tables: the tables of the dataset's view, from `shared_tables`.
+            tables: the tables of the view, from `share_view`.
         """
         self._tables = tables
-        self._hello = dataset.lineage.encode(), tuple(fds)
+        self._hello = view.dataset.lineage.encode(), tuple(fds)
         memory = mmap.mmap(fds[KEPT], 0)
         self._kept = [ReplyBuffer(memory, worker) for worker in range(self.n_workers)]
         for kept in self._kept:

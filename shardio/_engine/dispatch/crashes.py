@@ -27,6 +27,7 @@ from shardio._workers.tasks.failure_policy import MAX_CRASHES
 from shardio.batch.layout import CLAIMED, EMPTY, NO_FIELD, BlockLayout
 from shardio.dataset.dataset import Dataset
 from shardio.errors import ShardChanged, WorkerDied
+from shardio.samples.view import SampleView
 from shardio.shard.writer import ShardSummary
 
 _NAMED_SAMPLES: Final = 3
@@ -47,9 +48,9 @@ class InFlightRows:
     places: tuple[tuple[int, int], ...] = ()
 
 
-def claim_of_first(batch_spec: BatchSpec, dataset: Dataset, number: int = 0) -> InFlightRows:
+def claim_of_first(batch_spec: BatchSpec, view: SampleView, number: int = 0) -> InFlightRows:
     """Return the sample that gives the schema of batches: sample `number` of the view."""
-    rows = dataset.rows.at(np.array([number]))
+    rows, dataset = view.at(np.array([number])), view.dataset
     shard = int(dataset.locate(rows)[0])
     row = int(rows[0] - dataset.starts[shard])
     place = f"sample {row} of shard {dataset.shards[shard].name} of {batch_spec.path}"

@@ -29,7 +29,7 @@ from shardio._engine.dispatch.crashes import claim_of_first, crash_error, is_fin
 from shardio._engine.dispatch.dispatcher import Dispatcher
 from shardio._engine.dispatch.iterations import Delivered, EpochIteration, IterationTable
 from shardio._engine.dispatch.worker import RequestKind, Task, TaskResult, WorkerLost, kept_file
-from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, Schemas, shared_tables
+from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, Schemas, share_view
 from shardio._engine.filling.row_by_row import may_skip
 from shardio._engine.filling.sizing import block_bytes, n_blocks_wanted
 from shardio._workers.processes.blocks import BlockPool
@@ -44,7 +44,6 @@ from shardio._workers.processes.shared_memory import SharedArray, create_bitmap_
 from shardio._workers.processes.stack_dumps import stack_files, timeout_error
 from shardio._workers.tasks.schedule import Schedule
 from shardio.batch.layout import BlockLayout
-from shardio.dataset.dataset import Dataset
 from shardio.errors import (
     ClosedError,
     InsufficientMemory,
@@ -53,6 +52,7 @@ from shardio.errors import (
     TransformError,
     WorkerDied,
 )
+from shardio.samples.view import SampleView
 
 _NEXT, _SPREAD = 8, 24
 """The numbers of candidates for the schema: at the start, and spread over the view."""
@@ -64,9 +64,9 @@ class SchemaProbe:
     """A request to a worker for the schemas of batches. Borrows its arguments."""
 
     def __init__(
-        self, batch_spec: BatchSpec, dataset: Dataset, backend: WorkerBackend | InlineWorker
+        self, batch_spec: BatchSpec, view: SampleView, backend: WorkerBackend | InlineWorker
     ) -> None:
-        self._batch_spec, self._dataset, self._backend = batch_spec, dataset, backend
+        self._batch_spec, self._view, self._backend = batch_spec, view, backend
         self._is_asked = False
         self._n_crashes = 0
         self._candidates = _candidates(batch_spec.n_samples) if batch_spec.skips else [0]
@@ -81,7 +81,7 @@ class SchemaProbe:
         """Return the schemas if they need no worker; otherwise send a request, and return None."""
         batch_spec = self._batch_spec
         if not batch_spec.runs_user_code or not batch_spec.n_samples:
-            return Schemas(batch_spec.delivered(self._dataset))
+            return Schemas(batch_spec.delivered(self._view))
         if not self._is_asked:
             self._is_asked = True
             self._backend.give(_ASKED, Task(RequestKind.SCHEMA, 0, 0, 0, self._sample, 0, 0), None)
@@ -117,9 +117,7 @@ class SchemaProbe:
     def tasks_of(self, worker: int) -> list[str]:
         """Describe a worker's unanswered request."""
         is_busy = self._is_asked and worker == _ASKED
-        return (
-            [claim_of_first(self._batch_spec, self._dataset, self._sample).text] if is_busy else []
-        )
+        return [claim_of_first(self._batch_spec, self._view, self._sample).text] if is_busy else []
 
     def _take(self, answer: TaskResult | WorkerLost) -> Schemas | None:
         if isinstance(answer, WorkerLost) and not (self._is_asked and answer.worker == _ASKED):
@@ -144,10 +142,10 @@ class SchemaProbe:
     def _ask_again(self, loss: WorkerLost) -> Schemas | None:
         """Ask the restarted worker, unless the sample has crashed too many workers."""
         self._n_crashes += 1
-        claim = claim_of_first(self._batch_spec, self._dataset, self._sample)
+        claim = claim_of_first(self._batch_spec, self._view, self._sample)
         n = self._n_crashes
         many = f", at which {n} workers have crashed" if n > 1 else ""
-        error = crash_error(loss.how, loss.signal, claim, many, self._dataset)
+        error = crash_error(loss.how, loss.signal, claim, many, self._view.dataset)
         if not is_final(error, self._n_crashes):
             return self.ask()
         self._n_crashes = 0
@@ -217,7 +215,7 @@ class Engine:
         self._is_closed = False
         self._is_inside = False
         """True during a call; a signal handler in the same thread may then call `close`."""
-        self.dataset: Dataset
+        self.view: SampleView
 
     @files_explained()
     def _new_backend(self) -> Backend:
@@ -226,9 +224,9 @@ class Engine:
         return WorkerBackend(self._batch_spec, self._n_workers, self._start_method)
 
     @files_explained()
-    def open(self, dataset: Dataset) -> None:
-        """Take ownership of the dataset, and share its verification bitmap with the workers."""
-        self.dataset = dataset
+    def open(self, view: SampleView) -> None:
+        """Take ownership of the view's dataset; share the view and bitmap with the workers."""
+        self.view, dataset = view, view.dataset
         marks_fd = create_bitmap_file(dataset.files.n_marks)
         self._fds = [marks_fd]
         self._fds.append(self._iterations.share())
@@ -236,9 +234,9 @@ class Engine:
         self._fds.append(kept_file(self._n_workers))
         self._fds.extend(stack_files(self._n_workers))
         dataset.files.share_marks(np.frombuffer(mmap.mmap(marks_fd, 0), np.uint8))
-        self._tables = shared_tables(dataset)
-        self._backend.send_hello(dataset, self._fds, self._tables)
-        self._schema_probe = SchemaProbe(self._batch_spec, dataset, self._backend)
+        self.view, self._tables = share_view(view)
+        self._backend.send_hello(self.view, self._fds, self._tables)
+        self._schema_probe = SchemaProbe(self._batch_spec, self.view, self._backend)
         schemas = self._schema_probe.ask()  # `layout` waits for the answer
         if schemas is not None:
             self._lay_out(schemas)
@@ -265,7 +263,7 @@ class Engine:
     def _lay_out(self, schemas: Schemas) -> BlockLayout:
         layout = self._batch_spec.lay_out(schemas)
         n_bytes = block_bytes(
-            layout, self._batch_spec, self.dataset, self._memory_bytes, schemas.heap_bytes
+            layout, self._batch_spec, self.view, self._memory_bytes, schemas.heap_bytes
         )
         wanted = n_blocks_wanted(self._n_workers, self._prefetch, n_bytes)
         self._n_blocks = min(wanted, self._memory_bytes // n_bytes)
@@ -279,7 +277,7 @@ class Engine:
         self._backend.use_layout(layout, schemas, self._memory_bytes)
         self._dispatcher = Dispatcher(
             self._batch_spec,
-            self.dataset,
+            self.view.dataset,
             self._backend,
             self._iterations,
             BlockPool(block_bytes, self._memory_bytes),
@@ -368,8 +366,8 @@ class Engine:
         self._backend.close()
         self._iterations.restart_iterations()
         self._backend = self._new_backend()
-        self._backend.send_hello(self.dataset, self._fds, self._tables)
-        self._schema_probe = SchemaProbe(self._batch_spec, self.dataset, self._backend)
+        self._backend.send_hello(self.view, self._fds, self._tables)
+        self._schema_probe = SchemaProbe(self._batch_spec, self.view, self._backend)
         if self._dispatcher is not None and self._layout is not None:
             self.pool.close()
             self._create_dispatcher(self._layout, self._schemas, self.pool.block_bytes)
@@ -468,5 +466,5 @@ class Engine:
         while self._fds:
             os.close(self._fds.pop())
         self._iterations.release()
-        if hasattr(self, "dataset"):
-            self.dataset.close()
+        if hasattr(self, "view"):
+            self.view.dataset.close()

@@ -37,8 +37,8 @@ from shardio._workers.processes.pool_events import Event, Failed, Message
 from shardio._workers.processes.pool_state import WorkerExit
 from shardio._workers.processes.stack_dumps import shortened
 from shardio._workers.processes.zygote import GRACE_S
-from shardio.dataset.dataset import Dataset
 from shardio.errors import ClosedError
+from shardio.samples.view import SampleView
 
 __all__ = ["ThreadWorkers"]
 
@@ -193,13 +193,14 @@ class _ThreadWorker(BatchWorker):
         self._common = common
         super().__init__(batch_spec, lambda answer: common.answers.put(Message(index, answer)))
 
-    def _new_filler(self, batch_spec: BatchSpec, dataset: Dataset) -> Filler:
+    def _new_filler(self, view: SampleView) -> Filler:
+        files = view.dataset.files
         return Filler(
-            batch_spec,
-            dataset,
+            self._batch_spec,
+            view,
             # Reading a truncated file would kill the user's program; only the crash of a worker
             # process can be reported.
-            cautions=dataset.files.check_lengths if dataset.access == "mmap" else None,
+            cautions=files.check_lengths if view.dataset.access == "mmap" else None,
             call=self._common.call,
         )
 

@@ -29,7 +29,7 @@ import numpy as np
 from shardio._base.classes import Closing
 from shardio._base.statistics import now_ns
 from shardio._engine.dispatch.counters import IterationCounters
-from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, Schemas, apply_view
+from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, Schemas, receive_view
 from shardio._engine.filling.filler import Filler
 from shardio._engine.filling.row_by_row import LeftOut, RowByRowFiller
 from shardio._workers.processes.blocks import BlockMap
@@ -56,6 +56,7 @@ from shardio.dataset.dataset import Dataset
 from shardio.errors import DatasetCorrupt
 from shardio.samples.mixture import Mixture
 from shardio.samples.shard_dataset import ShardDataset
+from shardio.samples.view import SampleView
 
 # The constructor of a NamedTuple runs Python code; `tuple.__new__` is faster for every batch.
 _TASK = struct.Struct("<HHIQQII")
@@ -272,10 +273,8 @@ class BatchWorker(Closing):
         self._batch_spec, self._send = batch_spec, send
         # The generation that the main process has opened, even if a newer one was published.
         self._dataset = _open(batch_spec)
-        self._filler = self._new_filler(batch_spec, self._dataset)
-        self._row_by_row = (
-            RowByRowFiller(self._filler, batch_spec.seed) if batch_spec.skips else None
-        )
+        self._filler: Filler
+        self._row_by_row: RowByRowFiller | None = None
         self._left_out: LeftOut | None = None
         """The samples that the next task skips; None for an ordinary task."""
         self._cancelled = np.zeros(0, np.uint8)
@@ -290,11 +289,12 @@ class BatchWorker(Closing):
 
     def close(self) -> None:
         """Close the decoders and files, then the dataset."""
-        self._filler.close()
+        if hasattr(self, "_filler"):
+            self._filler.close()
         self._dataset.close()
 
-    def _new_filler(self, batch_spec: BatchSpec, dataset: Dataset) -> Filler:
-        return Filler(batch_spec, dataset)
+    def _new_filler(self, view: SampleView) -> Filler:
+        return Filler(self._batch_spec, view)
 
     def _map(self, fd: int) -> BlockMap:
         return BlockMap(fd, self._most_bytes)
@@ -323,8 +323,8 @@ class BatchWorker(Closing):
             self._layout = self._batch_spec.lay_out(schemas)
         elif task.ask == RequestKind.HELLO:
             try:
-                self._filler.share_steps(task.n_rows)
                 self._accept_hello(message[DESCRIPTOR_BYTES:].decode(), fds, task.block)
+                self._filler.share_steps(task.n_rows)
             except Exception as error:  # noqa: BLE001  # reported with the first reply
                 self._start_error = error
             # One byte more than a descriptor, because READY is not the reply to a task.
@@ -364,7 +364,10 @@ class BatchWorker(Closing):
         )
         self._compare(lineage)
         self._dataset.files.share_marks(np.frombuffer(mmap.mmap(fds[MARKS], 0), np.uint8))
-        apply_view(self._dataset, self._batch_spec, fds[TABLES:])
+        view = receive_view(self._dataset, self._batch_spec, fds[TABLES:])
+        self._filler = self._new_filler(view)
+        if self._batch_spec.skips:
+            self._row_by_row = RowByRowFiller(self._filler, self._batch_spec.seed)
 
     def _compare(self, lineage: str) -> None:
         """Raise DatasetCorrupt unless the dataset is the one that the main process has opened."""

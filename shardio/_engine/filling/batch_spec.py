@@ -12,8 +12,8 @@ of tokens, the end of each document and the document in which each window begins
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -36,15 +36,15 @@ from shardio.dataset.selection import RowList
 from shardio.format.schema import Schema
 from shardio.order import Order, Ordering, Samples, Sequential
 from shardio.order.partition import RankPartition
-from shardio.order.permutation import CHUNK, OF_SOUNDS, derive_key, keyed_hashes
-from shardio.samples.clips import ClipDraws, ClipSpec, draw_clips
-from shardio.samples.media import AudioField, AudioSpec, common_sizes, image_schema
+from shardio.order.permutation import CHUNK, OF_SOUNDS
+from shardio.samples.clips import ClipDraws
+from shardio.samples.media import AudioSpec, common_sizes, image_schema
 from shardio.samples.mixture import Mixture, MixtureSpec
+from shardio.samples.sample_reader import SamplePlace
+from shardio.samples.view import Keys, Maker, RowView, SampleView
 from shardio.shard.verification import Rows, Verify
 from shardio.storage.file_access import Access
 from shardio.storage.remote.options import RemoteOptions
-from shardio.views.clips import Clips, Events
-from shardio.views.packing import Packing
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,9 @@ class BatchSpec:
     `subset` of the dataset. `block_rows` is the maximum number of samples in a block. `skips` is
     True if a failed sample is replaced by another. `mixed` has the arguments that open several
     datasets instead of one; `path` is then only for messages. `pictures` names the fields to
-    decode. `cut` specifies the clips of videos, `audio_spec` the decoding of audio, `packing` the
-    windows of tokens, and `remote` the options of a dataset in an object store.
+    decode, and `audio` has the format of audio. `make_view` makes the view of tables, which have
+    the dtypes and lengths in `tables`; `n_selected` is the number of rows of a selection, which
+    the main process sends as well. `remote` has the options of a dataset in an object store.
     """
 
     path: str
@@ -78,24 +79,11 @@ class BatchSpec:
     batch_takes_rng: bool = False
     mixed: MixtureSpec | None = None
     pictures: tuple[str, ...] = ()
-    cut: ClipSpec | None = None
-    audio_spec: AudioSpec | None = None
-    packing: Packing | None = None
+    audio: AudioSpec = AudioSpec()
+    make_view: Maker = RowView.of_tables
+    tables: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    n_selected: int | None = None
     remote: RemoteOptions | None = None
-
-    @property
-    def n_selected(self) -> int:
-        """The number of rows that the main process sends, if the dataset is a selection."""
-        if self.mixed is not None:
-            return self.mixed.n_selected
-        if self.packing is not None:
-            return self.packing.n_documents
-        return self.n_samples if self.cut is None else self.cut.n_videos
-
-    @property
-    def heard(self) -> tuple[AudioField, ...]:
-        """The fields whose audio is decoded."""
-        return () if self.audio_spec is None else self.audio_spec.fields
 
     @property
     def makes_batches(self) -> bool:
@@ -107,20 +95,16 @@ class BatchSpec:
         """True if any user function runs in the workers."""
         return self.transform is not None or self.makes_batches
 
-    def delivered(self, dataset: Dataset) -> Schema:
+    def delivered(self, view: SampleView) -> Schema:
         """Return the schema of samples without a transform: the stored or decoded fields.
 
         Raises:
             ShardCorrupt: the index entries with the sizes of pictures are damaged.
         """
-        found = Schema({name: dataset.schema[name] for name in self.fields})
-        if self.packing is not None:
-            return self.packing.pack.delivered(found)
-        if self.cut is not None:
-            found = self.cut.delivered(found)
-        if self.audio_spec is not None:
-            found = self.audio_spec.delivered(found)
-        return image_schema(found, common_sizes(dataset, self.pictures)) if self.pictures else found
+        stored = Schema({name: view.dataset.schema[name] for name in self.fields})
+        found = self.audio.delivered(view.delivered(stored))
+        sizes = common_sizes(view.dataset, self.pictures, len(view), view.at)
+        return image_schema(found, self.pictures, sizes)
 
     def lay_out(self, schemas: Schemas) -> BlockLayout:
         """Return the layout of batches in blocks.
@@ -130,7 +114,7 @@ class BatchSpec:
         """
         samples = schemas.samples
         layout = layout_for_samples(samples, self.block_rows, self.collation)
-        decoded_ones = {*self.pictures, *(field.name for field in self.heard)}
+        decoded_ones = {*self.pictures, *(each.name for each in self.audio.fields)}
         of_values = any(slot.join.name in decoded_ones for slot in layout.joins)
         if layout.joins and (of_values or self.transform is not None):
             # Values are computed sample by sample, and collated afterwards.
@@ -179,64 +163,35 @@ class EpochPlan:
     tokens: tuple[int, ...] | None = None
 
 
-def shared_tables(dataset: Dataset) -> tuple[SharedArray, ...]:
-    """Move the tables of a dataset's view that are not in its BatchSpec into memory files.
+def share_view(view: SampleView) -> tuple[SampleView, tuple[SharedArray, ...]]:
+    """Move the tables of a view into memory files; return an equal view of these, and the files.
+
+    The rows of a selection come first.
 
     Raises:
         InsufficientMemory: the memory is not available.
     """
-    tables, rows = [], dataset.rows
+    shared, rows = [], view.dataset.rows
     if rows.row_list is not None:
-        selection = SharedArray.of(rows.row_list.every(), "the rows of a selection")
-        rows.set_rows(RowList(selection.array))
-        tables.append(selection)
-    if rows.clips is not None:
-        n_frames = SharedArray.of(rows.clips.n_frames, "how many frames each video has")
-        rows.clips.n_frames = n_frames.array
-        tables.append(n_frames)
-        if rows.clips.events is not None:
-            counts, values = rows.clips.events
-            shared = SharedArray.of(counts, "how many events each video has")
-            events = SharedArray.of(values, "the events of videos")
-            rows.clips.events = Events(shared.array, events.array)
-            tables += [shared, events]
-    if rows.packed is not None:
-        ends = SharedArray.of(rows.packed.ends, "where each document ends")
-        firsts = SharedArray.of(rows.packed.firsts, "which document each window begins in")
-        rows.packed.ends, rows.packed.firsts = ends.array, firsts.array
-        tables += [ends, firsts]
-    return tuple(tables)
+        shared.append(SharedArray.of(rows.row_list.every(), "the rows of a selection"))
+        rows.set_rows(RowList(shared[0].array))
+    tables = {name: SharedArray.of(*table) for name, table in view.tables().items()}
+    arrays = {name: table.array for name, table in tables.items()}
+    return view.made_of(view.dataset, arrays), (*shared, *tables.values())
 
 
-def apply_view(dataset: Dataset, batch_spec: BatchSpec, fds: Sequence[int]) -> None:
-    """Apply the main process's view to a worker's dataset; take ownership of the tables' `fds`."""
+def receive_view(dataset: Dataset, batch_spec: BatchSpec, fds: Sequence[int]) -> SampleView:
+    """Return the main process's view of a worker's dataset; take ownership of the `fds`."""
     left = list(fds)
-    if batch_spec.packing is not None:
-        firsts = SharedArray.received(left.pop(), "<i8", batch_spec.n_samples)
-        ends = SharedArray.received(left.pop(), "<i8", batch_spec.packing.n_documents)
-        dataset.rows.set_windows(batch_spec.packing.pack, ends.array, firsts.array)
-    if batch_spec.cut is not None:
-        events = None
-        if batch_spec.cut.events is not None:
-            values = SharedArray.received(left.pop(), *batch_spec.cut.events)
-            counts = SharedArray.received(left.pop(), "<i8", batch_spec.cut.n_videos)
-            events = Events(counts.array, values.array)
-        n_frames = SharedArray.received(left.pop(), "<i8", batch_spec.cut.n_videos)
-        dataset.rows.set_clips(Clips(batch_spec.cut.clip, n_frames.array, events))
-    if left:
-        selection = SharedArray.received(left.pop(), "<i8", batch_spec.n_selected)
+    if batch_spec.n_selected is not None:
+        selection = SharedArray.received(left.pop(0), "<i8", batch_spec.n_selected)
         dataset.rows.set_rows(RowList(selection.array))
+    pairs = zip(batch_spec.tables.items(), left, strict=True)
+    tables = {name: SharedArray.received(fd, *shape).array for (name, shape), fd in pairs}
+    return batch_spec.make_view(dataset, tables)
 
 
 _STATE_SHIFT: Final = 32
-
-
-class Keys(NamedTuple):
-    """The keys of some samples' random draws: seed, epoch, and positions in the epoch."""
-
-    seed: int
-    epoch: int
-    positions: Rows
 
 
 class IndexChunk:
@@ -250,16 +205,17 @@ class IndexChunk:
 
     def __init__(
         self,
-        dataset: Dataset,
+        view: SampleView,
         first: int,
         last: int,
         numbers: Rows,
         keys: Keys,
         tokens: tuple[int, ...] | None = None,
     ) -> None:
-        self._dataset, self._keys = dataset, keys
+        dataset = view.dataset
+        self._view, self._dataset, self._keys = view, dataset, keys
         self.first, self.last, self.numbers, self.tokens = first, last, numbers, tokens
-        rows = dataset.rows.at(numbers)
+        rows = view.at(numbers)
         self.n, self.rows, self.shards = len(rows), rows, dataset.locate(rows)
         self.origins: npt.NDArray[np.int64] = np.empty((len(rows), 3), np.int64)
         self.origins[:, 0] = numbers
@@ -269,9 +225,14 @@ class IndexChunk:
 
     def shards_within(self, part: slice) -> Rows:
         """Return the shards that contain the samples of a part."""
-        if self._dataset.rows.packed is None:
-            return self.shards[part]
-        return self._dataset.locate(self._dataset.rows.covered_rows(self.origins[part, 0]))
+        return self.covered(part)[1] if self._view.spans_rows else self.shards[part]
+
+    def covered(self, part: slice) -> tuple[Rows, Rows]:
+        """Return all rows that the samples of a part are made of, and their shards."""
+        if not self._view.spans_rows:
+            return self.rows[part], self.shards[part]
+        rows = self._view.covered_rows(self.numbers[part])
+        return rows, self._dataset.locate(rows)
 
     def slots(self, name: str) -> Rows:
         """Return the location of each sample's row of a column, for `ColumnGather.gather`."""
@@ -282,59 +243,49 @@ class IndexChunk:
         return found
 
     @cached_property
-    def cuts(self) -> ClipDraws:
-        """Return the start and crop of each sample's clip."""
-        clips = self._dataset.rows.clips
-        if clips is None:
-            raise AssertionError("a batch spec with clips is for a dataset that shows its clips")
-        seed, epoch, positions = self._keys
-        return draw_clips(clips, self.origins[:, 0], positions, seed=seed, epoch=epoch)
-
-    def sound_starts(self, part: slice, *, is_drawn: bool) -> list[int]:
-        """Return, for each sample, the start of its clip, else a random number, else 0.
-
-        It determines the start of the sample's audio.
-        """
-        if self._dataset.rows.clips is not None:
-            found: list[int] = self.cuts.starts[part].tolist()
-            return found
-        return self._sound_draws[part].tolist() if is_drawn else [0] * (part.stop - part.start)
+    def draws(self) -> ClipDraws | None:
+        """The start and crop of the clip of each sample; None if samples are no clips."""
+        return self._view.draws(self.numbers, self._keys)
 
     @cached_property
-    def _sound_draws(self) -> npt.NDArray[np.uint64]:
-        """Return 64 random bits for each sample."""
-        seed, epoch, positions = self._keys
-        return keyed_hashes(positions, derive_key(OF_SOUNDS, seed, epoch))
+    def starts(self) -> npt.NDArray[Any]:
+        """The start of each sample's clip, or else the draw for the beginning of its sound."""
+        return self._keys.hashes(OF_SOUNDS) if self.draws is None else self.draws.starts
+
+    @cached_property
+    def _places(self) -> list[tuple[int, int, int, int]]:
+        # All at once: from arrays, the four numbers of a sample take 1 µs.
+        columns = self.numbers, self.shards, self.origins[:, 1], self.starts
+        return list(zip(*(column.tolist() for column in columns), strict=True))
+
+    def place(self, k: int) -> SamplePlace:
+        """Return the place of one sample, and what was drawn for it."""
+        crop = None if self.draws is None else self.draws.place(k)
+        return SamplePlace(*self._places[k], crop, self.tokens)
 
 
-def samples_of(dataset: Dataset) -> Samples:
-    """Return the samples of a dataset, for an order."""
-    rows, is_mixture = dataset.rows, isinstance(dataset, Mixture)
+def samples_of(view: SampleView) -> Samples:
+    """Return the samples of a view, for an order."""
+    dataset = view.dataset
 
     def why_unsharded() -> str | None:
-        if is_mixture:
+        if isinstance(dataset, Mixture):
             return "a mixture has those of several datasets"
-        if rows.row_list is not None and not rows.row_list.ascends:
-            return "those of this selection are in another order; sort the rows given to select()"
-        if rows.packed is not None:
-            return "a window of tokens may begin in one shard and end in another"
-        if rows.clip_grouping is not None:
-            return "per_video keeps the clips of a video together"
-        return None
+        return view.no_shards_reason()
 
     def measure() -> tuple[int, int]:
         n_bytes, n_samples = total_bytes(dataset.shards), int(dataset.starts[-1])
-        if rows.clips is not None or rows.packed is not None:
+        if not isinstance(view, RowView):
             # Estimated as if all rows had as many samples as the selected ones.
-            n_samples = max(1, n_samples * len(dataset) // max(1, rows.n_rows))
+            n_samples = max(1, n_samples * len(view) // max(1, len(dataset)))
         return n_bytes, n_samples
 
     return Samples(
         path=dataset.path,
-        n=len(dataset),
-        is_mixture=is_mixture,
-        clip_grouping=rows.clip_grouping,
-        shard_ends=lambda: rows.shard_ends,
+        n=len(view),
+        is_mixture=isinstance(dataset, Mixture),
+        clip_grouping=view.clip_grouping,
+        shard_ends=lambda: view.shard_ends,
         why_unsharded=why_unsharded,
         measure=measure,
     )
@@ -347,8 +298,8 @@ class IndexPlanner:
     chunk has only these steps.
     """
 
-    def __init__(self, dataset: Dataset, *, seed: int) -> None:
-        self._dataset, self._seed = dataset, seed
+    def __init__(self, view: SampleView, *, seed: int) -> None:
+        self._view, self._seed = view, seed
         self.n_workers = 1
         """The number of workers that share the steps of an iteration."""
         self._plan: EpochPlan | None = None
@@ -373,17 +324,16 @@ class IndexPlanner:
         """Return a chunk of the samples at some positions of an iteration."""
         order = self._order if plan is self._plan else self._order_of(plan)
         keys = Keys(self._seed, plan.epoch, positions)
-        return IndexChunk(self._dataset, 0, 1, order.at(positions), keys, plan.tokens)
+        return IndexChunk(self._view, 0, 1, order.at(positions), keys, plan.tokens)
 
     def first(self, number: int) -> IndexChunk:
         """Return a chunk with sample `number` of the view, with the keys of epoch 0."""
         numbers = np.array([number])
-        return IndexChunk(self._dataset, 0, 1, numbers, Keys(self._seed, 0, numbers))
+        return IndexChunk(self._view, 0, 1, numbers, Keys(self._seed, 0, numbers))
 
     @cached_property
     def _samples(self) -> Samples:
-        # Computed late, because a worker's dataset gets its view after it is opened.
-        return samples_of(self._dataset)
+        return samples_of(self._view)
 
     def _order_of(self, plan: EpochPlan) -> Ordering:
         n, epoch = plan.partition.n, plan.epoch
@@ -398,4 +348,4 @@ class IndexPlanner:
         last = min(partition.last_step, begin + n_steps)
         positions = partition.positions(first, last, every)
         keys = Keys(self._seed, plan.epoch, positions)
-        return IndexChunk(self._dataset, first, last, self._order.at(positions), keys, plan.tokens)
+        return IndexChunk(self._view, first, last, self._order.at(positions), keys, plan.tokens)

@@ -28,8 +28,7 @@ from shardio.errors import ShardCorrupt
 from shardio.format.checksum import distinct
 from shardio.format.index import Entries
 from shardio.format.schema import Schema
-from shardio.samples.decoding import AudioReader, ClipReader, ImageReader
-from shardio.samples.token_reader import TokenReader
+from shardio.samples.sample_reader import SampleReader
 from shardio.shard.verification import Rows
 
 Bytes = npt.NDArray[np.uint8]
@@ -58,13 +57,11 @@ class FieldReader:
         self,
         dataset: Dataset,
         source: Schema,
-        pictures: ImageReader,
-        clips: ClipReader | None = None,
-        sounds: AudioReader | None = None,
-        packed: TokenReader | None = None,
+        reader: SampleReader,
     ) -> None:
-        self._dataset, self._source, self._pictures = dataset, source, pictures
-        self._clips, self._sounds, self._packed = clips, sounds, packed
+        self._dataset, self._source, self._pictures = dataset, source, reader.images
+        clips, sounds = reader.clips, reader.sounds
+        self._clips, self._sounds, self._packed = clips, sounds, reader.tokens
         self._spans = {} if sounds is None else sounds.spans
         self._gathered = frozenset(source.columns)
         self._claims = {name: pack_state(i, CLAIMED) for i, name in enumerate(source)}
@@ -143,10 +140,10 @@ class FieldReader:
         elif name in self._pictures.names:
             self._decode_pictures(batch, name, list(out.reshape(-1, *slot.shape)))
         elif self._clips is not None and name == self._clips.name:
-            self._clips.fill(out.reshape(-1, *slot.shape), rows, shards, index_chunk.cuts, part)
+            self._clips.fill(out.reshape(-1, *slot.shape), rows, shards, index_chunk.draws, part)
         elif self._clips is not None and name in self._timed:
             times = out.view(np.int64).reshape(-1, *slot.shape)
-            self._clips.fill_times(name, times, rows, shards, index_chunk.cuts.starts[part])
+            self._clips.fill_times(name, times, rows, shards, index_chunk.starts[part])
         elif self._sounds is not None and name in self._sounds.names:
             self._fill_sound(batch, slot)
         else:
@@ -212,7 +209,7 @@ class FieldReader:
         if self._sounds is None:
             raise AssertionError("the batch spec has no audio")
         layout, memory, index_chunk, part, rows, shards = batch
-        starts = index_chunk.sound_starts(part, is_drawn=self._sounds.is_drawn)
+        starts = index_chunk.starts[part].tolist()
         found = self._sounds.decode(name, rows, shards, starts)
         slot = next(slot for slot in layout.fixed if self._spans.get(slot.name) == name)
         spans = layout.fixed_rows(memory.bytes, slot, len(found))

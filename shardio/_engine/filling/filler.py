@@ -30,14 +30,12 @@ from shardio._engine.filling.transform import Call, TransformRunner, call_keyed
 from shardio._workers.processes.blocks import BlockMap
 from shardio.batch.layout import EMPTY, FILLED, NO_FIELD, BlockLayout, pack_state
 from shardio.batch.schema_inference import infer_schema
-from shardio.dataset.dataset import Dataset
 from shardio.errors import SchemaError
 from shardio.format.schema import Schema
 from shardio.order import FullShuffle, Sequential
 from shardio.order.partition import RankPartition
-from shardio.samples.decoding import AudioReader, ClipReader, ImageReader
 from shardio.samples.media import image_schema
-from shardio.samples.token_reader import TokenReader
+from shardio.samples.view import SampleView
 from shardio.shard.verification import Rows
 
 RowByRow = Callable[[npt.NDArray[np.int64], BlockLayout, BlockMap, npt.NDArray[np.int32]], int]
@@ -54,7 +52,7 @@ class Filler:
 
     Args:
         batch_spec: the specification of batches.
-        dataset: the dataset at batch_spec.path; borrowed.
+        view: the samples of batch_spec.path; borrowed.
         passes: exception types of user code that are not wrapped in a TransformError.
         cautions: called with the shards of a batch before they are read.
         call: calls user functions.
@@ -63,30 +61,20 @@ class Filler:
     def __init__(
         self,
         batch_spec: BatchSpec,
-        dataset: Dataset,
+        view: SampleView,
         passes: tuple[type[BaseException], ...] = (),
         cautions: Callable[[Rows], None] | None = None,
         call: Call = call_keyed,
     ) -> None:
-        self._batch_spec, self._dataset, self._cautions = batch_spec, dataset, cautions
+        dataset = view.dataset
+        self._batch_spec, self._view, self._cautions = batch_spec, view, cautions
         self._source = Schema({name: dataset.schema[name] for name in batch_spec.fields})
-        self._readahead = ReadAhead(batch_spec, dataset)
-        self._index_planner = IndexPlanner(dataset, seed=batch_spec.seed)
+        self._readahead = ReadAhead(batch_spec, view)
+        self._index_planner = IndexPlanner(view, seed=batch_spec.seed)
         self._heap_bytes = 0
-        pictures = ImageReader(dataset, batch_spec.pictures)
-        self._clips = None
-        if batch_spec.cut is not None:
-            is_heard = batch_spec.audio_spec is not None
-            self._clips = ClipReader(dataset, batch_spec.cut, needs_times=is_heard)
-        self._sounds = None
-        if batch_spec.audio_spec is not None:
-            self._sounds = AudioReader(dataset, batch_spec.audio_spec, self._clips)
-        self._packed = None
-        if batch_spec.packing is not None:
-            self._packed = TokenReader(dataset, batch_spec.packing.pack, batch_spec.verify)
-        media = pictures, self._clips, self._sounds, self._packed
-        self._stored = FieldReader(dataset, self._source, *media)
-        self._transformed = TransformRunner(batch_spec, dataset, *media, passes, call)
+        self._reader = view.reader(batch_spec.fields, batch_spec.pictures, batch_spec.audio)
+        self._stored = FieldReader(dataset, self._source, self._reader)
+        self._transformed = TransformRunner(batch_spec, view, self._reader, passes, call)
         self._batches = BatchBuilder(
             batch_spec,
             dataset,
@@ -99,12 +87,7 @@ class Filler:
 
     def close(self) -> None:
         """Close decoders and files. Idempotent."""
-        if self._packed is not None:
-            self._packed.close()
-        if self._sounds is not None:
-            self._sounds.close()
-        if self._clips is not None:
-            self._clips.close()
+        self._reader.close()
 
     def share_steps(self, n_workers: int) -> None:
         """Set the number of workers that share an epoch's steps; the filler plans only its own."""
@@ -120,25 +103,20 @@ class Filler:
                 batch.
         """
         if self._batch_spec.transform is None or not self._batch_spec.n_samples:
-            return self._batch_spec.delivered(self._dataset)
-        index_chunk, cut = self._index_planner.first(number), self._batch_spec.cut
-        row, shard = int(index_chunk.rows[0]), int(index_chunk.shards[0])
+            return self._batch_spec.delivered(self._view)
+        index_chunk = self._index_planner.first(number)
         if self._cautions is not None:
             self._cautions(index_chunk.shards_within(slice(0, 1)))
         sample = self._transformed.sample(index_chunk, 0, epoch=0, position=number)
         try:
-            source = self._source if cut is None else cut.delivered(self._source)
-            if self._batch_spec.packing is not None:
-                source = self._batch_spec.packing.pack.delivered(source)
-            if self._batch_spec.audio_spec is not None:
-                source = self._batch_spec.audio_spec.delivered(source)
+            source = self._batch_spec.audio.delivered(self._view.delivered(self._source))
             schema = self._batch_spec.collation.relax_shapes(infer_schema(sample, source))
-            if self._batch_spec.pictures:
-                schema = image_schema(schema)  # for images that the first sample lacks
+            # For images that the first sample lacks
+            schema = image_schema(schema, self._batch_spec.pictures)
             self._heap_bytes = heap_bytes_by(sample, schema, self._batch_spec.block_rows)
             return schema
         except SchemaError as error:
-            raise self._transformed.placed(str(error), row, shard, number) from None
+            raise self._transformed.placed(str(error), index_chunk, 0, number) from None
 
     def schemas(self, number: int = 0) -> Schemas:
         """Return the schemas of samples and of the user's batches.

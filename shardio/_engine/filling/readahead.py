@@ -16,8 +16,9 @@ import numpy as np
 from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, IndexChunk
 from shardio._engine.filling.extents import ClipExtents, Extents, Ranges, blocks_of, merged
 from shardio._workers.processes.limits import available_bytes
-from shardio.dataset.dataset import Dataset
 from shardio.errors import ShardioError
+from shardio.samples.clip_view import ClipView
+from shardio.samples.view import SampleView
 from shardio.shard.verification import Rows
 from shardio.storage.file_access import open_shard
 from shardio.storage.mmap import PAGE_BYTES, is_cached, prefetch_range
@@ -86,10 +87,10 @@ class ProbePolicy:
 
 
 class ReadAhead:
-    """Read-ahead for a filler of batches by one BatchSpec. Borrows the dataset."""
+    """Read-ahead for a filler of batches by one BatchSpec. Borrows the view."""
 
-    def __init__(self, batch_spec: BatchSpec, dataset: Dataset) -> None:
-        self._batch_spec, self._dataset = batch_spec, dataset
+    def __init__(self, batch_spec: BatchSpec, view: SampleView) -> None:
+        self._batch_spec, self._view, self._dataset = batch_spec, view, view.dataset
         self._extents: Extents | None = None
         self._clips: ClipExtents | None = None
         self._probe_policy = ProbePolicy()
@@ -129,16 +130,13 @@ class ReadAhead:
         self, plan: EpochPlan, index_chunk: IndexChunk, part: slice, n_probed: int
     ) -> None:
         if self._extents is None:
-            batch_spec = self._batch_spec
+            batch_spec, view = self._batch_spec, self._view
             self._extents = Extents(self._dataset, batch_spec.fields, batch_spec.verify)
-            if batch_spec.cut is not None and not batch_spec.cut.clip.goes_by_times:
-                self._clips = ClipExtents(self._dataset, batch_spec.cut, self._extents.files)
+            if isinstance(view, ClipView) and not view.clip.goes_by_times:
+                self._clips = ClipExtents(self._dataset, view.spec, self._extents.files)
         extents, policy = self._extents, self._probe_policy
-        rows, shards = index_chunk.rows[part], index_chunk.shards[part]
-        if self._batch_spec.packing is not None:
-            rows = self._dataset.rows.covered_rows(index_chunk.origins[part, 0])
-            shards = self._dataset.locate(rows)
-        starts = index_chunk.cuts.starts[part] if self._clips is not None else rows
+        rows, shards = index_chunk.covered(part)
+        starts = index_chunk.starts[part] if self._clips is not None else rows
         if n_probed:
             some = np.linspace(0, len(rows) - 1, n_probed).astype(np.int64)
             self._probe(extents, rows[some], shards[some], starts[some])

@@ -14,10 +14,11 @@ from shardio._engine.filling.batch_spec import BatchSpec
 from shardio._workers.tasks.schedule import QUICK_DEPTH
 from shardio.batch.collation import JoinedField
 from shardio.batch.layout import ALIGNMENT, BlockLayout, is_fixed
-from shardio.dataset.dataset import Dataset
 from shardio.errors import InsufficientMemory
 from shardio.format.schema import Schema
+from shardio.samples.clip_view import ClipView
 from shardio.samples.media import AudioField
+from shardio.samples.view import SampleView
 from shardio.shard.verification import Rows
 
 _SAMPLED: Final = 256
@@ -31,21 +32,21 @@ _SAMPLE_BYTES: Final = 4
 def block_bytes(
     layout: BlockLayout,
     batch_spec: BatchSpec,
-    dataset: Dataset,
+    view: SampleView,
     memory_bytes: int,
     heap_bytes: int = 0,
 ) -> int:
     """Return the size of a new block; varying sizes are estimated from the first shard.
 
     Args:
-        layout, batch_spec, dataset: the batches.
+        layout, batch_spec, view: the batches.
         memory_bytes: the budget of all blocks.
         heap_bytes: the size of a batch in its heap, estimated from the first sample or batch.
 
     Raises:
         InsufficientMemory: the budget is smaller than one block.
     """
-    heap = _expected_heap(layout, batch_spec, dataset)
+    heap = _expected_heap(layout, batch_spec, view)
     n_bytes = layout.heap + max(heap, _whole_pages(heap_bytes + _stated_bytes(layout)))
     if n_bytes > memory_bytes:
         raise InsufficientMemory(
@@ -85,11 +86,12 @@ def n_blocks_wanted(n_workers: int, prefetch: int | None, n_bytes: int) -> int:
     return n_workers + _PREFETCH + 1 + n_extra
 
 
-def _expected_heap(layout: BlockLayout, batch_spec: BatchSpec, dataset: Dataset) -> int:
+def _expected_heap(layout: BlockLayout, batch_spec: BatchSpec, view: SampleView) -> int:
     """Return the expected size of a heap.
 
     Blocks that have to grow cost main 20 ms of CPU time in the first epoch (125 batches of 1 MB).
     """
+    dataset = view.dataset
     names = [slot.name for slot in layout.varying if slot.name in batch_spec.fields]
     names += [slot.join.name for slot in layout.joins]
     n = min(_SAMPLED, batch_spec.n_samples)
@@ -98,10 +100,10 @@ def _expected_heap(layout: BlockLayout, batch_spec: BatchSpec, dataset: Dataset)
     n_rows = dataset.shards[0].n_samples
     rows = np.linspace(0, max(0, n_rows - 1), min(n, n_rows), dtype=np.int64)
     per_row = 0.0
-    heard = {field.name: field for field in batch_spec.heard}
+    heard = {field.name: field for field in batch_spec.audio.fields}
     for name in names if len(rows) else []:
         if name in heard:
-            per_row += _heard_bytes(dataset, heard[name], rows)
+            per_row += _heard_bytes(view, heard[name], rows)
             continue
         records = dataset.files.reader(0, name).records
         join = next((slot.join for slot in layout.joins if slot.join.name == name), None)
@@ -112,14 +114,14 @@ def _expected_heap(layout: BlockLayout, batch_spec: BatchSpec, dataset: Dataset)
     return _whole_pages(int(per_row * batch_spec.block_rows)) + mmap.PAGESIZE
 
 
-def _heard_bytes(dataset: Dataset, field: AudioField, rows: Rows) -> float:
+def _heard_bytes(view: SampleView, field: AudioField, rows: Rows) -> float:
     """Return the size of the longest decoded audio among `rows`, with its mask if padded.
 
     Return 0 for clips, whose length is unknown here.
     """
-    if dataset.rows.clips is not None:
+    if isinstance(view, ClipView):
         return 0
-    records = dataset.files.reader(0, field.name).records
+    records = view.dataset.files.reader(0, field.name).records
     lines = records.streams.lines(field.name, rows, records.entries(field.name, rows))
     seconds = lines["n_frames"] / np.maximum(1, lines["height"])
     return float(seconds.max()) * field.rate * field.channels * (_SAMPLE_BYTES + 1)

@@ -22,8 +22,8 @@ from shardio.dataset.dataset import Dataset
 from shardio.errors import SchemaError, TransformError
 from shardio.format.types.array_values import PLAIN_TYPES, tensors_to_arrays
 from shardio.order.permutation import SampleGenerators
-from shardio.samples.decoding import AudioReader, ClipReader, ImageReader
-from shardio.samples.token_reader import TokenReader
+from shardio.samples.sample_reader import SampleReader
+from shardio.samples.view import SampleView
 
 _DEPTH: Final = 2
 """Levels of lists: a batch has a list of its samples' values, each of which may be a list."""
@@ -66,7 +66,7 @@ def call_keyed(key: int, function: Callable[..., Any], arguments: tuple[Any, ...
 
 
 class TransformRunner:
-    """A runner of the user's transform on samples of a dataset. Borrows the dataset.
+    """A runner of the user's transform on samples of a view. Borrows the view.
 
     `passes` are exception types of user code that are not wrapped in a TransformError; `call` calls
     user functions.
@@ -75,32 +75,16 @@ class TransformRunner:
     def __init__(
         self,
         batch_spec: BatchSpec,
-        dataset: Dataset,
-        pictures: ImageReader,
-        clips: ClipReader | None = None,
-        sounds: AudioReader | None = None,
-        packed: TokenReader | None = None,
+        view: SampleView,
+        reader: SampleReader,
         passes: tuple[type[BaseException], ...] = (),
         call: Call = call_keyed,
     ) -> None:
-        self._batch_spec, self._dataset, self._passes = batch_spec, dataset, passes
-        self._pictures = pictures if batch_spec.pictures else None
+        self._batch_spec, self._view, self._passes = batch_spec, view, passes
+        self._dataset, self._reader = view.dataset, reader
         self._call, self._takes_rng = call, batch_spec.takes_rng
         self._transform: Any = batch_spec.transform
         self._generators = SampleGenerators(batch_spec.seed)
-        self._clips, self._sounds, self._packed = clips, sounds, packed
-        decoded = {
-            *(() if clips is None else (clips.name,)),
-            *(() if sounds is None else sounds.names),
-            *(() if packed is None else (packed.name,)),
-        }
-        self._stored = [name for name in batch_spec.fields if name not in decoded]
-        made: dict[str, tuple[str, ...]] = {f.name: (f.name, f.span) for f in batch_spec.heard}
-        if clips is not None:
-            made[clips.name] = clips.names
-        if packed is not None:
-            made[packed.name] = packed.names
-        self._names = [each for name in batch_spec.fields for each in made.get(name, (name,))]
 
     def fill(
         self,
@@ -143,39 +127,21 @@ class TransformRunner:
                 for varying in layout.varying:
                     used = put_value(layout, memory, varying, i, sample[varying.name], used)
             except SchemaError as error:
-                row, shard = int(index_chunk.rows[k]), int(index_chunk.shards[k])
-                raise self.placed(str(error), row, shard, start + i) from None
+                raise self.placed(str(error), index_chunk, k, start + i) from None
             states[i] = _FILLED
         return used
 
     @cached_property
     def _first(self) -> str:
         """Describe the sample that determines the layout of batches."""
-        rows = self._dataset.rows.at(np.zeros(1, np.int64))
+        rows = self._view.at(np.zeros(1, np.int64))
         place = named(self._dataset, int(rows[0]), int(self._dataset.locate(rows)[0]))
         return f"the first sample ({place})"
 
     def sample(self, index_chunk: IndexChunk, k: int, *, epoch: int, position: int) -> Any:
         """Return the transform of sample k of a chunk, run with seeded generators."""
-        dataset, generators = self._dataset, self._generators
-        row, shard = int(index_chunk.rows[k]), int(index_chunk.shards[k])
-        # If necessary, `Filler` checks for truncated files once per batch.
-        local = row - int(dataset.starts[shard])
-        sample = dataset.sample(shard, local, self._stored, check_truncated=False)
-        if self._clips is not None:
-            start, place = int(index_chunk.cuts.starts[k]), index_chunk.cuts.place(k)
-            sample[self._clips.name] = self._clips.of_sample(shard, local, start, place)
-            sample |= self._clips.times_of_sample(shard, local, start)
-        if self._packed is not None:
-            sample |= self._packed.of_sample(int(index_chunk.origins[k, 0]), index_chunk.tokens)
-        if self._sounds is not None:
-            within, is_drawn = slice(k, k + 1), self._sounds.is_drawn
-            (start,) = index_chunk.sound_starts(within, is_drawn=is_drawn)
-            sample |= self._sounds.fields_of(shard, local, start)
-        if len(sample) > len(self._stored):
-            sample = {name: sample[name] for name in self._names}  # in the requested order
-        if self._pictures is not None:
-            sample = self._pictures.of_sample(sample, shard, local)
+        generators = self._generators
+        sample = self._reader.read(index_chunk.place(k))
         _make_read_only(sample)
         key = generators.key(epoch, position)
         arguments = (sample, generators.keyed(key)) if self._takes_rng else (sample,)
@@ -188,17 +154,18 @@ class TransformRunner:
             what, text = describe_error("the transform", error)
             if isinstance(error, ValueError) and "read-only" in what:
                 what += _READ_ONLY
-            raise self.placed(what, row, shard, position, text) from error
+            raise self.placed(what, index_chunk, k, position, text) from error
         PHASE_TIMES.sums_ns[TRANSFORM] += now_ns() - start_ns
         try:
             return plain(made)
         except SchemaError as error:
-            raise self.placed(str(error), row, shard, position) from None
+            raise self.placed(str(error), index_chunk, k, position) from None
 
     def placed(
-        self, what: str, row: int, shard: int, position: int, text: str = ""
+        self, what: str, index_chunk: IndexChunk, k: int, position: int, text: str = ""
     ) -> TransformError:
-        """Return an error that names the sample."""
+        """Return an error that names sample k of a chunk."""
+        row, shard = int(index_chunk.rows[k]), int(index_chunk.shards[k])
         place = (
             f"{named(self._dataset, row, shard)} of {self._batch_spec.path} (position {position})"
         )

@@ -17,6 +17,8 @@ from shardio.batch.batch import Batch
 from shardio.errors import InvalidArgument
 from shardio.media.audio import Sound
 from shardio.order.sampling import WeightedSampler, holds_positions
+from shardio.samples.clips import Clip
+from shardio.samples.packing import Pack
 from shardio.serving.client.protocol import (
     VERSION,
     Address,
@@ -25,10 +27,9 @@ from shardio.serving.client.protocol import (
     number,
     text,
 )
-from shardio.views.clips import Clip
-from shardio.views.packing import Pack
 
-RECORDS: Final[dict[str, type[Clip | Sound | Pack]]] = {"clip": Clip, "sound": Sound, "pack": Pack}
+RECORDS: Final[dict[str, type[Clip | Pack]]] = {"clips": Clip, "pack": Pack}
+"""The options that make a view, each a dict with the arguments of the dataset's method."""
 
 AS_THEY_ARE: Final = frozenset(
     {
@@ -42,10 +43,9 @@ AS_THEY_ARE: Final = frozenset(
         "on_error",
         "max_skips",
         "subset",
-        "decode",
     }
 )
-_LISTS: Final = ("fields", "sampler", "collate")
+_LISTS: Final = ("fields", "sampler", "collate", "decode")
 _FRACTIONS: Final = ("fps", "seconds")
 _FRACTION: Final = re.compile(r"[0-9]{1,20}(/[1-9][0-9]{0,19})?")
 KNOWN: Final = AS_THEY_ARE | RECORDS.keys() | frozenset(_LISTS)
@@ -79,9 +79,15 @@ def as_json(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _as_json(name: str, value: Any) -> Any:
     if name in RECORDS:
-        if not isinstance(value, RECORDS[name]):
-            kind = RECORDS[name].__name__
-            raise InvalidArgument(f"{name} must be a {kind}; found {value!r}")
+        try:
+            RECORDS[name](**value)
+        except TypeError as error:
+            raise InvalidArgument(
+                f"{name} must be a dict with the arguments of dataset.{name}(…); found {value!r}: "
+                f"{error}"
+            ) from None
+        return {option: _plain(given) for option, given in value.items()}
+    if isinstance(value, Sound):
         return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, WeightedSampler):
         options = {"replacement": value.replacement, "n_draws": value.n_draws}
@@ -90,8 +96,8 @@ def _as_json(name: str, value: Any) -> Any:
         raise InvalidArgument(
             f"{name} is a function, and code cannot be sent to a server; found {value!r}"
         )
-    if name == "collate" and isinstance(value, Mapping):
-        return {str(field): _plain(rule) for field, rule in value.items()}
+    if name in ("collate", "decode") and isinstance(value, Mapping):
+        return {str(field): _as_json("", rule) for field, rule in value.items()}
     if name == "sampler" and isinstance(value, Iterable) and not holds_positions(value):
         raise InvalidArgument(
             "sampler is iterated again for each epoch, and code cannot be sent to a server: "
@@ -120,7 +126,7 @@ def from_json(found: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         MalformedMessage: an option is not for clients.
-        InvalidArgument: a clip, sound or pack is invalid.
+        InvalidArgument: an option of a view or of sound is invalid.
     """
     if unknown := found.keys() - KNOWN:
         raise MalformedMessage(f"unknown options: {sorted(unknown)}")
@@ -129,18 +135,12 @@ def from_json(found: Mapping[str, Any]) -> dict[str, Any]:
 
 def _from_json(name: str, value: Any) -> Any:
     if name in RECORDS:
-        kind = RECORDS[name]
-        known = {each.name for each in fields(kind)}
-        if not isinstance(value, dict) or not value.keys() <= known:
-            raise MalformedMessage(f"{name} is not a {kind.__name__}")
-        given = {each: _given(each, part) for each, part in value.items()}
-        try:
-            return kind(**given)
-        except InvalidArgument:
-            raise
-        # ArithmeticError: for numbers too large to compute with
-        except (ArithmeticError, TypeError, ValueError) as error:
-            raise MalformedMessage(f"{name} is not a {kind.__name__}: {error}") from error
+        return _record(RECORDS[name], value)
+    if name == "decode" and isinstance(value, dict):
+        return {
+            field: _record(Sound, wish) if isinstance(wish, dict) else wish
+            for field, wish in value.items()
+        }
     if name == "sampler" and isinstance(value, dict):
         if value.keys() != {"weights", "replacement", "n_draws"}:
             raise MalformedMessage("sampler is not a WeightedSampler")
@@ -148,6 +148,21 @@ def _from_json(name: str, value: Any) -> Any:
     if name == "collate" and isinstance(value, dict):
         return {field: _tuple(rule) for field, rule in value.items()}
     return value
+
+
+def _record(kind: type[Any], value: Any) -> Any:
+    """Return the options of a view or of sound."""
+    known = {each.name for each in fields(kind)}
+    if not isinstance(value, dict) or not value.keys() <= known:
+        raise MalformedMessage(f"an option is not a {kind.__name__}")
+    given = {name: _given(name, part) for name, part in value.items()}
+    try:
+        return kind(**given)
+    except InvalidArgument:
+        raise
+    # ArithmeticError: for numbers too large to compute with
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise MalformedMessage(f"an option is not a {kind.__name__}: {error}") from error
 
 
 def _given(name: str, value: Any) -> Any:

@@ -32,6 +32,10 @@ from shardio.serving.client.protocol import Address, parse_all
 
 _MAX_BYTES: Final = 1 << 30
 _MAX_AHEAD: Final = 16
+_HABITS: Final = TORCH_HABITS | {
+    "clip": 'write clips={"frames": …}, the arguments of dataset.clips',
+    "sound": 'write decode={"audio": shardio.Sound(…)}, with the name of the field',
+}
 
 
 class RemoteLoader(Closing):
@@ -45,7 +49,8 @@ class RemoteLoader(Closing):
     Args:
         address: "tcp://host:port", or a list of addresses of servers of the same dataset.
         batch_size: as in ShardLoader, like `output`, `device` and all other options that are data.
-            Options that the server decides are refused.
+            Options that the server decides are refused. `clips` and `pack`, dicts of the arguments
+            of these methods of a dataset, make a view of it.
         keys: the folder of this client's keys, by default the one named by SHARDIO_KEYS; required
             for other machines.
         prefetch: the number of batches requested ahead, 16 by default.
@@ -76,7 +81,7 @@ class RemoteLoader(Closing):
         **options: Any,
     ) -> None:
         refuse_unknown_options(
-            "shardio.connect", options, sorted(KNOWN | ELSEWHERE.keys()), TORCH_HABITS
+            "shardio.connect", options, sorted(KNOWN | ELSEWHERE.keys()), _HABITS
         )
         self._addresses = parse_all(address)
         self._keys = client_keys(keys)

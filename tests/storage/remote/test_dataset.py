@@ -106,7 +106,7 @@ def test_a_shard_that_changes_while_it_is_read_is_an_error(
 def test_a_dataset_travels_with_how_it_is_read(store: Scene, url: str, tmp_path: Path) -> None:
     with _open(store, url, tmp_path) as remote:
         assert remote.path == remote.place == url
-        with pickle.loads(pickle.dumps(remote)) as other, other.select(indices=[5]) as some:
+        with pickle.loads(pickle.dumps(remote)) as other, other.select([5]) as some:
             assert (other[3]["label"], some[0]["label"]) == (3, 5)
 
 

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Array, Clip, Schema, ShardDataset, Video
+from shardio import Array, Schema, ShardDataset, Video
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.external_lists import external_list_names
 from shardio.dataset.manifest import load
 from shardio.dataset.scan import ShardSamples, scan
-from shardio.samples.clips import select_clips
+from shardio.samples.clip_view import ClipView
+from shardio.samples.clips import Clip
 from shardio.shard.writer import ShardSummary
 from shardio.storage.remote.cache_eviction import lock_byte
 from shardio.storage.remote.locks import try_exclusive
@@ -60,13 +61,11 @@ def test_clips_of_videos_in_a_store_are_those_of_the_same_in_a_folder(
                 shardio.mix([remote, folder], weights=[1, 2]),
                 shardio.mix([local, folder], weights=[1, 2]),
             )
-        found, expected = (select_clips(each, CLIP, "video") for each in pair)
-        assert found == expected
-        assert pair[0].rows.clips is not None
-        assert pair[1].rows.clips is not None
-        assert len(pair[0]) == len(pair[1])
-        assert pair[0].rows.clips.n_frames.tolist() == pair[1].rows.clips.n_frames.tolist()
-        assert 0 < len(pair[0]) < 3 * len(pair[0].rows.clips.n_frames)
+        found, expected = (ClipView(each, CLIP) for each in pair)
+        assert found.spec == expected.spec
+        assert len(found) == len(expected)
+        assert found.clips.n_frames.tolist() == expected.clips.n_frames.tolist()
+        assert 0 < len(found) < 3 * len(found.clips.n_frames)
 
 
 def test_many_samples_are_looked_at_a_part_at_a_time(
@@ -74,14 +73,11 @@ def test_many_samples_are_looked_at_a_part_at_a_time(
 ) -> None:
     numbers = np.random.default_rng(4).integers(0, N, 3 * N)
     with shardio.open(folder) as local, local.select(numbers) as expected:
-        select_clips(expected, CLIP, "video")
+        n_frames = ClipView(expected, CLIP).clips.n_frames.tolist()
         monkeypatch.setattr("shardio.dataset.scan._SAMPLES_AT_ONCE", 7)
         with local.select(numbers) as here, remote.select(numbers) as there:
             for found in (here, there):
-                select_clips(found, CLIP, "video")
-                assert found.rows.clips is not None
-                assert expected.rows.clips is not None
-                assert found.rows.clips.n_frames.tolist() == expected.rows.clips.n_frames.tolist()
+                assert ClipView(found, CLIP).clips.n_frames.tolist() == n_frames
 
 
 def test_shards_in_a_store_are_looked_into_several_at_a_time(

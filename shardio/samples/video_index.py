@@ -19,9 +19,9 @@ from shardio.errors import InvalidArgument, MediaError, ShardCorrupt
 from shardio.format.schema import Schema
 from shardio.format.types import Array, List
 from shardio.format.types.streams import EncodedStream, PacketFlag, Streams, packet_flags
+from shardio.samples.clips import Clip, Clips
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
-from shardio.views.clips import Clip, Clips
 
 Numbers = npt.NDArray[np.int64]
 

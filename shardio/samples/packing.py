@@ -28,26 +28,7 @@ _AT_ONCE: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """A specification of windows of tokens, cut from documents, and of the fields they add.
-
-    With a field `tokens` a batch has `tokens`, (batch, length), in the dtype of the field, and as
-    selected `tokens_targets`, `tokens_segments`, `tokens_positions` and `tokens_mask`.
-
-    Args:
-        length: number of tokens of a window.
-        field: the token field; required if several could be packed.
-        targets: add `tokens_targets`: for every token the next one of the stream, also if that is
-            in the next window. Windows are `length` apart in either case.
-        apart: add fields that separate documents, both int32: `tokens_segments`, the document of
-            each token, numbered in the window from 1 up, 0 in padding; and `tokens_positions`,
-            the number of tokens of the same document before it in the window.
-        eot: a token appended to every document, also to an empty one; part of the document.
-        pad: the token that fills up the last window.
-        rest: for the last tokens, which do not fill a window: `"pad"` them, or `"drop"` them.
-
-    `tokens_mask`, bool, is present with `rest="pad"`, and with `targets` and `apart` together. It
-    is False in padding; with targets also at the last token of the stream, which has no target, and
-    with `apart` at the last token of every document, whose target belongs to another.
+    """The options of `dataset.pack`, which documents them.
 
     Raises:
         InvalidArgument: an option is not acceptable.
@@ -133,13 +114,6 @@ class Pack:
         return Schema(dict[str, Field](self.made(self.documents(schema))))
 
 
-class Packing(NamedTuple):
-    """The packing of a dataset, and its number of documents."""
-
-    pack: Pack
-    n_documents: int
-
-
 class WindowParts(NamedTuple):
     """The parts of documents in some windows, in order.
 
@@ -213,11 +187,6 @@ class PackedWindows:
         pack, found = self.pack, np.asarray(n_tokens, np.int64)
         inputs = np.maximum(found - pack.targets, 0)
         return (inputs if pack.rest == "drop" else inputs + pack.length - 1) // pack.length
-
-    @property
-    def is_padded(self) -> bool:
-        """True if tokens appended to a stream may change its last window."""
-        return self.pack.rest == "pad"
 
     @property
     def n_tokens(self) -> tuple[int, ...]:

@@ -1,0 +1,371 @@
+"""ClipView: the clips of a dataset's videos, as samples."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio._base.classes import cached_property
+from shardio.dataset.dataset import Dataset
+from shardio.dataset.scan import ShardSamples, scan
+from shardio.errors import InvalidArgument
+from shardio.format.schema import Schema
+from shardio.format.types import Video
+from shardio.format.types.streams import Streams
+from shardio.media.audio import Sound
+from shardio.order.clip_groups import ClipGrouping
+from shardio.order.permutation import OF_CLIPS, OF_CROPS
+from shardio.samples.clips import Clip, ClipDraws, Clips, ClipSpec, Events, time_field_names
+from shardio.samples.decoding import ClipReader
+from shardio.samples.media import AudioSpec, SecondsRange, clip_seconds_range
+from shardio.samples.video_index import VideoIndex, event_dtype
+from shardio.samples.view import Keys, Maker, SampleView, Table, Tables
+from shardio.shard.verification import Rows
+
+_OPTIONS: Final = ("frames", "stride", "step", "size")
+"""The clip options stored in the view of a generation."""
+
+
+class _Found(NamedTuple):
+    """The clips of a dataset, and their format."""
+
+    spec: ClipSpec
+    clips: Clips
+
+
+class ClipView(SampleView):
+    """The clips of the videos in one field of a dataset, which it borrows.
+
+    The number of frames and the length of each video are in the index, 64 bytes per video, all of
+    which are read on first use. For clips by time, the packet tables of videos without a stored
+    length are read too.
+
+    Args:
+        dataset: has the videos.
+        clip: how clips are cut; its field is the only one of videos by default.
+
+    Raises:
+        InvalidArgument: the field does not exist or has no videos; on first use: there are videos,
+            but no clip of any; their sizes differ, and `size` is not given; the field of events is
+            invalid, or has an event outside of its video.
+        ShardCorrupt: on first use: that part of the index is damaged.
+    """
+
+    def __init__(self, dataset: Dataset, clip: Clip) -> None:
+        super().__init__(dataset)
+        self.clip = resolve_field(dataset.schema, clip)
+        """The options of the clips, with the field that they are cut from."""
+        self.video = self.clip.field or ""
+        """The field of the videos."""
+        if self.clip.around is not None:
+            event_dtype(dataset.schema, self.clip.around)
+
+    @classmethod
+    def of_tables(cls, spec: ClipSpec, dataset: Dataset, tables: Tables) -> ClipView:
+        """Return a view like another one, given the tables of that one."""
+        found = cls(dataset, spec.clip)
+        events = Events(tables["events"], tables["values"]) if "events" in tables else None
+        found.__dict__["_found"] = _Found(spec, Clips(spec.clip, tables["n_frames"], events))
+        return found
+
+    @cached_property
+    def _found(self) -> _Found:
+        return _find_clips(self.dataset, self.clip)
+
+    @property
+    def spec(self) -> ClipSpec:
+        """The clips and their format in a batch."""
+        return self._found.spec
+
+    @property
+    def clips(self) -> Clips:
+        """The clips by number."""
+        return self._found.clips
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ClipView, (self.dataset, self.clip)
+
+    def __len__(self) -> int:
+        return len(self.clips)
+
+    def __repr__(self) -> str:
+        clip = self.clip
+        rate = f"stride {clip.stride}" if clip.rate is None else f"{float(clip.rate):g} per second"
+        return (
+            f"ClipView({len(self)} clips of {clip.frames} frames, {rate}, of {clip.field!r} in "
+            f"{self.dataset!r})"
+        )
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields of the dataset that a sample is made of."""
+        schema = self.dataset.schema
+        return tuple(
+            name for name in schema if name == self.video or not isinstance(schema[name], Video)
+        )
+
+    def chosen(self, names: tuple[str, ...], *, is_asked: bool) -> tuple[str, ...]:
+        """Return the fields to read, given the names that a loader reads."""
+        if self.video not in names:
+            raise InvalidArgument(
+                f"fields leaves out {self.video!r}, which the samples are clips of"
+            )
+        schema = self.dataset.schema
+        others = [each for each in names if isinstance(schema[each], Video) and each != self.video]
+        if others and is_asked:
+            raise InvalidArgument(
+                f"samples are clips of {self.video!r}, one field of videos: leave {others} out of "
+                "fields"
+            )
+        names = tuple(name for name in names if name not in others)
+        times = time_field_names(self.video) if self.clip.times else ()
+        if both := [name for name in times if name in names]:
+            raise InvalidArgument(
+                f"clips with times=True add {', '.join(both)}, which is a field already: leave it "
+                "out with `fields`"
+            )
+        return names
+
+    def on(self, dataset: Dataset) -> ClipView:
+        """Return a view of another dataset's rows, made in the same way."""
+        return ClipView(dataset, self.clip)
+
+    def reopened(self, dataset: Dataset) -> ClipView:
+        """Return an equal view of the same rows, opened again as `dataset`."""
+        if "_found" not in self.__dict__:
+            return self.on(dataset)
+        arrays = {name: table.array for name, table in self.tables().items()}
+        return self.of_tables(self.spec, dataset, arrays)
+
+    @property
+    def maker(self) -> Maker:
+        """A function that makes an equal view of its `tables`."""
+        return functools.partial(ClipView.of_tables, self.spec)
+
+    def tables(self) -> Mapping[str, Table]:
+        """Return the tables by which the view is made again in another process."""
+        found = {"n_frames": Table(self.clips.n_frames, "how many frames each video has")}
+        if self.clips.events is not None:
+            counts, values = self.clips.events
+            found["events"] = Table(counts, "how many events each video has")
+            found["values"] = Table(values, "the events of videos")
+        return found
+
+    def delivered(self, schema: Schema) -> Schema:
+        """Return the schema of its samples, given that of the stored fields."""
+        return self.spec.delivered(schema)
+
+    def clip_reader(self, *, needs_times: bool) -> ClipReader:
+        """Return a decoder of its clips."""
+        return ClipReader(self.dataset, self.spec, self.clips, needs_times=needs_times)
+
+    @property
+    def identity(self) -> str:
+        """Text that tells the view from others of the same dataset."""
+        return f"{self.dataset.rows.view_id} {self.clip.identity}".lstrip()
+
+    @property
+    def source_ends(self) -> Rows:
+        """Number of samples up to the end of each source of a mixture."""
+        return _source_ends(self.dataset, self.clips)
+
+    def at(self, numbers: Rows) -> Rows:
+        """Return the row of each sample."""
+        return self.dataset.rows.at(self.clips.videos(numbers))
+
+    @property
+    def shard_ends(self) -> Rows:
+        """Number of clips up to the end of each shard."""
+        ends: Rows = np.concatenate([[0], self.clips.ends])[self.dataset.rows.shard_ends]
+        return ends
+
+    def no_shards_reason(self) -> str | None:
+        """Return the reason why its samples do not come shard by shard; None if they do."""
+        if self.clip_grouping is not None:
+            return "per_video keeps clips of a video together, wherever it lies"
+        return super().no_shards_reason()
+
+    @property
+    def clip_grouping(self) -> ClipGrouping | None:
+        """The clips of a video that stay together in a shuffle."""
+        if self.clip.per_video in (None, 1):
+            return None
+        parts = np.split(self.clips.ends, np.cumsum(self.dataset.rows.source_counts)[:-1])
+        begins = [0, *self.source_ends]
+        ends = [part - begin for part, begin in zip(parts, begins, strict=False)]
+        return ClipGrouping(self.clip.per_video or 1, ends)
+
+    def draws(self, numbers: Rows, keys: Keys) -> ClipDraws:
+        """Draw first frames and crops for some clips."""
+        clips = self.clips
+        starts = clips.starts(numbers, clips.videos(numbers), keys.hashes(OF_CLIPS))
+        places = None if self.clip.crop == "center" else keys.hashes(OF_CROPS)
+        return ClipDraws.of(starts, places)
+
+    def audio(self, sounds: Mapping[str, Sound]) -> AudioSpec:
+        """Return the format of some fields' audio, that of the clip's time."""
+        if any(sound.where == "random" for sound in sounds.values()):
+            raise InvalidArgument(
+                f"{self.dataset.path}: samples are clips of {self.video!r}, and their sound is "
+                'what is heard meanwhile; where="random" is for sound alone: leave it out and draw '
+                'clips, dataset.clips(where="random"), or leave the videos out with `fields`'
+            )
+        return super().audio(sounds)
+
+    def seconds_of(self, name: str) -> SecondsRange | None:
+        """Return the least and the most seconds of sound of a clip."""
+        return clip_seconds_range(self.dataset, name, self.clip)
+
+
+def default_clip(view: Mapping[str, Any]) -> Clip:
+    """Return the clips of a dataset's stored view; `Clip()` if it is a view of rows."""
+    return Clip(**{name: view[name] for name in _OPTIONS if name in view})
+
+
+def resolve_field(schema: Schema, clip: Clip) -> Clip:
+    """Return the specification of clips with the field that they are cut from.
+
+    Raises:
+        InvalidArgument: there is no such field of videos, or it is not clear which; or the fields
+            of times are there already.
+    """
+    videos = [name for name in schema if isinstance(schema[name], Video)]
+    known, wanted = ", ".join(videos) or "none", clip.field
+    if not videos or wanted not in (None, *videos):
+        what = "a field of videos" if wanted is None else f"{wanted!r}, a field of videos"
+        raise InvalidArgument(f"clips need {what}; the fields of videos are: {known}")
+    if wanted is None and len(videos) > 1:
+        raise InvalidArgument(
+            f"clips are of one field of videos; of {known} choose one with dataset.clips(field=…)"
+        )
+    # Given or not, the same field: loaders of the same clips accept each other's states.
+    return replace(clip, field=wanted or videos[0])
+
+
+def _find_clips(dataset: Dataset, clip: Clip) -> _Found:
+    """Find the clips of all videos; see ClipView."""
+    name = clip.field or ""
+    n_frames = np.zeros(len(dataset), np.int64)
+    sizes: set[tuple[int, int]] = set()
+    around = _EventCollector(dataset, clip.around) if clip.around is not None else None
+
+    def look(part: ShardSamples) -> tuple[VideoIndex, VideoEvents | None]:
+        videos = VideoIndex(part.reader(name), name, part.rows, clip)
+        return videos, None if around is None else around.look(part, videos)
+
+    for part, (videos, happened) in scan(dataset, look):
+        n_frames[part.numbers] = videos.n_frames
+        has_clip = videos.n_frames >= clip.span
+        if around is not None and happened is not None:
+            has_clip = around.take(happened, part.numbers, has_clip)
+        if len(sizes) < 2:
+            sizes |= _sizes(videos.lines[has_clip])
+    events = None if around is None else around.events(len(n_frames))
+    clips = Clips(clip, n_frames, events)
+    if n_frames.any() and not len(clips):
+        raise InvalidArgument(_no_clips_message(dataset, clip, name, int(n_frames.max())))
+    size = clip.size or _common(dataset, clip, name, sizes)
+    n_clips = np.diff(_source_ends(dataset, clips), prepend=0)
+    dataset.rows.check_sources(n_clips, "none of its videos has a clip")
+    return _Found(ClipSpec(clip, name, size), clips)
+
+
+def _source_ends(dataset: Dataset, clips: Clips) -> Rows:
+    """Return the number of clips up to the end of each source of a mixture."""
+    ends: Rows = np.concatenate([[0], clips.ends])[np.cumsum(dataset.rows.source_counts)]
+    return ends
+
+
+VideoEvents = tuple[Rows, npt.NDArray[Any]]
+"""The number of events of each video, and all events."""
+
+
+class _EventCollector:
+    """Collects the events of videos that are long enough for a clip.
+
+    Raises:
+        InvalidArgument: the field cannot have events.
+    """
+
+    def __init__(self, dataset: Dataset, name: str) -> None:
+        self._name = name
+        self._kind = event_dtype(dataset.schema, name)
+        self._videos: list[Rows] = []
+        self._values = [np.zeros(0, self._kind)]
+
+    def look(self, part: ShardSamples, videos: VideoIndex) -> VideoEvents:
+        """Return the events of some videos of a shard."""
+        return videos.events(part.reader(self._name), self._name)
+
+    def take(
+        self, happened: VideoEvents, numbers: Rows, is_long: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.bool_]:
+        """Add the events of the videos with these numbers.
+
+        Return a mask of the videos that have any.
+        """
+        counts, values = happened
+        self._values.append(values[np.repeat(is_long, counts)].astype(self._kind))
+        counts = counts * is_long
+        self._videos.append(np.repeat(numbers, counts))
+        found: npt.NDArray[np.bool_] = counts > 0
+        return found
+
+    def events(self, n_videos: int) -> Events:
+        """Return all events, in the order of their videos."""
+        videos = np.concatenate([np.zeros(0, np.int64), *self._videos])
+        values = np.concatenate(self._values)[np.argsort(videos, kind="stable")]
+        return Events(np.bincount(videos, minlength=n_videos).astype(np.int64), values)
+
+
+def _no_clips_message(dataset: Dataset, clip: Clip, name: str, longest: int) -> str:
+    """Return the reason why videos of at most `longest` frames have no clip at all."""
+    if longest >= clip.span:
+        return f"{dataset.path}: field {clip.around!r} has no event of any video with a clip"
+    if clip.rate is None:
+        return (
+            f"{dataset.path}: no video in field {name!r} has the {clip.span} frames of a clip of "
+            f"frames={clip.frames}, stride={clip.stride}; the longest has {longest}"
+        )
+    return (
+        f"{dataset.path}: no video in field {name!r} lasts as long as a clip of "
+        f"frames={clip.frames}, fps={clip.rate}; the longest has {longest} frames at that rate"
+    )
+
+
+def _sizes(lines: Streams) -> set[tuple[int, int]]:
+    """Return up to two distinct (height, width) of some videos."""
+    if not len(lines):
+        return set()
+    pairs: npt.NDArray[np.uint32] = np.stack([lines["height"], lines["width"]], axis=1)
+    others = pairs[(pairs != pairs[0]).any(1)]
+    return {(int(height), int(width)) for height, width in (*pairs[:1], *others[:1])}
+
+
+def _common(
+    dataset: Dataset, clip: Clip, name: str, sizes: Iterable[tuple[int, int]]
+) -> tuple[int, int]:
+    """Return the common size of all videos that have clips.
+
+    Raises:
+        InvalidArgument: sizes differ, or are odd and cannot be yuv420.
+    """
+    found = sorted(sizes)
+    if len(found) > 1:
+        shown = " and of ".join(f"{height}x{width}" for height, width in found[:2])
+        raise InvalidArgument(
+            f"{dataset.path}: field {name!r} has videos of {shown} pixels, and a batch needs one "
+            "size: pass dataset.clips(size=(height, width), …)"
+        )
+    height, width = found[0] if found else (2, 2)
+    if clip.pixels == "yuv420" and (height % 2 or width % 2):
+        raise InvalidArgument(
+            f"{dataset.path}: field {name!r} has videos of {height}x{width} pixels, and "
+            'pixels="yuv420" needs even sizes: pass dataset.clips(size=(height, width), …)'
+        )
+    return height, width

@@ -1,0 +1,89 @@
+"""Read samples one by one, decoded, in new memory: for a view, and for the user's transform."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from shardio._base.classes import Closing
+from shardio.dataset.dataset import Dataset
+from shardio.media.frames import CropPosition
+from shardio.samples.decoding import AudioReader, ClipReader, ImageReader
+from shardio.samples.token_reader import TokenReader
+
+
+class SamplePlace(NamedTuple):
+    """The place of a sample, and what was drawn for it.
+
+    Attributes:
+        number: of the sample in its view.
+        shard, row: of the row that it is made of; the row is that in the shard.
+        start: of its clip, or the draw that decides where its sound begins.
+        crop: the position of its clip's crop.
+        tokens: the number of tokens of each source's stream, if an epoch fixes it.
+    """
+
+    number: int
+    shard: int
+    row: int
+    start: int = 0
+    crop: CropPosition | None = None
+    tokens: tuple[int, ...] | None = None
+
+
+class SampleReader(Closing):
+    """A reader of samples of a dataset, which it borrows; it owns decoders until `close`.
+
+    Args:
+        dataset: has the samples.
+        fields: the stored fields to read, in their order.
+        images: decodes pictures.
+        clips, sounds, tokens: make the fields of clips, sound and windows, if there are any.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        fields: tuple[str, ...],
+        images: ImageReader,
+        clips: ClipReader | None = None,
+        sounds: AudioReader | None = None,
+        tokens: TokenReader | None = None,
+    ) -> None:
+        self._dataset = dataset
+        self.images, self.clips, self.sounds, self.tokens = images, clips, sounds, tokens
+        self._has_images = bool(images.names)
+        made: dict[str, tuple[str, ...]] = {}
+        if clips is not None:
+            made[clips.name] = clips.names
+        if sounds is not None:
+            made |= {name: (name, span) for span, name in sounds.spans.items()}
+        if tokens is not None:
+            made[tokens.name] = tokens.names
+        self._stored = [name for name in fields if name not in made]
+        self._names = [each for name in fields for each in made.get(name, (name,))]
+
+    def read(self, place: SamplePlace) -> dict[str, Any]:
+        """Return a sample, its fields in the requested order.
+
+        Raises:
+            ShardCorrupt, MediaError: naming the sample.
+        """
+        shard, row = place.shard, place.row
+        # Truncated files are detected once per batch, where reading must not kill (`Filler`).
+        sample = self._dataset.sample(shard, row, self._stored, check_truncated=False)
+        if self.clips is not None:
+            sample[self.clips.name] = self.clips.of_sample(shard, row, place.start, place.crop)
+            sample |= self.clips.times_of_sample(shard, row, place.start)
+        if self.tokens is not None:
+            sample |= self.tokens.of_sample(place.number, place.tokens)
+        if self.sounds is not None:
+            sample |= self.sounds.fields_of(shard, row, place.start)
+        if len(sample) > len(self._stored):
+            sample = {name: sample[name] for name in self._names}
+        return self.images.of_sample(sample, shard, row) if self._has_images else sample
+
+    def close(self) -> None:
+        """Close decoders and files. Idempotent."""
+        for each in (self.tokens, self.sounds, self.clips):
+            if each is not None:
+                each.close()

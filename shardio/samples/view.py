@@ -1,0 +1,319 @@
+"""SampleView: what one sample of a dataset is: a row, a clip of a video, or a window of tokens."""
+
+from __future__ import annotations
+
+import operator
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio._base.classes import cached_property
+from shardio.dataset.dataset import Dataset
+from shardio.dataset.selection import check_positions
+from shardio.format.schema import Schema
+from shardio.media.audio import Sound
+from shardio.order.clip_groups import ClipGrouping
+from shardio.order.permutation import OF_SOUNDS, derive_key, keyed_hashes
+from shardio.samples.clips import ClipDraws
+from shardio.samples.decoding import AudioReader, ClipReader, ImageReader
+from shardio.samples.media import (
+    AudioSpec,
+    SecondsRange,
+    audio_field,
+    audio_fields,
+    image_fields,
+    image_schema,
+    row_seconds,
+)
+from shardio.samples.sample_reader import SamplePlace, SampleReader
+from shardio.samples.token_reader import TokenReader
+from shardio.shard.verification import Rows
+
+
+class Keys(NamedTuple):
+    """The keys of random draws for some samples: seed, epoch, and positions in the epoch."""
+
+    seed: int
+    epoch: int
+    positions: Rows
+
+    def hashes(self, purpose: int) -> npt.NDArray[np.uint64]:
+        """Return 64 random bits for each sample."""
+        return keyed_hashes(self.positions, derive_key(purpose, self.seed, self.epoch))
+
+
+class Table(NamedTuple):
+    """An array that a view needs in every process of a loader, and its content in words."""
+
+    array: npt.NDArray[Any]
+    what: str
+
+
+Tables = Mapping[str, npt.NDArray[Any]]
+Maker = Callable[[Dataset, Tables], "SampleView"]
+
+
+class SampleView(Sequence[dict[str, Any]]):
+    """Samples made of the rows of a dataset, which it borrows. Immutable, and not thread-safe.
+
+    `view[i]` is the sample that a ShardLoader of the view delivers: pictures, clips and sound are
+    decoded. What it has to know about the data is read when it is first needed.
+    """
+
+    spans_rows = False
+    """True if a sample may be made of several rows."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+        """The dataset that has the rows."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields of the dataset that a sample is made of."""
+        return tuple(self.dataset.schema)
+
+    def chosen(self, names: tuple[str, ...], *, is_asked: bool) -> tuple[str, ...]:
+        """Return the fields to read, given the names that a loader reads.
+
+        Args:
+            names: of the dataset's fields.
+            is_asked: True if the user named them: none is left out then without a word.
+
+        Raises:
+            InvalidArgument: they do not go with the view.
+        """
+        return names
+
+    @property
+    def schema(self) -> Schema:
+        """The fields of a sample; height and width of pictures vary."""
+        stored = Schema({name: self.dataset.schema[name] for name in self.fields})
+        return image_schema(self._audio.delivered(self.delivered(stored)), self.fields)
+
+    @cached_property
+    def _audio(self) -> AudioSpec:
+        names = audio_fields(self.dataset.schema, self.fields)
+        return self.audio(dict.fromkeys(names, Sound()))
+
+    @cached_property
+    def _reader(self) -> SampleReader:
+        return self.reader(self.fields, image_fields(self.dataset.schema, self.fields), self._audio)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return a sample as a dict, or a list of them for a slice."""
+        if isinstance(index, slice):
+            return [self.sample(i) for i in range(*index.indices(len(self)))]
+        return self.sample(index)
+
+    def sample(self, index: int, *, seed: int = 0, epoch: int = 0) -> dict[str, Any]:
+        """Return the sample of a number, as a loader with shuffle=False draws it.
+
+        Args:
+            index: its number, which is its position in such an epoch.
+            seed, epoch: of the loader.
+
+        Raises:
+            IndexError: there is no such sample.
+            ShardCorrupt, MediaError: naming the sample.
+        """
+        number, n = operator.index(index), len(self)
+        if not -n <= number < n:
+            raise IndexError(f"{self!r}: there is no sample {number}")
+        numbers = np.array([number % n])
+        keys, rows = Keys(seed, epoch, numbers), self.at(numbers)
+        shard = int(self.dataset.locate(rows)[0])
+        row = int(rows[0] - self.dataset.starts[shard])
+        draws = self.draws(numbers, keys)
+        if draws is None:
+            start = int(keys.hashes(OF_SOUNDS)[0])
+            return self._reader.read(SamplePlace(number % n, shard, row, start))
+        place = SamplePlace(number % n, shard, row, int(draws.starts[0]), draws.place(0))
+        return self._reader.read(place)
+
+    def select(
+        self,
+        rows: Callable[[dict[str, npt.NDArray[Any]]], Any] | Sequence[Any] | npt.NDArray[Any],
+        *,
+        fields: Sequence[str] = (),
+    ) -> Self:
+        """Return a view of some of the rows, made in the same way; see `ShardDataset.select`."""
+        return self.on(self.dataset.select(rows, fields=fields))
+
+    def subset(self, name: str) -> Self:
+        """Return a view of a subset of the rows, made in the same way."""
+        return self.on(self.dataset.subset(name))
+
+    def sources_of(self, indices: Any) -> Rows:
+        """Return the number of the mixture's source that each sample is of.
+
+        Args:
+            indices: numbers of samples, such as those of `batch.indices`.
+
+        Raises:
+            InvalidArgument: they are no numbers of samples, from 0 up.
+        """
+        numbers = np.asarray(indices)
+        check_positions(numbers.reshape(-1), len(self), "indices")
+        return np.searchsorted(self.source_ends, numbers, side="right")
+
+    def reader(
+        self, fields: tuple[str, ...], pictures: tuple[str, ...], audio: AudioSpec
+    ) -> SampleReader:
+        """Return a reader of its samples.
+
+        Args:
+            fields: the fields to read.
+            pictures: those whose pictures are decoded.
+            audio: the format of sound.
+        """
+        clips = self.clip_reader(needs_times=bool(audio.fields))
+        sounds = AudioReader(self.dataset, audio, clips) if audio.fields else None
+        images = ImageReader(self.dataset, pictures)
+        return SampleReader(self.dataset, fields, images, clips, sounds, self.token_reader())
+
+    def clip_reader(self, *, needs_times: bool) -> ClipReader | None:
+        """Return a decoder of its clips; None if it has none."""
+        return None
+
+    def token_reader(self) -> TokenReader | None:
+        """Return a reader of its windows of tokens; None if it has none."""
+        return None
+
+    @abstractmethod
+    def on(self, dataset: Dataset) -> Self:
+        """Return a view of another dataset's rows, made in the same way."""
+
+    def reopened(self, dataset: Dataset) -> SampleView:
+        """Return an equal view of the same rows, opened again as `dataset`."""
+        return self.on(dataset)
+
+    @property
+    @abstractmethod
+    def maker(self) -> Maker:
+        """A function, to be pickled, that makes an equal view of its `tables`."""
+
+    def made_of(self, dataset: Dataset, tables: Tables) -> SampleView:
+        """Return an equal view of the same rows, opened as `dataset`, of equal tables."""
+        return self.maker(dataset, tables)
+
+    @abstractmethod
+    def delivered(self, schema: Schema) -> Schema:
+        """Return the schema of its samples, given that of the stored fields."""
+
+    @property
+    @abstractmethod
+    def identity(self) -> str:
+        """Text that tells the view from others of the same dataset; empty for all rows."""
+
+    @property
+    @abstractmethod
+    def source_ends(self) -> Rows:
+        """Number of samples up to the end of each source of a mixture."""
+
+    @abstractmethod
+    def at(self, numbers: Rows) -> Rows:
+        """Return the row, of all shards, that each sample is, is cut from, or begins in."""
+
+    def covered_rows(self, numbers: Rows) -> Rows:
+        """Return all rows that some samples are made of."""
+        return self.at(numbers)
+
+    def every_row(self) -> tuple[int, Callable[[Rows], Rows]]:
+        """Return a number n and a function from 0 to n - 1 that covers the rows of all samples."""
+        return len(self), self.at
+
+    def draws(self, numbers: Rows, keys: Keys) -> ClipDraws | None:
+        """Return what is drawn for some samples; None if they are no clips."""
+        return None
+
+    def audio(self, sounds: Mapping[str, Sound]) -> AudioSpec:
+        """Return the format of some fields' audio in its samples.
+
+        Args:
+            sounds: the format that is asked for, of each field.
+
+        Raises:
+            InvalidArgument: rates or channels differ, or lengths are not stored, and the format
+                does not say them.
+            ShardCorrupt: the part of the index that was read is damaged.
+        """
+        made = (audio_field(self.dataset, *each, self.seconds_of) for each in sounds.items())
+        return AudioSpec(tuple(made))
+
+    def seconds_of(self, name: str) -> SecondsRange | None:
+        """Return the least and the most seconds of sound in a field of a sample; None if none."""
+        return row_seconds(self.dataset, name)
+
+    @property
+    def clip_grouping(self) -> ClipGrouping | None:
+        """The clips that stay together in a shuffle; None where each sample moves alone."""
+        return None
+
+    @property
+    def stream_tokens(self) -> tuple[int, ...] | None:
+        """The number of tokens of each source, if the last of them are padded to a window."""
+        return None
+
+    def no_shards_reason(self) -> str | None:
+        """Return the reason why its samples do not come shard by shard; None if they do."""
+        rows = self.dataset.rows.row_list
+        if rows is None or rows.ascends:
+            return None
+        return "those of this selection come in another; sort what select() is given"
+
+    @property
+    def shard_ends(self) -> Rows:
+        """Number of samples up to the end of each shard, of a view that comes shard by shard."""
+        return self.dataset.rows.shard_ends
+
+    def tables(self) -> Mapping[str, Table]:
+        """Return the tables by which the view is made again in another process."""
+        return {}
+
+
+class RowView(SampleView):
+    """The rows of a dataset, decoded."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RowView, (self.dataset,)
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __repr__(self) -> str:
+        return f"RowView({len(self)} rows of {self.dataset!r})"
+
+    def on(self, dataset: Dataset) -> RowView:
+        """Return a view of another dataset's rows, made in the same way."""
+        return RowView(dataset)
+
+    @property
+    def maker(self) -> Maker:
+        """A function that makes an equal view of its `tables`."""
+        return RowView.of_tables
+
+    @classmethod
+    def of_tables(cls, dataset: Dataset, _: Tables) -> RowView:
+        """Return the view of a dataset."""
+        return cls(dataset)
+
+    def delivered(self, schema: Schema) -> Schema:
+        """Return the schema of its samples, given that of the stored fields."""
+        return schema
+
+    @property
+    def identity(self) -> str:
+        """Text that tells the view from others of the same dataset."""
+        return self.dataset.rows.view_id
+
+    @property
+    def source_ends(self) -> Rows:
+        """Number of samples up to the end of each source of a mixture."""
+        return np.cumsum(self.dataset.rows.source_counts)
+
+    def at(self, numbers: Rows) -> Rows:
+        """Return the row of each sample."""
+        return self.dataset.rows.at(numbers)

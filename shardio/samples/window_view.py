@@ -1,0 +1,217 @@
+"""WindowView: windows of tokens, over all documents of a dataset, as samples."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from shardio._base.classes import cached_property
+from shardio.dataset.dataset import Dataset
+from shardio.dataset.scan import ShardSamples, scan
+from shardio.errors import InvalidArgument
+from shardio.format.checksum import distinct
+from shardio.format.schema import Schema
+from shardio.format.types import Array, Field
+from shardio.samples.packing import Pack, PackedWindows
+from shardio.samples.token_reader import TokenReader
+from shardio.samples.view import Maker, SampleView, Table, Tables
+from shardio.shard.verification import Rows
+
+
+class WindowView(SampleView):
+    """Windows of tokens, cut from the documents in one field of a dataset, which it borrows.
+
+    Document lengths are in the index, 32 bytes per document, and read on first use unless the field
+    has a fixed shape. The documents of each source of a mixture are packed by themselves.
+
+    Args:
+        dataset: has the documents.
+        pack: how they are packed; its field is the only one that can be by default.
+
+    Raises:
+        InvalidArgument: no field, or not this one, can be packed so; on first use: there are
+            tokens, but no window of them.
+        ShardCorrupt: on first use: that part of the index is damaged.
+    """
+
+    spans_rows = True
+
+    def __init__(self, dataset: Dataset, pack: Pack) -> None:
+        super().__init__(dataset)
+        self.pack = resolve_pack(dataset.schema, pack)
+        """The options of the windows, with the field of tokens."""
+
+    @classmethod
+    def of_tables(cls, pack: Pack, dataset: Dataset, tables: Tables) -> WindowView:
+        """Return a view like another one, given the tables of that one."""
+        found = cls(dataset, pack)
+        sources = dataset.rows.source_counts
+        found.__dict__["windows"] = PackedWindows(pack, tables["ends"], sources, tables["firsts"])
+        return found
+
+    @cached_property
+    def windows(self) -> PackedWindows:
+        """The windows by number."""
+        dataset, pack = self.dataset, self.pack
+        lengths = _lengths(dataset, pack) + (pack.eot is not None)
+        ends = np.cumsum(lengths, dtype=np.int64)
+        found = PackedWindows(pack, ends, dataset.rows.source_counts)
+        dataset.rows.check_sources(found.n_windows, "its tokens do not fill a window")
+        if lengths.any() and not len(found):
+            whole = ' with rest="drop"' if pack.rest == "drop" else ""
+            raise InvalidArgument(
+                f"{dataset.path}: the {int(lengths.sum())} tokens of field {pack.name!r} are not "
+                f"enough for a window of {pack.reach}{whole}"
+            )
+        return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WindowView, (self.dataset, self.pack)
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def __repr__(self) -> str:
+        return (
+            f"WindowView({len(self)} windows of {self.pack.length} tokens, of {self.pack.name!r} "
+            f"in {self.dataset!r})"
+        )
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields of the dataset that a sample is made of."""
+        return (self.pack.name,)
+
+    def chosen(self, names: tuple[str, ...], *, is_asked: bool) -> tuple[str, ...]:
+        """Return the fields to read, given the names that a loader reads."""
+        others = [name for name in names if name != self.pack.name]
+        if others and is_asked:
+            raise InvalidArgument(
+                f"a sample is a window, made of many rows' {self.pack.name!r}: leave {others} out "
+                "of fields"
+            )
+        return self.fields
+
+    def on(self, dataset: Dataset) -> WindowView:
+        """Return a view of another dataset's rows, made in the same way."""
+        return WindowView(dataset, self.pack)
+
+    def reopened(self, dataset: Dataset) -> WindowView:
+        """Return an equal view of the same rows, opened again as `dataset`."""
+        if "windows" not in self.__dict__:
+            return self.on(dataset)
+        arrays = {name: table.array for name, table in self.tables().items()}
+        return self.of_tables(self.pack, dataset, arrays)
+
+    @property
+    def maker(self) -> Maker:
+        """A function that makes an equal view of its `tables`."""
+        return functools.partial(WindowView.of_tables, self.pack)
+
+    def tables(self) -> Mapping[str, Table]:
+        """Return the tables by which the view is made again in another process."""
+        return {
+            "ends": Table(self.windows.ends, "where each document ends"),
+            "firsts": Table(self.windows.firsts, "which document each window begins in"),
+        }
+
+    def delivered(self, schema: Schema) -> Schema:
+        """Return the schema of its samples, given that of the stored fields."""
+        return self.pack.delivered(schema)
+
+    def token_reader(self) -> TokenReader:
+        """Return a reader of its windows."""
+        return TokenReader(self.dataset, self.windows)
+
+    @property
+    def identity(self) -> str:
+        """Text that tells the view from others of the same dataset."""
+        return f"{self.dataset.rows.view_id} {self.pack.identity}".lstrip()
+
+    @property
+    def source_ends(self) -> Rows:
+        """Number of samples up to the end of each source of a mixture."""
+        return np.cumsum(self.windows.n_windows)
+
+    def at(self, numbers: Rows) -> Rows:
+        """Return the row of each sample."""
+        return self.dataset.rows.at(self.windows.firsts[numbers])
+
+    def covered_rows(self, numbers: Rows) -> Rows:
+        """Return the rows of all documents in some windows."""
+        return self.dataset.rows.at(distinct(self.windows.parts(numbers).documents))
+
+    def every_row(self) -> tuple[int, Callable[[Rows], Rows]]:
+        """Return the number of all documents, and the function to their rows."""
+        return len(self.dataset), self.dataset.rows.at
+
+    @property
+    def stream_tokens(self) -> tuple[int, ...] | None:
+        """The number of tokens of each source, if the last of them are padded to a window."""
+        return self.windows.n_tokens if self.pack.rest == "pad" else None
+
+    def no_shards_reason(self) -> str | None:
+        """Return the reason why its samples do not come shard by shard; None if they do."""
+        return "a window of tokens may begin in one shard and end in another"
+
+
+def resolve_pack(schema: Schema, pack: Pack) -> Pack:
+    """Return a specification of windows with the field of tokens.
+
+    Raises:
+        InvalidArgument: it does not fit the fields.
+    """
+    name = pack.field
+    if name is None:
+        could = [each for each in schema if _not_packable_reason(schema[each]) is None]
+        if len(could) != 1:
+            raise InvalidArgument(
+                "pack needs one field of tokens, integers in one dimension; these are: "
+                f"{', '.join(could) or 'none'}: choose one with dataset.pack(field, length=…)"
+            )
+        (name,) = could
+    if name not in schema:
+        raise InvalidArgument(f"pack: there is no field {name!r}; there are {', '.join(schema)}")
+    field = schema[name]
+    why_not = _not_packable_reason(field)
+    if why_not is not None or not isinstance(field, Array):
+        raise InvalidArgument(f"pack: field {name!r} {why_not}; found {field!r}")
+    limits = np.iinfo(field.numpy)
+    for option, token in (("eot", pack.eot), ("pad", pack.pad)):
+        if token is not None and not limits.min <= token <= limits.max:
+            raise InvalidArgument(
+                f"pack: {option} must be a token that field {name!r} of {field.dtype} can have, "
+                f"from {limits.min} to {limits.max}; found {token}"
+            )
+    return replace(pack, field=name)
+
+
+def _not_packable_reason(field: Field) -> str | None:
+    """Return the reason why a field cannot be packed; None if it can."""
+    if not isinstance(field, Array) or field.numpy.kind not in "iu" or field.dtype == "bfloat16":
+        return "must be an array of integers, to be packed as tokens"
+    if len(field.shape) != 1:
+        return "must have one dimension, the tokens of a document, to be packed"
+    if field.optional:
+        return "must not be optional: a document that is absent is neither empty nor there"
+    return None
+
+
+def _lengths(dataset: Dataset, pack: Pack) -> Rows:
+    """Return the number of tokens of the document in each selected row."""
+    name, field, n = pack.name, pack.documents(dataset.schema), len(dataset)
+    if field.is_fixed:
+        return np.full(n, field.shape[0], np.int64)
+    lengths, itemsize = np.zeros(n, np.int64), field.numpy.itemsize
+
+    def look(part: ShardSamples) -> Rows:
+        n_bytes: Rows = part.reader(name).records.entries(name, part.rows)["n_bytes"]
+        return n_bytes.astype(np.int64) // itemsize
+
+    for part, found in scan(dataset, look):
+        lengths[part.numbers] = found
+    return lengths
