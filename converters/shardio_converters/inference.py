@@ -97,7 +97,7 @@ class InputProbe:
 
 
 DtypeShape = tuple[str, tuple[int | None, ...]]
-"""The dtype or type name of a field and its shape; or a spec and ()."""
+"""The dtype or type name of a field, and its shape; or a spec, and ()."""
 
 
 class SchemaInference:
@@ -122,7 +122,7 @@ class SchemaInference:
         return [*self._facts]
 
     def add(self, sample: Mapping[str, DtypeShape], nulls: Collection[str] = frozenset()) -> None:
-        """Add a sample, or a file with these fields; those in `nulls` are null somewhere.
+        """Add a sample, or a file with these fields; fields in `nulls` are optional.
 
         Raises:
             MediaError: a field differs in more than sizes; nothing is added.

@@ -274,7 +274,7 @@ class LeRobot(InferringConverter):
                 where = f"{place[1]}: " if place[1] else ""
                 reason = reason or f"; {where}{error}".replace(f"{place[0]}/", "")
                 continue
-            with suppress(MediaError):  # a deviating dataset is reported when it is read
+            with suppress(MediaError):  # a deviating dataset is reported when read
                 found.add({name: (spec, ()) for name, spec in specs.items()})
         if not found.n_samples:
             raise InvalidArgument(

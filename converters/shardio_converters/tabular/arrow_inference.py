@@ -66,7 +66,7 @@ class ArrowInference:
 
     def __init__(self) -> None:
         self._fields = SchemaInference(None, widens=True)
-        self._columns: dict[str, ArrowColumn] = {}  # the first one of each name with a type
+        self._columns: dict[str, ArrowColumn] = {}  # the first column of each name with a type
         self._nulls: set[str] = set()  # columns that are all null so far
         self._json: set[str] = set()  # columns of lists with nulls
 
@@ -74,7 +74,7 @@ class ArrowInference:
         """Add the columns of a file.
 
         Raises:
-            MediaError: they conflict with those of earlier files; nothing is added.
+            MediaError: a column conflicts with earlier files; nothing is added.
         """
         known = {*self._columns, *self._nulls}
         columns = [one for one in columns if not is_null_record(one, known)]

@@ -16,12 +16,12 @@ from typing import Final
 DEPTH = 2
 """The number of tasks per worker: the current one and the next, so that it never has to wait."""
 QUICK_DEPTH = 8
-"""The number of tasks of a worker that is so quick that messages dominate its time.
+"""The number of tasks of a worker whose time is dominated by messages.
 
-With DEPTH for every worker, main takes 20 us of CPU time for a batch of 32 KiB, not 11.
+With DEPTH for every worker, the main process takes 20 us of CPU time for a batch of 32 KiB, not 11.
 """
 QUICK_NS = 500_000
-"""A task that takes less is quick; a worker holds quick answers back until this has passed."""
+"""A task that takes less is quick; a worker holds back quick answers for this long."""
 ENDLESS: Final = sys.maxsize
 """The last step of a pass whose end is not known yet; `end_at` sets it later."""
 

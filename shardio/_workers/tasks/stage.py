@@ -102,9 +102,9 @@ class Stage:
     waiting_ns: int = 0
     _n_begun: int = 0
     _next_step: int = 0
-    """The step whose turn has come; otherwise, without an order, the number of finished jobs."""
+    """The step whose turn is next; without an order, the number of finished jobs."""
     _done: dict[int, Exception | None] = field(default_factory=dict)
-    """The steps that have ended before their turn, and the error of each that failed."""
+    """The steps that ended before their turn, each with its error or None."""
     _suspended: dict[int, StageJob] = field(default_factory=dict)
     _held: dict[int, list[Entry]] = field(default_factory=dict)
     _is_ended: bool = False
@@ -149,7 +149,7 @@ class Stage:
     def _may_begin(self) -> bool:
         if not self.inputs or self.out or self._has_failed:
             return False
-        # Twice as many, so that one slow job does not hold up the following ones.
+        # Twice as many, so that one slow job does not hold up the following jobs.
         n_ahead = self._n_begun - self._next_step
         return len(self.running) < self.concurrency and n_ahead < 2 * self.concurrency
 
