@@ -1,13 +1,15 @@
-"""Lets every call of a conversion that changes the disk fail; exits with 1 if anything is lost.
+"""Lets every call that changes the disk fail; exits with 1 if anything is lost.
 
 python tools/dev/fail_disk.py [--every N] [--workers-only]
 
 Each create, write, fsync, rename, link, mkdir, unlink and rmdir fails once with EIO, and from then
 on with ENOSPC: first in a worker process (and, from then on, in the main process as well), by this
-file, which the workers import for their converter; then in a conversion, an append and a
-replacement in one process, by tests/faults/test_failing_disk.py. A conversion that fails ends with
-exit code 3 and names the file; no process is left, nothing that is not whole has a final name, and
---resume gives, byte for byte, what an undisturbed conversion gives. `--every`: each N-th call only.
+file, which the workers import for their converter; then in a conversion, an append, a replacement,
+maintenance, exports and downloads in one process, by the tests in `TESTS`. A conversion that fails
+ends with exit code 3 and names the file; no process is left, nothing that is not whole has a final
+name, and --resume gives, byte for byte, what an undisturbed conversion gives. Sources of other
+operations stay as they are, and doing them again gives what undisturbed ones give. `--every`: each
+N-th call only.
 """
 
 from __future__ import annotations
@@ -36,6 +38,11 @@ from dev import kill_conversion as k  # noqa: E402
 from shardio.storage import fs  # noqa: E402
 from shardio_tools import cli  # noqa: E402
 
+TESTS = (
+    "tests/faults/test_failing_disk.py",
+    "tests/faults/test_operations_on_a_failing_disk.py",
+    "tests/storage/remote/test_failing_disk.py",
+)
 TRAP = "FAIL_DISK_TRAP"
 MODES = ((errno.EIO, False), (errno.ENOSPC, True))
 
@@ -197,7 +204,7 @@ def main() -> int:
     options = parser.parse_args()
     n_wrong = in_workers(options.every)
     if not options.workers_only:
-        command = [sys.executable, "-m", "pytest", "-q", "tests/faults/test_failing_disk.py"]
+        command = [sys.executable, "-m", "pytest", "-q", *TESTS]
         environment = {**os.environ, "SHARDIO_FAIL_EVERY": str(options.every)}
         n_wrong += subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode != 0
     print(f"{n_wrong} wrong")

@@ -153,7 +153,8 @@ class Stage:
         found = (contents(self._folder / name) for name in ("source", "one", "two"))
         return {f"{k}/{name}": data for k, each in enumerate(found) for name, data in each.items()}
 
-    def _begin(self, operation: Operation) -> Path:
+    def begin(self, operation: Operation) -> Path:
+        """Make the folder of a trial."""
         self._n_trials += 1
         place = self._folder / f"trial{self._n_trials}"
         shutil.copytree(self._folder / "start" / operation.start, place)
@@ -163,8 +164,8 @@ class Stage:
         """Return the files that an undisturbed operation gives, its calls and its seconds."""
         if name not in self._whole:
             operation = self.operations[name]
-            operation.run(self._begin(operation))  # so that everything is imported
-            place, n_calls, began_s = self._begin(operation), 0, time.monotonic()
+            operation.run(self.begin(operation))  # so that everything is imported
+            place, n_calls, began_s = self.begin(operation), 0, time.monotonic()
 
             def count(kind: str, path: str, do: Any, *given: Any, **named: Any) -> Any:
                 nonlocal n_calls
@@ -186,7 +187,7 @@ class Stage:
         """
         operation = self.operations[name]
         whole, n_calls, took_s = self.undisturbed(name)
-        place = self._begin(operation)
+        place = self.begin(operation)
         old = contents(place)
         where = self._chance.choice(["before", "after", "half"])
         call = (self._chance.randrange(n_calls), where) if self._chance.random() < 0.5 else None
@@ -199,13 +200,25 @@ class Stage:
         else:
             found = visible(place)
             state = "before" if found == old else "after" if found == whole else "between"
-        wrong = self._check_killed(operation, place, old, whole)
+        wrong = self.check(name, place, old)
+        return state, [f"{name}, {moment}: {text}" for text in wrong]
+
+    def check(self, name: str, place: Path, old: dict[str, bytes]) -> list[str]:
+        """Check what an interrupted operation left and do it again; return what is wrong.
+
+        Args:
+            name: the operation.
+            place: the folder of the trial, which is removed if all is well.
+            old: the files that were in it before.
+        """
+        operation, (whole, _, _) = self.operations[name], self.undisturbed(name)
+        wrong = self._check_left(operation, place, old, whole)
         wrong += self._check_again(operation, place, whole)
         if self._contents_of_sources() != self._sources:
             wrong.append("a source has changed")
         if not wrong:
             shutil.rmtree(place)
-        return state, [f"{name}, {moment}: {text}" for text in wrong]
+        return wrong
 
     def _kill(
         self, operation: Operation, place: Path, call: tuple[int, str] | None, delay_s: float
@@ -228,10 +241,10 @@ class Stage:
             raise RuntimeError(f"the operation failed by itself in {place}")
         return status == -signal.SIGKILL
 
-    def _check_killed(
+    def _check_left(
         self, operation: Operation, place: Path, old: dict[str, bytes], whole: dict[str, bytes]
     ) -> list[str]:
-        """Return what is wrong with the files right after the kill."""
+        """Return what is wrong with the files right after the interruption."""
         out, found = place / "out", visible(place)
         if "out/_export.json" in whole:
             return ["neither the old export nor the new one"] * (found not in (old, whole))
