@@ -20,12 +20,11 @@ import numpy as np
 from shardio.batch.schema_inference import infer_schema
 from shardio.conversion.append import check_same_schema, load_base, rebase
 from shardio.conversion.report import ConversionReport
-from shardio.dataset.writer import DatasetWriter
+from shardio.dataset.writer import DatasetWriter, GenerationWriter
 from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.schema import Schema
 from shardio.format.types import Array, Field, Image
 from shardio.format.types.array_values import is_of
-from shardio.maintenance.rewriting import Rewriting
 
 
 def convert_samples(
@@ -77,15 +76,15 @@ def append_samples(
     if schema is not None:
         check_same_schema(base.schema, schema, out)
     n_samples = 0
-    with Rewriting(out, base.schema, shard_bytes=shard_bytes, previous=base) as rewriting:
+    with GenerationWriter(out, base.schema, shard_bytes=shard_bytes, previous=base) as output:
         for sample in _prepare_all(samples, base.schema):
-            rewriting.append(sample)
+            output.append(sample)
             n_samples += 1
         found = latest = rebase(base, Path(out))
         if n_samples:
-            rewriting.come_behind(latest)
+            output.follow(latest)
             stats = {key: value for key, value in latest.stats.items() if key != "whole"}
-            found = rewriting.publish(
+            found = output.publish(
                 stats=stats,
                 operation={"name": "append", "options": {"shard_bytes": shard_bytes}},
             )

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
         ShardRepair,
         repair,
     )
-    from shardio.maintenance.resharding import compact, merge, reshard
-    from shardio.maintenance.rewriting import MaintenanceReport
+    from shardio.maintenance.resharding import MaintenanceReport, compact, merge, reshard
     from shardio.maintenance.splitting import SplitReport, split
     from shardio.maintenance.statistics import StatsReport, compute_stats
     from shardio.maintenance.verify.dataset import (
@@ -66,7 +65,7 @@ _HOMES = {
     "Finding": "shardio.maintenance.verify.findings",
     "Loss": "shardio.maintenance.repairing",
     "MaintenanceProgress": "shardio.maintenance.verify.dataset",
-    "MaintenanceReport": "shardio.maintenance.rewriting",
+    "MaintenanceReport": "shardio.maintenance.resharding",
     "RepairProgress": "shardio.maintenance.repairing",
     "RepairReport": "shardio.maintenance.repairing",
     "ShardRepair": "shardio.maintenance.repairing",

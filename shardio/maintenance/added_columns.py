@@ -17,11 +17,12 @@ from shardio._workers.ray_cluster import LOCAL, Engine, EngineName
 from shardio.dataset.generation import ColumnGroup, Generation, whole_schema
 from shardio.dataset.manifest import load_generation
 from shardio.dataset.transaction import detect_conflict
+from shardio.dataset.writer import GenerationWriter
 from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.schema import Schema
 from shardio.format.types import Field
 from shardio.maintenance.jobs import ShardJob, done_for_each
-from shardio.maintenance.rewriting import MaintenanceReport, Rewriting
+from shardio.maintenance.resharding import MaintenanceReport
 from shardio.maintenance.verify.dataset import Progress, ends_of, report_step
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.shard.writer import ShardSummary, ShardWriter
@@ -31,7 +32,7 @@ Function = Callable[[Any], Any]
 
 
 def add_computed(
-    rewriting: Rewriting,
+    output: GenerationWriter,
     dataset: ShardDataset,
     function: Function,
     batch_size: int | None,
@@ -47,16 +48,16 @@ def add_computed(
         SchemaError: a value does not match the field.
     """
     ends = ends_of(shard.n_bytes for shard in dataset.shards)
-    column = _Column(dataset, rewriting.schema, function, batch_size, rewriting.staging)
+    column = _Column(dataset, output.schema, function, batch_size, output.staging)
     done: dict[int, tuple[str, ShardSummary]] = {}
     report_step(progress, "writing", 0, ends)
     for k, made in done_for_each(
-        column, len(dataset.shards), workers=workers, engine=engine, sees=rewriting.staging
+        column, len(dataset.shards), workers=workers, engine=engine, sees=output.staging
     ):
         done[k] = made
         report_step(progress, "writing", len(done), ends)
     for k in range(len(dataset.shards)):
-        rewriting.take(*done[k])
+        output.take(*done[k])
 
 
 class _Column(ShardJob):
@@ -182,12 +183,12 @@ def add_column(
         previous = load_generation(folder, dataset.generation)
         schema = _schema_of(dataset, previous, name, field)
         given = None if callable(values) else _values(dataset, values)
-        with Rewriting(folder, schema, previous=previous) as rewriting:
+        with GenerationWriter(folder, schema, previous=previous) as output:
             if given is not None:
-                _add_given(rewriting, dataset, name, given, progress)
+                _add_given(output, dataset, name, given, progress)
             elif callable(values):
                 add_computed(
-                    rewriting,
+                    output,
                     dataset,
                     values,
                     batch_size,
@@ -195,8 +196,10 @@ def add_column(
                     engine=where,
                     progress=progress,
                 )
-            return rewriting.report_beside(
-                operation={"name": "add_column", "options": {"name": name}}
+            return MaintenanceReport.of(
+                folder,
+                output.publish_columns(operation={"name": "add_column", "options": {"name": name}}),
+                output.n_written,
             )
 
 
@@ -245,7 +248,7 @@ def _values(dataset: ShardDataset, values: Iterable[Any]) -> Iterator[Any]:
 
 
 def _add_given(
-    rewriting: Rewriting,
+    output: GenerationWriter,
     dataset: ShardDataset,
     name: str,
     values: Iterator[Any],
@@ -255,14 +258,14 @@ def _add_given(
     ends = ends_of(shard.n_bytes for shard in dataset.shards)
     report_step(progress, "writing", 0, ends)
     for k in range(len(dataset.shards)):
-        _add_shard(rewriting, dataset, k, name, values)
+        _add_shard(output, dataset, k, name, values)
         report_step(progress, "writing", k + 1, ends)
     if next(values, _END) is not _END:
         raise _wrong_number(dataset, "more")
 
 
 def _add_shard(
-    rewriting: Rewriting, dataset: ShardDataset, k: int, name: str, values: Iterator[Any]
+    output: GenerationWriter, dataset: ShardDataset, k: int, name: str, values: Iterator[Any]
 ) -> None:
     """Write the new field of one shard's samples."""
     first, n_samples = int(dataset.starts[k]), dataset.shards[k].n_samples
@@ -278,7 +281,7 @@ def _add_shard(
             yield {name: value}
 
     try:
-        rewriting.add_shard(samples())
+        output.add_shard(samples())
     except SchemaError as error:
         raise misfit(dataset.path, first + n_taken - 1, error) from error
 

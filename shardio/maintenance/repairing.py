@@ -18,6 +18,7 @@ from typing import Any, Final
 from shardio.dataset.generation import ROWS, Generation, parse_generation
 from shardio.dataset.manifest import GENERATIONS, POINTER, load, load_generation
 from shardio.dataset.transaction import published_in, raise_conflict
+from shardio.dataset.writer import SHARD_BYTES, GenerationWriter
 from shardio.errors import (
     DataError,
     DatasetCorrupt,
@@ -27,7 +28,6 @@ from shardio.errors import (
     ShardNotFound,
 )
 from shardio.format.schema import Schema
-from shardio.maintenance.rewriting import SHARD_BYTES, Rewriting
 from shardio.maintenance.salvage import mend, schema_of, unreadable_pages
 from shardio.maintenance.verify.dataset import ends_of
 from shardio.maintenance.verify.shard import verify_file
@@ -283,12 +283,12 @@ def repair(
     before, patient = published_in(source), plan_repair(os.fspath(source))
     ends = ends_of(sum(_size_of(part.path) for part in parts) for parts in patient.shards)
     repairs: list[ShardRepair] = []
-    with Rewriting(out, patient.schema, shard_bytes=shard_bytes) as rewriting:
+    with GenerationWriter(out, patient.schema, shard_bytes=shard_bytes) as output:
         for i, parts in enumerate(patient.shards):
             if progress is not None:
                 progress(RepairProgress(i, len(ends) - 1, ends[i], ends[-1]))
             found = ShardRepair(parts[0].name)
-            _save(parts, rewriting, found)
+            _save(parts, output, found)
             repairs.append(found)
             if found.losses:
                 raise_conflict(source, before)
@@ -298,7 +298,7 @@ def repair(
             ShardRepair(name, losses=[Loss(None, None, reason)])
             for name, reason in patient.unnamed.items()
         ]
-        generation = rewriting.publish(
+        generation = output.publish(
             classes=patient.generation.classes if patient.generation else (),
             inputs=[found.as_json() for found in repairs],
             converter=patient.generation.converter if patient.generation else {},
@@ -316,16 +316,16 @@ def _size_of(path: str) -> int:
         return 0  # a missing file is reported when it is repaired
 
 
-def _save(parts: Sequence[Part], rewriting: Rewriting, found: ShardRepair) -> None:
+def _save(parts: Sequence[Part], output: GenerationWriter, found: ShardRepair) -> None:
     """Write the undamaged samples of one shard, and of its column groups, to the new dataset."""
     with ExitStack() as stack:
         readers = []
         for part in parts:
             about = "" if part is parts[0] else f"{part.name}: "
             try:
-                if len(parts) == 1 and _adopt(part, rewriting, found):
+                if len(parts) == 1 and _adopt(part, output, found):
                     return
-                mended = mend(part.path, _folder_for(part, parts, rewriting), part.schema)
+                mended = mend(part.path, _folder_for(part, parts, output), part.schema)
                 found.mended += tuple(about + note for note in mended.notes)
                 reader = stack.enter_context(ShardReader(mended.path))
                 _check_identity(reader, part)
@@ -333,14 +333,14 @@ def _save(parts: Sequence[Part], rewriting: Rewriting, found: ShardRepair) -> No
                 _lose_all(part, about + _reason(error, part.path), found)
                 return
             readers.append(reader)
-        _save_samples(readers, rewriting, found)
+        _save_samples(readers, output, found)
 
 
-def _folder_for(part: Part, parts: Sequence[Part], rewriting: Rewriting) -> Path:
+def _folder_for(part: Part, parts: Sequence[Part], output: GenerationWriter) -> Path:
     """Return the folder for the mended copy of a file: one per part, as all are open together."""
     if part is parts[0]:
-        return rewriting.staging
-    folder = rewriting.staging / f"beside-{parts.index(part)}"
+        return output.staging
+    folder = output.staging / f"beside-{parts.index(part)}"
     make_folder(folder)
     return folder
 
@@ -352,7 +352,7 @@ def _lose_all(part: Part, reason: str, found: ShardRepair) -> None:
         found.losses.append(Loss(None, None, reason) if n is None else Loss(0, n - 1, reason))
 
 
-def _adopt(part: Part, rewriting: Rewriting, found: ShardRepair) -> bool:
+def _adopt(part: Part, output: GenerationWriter, found: ShardRepair) -> bool:
     """Copy a shard that is sound and matches its entry; return True if it was copied."""
     if unreadable_pages(part.path):
         return False
@@ -364,7 +364,7 @@ def _adopt(part: Part, rewriting: Rewriting, found: ShardRepair) -> bool:
     if part.named not in (None, summary):
         return False
     if n_samples:
-        rewriting.adopt(part.path, summary)
+        output.adopt(part.path, summary)
     found.n_kept = n_samples
     return True
 
@@ -380,14 +380,16 @@ def _check_identity(reader: ShardReader, part: Part) -> None:
         )
 
 
-def _save_samples(readers: Sequence[ShardReader], rewriting: Rewriting, found: ShardRepair) -> None:
+def _save_samples(
+    readers: Sequence[ShardReader], output: GenerationWriter, found: ShardRepair
+) -> None:
     """Write the samples whose fields can all be read; each reader provides some of the fields."""
     for row in range(min(map(len, readers))):
         sample: dict[str, Any] = {}
         try:
             for reader in readers:
                 sample |= reader[row]
-            rewriting.append(sample)
+            output.append(sample)
         except (DataError, SchemaError) as error:
             found.lose(row, _reason(error, readers[0].path))
         else:

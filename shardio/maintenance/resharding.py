@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from shardio.dataset.generation import ROWS, Generation
 from shardio.dataset.manifest import load, load_generation
 from shardio.dataset.transaction import detect_conflict
+from shardio.dataset.writer import SHARD_BYTES, GenerationWriter, check_shard_bytes
 from shardio.errors import DataError, InvalidArgument
 from shardio.format.schema import Schema
 from shardio.format.types import Array
-from shardio.maintenance.rewriting import (
-    SHARD_BYTES,
-    MaintenanceReport,
-    Rewriting,
-    check_shard_bytes,
-)
 from shardio.maintenance.verify.dataset import (
     Progress,
     ends_of,
@@ -33,6 +30,46 @@ from shardio.samples.shard_dataset import ShardDataset
 from shardio.storage.fs import unlink
 
 PathName = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceReport:
+    """The generation that an operation published, or the current one if nothing had to be done.
+
+    `n_rewritten` counts the new shards, `n_removed` the old ones that were removed. `n_bytes`
+    includes the shards of column groups, `n_shards` does not.
+    """
+
+    dataset: Path
+    generation: int
+    n_samples: int
+    n_shards: int
+    n_bytes: int
+    n_rewritten: int
+    n_removed: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        folder: str | os.PathLike[str],
+        generation: Generation,
+        n_rewritten: int,
+        n_removed: int = 0,
+    ) -> Self:
+        """Return the report on a generation of the dataset in `folder`."""
+        return cls(
+            Path(folder),
+            generation.number,
+            generation.n_samples,
+            len(generation.shards),
+            sum(shard.n_bytes for shard, _ in generation.files),
+            n_rewritten,
+            n_removed,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON-serializable dict."""
+        return {**dataclasses.asdict(self), "dataset": str(self.dataset)}
 
 
 def reshard(
@@ -63,28 +100,34 @@ def reshard(
     with detect_conflict(source), ShardDataset(source) as dataset:
         generation = load_generation(source, dataset.generation)
         require_sound(source, workers, progress)
-        with Rewriting(out, dataset.schema, shard_bytes=shard_bytes) as rewriting:
-            _append_shards(dataset, range(len(dataset.shards)), rewriting, progress)
-            return rewriting.report(
-                classes=generation.classes,
-                inputs=generation.inputs,
-                converter=generation.converter,
-                versions=generation.versions,
-                view=generation.view,
-                subsets=generation.subsets,
-                stats=generation.stats,
-                operation={
-                    "name": "reshard",
-                    "options": {"shard_bytes": shard_bytes},
-                    "sources": [{"lineage": generation.lineage, "generation": generation.number}],
-                },
+        with GenerationWriter(out, dataset.schema, shard_bytes=shard_bytes) as output:
+            _append_shards(dataset, range(len(dataset.shards)), output, progress)
+            return MaintenanceReport.of(
+                out,
+                output.publish(
+                    classes=generation.classes,
+                    inputs=generation.inputs,
+                    converter=generation.converter,
+                    versions=generation.versions,
+                    view=generation.view,
+                    subsets=generation.subsets,
+                    stats=generation.stats,
+                    operation={
+                        "name": "reshard",
+                        "options": {"shard_bytes": shard_bytes},
+                        "sources": [
+                            {"lineage": generation.lineage, "generation": generation.number}
+                        ],
+                    },
+                ),
+                output.n_written,
             )
 
 
 def _append_shards(
     dataset: ShardDataset,
     numbers: Iterable[int],
-    rewriting: Rewriting,
+    output: GenerationWriter,
     progress: Progress | None,
 ) -> None:
     """Write the samples of the given shards again."""
@@ -93,7 +136,7 @@ def _append_shards(
     report_step(progress, "writing", 0, ends)
     for n_done, k in enumerate(chosen, 1):
         for sample in dataset.samples(k):
-            rewriting.append(sample)
+            output.append(sample)
         report_step(progress, "writing", n_done, ends)
 
 
@@ -171,18 +214,22 @@ def _compacted(
     shard_bytes: int,
     progress: Progress | None,
 ) -> MaintenanceReport:
-    with Rewriting(
+    with GenerationWriter(
         dataset.path, dataset.schema, shard_bytes=shard_bytes, previous=previous
-    ) as rewriting:
+    ) as output:
         for group in groups:
             if _is_rewritten(group, previous):
-                _append_shards(dataset, group, rewriting, progress)
+                _append_shards(dataset, group, output, progress)
             else:
-                rewriting.keep(previous.shards[group[0]])
-        return rewriting.report(
-            schema=dataset.schema,
-            column_groups=(),
-            operation={"name": "compact", "options": {"shard_bytes": shard_bytes}},
+                output.keep(previous.shards[group[0]])
+        return MaintenanceReport.of(
+            dataset.path,
+            output.publish(
+                schema=dataset.schema,
+                column_groups=(),
+                operation={"name": "compact", "options": {"shard_bytes": shard_bytes}},
+            ),
+            output.n_written,
         )
 
 
@@ -248,45 +295,49 @@ def merge(
         changes = [_renumbering(dataset, classes) for dataset in datasets]
         for path in sources:
             require_sound(path, workers, progress)
-        with Rewriting(out, datasets[0].schema, shard_bytes=shard_bytes) as rewriting:
+        with GenerationWriter(out, datasets[0].schema, shard_bytes=shard_bytes) as output:
             ends = ends_of(shard.n_bytes for dataset in datasets for shard in dataset.shards)
-            for n_done, _ in enumerate(_write(datasets, changes, rewriting)):
+            for n_done, _ in enumerate(_write(datasets, changes, output)):
                 report_step(progress, "writing", n_done, ends)
-            return rewriting.report(
-                classes=classes,
-                inputs=[entry for dataset in datasets for entry in dataset.inputs],
-                converter=_common([dataset.converter for dataset in datasets]),
-                view=_common([dataset.view for dataset in datasets]) or ROWS,
-                versions=_common_entries([dataset.versions for dataset in datasets]),
-                operation={
-                    "name": "merge",
-                    "options": {"shard_bytes": shard_bytes},
-                    "sources": [
-                        {"lineage": dataset.lineage, "generation": dataset.generation}
-                        for dataset in datasets
-                    ],
-                },
+            return MaintenanceReport.of(
+                out,
+                output.publish(
+                    classes=classes,
+                    inputs=[entry for dataset in datasets for entry in dataset.inputs],
+                    converter=_common([dataset.converter for dataset in datasets]),
+                    view=_common([dataset.view for dataset in datasets]) or ROWS,
+                    versions=_common_entries([dataset.versions for dataset in datasets]),
+                    operation={
+                        "name": "merge",
+                        "options": {"shard_bytes": shard_bytes},
+                        "sources": [
+                            {"lineage": dataset.lineage, "generation": dataset.generation}
+                            for dataset in datasets
+                        ],
+                    },
+                ),
+                output.n_written,
             )
 
 
 def _write(
     datasets: Sequence[ShardDataset],
     changes: Sequence[Mapping[int, int] | None],
-    rewriting: Rewriting,
+    output: GenerationWriter,
 ) -> Iterator[None]:
     """Copy or rewrite the shards one after another; yield before each shard, and at the end."""
     for dataset, numbers in zip(datasets, changes, strict=True):
         for k, shard in enumerate(dataset.shards):
             yield
-            is_same = numbers is None and dataset.schema == rewriting.schema
+            is_same = numbers is None and dataset.schema == output.schema
             if is_same and not dataset.column_groups:
                 if shard.n_samples:
-                    rewriting.adopt(os.path.join(dataset.path, shard.name), shard)
+                    output.adopt(os.path.join(dataset.path, shard.name), shard)
                 continue
             for row, sample in enumerate(dataset.samples(k)):
                 if numbers is not None:
                     sample[LABEL] = _renumbered(sample[LABEL], numbers, shard.name, row)
-                rewriting.append(sample)
+                output.append(sample)
     yield
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from shardio import Array, Schema, ShardDataset, ShardLoader, Text
+from shardio.dataset import writer
 from shardio.dataset.manifest import load, publish_next
 from shardio.dataset.selection import RowRuns
 from shardio.errors import (
@@ -29,7 +30,6 @@ from shardio.maintenance import (
     diff,
     merge,
     reshard,
-    rewriting,
     verify_dataset,
 )
 from shardio.samples.shard_dataset import open_dataset
@@ -210,7 +210,7 @@ def test_large_shards_stay_and_so_does_the_order(tmp_path: Path) -> None:
     write(folder, 1, schema=schema, samples=values[:1])
     generation, at = load(folder), 1
     for n in shards[1:]:  # as appending would do it
-        with rewriting.Rewriting(folder, schema, previous=generation) as more:
+        with writer.GenerationWriter(folder, schema, previous=generation) as more:
             for shard in generation.shards:
                 more.keep(shard)
             for value in values[at : at + n]:
@@ -340,14 +340,14 @@ def test_progress_is_told_for_each_step(tmp_path: Path, name: str, workers: int)
 
 def _compete(name: str, source: str, out: str, barrier: Any, queue: Any) -> None:
     """Do it, and publish only when all others have written their shards."""
-    publish = rewriting.Rewriting.publish
+    publish = writer.GenerationWriter.publish
 
-    def late(self: rewriting.Rewriting, **details: Any) -> Any:
+    def late(self: writer.GenerationWriter, **details: Any) -> Any:
         self.cut()
         barrier.wait()
         return publish(self, **details)
 
-    rewriting.Rewriting.publish = late  # type: ignore[method-assign]
+    writer.GenerationWriter.publish = late  # type: ignore[method-assign]
     try:
         queue.put(SURGERIES[name](Path(source), Path(out)).n_samples)
     except (DatasetConflict, DatasetExists) as error:
@@ -379,7 +379,7 @@ def test_of_two_processes_that_compact_one_wins_and_the_other_is_told(tmp_path: 
 
 def test_of_two_that_make_the_same_new_dataset_one_wins_whole(tmp_path: Path) -> None:
     source, out = small(tmp_path / "a", 6, 2), tmp_path / "out"
-    with rewriting.Rewriting(out, LABELS) as one:
+    with writer.GenerationWriter(out, LABELS) as one:
         one.append({"label": 1, "source": "mine"})
         with pytest.raises(DatasetExists, match=r"\.maintenance-"):
             merge(out, source, workers=0)
@@ -390,7 +390,7 @@ def test_of_two_that_make_the_same_new_dataset_one_wins_whole(tmp_path: Path) ->
 
 def test_a_shard_that_somebody_put_there_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     source, out = small(tmp_path / "a", 1), tmp_path / "out"
-    with rewriting.Rewriting(out, LABELS) as mine:
+    with writer.GenerationWriter(out, LABELS) as mine:
         mine.append({"label": 1, "source": "mine"})
         os.link(shard_of(source, 0), shard_of(out, 0))
         with pytest.raises(DatasetConflict, match=r"000000-000\.shard: created by another"):
@@ -412,7 +412,7 @@ def test_what_a_killed_surgery_left_is_swept_and_what_a_running_one_has_is_not(
     source = small(tmp_path / "a", 4, 2)
     (source / ".maintenance-dead").mkdir()
     (source / ".maintenance-dead" / "000000.shard").touch()
-    with rewriting.Rewriting(source, LABELS, previous=load(source)) as running:
+    with writer.GenerationWriter(source, LABELS, previous=load(source)) as running:
         compact(source, workers=0)
         assert [p.name for p in source.glob(".maintenance-*")] == [running.staging.name]
     assert is_sound(source)

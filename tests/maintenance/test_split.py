@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 import shardio
 from shardio import ShardLoader
+from shardio.dataset import writer
 from shardio.dataset.manifest import load, publish_next
 from shardio.errors import DatasetConflict, InvalidArgument, ShardCorrupt
 from shardio.format.layout import Kind
-from shardio.maintenance import compact, rewriting, split, splitting, verify_dataset
+from shardio.maintenance import compact, split, splitting, verify_dataset
 from shardio.samples.shard_dataset import open_dataset
 from tests.maintenance.datasets import LABELS, flip, place, shard_of, tree, write
 
@@ -186,7 +187,7 @@ def _compete(name: str, folder: str, barrier: Any, queue: Any) -> None:
         barrier.wait()
         return publish_next(*given, **details)
 
-    for module in (splitting, rewriting):
+    for module in (splitting, writer):
         vars(module)["publish_next"] = late
     try:
         queue.put((name, surgery(folder, *arguments, **({} if arguments else {"workers": 0}))))
