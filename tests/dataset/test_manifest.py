@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import stat
 import threading
@@ -640,26 +641,32 @@ def test_of_two_writers_in_one_folder_the_second_is_told_and_changes_nothing(
     tmp_path: Path,
 ) -> None:
     schema = Schema({"x": Array("int64")})
-    first, second = DatasetWriter(tmp_path, schema), DatasetWriter(tmp_path, schema)
-    first.append({"x": 1})
-    second.append({"x": 2})
-    first.close()
-    before = tree(tmp_path)
-    with pytest.raises(DatasetConflict, match="another writer"):
-        second.close()
-    second.abort()
-    assert {name: raw for name, raw in before.items() if not name.endswith(".tmp")} == tree(
-        tmp_path
-    )
+    with DatasetWriter(tmp_path, schema) as first:
+        first.append({"x": 1})
+        before = tree(tmp_path)
+        with pytest.raises(DatasetExists, match=r"already holds data \(\.maintenance-"):
+            DatasetWriter(tmp_path, schema)
+        assert tree(tmp_path) == before
+    assert load(tmp_path).n_samples == 1
 
 
 def test_a_writer_that_meets_anothers_shard_is_told_so(tmp_path: Path) -> None:
+    writer = DatasetWriter(tmp_path, Schema({"x": Array("int64")}))
+    writer.append({"x": 2})
+    (tmp_path / "000000-000.shard").write_bytes(b"another's")
+    with pytest.raises(DatasetConflict, match="created by another writer"):
+        writer.close()
+    assert tree(tmp_path) == {"000000-000.shard": b"another's"}
+
+
+def test_what_a_killed_writer_has_left_is_removed_by_the_next(tmp_path: Path) -> None:
     schema = Schema({"x": Array("int64")})
-    first, second = DatasetWriter(tmp_path, schema), DatasetWriter(tmp_path, schema)
-    first.append({"x": 1})
-    first.close()
-    before = tree(tmp_path)
-    with pytest.raises(DatasetConflict):
-        second.append({"x": 2})
-    second.abort()
-    assert tree(tmp_path) == before
+    pid = os.fork()
+    if pid == 0:
+        DatasetWriter(tmp_path, schema, shard_bytes=8).append({"x": 1})
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert [path.name for path in tmp_path.glob(".maintenance-*/*")] == ["000000.shard"]
+    with DatasetWriter(tmp_path, schema) as writer:
+        writer.append({"x": 2})
+    assert sorted(tree(tmp_path)) == ["000000-000.shard", "dataset.json", "generations/000001.json"]
