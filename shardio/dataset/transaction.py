@@ -114,7 +114,7 @@ def _has_gone(folder: PathName, before: int, now: int) -> bool:
     return not all(Path(folder, shard.name).exists() for one in older for shard, _ in one.files)
 
 
-_PREFIX: Final = ".maintenance-"
+_PREFIX: Final = ".staging-"
 
 
 def lock_folder(folder: Path, *, wait: bool = False) -> int:

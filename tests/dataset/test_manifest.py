@@ -644,7 +644,7 @@ def test_of_two_writers_in_one_folder_the_second_is_told_and_changes_nothing(
     with DatasetWriter(tmp_path, schema) as first:
         first.append({"x": 1})
         before = tree(tmp_path)
-        with pytest.raises(DatasetExists, match=r"already holds data \(\.maintenance-"):
+        with pytest.raises(DatasetExists, match=r"already holds data \(\.staging-"):
             DatasetWriter(tmp_path, schema)
         assert tree(tmp_path) == before
     assert load(tmp_path).n_samples == 1
@@ -666,7 +666,7 @@ def test_what_a_killed_writer_has_left_is_removed_by_the_next(tmp_path: Path) ->
         DatasetWriter(tmp_path, schema, shard_bytes=8).append({"x": 1})
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(pid, 0)
-    assert [path.name for path in tmp_path.glob(".maintenance-*/*")] == ["000000.shard"]
+    assert [path.name for path in tmp_path.glob(".staging-*/*")] == ["000000.shard"]
     with DatasetWriter(tmp_path, schema) as writer:
         writer.append({"x": 2})
     assert sorted(tree(tmp_path)) == ["000000-000.shard", "dataset.json", "generations/000001.json"]

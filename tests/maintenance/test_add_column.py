@@ -423,13 +423,13 @@ def test_an_added_column_is_not_lost_to_one_who_read_what_was_before(folder: Pat
 def test_files_that_a_killed_writer_left_are_neither_taken_nor_overwritten(folder: Path) -> None:
     left = folder / "g000002-000.shard"
     left.write_bytes(b"left")
-    (folder / ".maintenance-killed").mkdir()
+    (folder / ".staging-killed").mkdir()
     report = add_column(folder, "x", FLOAT, rows_of(N))
     assert (report.generation, left.read_bytes()) == (2, b"left")
     names = [shard.name for shard in load(folder).column_groups[0].shards]
     assert names == [f"g000002-{k:03d}.shard" for k in (1, 2, 3)]
     assert numbers_of(folder) == list(range(N))
-    assert not (folder / ".maintenance-killed").exists()
+    assert not (folder / ".staging-killed").exists()
 
 
 def test_who_has_the_older_generation_open_is_undisturbed(folder: Path) -> None:
@@ -585,7 +585,7 @@ def test_wherever_an_addition_is_killed_the_next_one_puts_it_right(
 
 
 def test_only_names_of_files_that_a_killed_operation_staged_are_removed(folder: Path) -> None:
-    held, dead = StagingFolder(folder), folder / ".maintenance-dead"
+    held, dead = StagingFolder(folder), folder / ".staging-dead"
     dead.mkdir()
     for staging, name in ((held.path, "held.shard"), (dead, "dead.shard")):
         (staging / "000000.shard").touch()

@@ -80,7 +80,7 @@ def test_who_misses_shards_that_another_writer_removed_is_told_of_that_writer(
     assert isinstance(caught.value.__cause__, DatasetCorrupt | FileNotFoundError)
     assert load(source).number == 2
     assert not (tmp_path / "out").exists()
-    assert not list(source.glob(".maintenance-*"))
+    assert not list(source.glob(".staging-*"))
 
 
 @pytest.mark.parametrize("name", ["compact", "stats"])

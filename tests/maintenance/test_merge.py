@@ -374,14 +374,14 @@ def test_of_two_processes_that_compact_one_wins_and_the_other_is_told(tmp_path: 
     assert load(source).number == 2
     assert [label for _, label in samples_of(source)] == [f"clip {i}" for i in range(12)]
     assert is_sound(source)
-    assert not list(source.glob(".maintenance-*"))
+    assert not list(source.glob(".staging-*"))
 
 
 def test_of_two_that_make_the_same_new_dataset_one_wins_whole(tmp_path: Path) -> None:
     source, out = small(tmp_path / "a", 6, 2), tmp_path / "out"
     with writer.GenerationWriter(out, LABELS) as one:
         one.append({"label": 1, "source": "mine"})
-        with pytest.raises(DatasetExists, match=r"\.maintenance-"):
+        with pytest.raises(DatasetExists, match=r"\.staging-"):
             merge(out, source, workers=0)
         one.publish()
     assert samples_of(out) == [(1, "mine")]
@@ -410,11 +410,11 @@ def test_what_a_killed_surgery_left_is_swept_and_what_a_running_one_has_is_not(
     tmp_path: Path,
 ) -> None:
     source = small(tmp_path / "a", 4, 2)
-    (source / ".maintenance-dead").mkdir()
-    (source / ".maintenance-dead" / "000000.shard").touch()
+    (source / ".staging-dead").mkdir()
+    (source / ".staging-dead" / "000000.shard").touch()
     with writer.GenerationWriter(source, LABELS, previous=load(source)) as running:
         compact(source, workers=0)
-        assert [p.name for p in source.glob(".maintenance-*")] == [running.staging.name]
+        assert [p.name for p in source.glob(".staging-*")] == [running.staging.name]
     assert is_sound(source)
 
 

@@ -186,7 +186,7 @@ def check_whole(out: Path) -> list[str]:
     """Look at everything that has a final name; what is wrong with it."""
     wrong = []
     for place in out.rglob("*"):
-        if any(part.startswith(".maintenance-") for part in place.parts):
+        if any(part.startswith(".staging-") for part in place.parts):
             continue  # names are final only outside of it
         try:
             if place.suffix == ".shard" and not place.name.startswith("."):
