@@ -63,7 +63,6 @@ class GenerationWriter:
         check_folder_name(folder)
         if previous is not None:
             previous.check_inputs()
-        self._folder = folder
         self.root, self.schema = Path(os.path.abspath(folder)), schema
         self._shard_bytes, self._previous = shard_bytes, previous
         self._parts: list[ShardSummary] = []
@@ -171,7 +170,7 @@ class GenerationWriter:
     def _placed(self) -> tuple[ShardSummary, ...]:
         """Give all staged shards their final names, durably; return all shards with their names."""
         shards = tuple(self._place(part) for part in self._parts)
-        fs.sync_folder(str(self.root))
+        fs.sync_path(self.root)
         return shards
 
     def _place(self, part: ShardSummary) -> ShardSummary:
