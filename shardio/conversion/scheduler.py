@@ -46,7 +46,7 @@ from shardio.conversion.report import InputReport, Progress
 from shardio.conversion.worker import CPU_LIMIT_SIGNAL, ConversionJob, convert_unit, cpu_limit_s
 from shardio.errors import ShardioError, UnsupportedEnvironment, WorkerDied
 from shardio.shard.writer import ShardSummary
-from shardio.storage.fs import make_folder, remove_tree, rename, sync_folder
+from shardio.storage.fs import make_folder, remove_tree, rename, sync_path
 
 
 class ConversionState:
@@ -480,4 +480,4 @@ def _commit_attempt(found: UnitAttempt, unit: Unit, job: ConversionJob) -> None:
         path = os.path.join(job.folder, unit.key)
         remove_tree(path)  # left unfinished by an earlier conversion
         rename(found.folder, path)
-        sync_folder(job.folder)
+        sync_path(job.folder)

@@ -61,7 +61,7 @@ from shardio.storage.fs import (
     remove_tree,
     rename,
     rename_exclusive,
-    sync_folder,
+    sync_path,
     unlink,
 )
 
@@ -240,7 +240,7 @@ class Staging:
         self._clear(exclude={PLAN_FILE, *units} if self._plan is not None else set())
         self._plan = JournaledPlan(settings, tuple(units), replaces, self.appends)
         write_plan(self.folder, self._plan)
-        sync_folder(str(self.out))
+        sync_path(self.out)
 
     def free_names(self, number: int, names: Sequence[str]) -> dict[str, str]:
         """Return the names in `out` for the shards of an append.
@@ -270,7 +270,7 @@ class Staging:
                 rename_exclusive(str(self.out / name), str(self._replaced / name))
         for name, final in shards:
             link_staged(self.folder / name, self.out / final)
-        sync_folder(str(self.out))
+        sync_path(self.out)
 
     def _has_published(self) -> bool:
         """Return True if the dataset in `out` names shards of this folder.
@@ -297,7 +297,7 @@ class Staging:
             for name in sorted(os.listdir(self._replaced), key=lambda name: name == POINTER):
                 if not (self.out / name).exists():  # otherwise of another writer
                     rename_exclusive(str(self._replaced / name), str(self.out / name))
-            sync_folder(str(self.out))
+            sync_path(self.out)
 
     def discard_units(self) -> None:
         """Remove all units, because they will not be used."""
@@ -305,7 +305,7 @@ class Staging:
 
     def finish(self) -> None:
         """Mark the dataset as published, so that the work folder is removed at the end."""
-        sync_folder(str(self.out))
+        sync_path(self.out)
         self._is_finished = True
 
     def _remove_work(self) -> None:
@@ -316,7 +316,7 @@ class Staging:
         """
         if (self.folder / PLAN_FILE).exists():
             rename(self.folder / PLAN_FILE, self.folder / PUBLISHED_FILE)
-            sync_folder(str(self.folder))
+            sync_path(self.folder)
         self._clear(exclude={PUBLISHED_FILE})
         if not self._store_hint:
             unlink(self.folder / PUBLISHED_FILE)

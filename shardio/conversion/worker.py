@@ -36,7 +36,7 @@ from shardio.errors import InvalidArgument, MediaError
 from shardio.format.schema import Schema
 from shardio.format.types.streams import EncodedStream
 from shardio.shard.writer import ShardSummary, ShardWriter
-from shardio.storage.fs import create_unnamed, make_folder, remove_tree, sync_folder
+from shardio.storage.fs import create_unnamed, make_folder, remove_tree, sync_path
 
 _MAX_REASON: Final = 1000  # characters
 _MACHINE_ERRNOS: Final = frozenset(
@@ -75,7 +75,7 @@ def convert_unit(unit: Unit, job: ConversionJob) -> Iterator[UnitEvent]:
     else:
         remove_tree(folder)  # left by an earlier attempt
         make_folder(folder)
-        sync_folder(job.folder)
+        sync_path(job.folder)
         end = yield from _convert(unit, job, folder)
     yield end
 

@@ -52,7 +52,7 @@ from shardio.storage.fs import (
     make_temporary_folder,
     remove_tree,
     rename,
-    sync_folder,
+    sync_path,
     unlink,
 )
 
@@ -332,10 +332,10 @@ class StagedFolder:
         Raises:
             DatasetExists: another process has created something at `out` meanwhile.
         """
-        sync_folder(str(self.folder))
+        sync_path(self.folder)
         if not (replace and exchange(str(self.folder), str(self.out))):
             self._rename(replace=replace)
-        sync_folder(str(self.out.parent))
+        sync_path(self.out.parent)
 
     def _rename(self, *, replace: bool) -> None:
         if replace:

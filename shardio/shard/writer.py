@@ -33,7 +33,7 @@ from shardio.shard.section_writers import (
     SectionTable,
     ValidityWriter,
 )
-from shardio.storage.fs import create, create_unnamed, rename_exclusive, sync, sync_folder, unlink
+from shardio.storage.fs import create, create_unnamed, rename_exclusive, sync, sync_path, unlink
 
 
 def encode_media(name: str, field: Field, value: Any) -> Any:
@@ -250,7 +250,7 @@ class ShardWriter(Publishing):
                 rename_exclusive(self._temporary, self._place)
             except FileExistsError as error:
                 raise _exists_error(self.path) from error
-            sync_folder(self._folder)
+            sync_path(self._folder)
         except BaseException:
             self.abort()
             raise

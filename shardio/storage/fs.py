@@ -246,11 +246,6 @@ def _remove_once(path: str | os.PathLike[str]) -> None:
     perform("rmdir", os.fspath(path), os.rmdir, path)
 
 
-def sync_folder(folder: str) -> None:
-    """Make earlier renames in `folder` durable."""
-    sync_path(folder)
-
-
 def rename_exclusive(source: str, target: str) -> None:
     """Rename a file atomically, never replacing another one.
 
@@ -397,20 +392,29 @@ def to_checksummed_json(content: Mapping[str, Any]) -> bytes:
         raise SchemaError(f"a generation cannot be written as JSON: {error}") from error
 
 
-def write_atomic(path: Path, content: bytes, *, exclusive: bool) -> None:
-    """Write a file that appears completely or not at all; with `exclusive`, never replace one."""
+def write_atomic(path: Path, content: bytes, *, exclusive: bool, durable: bool = True) -> None:
+    """Write a file that appears whole or not at all.
+
+    Args:
+        path: the file.
+        content: its content.
+        exclusive: whether to raise FileExistsError if the name is taken, and not to replace.
+        durable: whether to wait until the file is on the disk.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
         with create(temporary) as file:
             file.write(content)
-            sync(file, temporary)
+            if durable:
+                sync(file, temporary)
         if exclusive:
             link(temporary, path)
             unlink(temporary)
         else:
             rename(temporary, path)
     except BaseException:
-        with contextlib.suppress(OSError):  # a leftover hidden file is harmless
+        with contextlib.suppress(OSError):  # a hidden file that nobody reads
             unlink(temporary)
         raise
-    sync_folder(str(path.parent))
+    if durable:
+        sync_path(path.parent)

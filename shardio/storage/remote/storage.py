@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import threading
 import time
 import warnings
@@ -134,16 +133,9 @@ class ManifestCache:
 
     def write(self, name: str, remote_file: bytes) -> None:
         """Write a local file that appears completely or not at all."""
-        path = self._path(name)
-        fs.make_folder(os.path.dirname(path))
-        temporary = f"{path}.{secrets.token_hex(6)}.tmp"
-        try:
-            with fs.create(temporary) as file:
-                file.write(remote_file)
-            fs.rename(temporary, path)
-        except BaseException:
-            fs.unlink(temporary)
-            raise
+        path = Path(self._path(name))
+        fs.make_folder(path.parent)
+        fs.write_atomic(path, remote_file, exclusive=False, durable=False)
 
     def _parts(self, generation: str) -> list[str]:
         """Return the names of a generation's external list files; none if it is damaged."""
