@@ -1,4 +1,4 @@
-"""The common parts of DataLoader and Pipeline: sources, passes that resume, and checked steps."""
+"""The common parts of DataLoader and Pipeline: sources, resumable iterations, checked steps."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class MapIterator:
 
     Args:
         mapping: a mapping, or a sequence, whose keys are 0, 1, ….
-        sampler: an iterable of keys, iterated again for every pass, and the same again if one
-            resumes in the middle of another; None is all keys in their order.
+        sampler: an iterable of keys, iterated again for every iteration. To resume in the middle of
+            an iteration, it must yield the same keys again. None for all keys in order.
 
     Raises:
-        InvalidArgument: `mapping` cannot be indexed, or `sampler` not be iterated.
+        InvalidArgument: `mapping` cannot be indexed, or `sampler` cannot be iterated.
     """
 
     def __init__(self, mapping: Any, sampler: Iterable[Any] | None = None) -> None:
@@ -54,15 +54,15 @@ class MapIterator:
         return self.iterate_from(0)
 
     def __len__(self) -> int:
-        """Return the number of keys of the sampler.
+        """Return the number of keys.
 
         Raises:
-            TypeError: it has no length.
+            TypeError: the sampler has no length.
         """
         return len(self._mapping if self._sampler is None else self._sampler)  # type: ignore[arg-type]
 
     def iterate_from(self, index: int) -> Iterator[Any]:
-        """Yield the values from the key at a position on; earlier ones are not looked up."""
+        """Yield the values from the key at position `index` on; do not look earlier ones up."""
         for place, key in enumerate(self._keys()):
             if place >= index:
                 yield self._mapping[key]
@@ -74,26 +74,26 @@ class MapIterator:
 
 
 class ResumePosition(NamedTuple):
-    """The position of a pass: a number of source items, and of results of the next item."""
+    """A position in an iteration: numbers of finished items and of results of the next item."""
 
     item: int = 0
     n_passed_over: int = 0
     source_state: Any = None
-    """The source's own state, if it has one."""
+    """The result of the source's `state_dict`, if it has one."""
 
 
 def behind(origin: SourceItem) -> ResumePosition:
-    """Return the position after a result: the next item, or a generator's next result."""
+    """Return the position behind a result: the next item, or a generator's next result."""
     if origin.n_given:
         return ResumePosition(origin.last, origin.n_given, origin.before)
     return ResumePosition(origin.last + 1, 0, origin.after)
 
 
 class PipelineSource:
-    """A source, which messages call `name`, and how it is brought to a position.
+    """A source that can be positioned; `name` is its name in messages.
 
     Raises:
-        InvalidArgument: it cannot be iterated.
+        InvalidArgument: the source cannot be iterated.
     """
 
     def __init__(self, name: str, source: Iterable[Any] | AsyncIterable[Any]) -> None:
@@ -123,7 +123,10 @@ class PipelineSource:
         return len(self.source)
 
     def begin_at(self, position: ResumePosition) -> tuple[Any, PipelineStart, ResumePosition]:
-        """Return the iterable for a pass from a position, its first item, and the position."""
+        """Return an iterable that starts at a position, the start for the runner, and the position.
+
+        The returned position has the state of the source.
+        """
         start = PipelineStart(position.item, position.n_passed_over)
         if self._has_state:
             if position.source_state is not None:
@@ -139,10 +142,10 @@ class PipelineSource:
         return rest, start, position
 
     def state_of(self, position: ResumePosition) -> dict[str, Any]:
-        """Return a position in the form of a state.
+        """Return the state for a position.
 
         Raises:
-            InvalidArgument: the source cannot be brought there again.
+            InvalidArgument: the source cannot be positioned.
         """
         self._check_positions()
         n_items = len(self.source) if hasattr(self.source, "__len__") else None
@@ -162,18 +165,18 @@ class PipelineSource:
         """Return the position in a state.
 
         Raises:
-            InvalidArgument: it is not a state, or not one of this source.
+            InvalidArgument: the state is invalid, or belongs to another source.
         """
         self._check_positions()
         kept = {*self.state_of(ResumePosition(0, 0, {}))}
         if not isinstance(state, Mapping) or set(state) != kept or state["version"] != _VERSION:
             raise InvalidArgument(
-                f"state: expected what state_dict() of a DataLoader gives; found {shortened(state)}"
+                f"state: expected a result of DataLoader.state_dict(); found {shortened(state)}"
             )
         n_items = len(self.source) if hasattr(self.source, "__len__") else None
         if state["n_items"] != n_items:
             raise InvalidArgument(
-                f"state: it is of a source of {state['n_items']} items; this one has {n_items}"
+                f"state: belongs to a source of {state['n_items']} items; this one has {n_items}"
             )
         item = count("state['item']", state["item"], 0, n_items)
         passed_over = count("state['n_passed_over']", state["n_passed_over"], 0)
@@ -182,14 +185,14 @@ class PipelineSource:
     def _check_positions(self) -> None:
         if not (self._has_state or self._is_sequence or isinstance(self.source, MapIterator)):
             raise InvalidArgument(
-                "a pass over this source cannot resume in the middle: expected a sequence, a "
-                "MapIterator, or something with state_dict and load_state_dict; found "
+                "an iteration of this source cannot resume in the middle: expected a sequence, a "
+                "MapIterator, or an object with state_dict and load_state_dict; found "
                 f"{shortened(self.source)}"
             )
 
 
 class _WatchedIterator:
-    """A source that tells where it is, asked before and after every item."""
+    """Iterates over a source with `state_dict`, and adds its state before and after each item."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
@@ -204,8 +207,8 @@ class _WatchedIterator:
 
 
 def _is_iterable(value: Any) -> bool:
-    # An object with only __getitem__ is iterated by 0, 1, …; a class is not, even if its instances
-    # are.
+    # An object with only __getitem__ is iterated with 0, 1, …. Looked up on the type, because a
+    # class whose instances are iterable is not iterable itself.
     return hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__")
 
 
@@ -214,7 +217,7 @@ _UNUSED: Final = PipelineStats((), 0, (), 0.0, 0.0, 0.0)
 
 
 class PipelineIterations(Closing):
-    """Begins a new pass whenever it is iterated, and keeps track of those under way."""
+    """The base of objects that start an iteration whenever they are iterated, and track them."""
 
     def __init__(self) -> None:
         self._lines: weakref.WeakSet[PipelineRunner] = weakref.WeakSet()
@@ -227,7 +230,7 @@ class PipelineIterations(Closing):
         timeout_s: float | None,
         note: Callable[[SourceItem | None], None],
     ) -> Iterator[Any]:
-        """Start a pass with a new runner; `note` gets the source item of each result, then None."""
+        """Start an iteration with a new runner; call `note` with each result's item, then None."""
         self.check_open()
         with interrupts_held():
             line = make()
@@ -242,18 +245,18 @@ class PipelineIterations(Closing):
             raise ClosedError(f"this {type(self).__name__} was closed")
 
     def stats(self) -> PipelineStats:
-        """Return the figures of the latest iteration's stages; of none before the first."""
+        """Return the figures of the latest iteration; empty before the first."""
         return _UNUSED if self._latest is None else self._latest.stats()
 
     def close(self) -> None:
-        """End all iterations that are under way; there can be no other. May be called again."""
+        """End all running iterations; no other can be started. Idempotent."""
         self._is_closed = True
         for line in list(self._lines):
             line.close()
 
 
 class _Iteration:
-    """An iterator over one pass. Leaving it in any way ends the pass at once."""
+    """An iterator over results. Its end, an exception, or garbage collection ends the runner."""
 
     def __init__(
         self,
@@ -293,13 +296,13 @@ def piped(
     name: str | None = None,
     thread_group: str = "threads",
 ) -> PipeStep:
-    """Return a function as a step, with all its options checked."""
+    """Return a pipeline step that calls a function; check all options."""
     call = user_call(argument, function)
     if not isinstance(name, str | None):
         raise InvalidArgument(f"name must be a string; found {shortened(name)}")
     if checked_where(executor) is not None and call.is_async:
         raise InvalidArgument(
-            f"{argument} is async, and runs in an event loop here; found executor={executor!r}"
+            f"{argument} is async, and runs in an event loop; found executor={executor!r}"
         )
     return PipeStep(
         call,
@@ -312,10 +315,10 @@ def piped(
 
 
 def one_for_one(step: PipeStep) -> PipeStep:
-    """Return the step if it gives one result for each item."""
+    """Return the step; raise InvalidArgument if it may yield several results for an item."""
     if step.call.yields_many:
         raise InvalidArgument(
-            f"{step.name} gives one result; a generator function is for the preprocessor"
+            f"{step.name} must return one result; only the preprocessor may be a generator function"
         )
     return step
 

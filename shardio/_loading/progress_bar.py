@@ -1,4 +1,4 @@
-"""Progress of an epoch: a bar on a terminal, an occasional line elsewhere."""
+"""Progress of an epoch: a bar on a terminal, otherwise occasional lines."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _LINE_EVERY_S: Final = 10.0
 
 
 class ProgressBar:
-    """An iterator over batches that shows its progress; it keeps no batch.
+    """An iterator over batches that shows its progress. It does not keep batches.
 
     Args:
-        batches: the iterator.
-        n_batches: their number.
-        n_done: the number consumed before.
-        stats: returns the loading figures.
-        title: stands before the bar.
+        batches: the iterator to wrap.
+        n_batches: the number of batches of the epoch.
+        n_done: the number of batches consumed before.
+        stats: a function that returns the loading figures.
+        title: the text before the bar.
         file: the output; standard error by default.
     """
 
@@ -75,7 +75,7 @@ class ProgressBar:
         elapsed_s = stats.elapsed_s or 1.0
         rate = f"{stats.n_samples / elapsed_s:,.0f} samples/s"
         note = f"{rate}, waiting {stats.waiting_s / elapsed_s:.0%} of the time"
-        # The terminal is gone, or the file is closed
+        # The terminal is gone, or the file is closed.
         with contextlib.suppress(OSError, ValueError):
             if self._bar is None:
                 done = f"{self._n_done:,} of {self._n_batches:,} batches"

@@ -1,8 +1,8 @@
-"""A trace of a loader's work: who filled which batch when, and what the loop did meanwhile.
+"""A trace of a loader: the times at which workers filled batches, and the activities of the loop.
 
-The file has Google's Trace Event Format, JSON with times in microseconds, which
-https://ui.perfetto.dev and chrome://tracing draw: a row for each worker, one for main, and the
-number of batches that lay ready.
+The file has Google's Trace Event Format, JSON with times in microseconds, for
+https://ui.perfetto.dev and chrome://tracing. There is a row for each worker, a row for the main
+process, and a graph of the number of ready batches.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MAIN: Final = 0
 
 
 class Delivery(NamedTuple):
-    """When the loop asked for a batch, how long it waited, and when it got it, in nanoseconds."""
+    """The times at which the loop requested and received a batch, and its waiting time, in ns."""
 
     pass_ns: int
     step: int
@@ -42,15 +42,15 @@ class Delivery(NamedTuple):
 
 
 class Trace:
-    """A recording of a loader's work, for as long as its `with` lasts.
+    """A recording of a loader's work during a `with` block.
 
-    The latest 512 batches of each worker are kept, and 4,096 of the loop: those of iterations that
-    begin inside the `with`.
+    It has the latest 512 batches of each worker and the latest 4,096 of the loop, of iterations
+    that begin inside the block.
 
     Args:
-        engine: the loader's.
-        path: the file, opened at the start and written at the end, also after an exception; None:
-            the caller calls `save`.
+        engine: the engine of the loader; borrowed.
+        path: the file, opened at the start and written at the end, also after an exception. With
+            None, the caller calls `save`.
     """
 
     def __init__(self, engine: Engine, path: str | os.PathLike[str] | None = None) -> None:
@@ -62,11 +62,11 @@ class Trace:
         self._deliveries: deque[Delivery] = deque(maxlen=_N_DELIVERIES)
         self._epochs: dict[int, int] = {}
         self.is_recording = False
-        """True inside the `with`."""
+        """True inside the `with` block."""
 
     def __enter__(self) -> Self:
         if self._engine is None or self.is_recording:
-            raise InvalidArgument("a trace is of one `with`; call loader.trace() for another")
+            raise InvalidArgument("a trace is used in one `with`; call loader.trace() for another")
         if self._path is not None:
             self._file = _open(self._path)
         self._began_ns = now_ns()
@@ -96,7 +96,7 @@ class Trace:
         return _TracedIterator(loader, engine, assembler, iteration, pass_ns, self._deliveries)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the trace to a file, replacing an earlier one; after the `with`."""
+        """Write the trace to a file, replacing an earlier one. Call it after the `with` block."""
         with _open(path) as file:
             self._write(file)
 
@@ -104,7 +104,7 @@ class Trace:
         json.dump({"traceEvents": self.events(), "displayTimeUnit": "ms"}, file)
 
     def events(self) -> list[Event]:
-        """Return the events of the file; after the `with`."""
+        """Return the events of the file. Call it after the `with` block."""
         found: list[Event] = [_metadata("process_name", "shardio", _MAIN)]
         found.append(_metadata("thread_name", "main", _MAIN))
         for worker, fillings in enumerate(self._fillings):
@@ -118,7 +118,7 @@ class Trace:
     def _events_of_filling(self, one: FillRecord, row: int) -> Iterator[Event]:
         """Yield a batch that a worker filled, and its phases one after the other.
 
-        How long each phase took is right, when it was is not.
+        The phases have the right duration, but their start times are not known.
         """
         whole_ns = one.end_ns - one.start_ns
         details: dict[str, int] = {"step": one.step}
@@ -141,7 +141,7 @@ class Trace:
                 start_ns += phase_ns
 
     def _events_of_main(self) -> Iterator[Event]:
-        """Yield main's work for each batch, and the loop's body after it."""
+        """Yield the main process's work for each batch, and the loop's body after it."""
         deliveries = list(self._deliveries)
         for i, one in enumerate(deliveries):
             details = {"step": one.step, "epoch": self._epochs[one.pass_ns]}
@@ -149,13 +149,13 @@ class Trace:
             yield self._span("waiting", _MAIN, one.asked_ns, one.waited_ns, details)
             over_ns = one.got_ns - waited_until_ns
             yield self._span("handing over", _MAIN, waited_until_ns, over_ns, details)
-            # Where iterations alternate, the time to the next batch is not that of one body.
+            # If iterations alternate, the time to the next batch is not the time of one body.
             if i + 1 < len(deliveries) and deliveries[i + 1].pass_ns == one.pass_ns:
                 body_ns = deliveries[i + 1].asked_ns - one.got_ns
                 yield self._span("the loop's body", _MAIN, one.got_ns, body_ns, details)
 
     def _ready_counts(self) -> Iterator[Event]:
-        """Yield the number of batches that lay ready, whenever it changed."""
+        """Yield the number of ready batches at every change."""
         got_ns = {(one.pass_ns, one.step): one.got_ns for one in self._deliveries}
         latest: dict[int, int] = {}
         for one in self._deliveries:
@@ -163,7 +163,7 @@ class Trace:
         changes = []
         for filled in (one for fillings in self._fillings for one in fillings):
             key = filled.pass_ns, filled.step
-            # Those delivered before the first recorded delivery do not count.
+            # Batches delivered before the first recorded delivery do not count.
             if key in got_ns or filled.step > latest.get(filled.pass_ns, -1):
                 changes.append((filled.end_ns, 1))
                 if key in got_ns:
@@ -203,7 +203,7 @@ def _metadata(kind: str, name: str, row: int) -> Event:
 
 
 class _TracedIterator(LoaderIterator):
-    """An iteration that records when the loop asked for each batch, and when it got it."""
+    """An iterator that records the time at which the loop requests and receives each batch."""
 
     def __init__(
         self,

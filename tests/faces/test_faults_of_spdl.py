@@ -234,7 +234,7 @@ def test_an_empty_mapping_is_a_mapping_without_keys() -> None:
         ({"preprocessor": "decode"}, "preprocessor must be a function"),
         ({"aggregator": 5}, "aggregator must be a function"),
         ({"transfer_fn": 5}, "transfer_fn must be a function"),
-        ({"aggregator": lambda items: (yield items)}, "aggregator gives one result"),
+        ({"aggregator": lambda items: (yield items)}, "aggregator must return one result"),
         ({"batch_size": 0}, "batch_size must be an integer from 1 up"),
         ({"batch_size": 2.5}, "batch_size must be an integer"),
         ({"drop_last": "no"}, "drop_last must be one of True, False"),

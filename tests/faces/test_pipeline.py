@@ -1001,7 +1001,7 @@ def test_without_order_or_a_place_in_the_source_there_is_no_position(
     ("change", "found"),
     [
         ({"n_items": 5}, "a source of 5 items; this one has 3"),
-        ({"version": 2}, "expected what state_dict"),
+        ({"version": 2}, "expected a result of DataLoader.state_dict"),
         ({"item": -1}, "state\\['item'\\] must be"),
     ],
 )

@@ -165,7 +165,7 @@ def test_a_loader_has_one_trace_at_a_time(folder: Path, tmp_path: Path) -> None:
         with loader.trace() as trace:
             with pytest.raises(InvalidArgument, match="leave that `with` first"):
                 loader.trace()
-        with pytest.raises(InvalidArgument, match="of one `with`"), trace:
+        with pytest.raises(InvalidArgument, match="used in one `with`"), trace:
             pass
         with loader.trace():
             pass
