@@ -201,7 +201,7 @@ def encode_jpeg(
 ) -> bytes:
     """Encode uint8 pixels, height x width x 3 (RGB) or 1 (grey), as a JPEG file.
 
-    `quality` is libjpeg's, 1 to 100; `subsampling` is that of chroma (`"444"`: none).
+    `quality` is libjpeg's, 1 to 100; `subsampling` is the chroma subsampling (`"444"` for none).
 
     Raises:
         InvalidArgument: the pixels or an option are invalid.

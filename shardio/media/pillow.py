@@ -141,7 +141,7 @@ def _flatten(picture: Image) -> Pixels:
     if picture.has_transparency_data:
         rgba = np.asarray(picture.convert("RGBA"))
         alpha = rgba[..., 3:]
-        # As for video frames, because the colour of transparent pixels has no meaning.
+        # Blend over black, as for video frames: the colour of transparent pixels has no meaning.
         blended: Pixels = ((rgba[..., :3].astype(np.uint16) * alpha + 127) // 255).astype(np.uint8)
         return blended
     if picture.mode in ("1", "L"):

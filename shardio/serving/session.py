@@ -32,7 +32,7 @@ queue. A single batch may exceed it."""
 MAX_AHEAD: Final = 1 << 10
 """The maximum number of batches sent ahead, however many a client grants."""
 _MAX_INBOX: Final = 16
-"""Messages waiting for the session; a client waits for the answers to most of its messages."""
+"""The maximum number of unhandled messages; clients wait for the answers to most messages."""
 _POLL_S: Final = 0.05
 """The interval at which a session checks whether ZeroMQ has sent its blocks."""
 

@@ -78,7 +78,7 @@ COMMANDS: dict[str, ModuleType] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line (by default this process's); return the exit code.
+    """Run a command line, by default that of this process; return the exit code.
 
     If the report could not be printed, the exit code is ENVIRONMENT instead of 0 or 1.
 
@@ -210,7 +210,7 @@ def exit_code(error: shardio.ShardioError) -> int:
 
 
 def _system_error(error: OSError, options: argparse.Namespace) -> str:
-    """Return a message that names the file, or OUT for a failed write, which names no file."""
+    """Return a message that names the file. A failed write has no file name; then OUT is named."""
     reason = error.strerror or str(error)
     if isinstance(error.filename, str | bytes):
         return f"{os.fsdecode(error.filename)}: {reason}"
