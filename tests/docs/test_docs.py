@@ -194,7 +194,7 @@ def test_what_is_not_run_is_still_there(name: str, beginning: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_a_block_says_in_which_language_it_is(page: Path) -> None:
-    known = {*LANGUAGES, "text", "json", "toml", ""}  # the last ones are only shown
+    known = {*LANGUAGES, "text", "json", "toml", "diff", ""}  # the last ones are only shown
     assert {block.language for block in blocks(page)} <= known
 
 
