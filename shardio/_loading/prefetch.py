@@ -19,11 +19,11 @@ import numpy as np
 
 from shardio._engine.dispatch.iterations import EpochIteration
 from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, IndexPlanner
-from shardio._engine.filling.extents import NOTHING, Extents, Ranges, joined, merged
 from shardio._workers.processes.limits import require_page_cache
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument
 from shardio.order import Order
+from shardio.samples.extents import NOTHING, Extents, Ranges, joined, merged
 from shardio.samples.view import SampleView
 from shardio.shard.verification import Rows
 from shardio.shard.writer import ShardSummary

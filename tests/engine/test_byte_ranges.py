@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardio._engine.filling.extents import NOTHING, Ranges, blocks_of, joined, merged
+from shardio.samples.extents import NOTHING, Ranges, blocks_of, joined, merged
 
 PAIRS = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 40)), max_size=12)
 SIZES = st.sampled_from([1, 4, 16, 64])

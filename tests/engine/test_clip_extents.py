@@ -10,11 +10,11 @@ import pytest
 
 from shardio import Array, Schema, ShardDataset, Video
 from shardio._engine.filling import readahead
-from shardio._engine.filling.extents import ClipExtents, ShardFileNumbers
 from shardio.format.layout import Kind
 from shardio.format.types.streams import PACKET, STREAM_DTYPE, packet_sizes
 from shardio.samples.clip_view import ClipView
 from shardio.samples.clips import Clip, ClipSpec
+from shardio.samples.extents import ClipExtents, ShardFileNumbers
 from tests.loading import make_loader, write_dataset
 from tests.media_made import write_video
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from shardio import Array, Bytes, Schema, ShardDataset, Text, mix
-from shardio._engine.filling.extents import Extents, Ranges, joined, merged
 from shardio.format.layout import Kind
+from shardio.samples.extents import Extents, Ranges, joined, merged
 from tests.loading import write_dataset
 from tests.shards import EVERY_FIELD, same_value
 
