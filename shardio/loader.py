@@ -27,7 +27,6 @@ from shardio._loading.options import (
     resolve_view,
 )
 from shardio._loading.prefetch import RemotePrefetch
-from shardio._loading.prefetch import preload as preload_files
 from shardio._loading.progress_bar import ProgressBar
 from shardio._loading.trace import Trace
 from shardio._workers.processes.limits import usable_cpus
@@ -113,8 +112,6 @@ class ShardLoader(Closing):
             size, otherwise as `collate` says; clips of videos; and sound as samples, with
             `NAME_span` for those that are not padding. False delivers the bytes of their files. A
             dict decides field by field: True, False, or for sound a `shardio.Sound`.
-        preload: True reads the samples' data into the page cache in the constructor, or raises
-            InsufficientMemory if it does not fit; nothing pins it there.
 
     Raises:
         InvalidArgument: an option is not acceptable; the message lists the accepted values.
@@ -157,7 +154,6 @@ class ShardLoader(Closing):
         reuse: bool = False,
         collate: Collate = "stack",
         start_method: StartMethod = "zygote",
-        preload: bool = False,
         decode: Decode = True,
     ) -> None:
         given = _open(dataset, num_workers)
@@ -180,7 +176,6 @@ class ShardLoader(Closing):
             reuse=reuse,
             collate=collate,
             start_method=start_method,
-            preload=preload,
         )
         sampling = SamplingOptions(shuffle, seed, sampler)
         self._trace: Trace | None = None
@@ -193,9 +188,6 @@ class ShardLoader(Closing):
         self._finalizer = Finalizer(self, self._prefetch.end_with, self._engine.close)
         try:
             self._engine.open(view)
-            if self._options.preload:
-                self._prefetch.download_all()
-                preload_files(self._engine.view, media.fields)
             self._assembler = self._assembler_for(view.dataset)
         except BaseException:
             self.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypedDict, get_args
 
@@ -31,7 +31,7 @@ from shardio.samples.media import (
     span_field,
 )
 from shardio.samples.mixture import Mixture
-from shardio.samples.open_dataset import OpenDataset
+from shardio.samples.open_dataset import OpenDataset, known_fields
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.samples.view import RowView, SampleView
 
@@ -75,6 +75,7 @@ VIEW_OPTIONS: Final = {
     "clip": "write ShardLoader(shardio.open(path).clips(frames=…), batch_size)",
     "clips": "write ShardLoader(shardio.open(path).clips(frames=…), batch_size)",
     "pack": "write ShardLoader(shardio.open(path).pack(length=…), batch_size)",
+    "preload": "write dataset.preload(fields) before, with the dataset that the loader is given",
     "sound": 'write decode={"audio": shardio.Sound(…)}, with the name of the field',
 }
 """Options that say what a sample is, which a view of the dataset does."""
@@ -171,29 +172,6 @@ def seconds(name: str, value: Any) -> float | None:
     return float(value)
 
 
-def known_fields(fields: Any, schema: Schema) -> tuple[str, ...]:
-    """Return the names of fields, those of nested records spelled out; None is all."""
-    if fields is None:
-        return tuple(schema)
-    if isinstance(fields, str):
-        raise InvalidArgument(f"fields must be a list of names; found the string {fields!r}")
-    if not isinstance(fields, Iterable):
-        raise InvalidArgument(f"fields must be a list of names; found {fields!r}")
-    wanted = tuple(each for name in fields for each in _below(name, schema))
-    is_known = all(isinstance(name, str) and name in schema for name in wanted)
-    if not is_known or not wanted or len(set(wanted)) < len(wanted):
-        known = ", ".join(schema)
-        raise InvalidArgument(f"fields must be different ones of {known}; found {wanted!r}")
-    return wanted
-
-
-def _below(name: Any, schema: Schema) -> list[Any]:
-    """Return the fields of a nested record, or else the name itself."""
-    if not isinstance(name, str) or name not in schema.groups:
-        return [name]
-    return [each for each in schema if each.startswith(f"{name}.")]
-
-
 def callable_or_none(name: str, function: Any) -> Any:
     """Return the function if it is callable or None."""
     if function is not None and not callable(function):
@@ -272,7 +250,6 @@ class Options:
     reuse: bool
     collation: Collation
     start_method: StartMethod
-    preload: bool
 
 
 class LoaderArguments(TypedDict):
@@ -295,7 +272,6 @@ class LoaderArguments(TypedDict):
     reuse: bool
     collate: Collate
     start_method: StartMethod
-    preload: bool
 
 
 def check_options(
@@ -343,7 +319,6 @@ def check_options(
         reuse=bool(one_of("reuse", asked["reuse"], (True, False))),
         collation=collation_for(collation, asked["device"]),
         start_method=one_of("start_method", asked["start_method"], _START_METHODS),
-        preload=bool(one_of("preload", asked["preload"], (True, False))),
     )
 
 

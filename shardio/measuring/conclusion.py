@@ -165,7 +165,7 @@ def _advice_on(limit: Limit, figures: Figures) -> tuple[str, ...]:
         return ("nothing: bytes are hashed in the first epoch only",)
     if limit is Limit.STORAGE:
         return (
-            "preload=True: the files fit into memory, and one sequential read is faster"
+            "dataset.preload(): the files fit into memory, and one sequential read is faster"
             if figures.fits
             else "more memory, to keep the files in the page cache, a faster disk, or "
             "shuffle='blocks', which reads neighbouring samples together",

@@ -261,7 +261,7 @@ def measure_loading(
         main_cpu_s=runs[0].first_main_cpu_s,
         idle_share=runs[0].first_idle_share,
         cached_share=cached,
-        fits=sum(map(os.path.getsize, files)) <= available_bytes() and not options.get("preload"),
+        fits=sum(map(os.path.getsize, files)) <= available_bytes(),
     )
     return LoadingReport(
         path=source.path,

@@ -11,9 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.dataset.dataset import Dataset
+from shardio.errors import InvalidArgument
+from shardio.format.schema import Schema
 from shardio.samples.clip_view import ClipView
 from shardio.samples.clips import Clip, Crop, PixelForm, Where
 from shardio.samples.packing import Pack, Rest
+from shardio.samples.preload import preload
 from shardio.samples.window_view import WindowView
 
 Selection = (
@@ -149,6 +152,22 @@ class OpenDataset(Dataset):
         )
         return WindowView(self, pack)
 
+    def preload(self, fields: Iterable[str] | None = None) -> int:
+        """Read some fields of all samples into the page cache; return the number of bytes.
+
+        Loaders that are made later find them there; nothing pins them. Of a dataset in an object
+        store, the shards are downloaded first.
+
+        Args:
+            fields: their names, by default all.
+
+        Raises:
+            InsufficientMemory: they do not fit into the available memory; nothing was read.
+            InvalidArgument: there is no such field, or the cache has no room for the shards.
+            ShardChanged, StoreUnavailable, OSError, …: a file cannot be read or downloaded.
+        """
+        return preload(self, known_fields(fields, self.schema))
+
     @abstractmethod
     def reopen(self, *, whole: bool = False, n_readers: int = 1) -> OpenDataset:
         """Open the same samples again, with files of their own; see ShardDataset."""
@@ -166,3 +185,26 @@ class OpenDataset(Dataset):
         Raises:
             InvalidArgument: there is no such subset.
         """
+
+
+def known_fields(fields: Any, schema: Schema) -> tuple[str, ...]:
+    """Return the names of fields, those of nested records spelled out; None is all."""
+    if fields is None:
+        return tuple(schema)
+    if isinstance(fields, str):
+        raise InvalidArgument(f"fields must be a list of names; found the string {fields!r}")
+    if not isinstance(fields, Iterable):
+        raise InvalidArgument(f"fields must be a list of names; found {fields!r}")
+    wanted = tuple(each for name in fields for each in _below(name, schema))
+    is_known = all(isinstance(name, str) and name in schema for name in wanted)
+    if not is_known or not wanted or len(set(wanted)) < len(wanted):
+        known = ", ".join(schema)
+        raise InvalidArgument(f"fields must be different ones of {known}; found {wanted!r}")
+    return wanted
+
+
+def _below(name: Any, schema: Schema) -> list[Any]:
+    """Return the fields of a nested record, or else the name itself."""
+    if not isinstance(name, str) or name not in schema.groups:
+        return [name]
+    return [each for each in schema if each.startswith(f"{name}.")]

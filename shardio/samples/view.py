@@ -221,10 +221,6 @@ class SampleView(Sequence[dict[str, Any]]):
         """Return all rows that some samples are made of."""
         return self.at(numbers)
 
-    def every_row(self) -> tuple[int, Callable[[Rows], Rows]]:
-        """Return a number n and a function from 0 to n - 1 that covers the rows of all samples."""
-        return len(self), self.at
-
     def draws(self, numbers: Rows, keys: Keys) -> ClipDraws | None:
         """Return what is drawn for some samples; None if they are no clips."""
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -144,10 +144,6 @@ class WindowView(SampleView):
     def covered_rows(self, numbers: Rows) -> Rows:
         """Return the rows of all documents in some windows."""
         return self.dataset.rows.at(distinct(self.windows.parts(numbers).documents))
-
-    def every_row(self) -> tuple[int, Callable[[Rows], Rows]]:
-        """Return the number of all documents, and the function to their rows."""
-        return len(self.dataset), self.dataset.rows.at
 
     @property
     def stream_tokens(self) -> tuple[int, ...] | None:

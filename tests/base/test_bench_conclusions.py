@@ -138,7 +138,7 @@ def test_a_loop_that_does_nothing_is_never_what_limits() -> None:
         pytest.param(figures(), "fields", id="fewer fields"),
         pytest.param(figures(decoding_s=12.0), "raw", id="raw"),
         pytest.param(figures(cached_share=0.1), "shuffle='blocks'", id="blocks"),
-        pytest.param(replace(figures(cached_share=0.1), fits=True), "preload=True", id="preload"),
+        pytest.param(replace(figures(cached_share=0.1), fits=True), "preload", id="preload"),
     ],
 )
 def test_the_knob_that_helps_is_named(made: Figures, advised: str) -> None:

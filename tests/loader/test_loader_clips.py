@@ -23,7 +23,6 @@ from shardio import (
     Video,
     WeightedSampler,
 )
-from shardio._loading.prefetch import preload
 from shardio.dataset.manifest import load, publish_next
 from shardio.errors import ChecksumMismatch, MediaError, ShardCorrupt, TransformError
 from shardio.format.checksum import CHUNK_BYTES
@@ -32,7 +31,6 @@ from shardio.media import VideoFile
 from shardio.samples import decoding
 from shardio.samples.clip_view import ClipView
 from shardio.samples.clips import Clip, Clips
-from shardio.samples.view import RowView
 from tests.loading import bits, make_loader, write_dataset
 from tests.media_made import scene, write_video
 
@@ -386,7 +384,7 @@ def test_of_so_many_videos_something_is_kept(
 def test_videos_are_preloaded_whole(folder: str) -> None:
     with ShardDataset(folder) as dataset:
         videos = [sample["video"] for sample in dataset if sample["video"] is not None]
-        assert preload(RowView(dataset), ["video"]) > sum(len(video.data) for video in videos)
+        assert dataset.preload(["video"]) > sum(len(video.data) for video in videos)
 
 
 # --- damage ---------------------------------------------------------------------------------------

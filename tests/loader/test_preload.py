@@ -1,4 +1,4 @@
-"""preload=True: what is read lies in memory before the first batch, or it is said why not."""
+"""dataset.preload: all that it names lies in memory then, or it is said why not."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import shardio._loading.prefetch
+import shardio.samples.preload
 from shardio import Array, Bytes, InvalidArgument, Schema, ShardDataset, ShardLoader
-from shardio._loading.prefetch import _PreloadRange, preload
 from shardio._workers.processes import limits
 from shardio._workers.processes.limits import MemoryLimit
 from shardio.errors import InsufficientMemory, ShardChanged
 from shardio.format.layout import NO_FIELD, Kind
-from shardio.samples.view import RowView
+from shardio.samples.preload import _PreloadRange
 from tests.loading import PATIENCE_S, bits, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -44,13 +43,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     """Every piece that is read: name of the file, offset and bytes."""
     pieces: list[tuple[str, int, int]] = []
-    real = shardio._loading.prefetch._read_piece
+    real = shardio.samples.preload._read_piece
 
     def noting(fd: int, piece: _PreloadRange, buffer: memoryview) -> None:
         pieces.append((os.path.basename(piece.path), piece.offset, buffer.nbytes))
         real(fd, piece, buffer)
 
-    monkeypatch.setattr(shardio._loading.prefetch, "_read_piece", noting)
+    monkeypatch.setattr(shardio.samples.preload, "_read_piece", noting)
     return pieces
 
 
@@ -81,7 +80,8 @@ def test_without_it_nothing_is_read_ahead(folder: str, read: list[tuple[str, int
 def test_with_it_all_that_is_read_is_there_before_the_first_batch(
     folder: str, read: list[tuple[str, int, int]]
 ) -> None:
-    with ShardLoader(folder, 8, preload=True, **OPTIONS):
+    with ShardDataset(folder) as dataset:
+        dataset.preload()
         for number in range(N_SHARDS):
             pieces = of_shard(read, number)
             assert is_covered(pieces, *section(folder, Kind.COLUMN, "image"))
@@ -97,14 +97,14 @@ def test_only_the_fields_that_are_read_are_preloaded(
     folder: str, fields: list[str], least: float, most: float
 ) -> None:
     with ShardDataset(folder) as dataset:
-        assert least <= preload(RowView(dataset), fields) <= most
+        assert least <= dataset.preload(fields) <= most
 
 
 def test_of_a_selection_its_own_samples_are_preloaded(
     folder: str, read: list[tuple[str, int, int]]
 ) -> None:
     with ShardDataset(folder) as dataset, dataset.select([25, 21, 21]) as some:
-        n_bytes = preload(RowView(some), ["blob"])
+        n_bytes = some.preload(["blob"])
     assert 400_000 <= n_bytes < 800_000
     assert not of_shard(read, 0)
 
@@ -113,11 +113,11 @@ def test_a_dataset_that_is_mixed_twice_is_preloaded_once(
     folder: str, read: list[tuple[str, int, int]]
 ) -> None:
     with ShardDataset(folder) as dataset:
-        n_bytes = preload(RowView(dataset), ["blob"])
+        n_bytes = dataset.preload(["blob"])
     pieces = sorted(read)
     read.clear()
     with shardio.mix([folder, folder], weights=[1, 1]) as mixture:
-        assert preload(RowView(mixture), ["blob"]) == n_bytes
+        assert mixture.preload(["blob"]) == n_bytes
     assert sorted(read) == pieces
 
 
@@ -125,11 +125,12 @@ def test_what_does_not_fit_is_an_error_with_both_figures(
     folder: str, read: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "page_cache_limits", lambda *_: [MemoryLimit(IMAGES, "a box")])
-    said = r"the fields to preload need [\d,]+ bytes .* only 4,096,000 bytes .*a box.*preload=False"
-    with pytest.raises(InsufficientMemory, match=said):
-        ShardLoader(folder, 1, preload=True, **OPTIONS)
-    assert not read
-    with ShardLoader(folder, 1, preload=True, fields=["label"], **OPTIONS):
+    said = r"the fields to preload need [\d,]+ bytes .* only 4,096,000 bytes .*a box.*leave preload"
+    with ShardDataset(folder) as dataset:
+        with pytest.raises(InsufficientMemory, match=said):
+            dataset.preload()
+        assert not read
+        dataset.preload(["label"])
         assert read
 
 
@@ -137,9 +138,11 @@ def test_what_does_not_fit_is_an_error_with_both_figures(
 def test_batches_are_the_same_with_it(folder: str, num_workers: int) -> None:
     epochs = []
     for preloaded in (False, True):
-        with ShardLoader(
-            folder, 8, shuffle=True, num_workers=num_workers, output="numpy", preload=preloaded
-        ) as loader:
+        with shardio.open(folder) as dataset:
+            if preloaded:
+                dataset.preload()
+            loader = ShardLoader(dataset, 8, shuffle=True, num_workers=num_workers, output="numpy")
+        with loader:
             epochs.append([bits(batch) for batch in loader])
     assert epochs[0] == epochs[1]
 
@@ -152,7 +155,7 @@ def test_a_file_that_is_shorter_by_then_is_named(tmp_path: Path) -> None:
         dataset.reader(0)
         os.truncate(dataset.reader(0).path, 8192)
         with pytest.raises(ShardChanged, match="cut short") as caught:
-            preload(RowView(dataset), ["label"])
+            dataset.preload(["label"])
         found = caught.value
         assert (found.path, found.offset) == (dataset.reader(0).path, 8192)
         assert (found.expected, found.found) == (dataset.shards[0].n_bytes, 8192)
@@ -167,15 +170,15 @@ def test_an_error_in_one_thread_stops_the_others(
         n_read.append(piece.offset)
         raise OSError(5, "Input/output error", piece.path)
 
-    monkeypatch.setattr(shardio._loading.prefetch, "_read_piece", failing)
+    monkeypatch.setattr(shardio.samples.preload, "_read_piece", failing)
     with ShardDataset(folder) as dataset, pytest.raises(OSError, match="Input/output error"):
-        preload(RowView(dataset), ["image"])
+        dataset.preload(["image"])
     piece = _PreloadRange(os.path.join(folder, "000000-000.shard"), 0, 10, 4_000_000)
     pieces, stop = [piece] * 3, threading.Event()
     n_read.clear()
     with pytest.raises(OSError, match="Input/output error"):
-        shardio._loading.prefetch._read_share(pieces, stop)
-    shardio._loading.prefetch._read_share(pieces, stop)
+        shardio.samples.preload._read_share(pieces, stop)
+    shardio.samples.preload._read_share(pieces, stop)
     assert n_read == [0]
 
 
@@ -185,8 +188,8 @@ def test_ctrl_c_ends_it_within_the_pieces_that_are_being_read(
     """None of the threads begins another piece: they wait for the news in the first."""
     n_begun: list[int] = []
     stop = threading.Event()
-    monkeypatch.setattr(shardio._loading.prefetch, "_PIECE_BYTES", 4096)
-    monkeypatch.setattr(shardio._loading.prefetch, "threading", SimpleNamespace(Event=lambda: stop))
+    monkeypatch.setattr(shardio.samples.preload, "_PIECE_BYTES", 4096)
+    monkeypatch.setattr(shardio.samples.preload, "threading", SimpleNamespace(Event=lambda: stop))
 
     def waiting(fd: int, piece: _PreloadRange, buffer: memoryview) -> None:
         n_begun.append(piece.offset)
@@ -194,10 +197,10 @@ def test_ctrl_c_ends_it_within_the_pieces_that_are_being_read(
             os.kill(os.getpid(), signal.SIGINT)
         assert stop.wait(PATIENCE_S)
 
-    monkeypatch.setattr(shardio._loading.prefetch, "_read_piece", waiting)
+    monkeypatch.setattr(shardio.samples.preload, "_read_piece", waiting)
     with ShardDataset(folder) as dataset, pytest.raises(KeyboardInterrupt):
-        preload(RowView(dataset), ["image"])
-    assert 1 <= len(n_begun) <= shardio._loading.prefetch._N_THREADS
+        dataset.preload(["image"])
+    assert 1 <= len(n_begun) <= shardio.samples.preload._N_THREADS
 
 
 def test_an_address_space_that_is_limited_does_not_limit_the_page_cache(
@@ -208,10 +211,13 @@ def test_an_address_space_that_is_limited_does_not_limit_the_page_cache(
     monkeypatch.setattr(limits, "page_cache_limits", lambda *_: [MemoryLimit(1 << 40, "a box")])
     assert limits.available_bytes() < IMAGES
     with ShardDataset(folder) as dataset:
-        assert preload(RowView(dataset), ["image"]) >= IMAGES
+        assert dataset.preload(["image"]) >= IMAGES
 
 
-@pytest.mark.parametrize("value", [1, "yes", None])
-def test_it_is_true_or_false(folder: str, value: Any) -> None:
-    with pytest.raises(InvalidArgument, match="preload must be one of True, False"):
-        ShardLoader(folder, 8, preload=value, **OPTIONS)
+def test_fields_that_do_not_exist_are_refused_and_so_is_the_option_of_a_loader(folder: str) -> None:
+    with ShardDataset(folder) as dataset:
+        with pytest.raises(InvalidArgument, match="fields must be different ones of image, blob"):
+            dataset.preload(["frames"])
+    options: dict[str, Any] = {"preload": True}
+    with pytest.raises(TypeError, match=r"no option 'preload': write dataset\.preload\(fields\)"):
+        ShardLoader(folder, 8, **options)

@@ -472,8 +472,8 @@ def test_origins_are_the_documents_that_windows_begin_in(folder: str) -> None:
     assert batch.origins.tolist() == [[0, 0], [0, 2], [1, 2], [1, 3]]
 
 
-def test_only_what_is_packed_is_read_and_its_windows_can_be_preloaded(folder: str) -> None:
-    with loader(folder, Pack(8), preload=True, shuffle=True) as made:
+def test_only_what_is_packed_is_read(folder: str) -> None:
+    with loader(folder, Pack(8), shuffle=True) as made:
         assert set(next(iter(made))) == {"tokens", "tokens_mask"}
         numbers = np.array([0, 1, 0])
         assert made.view.covered_rows(numbers).tolist() == [0, 2]

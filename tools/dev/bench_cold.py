@@ -6,7 +6,7 @@ Datasets of one kind of sample each are written, N MiB of each, which takes that
 every run their own files are dropped from the page cache, which is checked; the run is a process
 of its own with two workers, and takes S seconds, or an epoch if that is shorter. The orders are
 those of `shuffle`; each with the advice that workers give the kernel, and without. With
-`preload=True` the time before the first batch is shown beside the rate. Of `h264` and `packets`,
+`dataset.preload()` the time before the first batch is shown beside the rate. Of `h264`, `packets`,
 films of 300 frames in short groups of small pictures and in one group of larger ones, a sample is a
 random clip of 16 frames, and an epoch has one of each film.
 
@@ -199,10 +199,13 @@ def run(folder: str, name: str, batch: str, order: str, seconds: str, advised: s
     """Be one run, as `run_alone` asks for it."""
     if not int(advised):
         mock.patch.object(ReadAhead, "before", lambda *_: None).start()
-    options: dict[str, Any] = {"preload": True} if order == "preload" else {}
+    options: dict[str, Any] = {}
     view: Any = folder
     if name in FILMS:
         view = shardio.open(folder).clips(16, where="random", size=(112, 112))
+    if order == "preload":
+        view = shardio.open(folder)
+        view.preload()
     load(view, int(batch), ORDERS.get(order, "full"), float(seconds), options)
 
 

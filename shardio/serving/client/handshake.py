@@ -56,7 +56,6 @@ ELSEWHERE: Final = {
     "batch_transform": "shardio serve --batch-transform module:function",
     "access": "the server opens the dataset",
     "start_method": "the server starts the workers",
-    "preload": "the server reads the dataset",
     "reuse": "every received batch has its own memory",
 }
 """Options that a remote loader does not take, with what decides them instead."""

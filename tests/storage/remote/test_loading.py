@@ -250,13 +250,16 @@ def test_a_cache_with_room_for_a_window_of_shards_downloads_each_once(
         pass
 
 
-def test_preload_brings_every_shard_in_the_constructor(
-    store: Scene, url: str, tmp_path: Path
-) -> None:
-    with _loader(store, url, tmp_path, num_workers=0, preload=True):
+def test_preload_brings_every_shard(store: Scene, url: str, tmp_path: Path) -> None:
+    given: Any = {"cache": tmp_path / "cache", "storage_options": store.options}
+    with shardio.open(url, **given) as dataset:
+        dataset.preload()
         assert len(list((tmp_path / "cache").rglob("*.shard"))) == N_SHARDS
-    with pytest.raises(InvalidArgument, match="preload=True brings .* raise cache_bytes"):
-        _loader(store, url, tmp_path, num_workers=0, preload=True, cache_bytes=300_000)
+    with (
+        shardio.open(url, cache_bytes=300_000, **given) as dataset,
+        pytest.raises(InvalidArgument, match=r"preload\(\) brings .* raise cache_bytes"),
+    ):
+        dataset.preload()
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -1,0 +1,164 @@
+"""Read a dataset into the page cache before it is loaded, if there is room.
+
+Pages are read, not copied: all processes of the machine share them. They are not pinned: under
+memory pressure some may be evicted, and are then read again.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from shardio._workers.processes.limits import require_page_cache
+from shardio.dataset.dataset import Dataset
+from shardio.errors import InvalidArgument
+from shardio.samples.extents import NOTHING, Extents, Ranges, joined, merged
+from shardio.shard.verification import Rows
+from shardio.shard.writer import ShardSummary
+from shardio.storage.file_access import open_shard, resized_error
+from shardio.storage.remote.object_store import run_parallel
+from shardio.storage.remote.storage import N_THREADS, RemoteStorage
+
+_N_THREADS: Final = 4
+"""This many reads at a time keep a disk busy; more gain little."""
+_PIECE_BYTES: Final = 4 << 20
+"""Between two pieces of this size, a thread checks whether it should stop."""
+_GRAIN_BYTES: Final = 64 << 10
+"""Reading a gap of this size between two ranges costs less than another read."""
+_AT_ONCE: Final = 1 << 16
+"""Samples whose places are worked out in one go."""
+_WAY_OUT: Final = (
+    "leave preload() out (with shuffle='blocks' if the data is larger than memory), name fewer "
+    "fields, or raise that limit"
+)
+
+
+class _PreloadRange(NamedTuple):
+    """A part of a file that has `file_bytes`."""
+
+    path: str
+    offset: int
+    n_bytes: int
+    file_bytes: int
+
+
+def preload(dataset: Dataset, fields: Sequence[str]) -> int:
+    """Read all data of some fields of a dataset's samples; return the number of bytes.
+
+    Files in an object store are downloaded first. Data in memory already is only checked. Ctrl-C
+    ends it within a few MiB.
+
+    Raises:
+        InsufficientMemory: it does not fit into the available memory; nothing was read.
+        InvalidArgument: files in an object store do not fit into the cache.
+        StoreUnavailable, StoreAccessDenied, ShardCorrupt, …: a file cannot be downloaded.
+        ShardChanged: a file is shorter than it was.
+        OSError: a file cannot be read.
+    """
+    _download(dataset, fields)
+    # Hashes too: they are read together with their rows.
+    extents = Extents(dataset, fields, "always", has_streams=True)
+    fixed = _all(dataset, extents, of_records=False)
+    _require(fixed.n_bytes)
+    ranges = merged(joined([fixed, _all(dataset, extents, of_records=True)]), _GRAIN_BYTES)
+    _require(ranges.n_bytes)
+    _read(list(_pieces(extents, ranges)))
+    return ranges.n_bytes
+
+
+def _require(n_bytes: int) -> None:
+    require_page_cache(n_bytes, "the fields to preload", _WAY_OUT)
+
+
+def _all(dataset: Dataset, extents: Extents, *, of_records: bool) -> Ranges:
+    """Return the byte ranges of all samples."""
+    of = extents.records if of_records else extents.fixed
+    found = [NOTHING]
+    for start in range(0, len(dataset), _AT_ONCE):
+        rows = dataset.rows.at(np.arange(start, min(start + _AT_ONCE, len(dataset))))
+        found.append(merged(of(rows, dataset.locate(rows)), _GRAIN_BYTES))
+    return merged(joined(found), _GRAIN_BYTES)
+
+
+def _pieces(extents: Extents, ranges: Ranges) -> Iterator[_PreloadRange]:
+    """Yield the pieces of all ranges, none beyond the end of its file."""
+    for number, places in extents.files.pieces(ranges):
+        path, most = extents.files.path(number), int(extents.files.sizes[number])
+        for offset, n_bytes in places:
+            end = min(offset + n_bytes, most)
+            for start in range(offset, end, _PIECE_BYTES):
+                yield _PreloadRange(path, start, min(_PIECE_BYTES, end - start), most)
+
+
+def _read(pieces: Sequence[_PreloadRange]) -> None:
+    """Read pieces in several threads, until one fails or this one is interrupted."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(_N_THREADS, "shardio-preload") as threads:
+        shares = [pieces[i::_N_THREADS] for i in range(_N_THREADS)]
+        try:
+            for future in [threads.submit(_read_share, share, stop) for share in shares]:
+                future.result()
+        finally:
+            stop.set()
+
+
+def _read_share(pieces: Sequence[_PreloadRange], stop: threading.Event) -> None:
+    buffer = memoryview(bytearray(_PIECE_BYTES))
+    for piece in pieces:
+        if stop.is_set():
+            return
+        fd = open_shard(piece.path)
+        try:
+            _read_piece(fd, piece, buffer[: piece.n_bytes])
+        except BaseException:
+            stop.set()  # nothing waits for this thread before the others
+            raise
+        finally:
+            os.close(fd)
+
+
+def _read_piece(fd: int, piece: _PreloadRange, buffer: memoryview) -> None:
+    done = 0
+    while done < buffer.nbytes:
+        place = piece.offset + done
+        try:
+            n_read = os.preadv(fd, [buffer[done:]], place)
+        except OSError as error:
+            raise OSError(error.errno, os.strerror(error.errno or 0), piece.path) from error
+        if not n_read:
+            found = os.fstat(fd).st_size
+            raise resized_error(piece.path, piece.file_bytes, found).at(offset=place)
+        done += n_read
+
+
+def remote_files(
+    dataset: Dataset, fields: Iterable[str]
+) -> Iterator[tuple[RemoteStorage, ShardSummary]]:
+    """Yield the files in object stores that hold some fields."""
+    names = list(fields)
+    for shard in range(len(dataset.shards)):
+        for storage, summary in dataset.files.files_with_storage(shard, names):
+            if isinstance(storage, RemoteStorage):
+                yield storage, summary
+
+
+def remote_sizes(dataset: Dataset, fields: Iterable[str]) -> Rows:
+    """Return the sizes of the files in object stores that hold some fields."""
+    storages = dataset.files.sizes_by_storage(fields)
+    brought = [sizes for storage, sizes in storages if isinstance(storage, RemoteStorage)]
+    return np.concatenate([np.zeros(0, np.int64), *brought])
+
+
+def _download(dataset: Dataset, fields: Sequence[str]) -> None:
+    sizes = remote_sizes(dataset, fields)
+    if not all(storage.fits(sizes) for storage in dataset.remote_storages):
+        raise InvalidArgument(
+            f"{dataset.path}: preload() brings {sum(sizes.tolist())} bytes, and the cache is for "
+            "less: raise cache_bytes"
+        )
+    run_parallel(N_THREADS, lambda file: file[0].download(file[1]), remote_files(dataset, fields))
