@@ -19,7 +19,6 @@ from shardio import Array, Schema, ShardLoader, ShardReader, Video, mix
 from shardio._engine.dispatch.crashes import InFlightRows, crash_error
 from shardio._workers.processes.shared_memory import create_bitmap_file
 from shardio.dataset import column_rows, files, open_files
-from shardio.dataset import dataset as dataset_module
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.files import check_mark_count
 from shardio.dataset.open_files import LocalStorage, ShardPaths
@@ -33,6 +32,7 @@ from shardio.errors import (
 )
 from shardio.format.sections import max_units
 from shardio.maintenance import add_column
+from shardio.samples import shard_dataset
 from shardio.samples.clips import Clip
 from shardio.samples.packing import Pack
 from shardio.samples.shard_dataset import ShardDataset
@@ -503,7 +503,7 @@ def storages(monkeypatch: pytest.MonkeyPatch) -> list[_Counting]:
         made.append(_Counting(os.path.abspath(path)))
         return made[-1]
 
-    monkeypatch.setattr(dataset_module, "_storage_of", storage_of)
+    monkeypatch.setattr(shard_dataset, "_storage_of", storage_of)
     return made
 
 
