@@ -141,8 +141,18 @@ class MultiLoader(Closing):
             return self._next_epoch()
         if not self.nokill:
             self.kill()
+        self._error_budget = ErrorBudget(self._most_skips)
         try:
-            iteration = self._gather()
+            iteration = SampleStream(
+                () if self.dataset is None else self.dataset,
+                self.workers,
+                prefix=self._whole_prefix,
+                most_bytes=self._memory_bytes,
+                timeout_s=self._timeout_s,
+                start=self._start,
+                error_budget=self._error_budget,
+                say=_say if self.verbose else _say_nothing,
+            )
         except InvalidArgument as error:
             raise InvalidArgument(
                 f"the dataset cannot be sent to worker processes ({error.__cause__}); make what "
@@ -165,19 +175,6 @@ class MultiLoader(Closing):
             )
         self._epoch += 1
         return self._servers.epoch(self._epoch - 1)
-
-    def _gather(self) -> SampleStream:
-        self._error_budget = ErrorBudget(self._most_skips)
-        return SampleStream(
-            () if self.dataset is None else self.dataset,
-            self.workers,
-            prefix=self._whole_prefix,
-            most_bytes=self._memory_bytes,
-            timeout_s=self._timeout_s,
-            start=self._start,
-            error_budget=self._error_budget,
-            say=_say if self.verbose else _say_nothing,
-        )
 
     @property
     def skipped(self) -> tuple[SkippedItem, ...]:
