@@ -94,7 +94,7 @@ class VideoFile(Closing):
     def facts(self) -> dict[str, Any]:
         """Return the properties of the stream, including the normalised ones, as JSON values.
 
-        Complete once a frame has been decoded.
+        The result is only complete after a frame has been decoded.
         """
         return dict(self._facts)
 

@@ -77,8 +77,8 @@ def blocks_of(ranges: Ranges, size: int) -> Rows:
 
 
 GAP_BYTES: Final = 4 << 20
-"""Files begin at multiples of this, with a gap of at least this size between them: ranges rounded
-to less never overlap another file."""
+"""Files begin at multiples of this size, and the gap between two files has at least this size, so a
+range rounded to smaller multiples never overlaps another file."""
 
 
 class ShardFileNumbers:
@@ -166,7 +166,7 @@ class _Lane(NamedTuple):
 
 
 class _ColumnExtents:
-    """The ranges of a column, and of the units of it that have to be hashed."""
+    """The ranges of a column, and of its units (runs of rows with one hash) still to be hashed."""
 
     def __init__(self, dataset: Dataset, name: str, starts: Rows, verify: str) -> None:
         self._name, self._verify, self._dataset = name, verify, dataset
@@ -413,7 +413,7 @@ class ClipExtents:
     def _parts(
         self, n_bytes: Rows, per_frame: npt.NDArray[np.float64], starts: Rows
     ) -> tuple[Rows, Rows]:
-        """Estimate the part of each record that its clip needs, in whole chunks of verification."""
+        """Estimate the part of each record that its clip needs, rounded to whole hashed chunks."""
         around = np.minimum(n_bytes // 16, _MAX_AROUND)
         begins = (starts * per_frame).astype(np.int64) - around
         ends = ((starts + self._cut.clip.span) * per_frame).astype(np.int64) + around

@@ -74,8 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--side",
         type=int,
         metavar="N",
-        help="maximum longest side in pixels; of a sheet's tiles (default: "
-        f"{TILE_SIDE}; of animations {MOVING_SIDE})",
+        help="limit of the longest side in pixels "
+        f"(default: {TILE_SIDE} for the tiles of a sheet, {MOVING_SIDE} for animations)",
     )
     add("--overwrite", action="store_true", help="replace FILE if it exists")
 
@@ -197,7 +197,7 @@ class FieldViewer:
         self.name = _chosen_field(wanted.path, samples.schema, wanted.field)
 
     def frames(self, number: int) -> FrameSequence | None:
-        """Return the frames of a sample; None, and a finding, if they cannot be read.
+        """Return the frames of a sample; if they cannot be read, record a finding and return None.
 
         A sample without the field has no frame.
         """
