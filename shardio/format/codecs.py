@@ -11,6 +11,7 @@ python-zstandard's `max_output_size` alone does not protect, as the frame header
 from __future__ import annotations
 
 import functools
+import operator
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -262,3 +263,8 @@ for _spec in (
     ),
 ):
     SPECS[_spec.name] = BY_CODE[_spec.code] = _spec
+
+RECORD_FEATURES: Final = functools.reduce(
+    operator.or_, (spec.required_by_record for spec in SPECS.values())
+)
+"""The features that follow from the codecs of records, and not from the schema."""

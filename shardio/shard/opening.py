@@ -11,7 +11,7 @@ from typing import Final
 
 from shardio.errors import SchemaError, ShardCorrupt, ShardIncomplete, ShardUnsupported
 from shardio.format.checksum import hash_bytes
-from shardio.format.codecs import MAX_DICTIONARY_BYTES
+from shardio.format.codecs import MAX_DICTIONARY_BYTES, RECORD_FEATURES
 from shardio.format.layout import (
     BUILT,
     FIRST_OPTIONAL_KIND,
@@ -34,8 +34,8 @@ MAX_SAMPLES: Final = 1 << 48
 
 _KINDS: Final = frozenset(Kind)
 
-_SCHEMA_FEATURES: Final = BUILT & ~Required.ZSTD
-"""The features determined by the schema alone; zstd also depends on the records."""
+_SCHEMA_FEATURES: Final = BUILT & ~RECORD_FEATURES
+"""The features determined by the schema alone."""
 
 _schemas: dict[bytes, Schema] = {}
 """The schemas parsed in this process; all shards of a dataset have the same schema."""

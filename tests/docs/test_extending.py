@@ -86,6 +86,16 @@ def test_a_section_lists_every_module_that_names_its_example(title: str) -> None
     assert sorted(modules) == sorted(touched)
 
 
+@pytest.mark.parametrize(
+    ("title", "module"), [("a field type", "points.py"), ("a codec", "zlib_codec.py")]
+)
+def test_the_diff_of_a_section_is_what_tests_register(title: str, module: str) -> None:
+    diff = re.search(rf"^\+\+\+ \S+/{module}\n(.*?)^---", section(title), re.M | re.S)
+    assert diff is not None
+    shown = "".join(line.removeprefix("+") for line in diff[1].splitlines(keepends=True))
+    assert shown == (ROOT / "tests" / "format" / module).read_text()
+
+
 @pytest.mark.parametrize("title", sorted(EXAMPLES))
 def test_a_section_names_files_that_exist(title: str) -> None:
     names = listed(title)

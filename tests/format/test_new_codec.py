@@ -4,36 +4,29 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from shardio import Array, Bytes, List, Schema, ShardCorrupt, ShardReader, ShardWriter, Text
+from shardio import (
+    Array,
+    Bytes,
+    DatasetWriter,
+    List,
+    Schema,
+    ShardCorrupt,
+    ShardLoader,
+    ShardReader,
+    ShardWriter,
+    Text,
+)
 from shardio.errors import SchemaError
-from shardio.format.codecs import BY_CODE, SPECS, CodecSpec, Dictionary
+from shardio.format.codecs import BY_CODE, SPECS
 from shardio.maintenance import verify_shard
-
-CODE = 77
-
-
-def compress(record: memoryview, dictionary: Dictionary | None) -> tuple[int, memoryview]:
-    return CODE, memoryview(zlib.compress(record, 1))
-
-
-def decompress(stored: memoryview, n_bytes: int, dictionary: Dictionary | None) -> bytes:
-    unpacker = zlib.decompressobj()
-    try:
-        record = unpacker.decompress(stored, n_bytes + 1)
-    except zlib.error as error:
-        raise ShardCorrupt(f"the record is no zlib stream ({error})", code="zlib") from error
-    if len(record) != n_bytes or unpacker.unused_data or not unpacker.eof:
-        raise ShardCorrupt("the zlib stream has another size", code="zlib")
-    return record
-
-
-ZLIB = CodecSpec("zlib", CODE, compress, decompress, max_ratio=1032)
+from tests.corruption.forge import Forgery
+from tests.format.zlib_codec import ZLIB
 
 
 @pytest.fixture
@@ -43,8 +36,8 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BY_CODE, ZLIB.code, ZLIB)
 
 
-def write(path: Path) -> list[dict[str, object]]:
-    schema = Schema(
+def schema() -> Schema:
+    return Schema(
         {
             "text": Text("zlib"),
             "blob": Bytes("zlib", optional=True),
@@ -52,8 +45,11 @@ def write(path: Path) -> list[dict[str, object]]:
             "parts": List(Array("int64", (None,)), codec="zlib"),
         }
     )
+
+
+def samples() -> list[dict[str, Any]]:
     rng = np.random.default_rng(0)
-    samples: list[dict[str, object]] = [
+    return [
         {
             "text": "again and again " * (i % 7),
             "blob": None if i % 3 == 0 else rng.bytes(40 + i),  # which nothing shrinks
@@ -62,25 +58,54 @@ def write(path: Path) -> list[dict[str, object]]:
         }
         for i in range(40)
     ]
-    with ShardWriter(path, schema) as writer:
-        for sample in samples:
+
+
+def write(path: Path) -> None:
+    with ShardWriter(path, schema()) as writer:
+        for sample in samples():
             writer.append(sample)
-    return samples
 
 
 @pytest.mark.usefixtures("registered")
 def test_a_shard_with_a_new_codec_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "a.shard"
-    samples = write(path)
+    write(path)
     with ShardReader(path) as reader:
         assert {field.codec for field in reader.schema.values()} == {"zlib"}
-        for found, sample in zip(reader, samples, strict=True):
+        for found, sample in zip(reader, samples(), strict=True):
             assert found["text"] == sample["text"]
             assert found["blob"] == sample["blob"]
             np.testing.assert_array_equal(found["points"], sample["points"])
-            for part, expected in zip(found["parts"], sample["parts"], strict=True):  # type: ignore[call-overload]
+            for part, expected in zip(found["parts"], sample["parts"], strict=True):
                 np.testing.assert_array_equal(part, expected)
     assert verify_shard(path, workers=0) == []
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_a_record_that_is_no_such_stream_is_refused(tmp_path: Path, is_cut: object) -> None:
+    path = tmp_path / "a.shard"
+    write(path)
+    forgery = Forgery.of(path.read_bytes())
+    n_stored = int(forgery.entry("text", 6)[1]["stored"]) & (1 << 48) - 1
+    if is_cut:
+        forgery.change_entry("text", 6, n_bytes=97)  # it holds 96
+    else:
+        forgery.change_record("text", 6, bytes(n_stored))
+    path.write_bytes(forgery.seal())
+    assert [finding.code for finding in verify_shard(path, workers=0)] == ["zlib"]
+    with ShardReader(path) as reader, pytest.raises(ShardCorrupt, match="zlib stream"):
+        reader[6]
+
+
+@pytest.mark.usefixtures("registered")
+def test_records_with_a_new_codec_are_loaded(tmp_path: Path) -> None:
+    with DatasetWriter(tmp_path / "d", schema()) as writer:
+        for sample in samples():
+            writer.append(sample)
+    with ShardLoader(tmp_path / "d", 8, num_workers=0) as loader:
+        texts = [text for batch in loader for text in batch["text"]]
+    assert texts == [sample["text"] for sample in samples()]
 
 
 @pytest.mark.usefixtures("registered")

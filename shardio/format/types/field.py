@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
@@ -213,6 +213,23 @@ class Field(ABC):
         """Return bytes that differ whenever values that are not missing do."""
         record, shape = self.encode_record("", value)
         return f"{shape}".encode() + record
+
+
+@dataclass(frozen=True, slots=True)
+class RecordField(Field):
+    """A field whose values are one record each, without options besides codec and optional."""
+
+    codec: str = "raw"
+    _: KW_ONLY
+    optional: bool = False
+
+    def __post_init__(self) -> None:
+        check_options(self.codec, self.optional)
+
+    @classmethod
+    def parse(cls, name: object, entry: dict[str, Any], codec: str, *, optional: bool) -> Self:
+        """Return the field with these options."""
+        return cls(codec, optional=optional)
 
 
 def check_options(codec: object, optional: object) -> None:

@@ -4,38 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import SchemaError, ShardCorrupt
-from shardio.format.types.field import Content, Dims, Field, FieldType, check_options, refuse
+from shardio.format.types.field import Content, Dims, FieldType, RecordField, refuse
 
 if TYPE_CHECKING:
     from shardio.format.types.streams import Record
 
 
 @dataclass(frozen=True, slots=True)
-class _AnyLength(Field):
-    """A field of byte values of any length, one record each, without further options."""
-
-    codec: str = "raw"
-    _: KW_ONLY
-    optional: bool = False
-
-    def __post_init__(self) -> None:
-        check_options(self.codec, self.optional)
-
-    @classmethod
-    def parse(cls, name: object, entry: dict[str, Any], codec: str, *, optional: bool) -> Self:
-        """Return the field with these options."""
-        return cls(codec, optional=optional)
-
-
-@dataclass(frozen=True, slots=True)
-class Bytes(_AnyLength):
+class Bytes(RecordField):
     """A field of opaque bytes of any length; see Array for codec and optional."""
 
     code: ClassVar[int] = FieldType.BYTES
@@ -63,7 +46,7 @@ class Bytes(_AnyLength):
 
 
 @dataclass(frozen=True, slots=True)
-class Text(_AnyLength):
+class Text(RecordField):
     """A field of text, stored as UTF-8; see Array for codec and optional."""
 
     code: ClassVar[int] = FieldType.TEXT
@@ -104,7 +87,7 @@ class Text(_AnyLength):
 
 
 @dataclass(frozen=True, slots=True)
-class Json(_AnyLength):
+class Json(RecordField):
     """A field of JSON values, stored as canonical UTF-8; see Array for codec and optional.
 
     In an optional field None is a missing value; elsewhere it is JSON's null.

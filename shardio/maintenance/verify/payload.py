@@ -10,8 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import ShardCorrupt
-from shardio.format.checksum import Hasher
-from shardio.format.codecs import SPECS, Codec, Dictionary, check_dictionary, decode
+from shardio.format.checksum import Hasher, distinct
+from shardio.format.codecs import (
+    BY_CODE,
+    RECORD_FEATURES,
+    SPECS,
+    Codec,
+    Dictionary,
+    check_dictionary,
+    decode,
+)
 from shardio.format.index import ENTRY, ENTRY_DTYPE, Entries, codecs, invalid_entries, stored_bytes
 from shardio.format.layout import NO_FIELD, Header, Kind, Required, Section
 from shardio.format.schema import Schema
@@ -56,7 +64,8 @@ class _Walk:
 
     end: int = 0
     """The end of the last record, relative to the payload; -1 if unknown."""
-    uses_zstd: bool = False
+    features: Required = Required(0)
+    """The features that the records need."""
 
 
 def verify_payload(
@@ -120,13 +129,15 @@ def _check_whole(
             expected=f"{section.hash:016x}",
             found=f"{digest:016x}",
         )
-    if walk.uses_zstd != bool(header.required & Required.ZSTD):
+    for feature in (walk.features ^ Required(header.required)) & RECORD_FEATURES:
+        codec = str(feature.name).lower()
         findings.add(
             "feature",
-            "the zstd feature bit must be set if, and only if, a record is compressed with zstd",
+            f"the {codec} feature bit must be set if, and only if, a record is compressed with "
+            f"{codec}",
             section="header",
-            expected=int(walk.uses_zstd),
-            found=int(bool(header.required & Required.ZSTD)),
+            expected=int(feature in walk.features),
+            found=int(feature not in walk.features),
         )
 
 
@@ -235,7 +246,8 @@ def _check_records(
         return
     sound = entries[numbers] if len(numbers) < len(entries) else entries
     kinds, sizes = codecs(sound), stored_bytes(sound).astype(np.int64)
-    walk.uses_zstd |= bool((kinds == Codec.ZSTD).any())
+    for code in distinct(kinds.astype(np.int64)).tolist():
+        walk.features |= BY_CODE[code].required_by_record
     starts = payload.section.offset + sound["offset"].astype(np.int64)
     ends, digests = starts + sizes, digests_of(sound["hash"])
     is_raw = kinds == Codec.RAW
@@ -327,13 +339,14 @@ def _check_content(
     dims = payload.shapes[name][row]
     dictionary = payload.dictionaries.get(name)
     try:
-        if dictionary is not None and codec == Codec.ZSTD:
+        spec = BY_CODE[codec]
+        if dictionary is not None and spec.compress and not spec.has_dictionary:
             raise ShardCorrupt("a record does not use its field's dictionary", code="codec")
         if name in payload.present and not payload.present[name][row]:
             check_absent(dims, n_bytes)
         else:
             record = decode(stored, codec, n_bytes, dictionary)
-            if dictionary is not None and codec == Codec.ZSTD_DICTIONARY:
+            if dictionary is not None and spec.has_dictionary:
                 check_dictionary(stored, dictionary)
             field.check_record(record, dims)
     except ShardCorrupt as error:

@@ -1,0 +1,114 @@
+"""A new field type is one class and one entry: it is written, read, verified and loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardio import Array, DatasetWriter, Schema, ShardLoader, ShardReader, ShardWriter
+from shardio.errors import SchemaError
+from shardio.format.types import FIELD_TYPES
+from shardio.maintenance import diff, verify_dataset, verify_shard
+from tests.corruption.forge import Forgery, codes_of, content_of
+from tests.format.points import Points
+
+N = 24
+
+
+@pytest.fixture
+def schema(monkeypatch: pytest.MonkeyPatch) -> Schema:
+    """Register the type, with the one entry that it needs, and return a schema of it."""
+    monkeypatch.setitem(FIELD_TYPES, Points.code, Points)
+    fields = {"cloud": Points(), "packed": Points("zstd"), "maybe": Points(optional=True)}
+    return Schema({**fields, "label": Array("int64")})
+
+
+def sample(i: int) -> dict[str, Any]:
+    cloud = np.random.default_rng(i).random((i % 5, 3), np.float32)
+    packed = np.full((99, 3), i, np.float32)
+    return {"cloud": cloud, "packed": packed, "maybe": None if i % 3 else cloud, "label": i}
+
+
+def samples() -> list[dict[str, Any]]:
+    return [sample(i) for i in range(N)]
+
+
+def write_shard(path: Path, schema: Schema) -> Path:
+    with ShardWriter(path, schema) as writer:
+        for each in samples():
+            writer.append(each)
+    return path
+
+
+def write_dataset(folder: Path, schema: Schema) -> Path:
+    with DatasetWriter(folder, schema) as writer:
+        for each in samples():
+            writer.append(each)
+    return folder
+
+
+def test_a_shard_with_a_new_type_is_read_as_it_was_written(tmp_path: Path, schema: Schema) -> None:
+    path = write_shard(tmp_path / "a.shard", schema)
+    with ShardReader(path, verify="always") as reader:
+        assert reader.schema == schema
+        for found, expected in zip(reader, samples(), strict=True):
+            for name in schema:
+                np.testing.assert_array_equal(found[name], expected[name])
+    assert verify_shard(path, workers=0) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (np.zeros((4, 2), np.float32), r"expected shape \(any, 3\), found \(4, 2\)"),
+        (np.zeros((4, 3)), "expected dtype float32, found float64"),
+        (np.full((4, 3), np.nan, np.float32), "a point is not finite"),
+        (None, "expected float32, found NoneType"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_refused(
+    tmp_path: Path, schema: Schema, value: object, text: str
+) -> None:
+    with ShardWriter(tmp_path / "a.shard", schema) as writer:
+        with pytest.raises(SchemaError, match=f"field 'cloud': {text}"):
+            writer.append({**samples()[0], "cloud": value})
+        writer.append(samples()[0])
+    assert verify_shard(tmp_path / "a.shard", workers=0) == []
+
+
+def test_verification_applies_the_rule_of_the_type(tmp_path: Path, schema: Schema) -> None:
+    forgery = Forgery.of(content_of(tmp_path / "a.shard", schema, samples()))
+    forgery.change_record("cloud", 2, np.full((2, 3), np.inf, np.float32).tobytes())
+    assert codes_of(forgery.seal()) == ["value"]
+
+
+def test_a_dataset_with_a_new_type_is_loaded_verified_and_compared(
+    tmp_path: Path, schema: Schema
+) -> None:
+    folder = write_dataset(tmp_path / "a", schema)
+    assert verify_dataset(folder, workers=0).findings == ()
+    assert diff(folder, write_dataset(tmp_path / "b", schema)).is_same
+    with ShardLoader(folder, 8, num_workers=0, collate={"cloud": "pad"}) as loader:
+        batches = list(loader)
+    assert [len(batch["packed"]) for batch in batches] == [8, 8, 8]
+    for i, expected in enumerate(samples()):
+        batch, row = batches[i // 8], i % 8
+        np.testing.assert_array_equal(batch["maybe"][row], expected["maybe"])
+        np.testing.assert_array_equal(batch["packed"][row], expected["packed"])
+        padded, mask = batch["cloud"].numpy()[row], batch["cloud_mask"].numpy()[row]
+        np.testing.assert_array_equal(padded[mask.any(-1)], expected["cloud"])
+
+
+def test_without_its_entry_a_type_is_unknown(tmp_path: Path, schema: Schema) -> None:
+    path = write_shard(tmp_path / "a.shard", schema)
+    program = "import sys, shardio; shardio.ShardReader(sys.argv[1])"
+    command = [sys.executable, "-c", program, str(path)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    last = found.stderr.splitlines()[-1]
+    assert "field 'cloud' has field type 201, which this version cannot read" in last
