@@ -227,8 +227,8 @@ class InferringConverter(Converter):
     def libraries(self) -> Mapping[str, str]:
         """Return the versions of the libraries that probe media fields."""
         found = [*schema_of(self.fields).values()] if self.fields else []
-        streams = any(isinstance(field, Audio | Video) for field in found)
-        pictures = any(isinstance(field, Image) for field in found)
+        streams = any(field.is_streamed for field in found)
+        pictures = any(field.medium == "image" for field in found)
         return {
             **(library_versions() if streams else {}),
             **({name: version(name) for name in ("pillow", "simplejpeg")} if pictures else {}),

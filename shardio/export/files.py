@@ -163,8 +163,8 @@ class FilesExporter:
 
 def _is_in_table(field: Field) -> bool:
     """Return True if the values of a field are stored in the table itself."""
-    if isinstance(field, Array):
-        return field.is_fixed and math.prod(n or 0 for n in field.shape) <= _MAX_TABLE_ITEMS
+    if (array := field.array) is not None:
+        return array.is_fixed and math.prod(n or 0 for n in array.shape) <= _MAX_TABLE_ITEMS
     return isinstance(field, Text | Json)
 
 

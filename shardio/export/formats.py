@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from shardio.dataset.dataset import Dataset
 from shardio.errors import DataError, InvalidArgument
-from shardio.format.types import Array, Audio, Bytes, Field, Image, Json, List, Text, Video
+from shardio.format.types import Array, Audio, Bytes, Field, Image, Json, Text, Video
 from shardio.media import MuxedStream, mux
 
 Prepare = Mapping[str, Callable[[Any], Any]]
@@ -253,11 +253,11 @@ def number_converter(field: Array) -> Callable[[Any], npt.NDArray[Any]]:
 
 def field_spec(field: Field) -> str:
     """Return the spec string that converters take for a field: `float32[3,*]`, `text?`."""
-    if isinstance(field, List):
-        spec = f"list[{field_spec(field.element)}]"
-    elif isinstance(field, Array):
-        dims = ",".join("*" if n is None else str(n) for n in field.shape)
-        spec = f"{export_dtype(field).name}{f'[{dims}]' if field.shape else ''}"
+    if field.item is not None:
+        spec = f"list[{field_spec(field.item)}]"
+    elif (array := field.array) is not None:
+        dims = ",".join("*" if n is None else str(n) for n in array.shape)
+        spec = f"{export_dtype(array).name}{f'[{dims}]' if array.shape else ''}"
     else:
         spec = field.word()
     return f"{spec}?" if field.optional else spec
@@ -306,7 +306,8 @@ def has_suffix(name: str, field: Field) -> bool:
 
 def is_int64_scalar(field: Field) -> bool:
     """Return True if a field is a single int64, as class labels are."""
-    return isinstance(field, Array) and (field.dtype, field.shape) == ("int64", ())
+    array = field.array
+    return array is not None and (array.dtype, array.shape) == ("int64", ())
 
 
 def suffix_of(name: str, field: Field) -> str:
@@ -324,23 +325,28 @@ def file_encoder(name: str, field: Field) -> Encode | None:
     suffix = suffix_of(name, field)
     if suffix == ".cls":
         return lambda value: (suffix, str(int(value)).encode())
-    if isinstance(field, Array):
-        array = npy_encoder(field)
-        return lambda value: (suffix, array(value))
-    if isinstance(field, Text):
-        return lambda value: (suffix, value.encode())
-    if isinstance(field, Json):
-        return lambda value: (suffix, json.dumps(value, ensure_ascii=False).encode())
-    if isinstance(field, Bytes):
-        return lambda value: (suffix, value)
-    if isinstance(field, Image):
+    if field.is_streamed:
+        return _encode_muxed
+    if field.medium == "image":
         return lambda value: (image_suffix(value), value)
-    return None if isinstance(field, List) else _encode_muxed
+    if field.array is not None:
+        array = npy_encoder(field.array)
+        return lambda value: (suffix, array(value))
+    encode = _ENCODERS.get(type(field))
+    return None if encode is None else lambda value: (suffix, encode(value))
+
+
+_ENCODERS: Final[dict[type, Callable[[Any], bytes]]] = {
+    Text: str.encode,
+    Json: lambda value: json.dumps(value, ensure_ascii=False).encode(),
+    Bytes: bytes,
+}
+"""Encoders of values that are neither arrays nor media, as the bytes of a file."""
 
 
 def preparation_of(field: Field) -> Callable[[Any], Any] | None:
     """Return a function to apply to values when they are read, such as muxing, which may fail."""
-    return mux if isinstance(field, Video | Audio) else None
+    return mux if field.is_streamed else None
 
 
 def _encode_muxed(value: MuxedStream) -> tuple[str, bytes]:

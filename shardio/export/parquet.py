@@ -19,16 +19,21 @@ from shardio.export.formats import (
     SampleBatch,
     export_dtype,
     field_spec,
+    is_int64_scalar,
     number_converter,
     preparation_of,
     refuse_fields,
 )
-from shardio.format.types import Array, Audio, Bytes, Field, Image, Json, List, Text, Video
+from shardio.format.types import Array, Field, Json, Text
 from shardio.storage.fs import create, sync
 
 _GROUP_BYTES: Final = 64 << 20
 """The size at which rows are written as a row group."""
-_MEDIA: Final[dict[type, str]] = {Image: "Image", Audio: "Audio", Video: "Video"}
+_TYPES: Final[dict[type, Any]] = {
+    Text: pa.string(),
+    Json: pa.json_() if hasattr(pa, "json_") else pa.string(),
+}
+"""The types of fields that are neither arrays nor media, but for bytes."""
 _FILE: Final = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
@@ -146,22 +151,19 @@ def _column(name: str, inner: Any) -> Any:
     if isinstance(inner, dict):
         return pa.field(name, pa.struct([_column(*each) for each in inner.items()]), nullable=False)
     # Hugging Face's readers recognize columns of files and of classes only if they are nullable.
-    may_lack = inner.optional or type(inner) in _MEDIA or name == "label"
-    return pa.field(name, _type(inner), nullable=may_lack)
+    may_lack = inner.optional or inner.medium or name == "label"
+    return pa.field(name, _type(inner), nullable=bool(may_lack))
 
 
 def _type(field: Field) -> Any:
-    if isinstance(field, Array):
-        found = pa.from_numpy_dtype(export_dtype(field))
-        for n in reversed(field.shape):
+    if (array := field.array) is not None:
+        found = pa.from_numpy_dtype(export_dtype(array))
+        for n in reversed(array.shape):
             found = pa.list_(_element(found)) if n is None else pa.list_(_element(found), n)
         return found
-    if isinstance(field, List):
-        return pa.list_(_element(_type(field.element)))
-    if isinstance(field, Json):
-        return pa.json_() if hasattr(pa, "json_") else pa.string()
-    kinds: dict[type, Any] = {Text: pa.string(), Bytes: pa.binary()}
-    return kinds.get(type(field), _FILE)
+    if field.item is not None:
+        return pa.list_(_element(_type(field.item)))
+    return _FILE if field.medium else _TYPES.get(type(field), pa.binary())
 
 
 def _element(type_: Any) -> Any:
@@ -172,34 +174,32 @@ def _metadata(options: ExportOptions) -> dict[str, str]:
     """Return Hugging Face's metadata: the features of media columns, and class names."""
     features: dict[str, Any] = {}
     for name, field in options.fields.items():
-        if (kind := _MEDIA.get(type(field))) is not None:
+        if field.medium is not None:
             *path, last = name.split(".")
             node = features
             for key in path:
                 node = node.setdefault(key, {})
-            node[last] = {"_type": kind}
+            node[last] = {"_type": field.medium.capitalize()}
     label, classes = options.fields.get("label"), options.dataset.classes
-    if isinstance(label, Array) and (label.dtype, label.shape) == ("int64", ()) and classes:
+    if label is not None and is_int64_scalar(label) and classes:
         features["label"] = {"names": list(classes), "_type": "ClassLabel"}
     return {"huggingface": json.dumps({"info": {"features": features}})} if features else {}
 
 
 def _values(field: Field, name: str, batch: SampleBatch) -> Any:
     """Return the values of a field as an Arrow array."""
-    if isinstance(field, Array) and name in batch.columns:
+    if field.column is not None:
         present = batch.present.get(name)
-        return _fixed_arrays(field, batch.columns[name], None if present is None else ~present)
+        missing = None if present is None else ~present
+        return _fixed_arrays(field.column, batch.columns[name], missing)
     values = batch.records[name]
-    if isinstance(field, Array | List):
+    if field.array or field.item:
         return _list_arrays(field, values)
-    if isinstance(field, Text):
-        return pa.array(values, pa.string())
-    if isinstance(field, Bytes):
-        return pa.array(values, pa.binary())
-    if isinstance(field, Json):
-        strings = pa.array(values, pa.string())
-        is_plain = not hasattr(pa, "json_")
-        return strings if is_plain else pa.ExtensionArray.from_storage(pa.json_(), strings)
+    if not field.medium:
+        type_ = _type(field)
+        found = pa.array(values, getattr(type_, "storage_type", type_))
+        is_plain = found.type == type_
+        return found if is_plain else pa.ExtensionArray.from_storage(type_, found)
     files = [getattr(value, "data", value) for value in values]
     missing = pa.array([value is None for value in values])
     parts = [pa.array(files, pa.binary()), pa.nulls(len(files), pa.string())]
@@ -222,20 +222,22 @@ def _fixed_arrays(
     return found
 
 
-def _list_arrays(field: Array | List, values: list[Any]) -> Any:
+def _list_arrays(field: Field, values: list[Any]) -> Any:
     """Return variable-length or compressed arrays, or lists of arrays, as an Arrow array."""
     missing = np.array([value is None for value in values], bool)
-    if isinstance(field, Array) and field.is_fixed:
-        block = np.zeros((len(values), *(n or 0 for n in field.shape)), field.numpy)
+    array = field.array
+    if array is not None and array.is_fixed:
+        block = np.zeros((len(values), *(n or 0 for n in array.shape)), array.numpy)
         for i in np.flatnonzero(~missing).tolist():
             block[i] = values[i]
-        return _fixed_arrays(field, block, missing if field.optional else None)
+        return _fixed_arrays(array, block, missing if field.optional else None)
     there = [value for value in values if value is not None]
-    if isinstance(field, List):
-        elements = _list_arrays(field.element, [array for value in there for array in value])
-    else:
-        row = Array(field.dtype, field.shape[1:])
-        none = np.empty((0, *(n or 0 for n in row.shape)), field.numpy)
+    elements: Any = None
+    if field.item is not None:
+        elements = _list_arrays(field.item, [each for value in there for each in value])
+    elif array is not None:
+        row = Array(array.dtype, array.shape[1:])
+        none = np.empty((0, *(n or 0 for n in row.shape)), array.numpy)
         elements = _fixed_arrays(row, np.concatenate([none, *there]), None)
     lengths = [0 if value is None else len(value) for value in values]
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())

@@ -19,7 +19,6 @@ from shardio.conversion.inputs import parse_pattern
 from shardio.conversion.registry import make_converter
 from shardio.dataset.manifest import load
 from shardio.errors import MediaError
-from shardio.format.types import Audio, Image, Video
 from shardio.format.types.streams import EncodedStream
 from shardio.media import AudioDecoder, ClipDecoder, decode_image
 from shardio.samples.shard_dataset import ShardDataset
@@ -98,12 +97,12 @@ def _take(
     draw: random.Random,
 ) -> Callable[[], None]:
     """Return a function that reads and decodes one row, or a random clip of its video."""
-    video = next((name for name, f in dataset.schema.items() if isinstance(f, Video)), None)
+    video = next((name for name, f in dataset.schema.items() if f.medium == "video"), None)
     if video is not None and view["kind"] == "clips":
         stream = dataset[row][video]
         return lambda: _take_clip(stream, view, decoder, draw)
-    pictures = {name for name, field in dataset.schema.items() if isinstance(field, Image)}
-    heard = {name for name, field in dataset.schema.items() if isinstance(field, Audio)}
+    pictures = {name for name, field in dataset.schema.items() if field.medium == "image"}
+    heard = {name for name, field in dataset.schema.items() if field.medium == "audio"}
 
     def take() -> None:
         for name, value in dataset[row].items():

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shardio import Array, Audio, Bytes, Image, Json, List, MediaError, Text, Video
+from shardio import Array, Bytes, Json, List, MediaError, Text
 from shardio.media import demux, probe
 from shardio_converters.inference import widen
 from shardio_converters.json_values import read_json
@@ -290,9 +290,6 @@ def _shape_of(feature: dict[str, Any]) -> tuple[int | None, ...] | None:
     return tuple(n or None for n in shape)
 
 
-_MEDIA_FIELDS: Final = (Image, Audio, Video)
-
-
 def values_of(
     batch: pa.RecordBatch, column: ArrowColumn, field: Field, first_row: int
 ) -> Sequence[Any]:
@@ -304,7 +301,7 @@ def values_of(
     place = f"column {column.name!r}, rows {first_row:,} to {first_row + batch.num_rows - 1:,}"
     array = array_at(batch, column)
     try:
-        if isinstance(field, _MEDIA_FIELDS):
+        if field.medium:
             found: Sequence[Any] = _files(array, field)
         elif isinstance(field, Json):
             is_written = column.word == "json" and is_text(array.type)
@@ -486,9 +483,9 @@ def _files(array: pa.Array, field: Field) -> list[Any]:
                 f"expected the bytes of a file, found only its path, {path!r}: save the data set "
                 "with its files in it, as save_to_disk and to_parquet of `datasets` do"
             )
-        if data is not None and isinstance(field, Image):
+        if data is not None and field.medium == "image":
             probe(data)
         elif data is not None:
-            data = demux(data, "audio" if isinstance(field, Audio) else "video")
+            data = demux(data, field.medium)
         found.append(data)
     return found

@@ -13,7 +13,7 @@ from json.scanner import make_scanner
 from operator import itemgetter
 from typing import IO, Any, Final
 
-from shardio import Audio, Image, Input, MediaError, Schema, Video
+from shardio import Input, MediaError, Schema
 from shardio.media import (
     decode_image,
     demux,
@@ -369,11 +369,11 @@ def _read(table: Input, field: Field, reference: Any, parts: Mapping[str, Input]
         raise MediaError(
             f"{reference!r}: not a file of the source; expected a path from the table's folder"
         )
-    if isinstance(field, Audio | Video):
-        return demux(one.path, type(field).__name__.lower(), name=one.name)
+    if field.is_streamed:
+        return demux(one.path, field.medium, name=one.name)
     with open(one.path, "rb") as file:
         data = file.read()
-    if isinstance(field, Image):
+    if field.medium == "image":
         try:
             decode_image(data)  # decoded only to find damage
         except MediaError as error:
