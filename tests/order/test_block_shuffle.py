@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardio.errors import InvalidArgument
 from shardio.order.permutation import epoch_permutation
 from shardio.order.shuffle import BlockShuffle, WindowedOrder, _permute_windows
-from tests.loading import samples
 
 
 def order(n: int, run: int, whole: int, seed: int = 0, epoch: int = 0) -> WindowedOrder:
@@ -165,9 +163,3 @@ def test_a_run_has_as_many_samples_as_fit_in_four_mebibytes(
     n_bytes: int, n_samples: int, run: int
 ) -> None:
     assert BlockShuffle.of(n_bytes, n_samples) == BlockShuffle(run, 64 * run)
-
-
-@pytest.mark.parametrize("found", [None, 3, [4], [4, 6], [3, 64], [8, 4], [True, 4], ["4", 8]])
-def test_what_is_no_window_is_refused(found: object) -> None:
-    with pytest.raises(InvalidArgument, match="the state's window must be two powers of two"):
-        BlockShuffle(1, 64).from_state({"window": found}, samples(1), 1)

@@ -205,11 +205,13 @@ def test_an_epoch_of_blocks_ends_with_the_windows_that_it_began_with(
         assert made.state_dict()["window"] == [2, 32]
 
 
-@pytest.mark.parametrize("found", [None, [3, 8], "2 8"])
+@pytest.mark.parametrize(
+    "found", [None, 3, "2 8", [4], [4, 6], [3, 64], [8, 4], [True, 4], ["4", 8]]
+)
 def test_a_state_of_blocks_without_a_window_is_refused(folder: str, found: object) -> None:
     with loader(folder, shuffle="blocks") as made:
         state = made.state_dict() | {"window": found}
-        with pytest.raises(InvalidArgument, match="the state's window must be"):
+        with pytest.raises(InvalidArgument, match="the state's window must be two powers"):
             made.load_state_dict(state)
 
 

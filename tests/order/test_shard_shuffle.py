@@ -175,17 +175,6 @@ def test_a_loader_needs_the_shards_of_one_window_at_a_time(folder: Path, num_wor
     assert [len(window) for window in windows_of(first)] == [3, 3, 3, 1]
 
 
-def test_the_batches_of_all_ranks_together_are_those_of_one_epoch(folder: Path) -> None:
-    with loader(folder, 6) as made:
-        whole = drawn(made)
-    ranks = []
-    for rank in range(3):
-        with loader(folder, 2, rank=rank, world_size=3) as made:
-            ranks.append([batch["label"].tolist() for batch in made][:8])
-    dealt = [label for step in zip(*ranks, strict=True) for part in step for label in part]
-    assert dealt[:48] == whole[:48]
-
-
 def test_a_subset_is_shuffled_by_what_it_shows_of_each_shard(folder: Path) -> None:
     rows = RowRuns([3, 12, 31], [5, 13, 15])
     publish_next(folder, load(folder), subsets={"some": rows})
@@ -322,13 +311,6 @@ def test_a_state_with_another_window_is_refused(folder: Path, window: object) ->
         state = {**made.state_dict(), "window": window}
         with pytest.raises(InvalidArgument, match="load_state_dict: the state's"):
             made.load_state_dict(state)
-
-
-def test_a_state_of_another_kind_of_shuffle_is_refused(folder: Path) -> None:
-    with loader(folder, shuffle="blocks") as made:
-        state = made.state_dict()
-    with loader(folder) as made, pytest.raises(InvalidArgument, match="the state's shuffle is"):
-        made.load_state_dict(state)
 
 
 def test_samples_that_do_not_lie_in_shards_in_their_order_are_refused(folder: Path) -> None:
