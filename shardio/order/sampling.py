@@ -219,17 +219,6 @@ class WeightedOrder:
         return np.minimum(rows, self._last)
 
 
-class TableOrder:
-    """An order in a table; the table is borrowed."""
-
-    def __init__(self, table: Positions) -> None:
-        self._table = table
-
-    def at(self, positions: Positions) -> Positions:
-        """Return the sample at each of `positions`, in any order."""
-        return self._table[positions]
-
-
 @dataclass(frozen=True)
 class Listed(Order):
     """The samples that a sampler lists or draws, in a table of all positions."""
@@ -255,7 +244,11 @@ class Listed(Order):
 
     def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
         """Return the order of the table."""
-        return TableOrder(self.table.array)
+        return self
+
+    def at(self, positions: Positions) -> Positions:
+        """Return the sample at each of `positions`, in any order."""
+        return self.table.array[positions]
 
     def identity(self, samples: Samples) -> dict[str, Any]:
         """Return the options that determine the table."""
