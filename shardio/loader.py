@@ -20,22 +20,20 @@ from shardio._loading.options import (
     VIEW_OPTIONS,
     Collate,
     Decode,
-    LoaderArguments,
+    LoaderOptions,
     OnError,
     batch_spec_of,
-    check_options,
     resolve_view,
 )
 from shardio._loading.prefetch import RemotePrefetch
 from shardio._loading.progress_bar import ProgressBar
 from shardio._loading.trace import Trace
-from shardio._workers.processes.limits import usable_cpus
 from shardio._workers.processes.linux import Finalizer
 from shardio.batch.batch import Batch
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument
 from shardio.order.partition import Tail
-from shardio.order.sampling import Sampler, SamplingOptions, Shuffle
+from shardio.order.sampling import Sampler, Shuffle
 from shardio.outputs import Output, create_adapter
 from shardio.samples.open_dataset import OpenDataset
 from shardio.samples.shard_dataset import ShardDataset
@@ -156,33 +154,12 @@ class ShardLoader(Closing):
         start_method: StartMethod = "zygote",
         decode: Decode = True,
     ) -> None:
-        given = _open(dataset, num_workers)
-        view, media = resolve_view(given, fields, decode)
-        asked = LoaderArguments(
-            batch_size=batch_size,
-            num_workers=num_workers,
-            transform=transform,
-            batch_transform=batch_transform,
-            output=output,
-            device=device,
-            tail=tail,
-            rank=rank,
-            world_size=world_size,
-            prefetch=prefetch,
-            memory_bytes=memory_bytes,
-            on_error=on_error,
-            max_skips=max_skips,
-            timeout_s=timeout_s,
-            reuse=reuse,
-            collate=collate,
-            start_method=start_method,
-        )
-        sampling = SamplingOptions(shuffle, seed, sampler)
+        self._options = options = LoaderOptions.of(locals())
+        view, media = resolve_view(_open(dataset, options.num_workers), fields, decode)
         self._trace: Trace | None = None
-        self._options = check_options(view, media, sampling, asked)
-        self._epochs = Epochs(view, self._options)
+        self._epochs = Epochs(view, options)
         n_at_most = self._epochs.epoch_sampler.n_at_most
-        batch_spec = batch_spec_of(self._options, view, media, n_at_most)
+        batch_spec = batch_spec_of(options, view, media, n_at_most)
         self._engine = self._engine_for(batch_spec)
         self._prefetch = RemotePrefetch(view.dataset, batch_spec, self._epochs.epoch_sampler.order)
         self._finalizer = Finalizer(self, self._prefetch.end_with, self._engine.close)
@@ -328,7 +305,7 @@ class ShardLoader(Closing):
 
 
 def _open(
-    dataset: str | os.PathLike[str] | OpenDataset | SampleView, num_workers: Any
+    dataset: str | os.PathLike[str] | OpenDataset | SampleView, n_workers: int
 ) -> OpenDataset | SampleView:
     """Open the dataset or the view of a loader, with files of its own.
 
@@ -339,8 +316,7 @@ def _open(
             f"{dataset!r} is the address of a server: "
             f"write shardio.connect({dataset!r}, batch_size)"
         )
-    n_workers = num_workers if isinstance(num_workers, int) else usable_cpus()
-    whole, n_readers = n_workers <= 0, max(1, n_workers)
+    whole, n_readers = not n_workers, max(1, n_workers)
     if isinstance(dataset, SampleView):
         return dataset.reopened(dataset.dataset.reopen(whole=whole, n_readers=n_readers))
     if isinstance(dataset, OpenDataset):

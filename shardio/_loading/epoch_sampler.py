@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from shardio._engine.dispatch.thread_workers import GENERATOR_LOCK
 from shardio._engine.filling.batch_spec import samples_of
+from shardio._loading.options import LoaderOptions
 from shardio._workers.processes.global_generators import seed_generators
 from shardio._workers.processes.shared_memory import SharedArray
 from shardio.dataset.selection import check_positions
@@ -23,7 +24,6 @@ from shardio.order.permutation import OF_SAMPLERS, Positions, SampleGenerators
 from shardio.order.sampling import (
     ORDERS,
     Listed,
-    SamplingOptions,
     Weighted,
     WeightedSampler,
     cumulative_weights,
@@ -146,15 +146,15 @@ class EpochSampler:
 
     Args:
         view: the samples; only their number is read, now.
-        sampling: the options.
+        options: of the loader.
 
     Raises:
         InvalidArgument: a sampler, weights, or an order that do not fit the dataset.
     """
 
-    def __init__(self, view: SampleView, sampling: SamplingOptions) -> None:
-        self.samples, self.seed = samples_of(view), sampling.seed
-        self._sampler = sampling.sampler
+    def __init__(self, view: SampleView, options: LoaderOptions) -> None:
+        self.samples, self.seed = samples_of(view), options.seed
+        self._sampler = options.sampler
         self._tokens = view.stream_tokens
         self._draw: Callable[..., Positions] | None = None
         """Draws the samples of an epoch without replacement."""
@@ -166,16 +166,15 @@ class EpochSampler:
         """The order of epochs that begin now; None if each is listed anew."""
         self.n_at_most: int | None = None
         """The number of positions of any epoch that begins now; None if unknown."""
-        if sampling.weighted is not None:
+        if isinstance(self._sampler, WeightedSampler):
             Listed.check(self.samples)
-            weights = _checked(sampling.weighted.weights, self.samples.n)
-            self._set_weights(sampling.weighted, weights)
+            self._set_weights(self._sampler, _checked(self._sampler.weights, self.samples.n))
         elif self._sampler is not None:
             Listed.check(self.samples)
             if not callable(self._sampler):
                 self._check_sampler()
         else:
-            kind = ORDERS[sampling.shuffle]
+            kind = ORDERS[options.shuffle]
             kind.check(self.samples)
             self.order = kind.begin(self.samples)
             if isinstance(view.dataset, Mixture):

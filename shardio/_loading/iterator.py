@@ -15,7 +15,7 @@ from shardio._engine.dispatch.engine import Engine
 from shardio._engine.dispatch.iterations import Delivered, EpochIteration
 from shardio._engine.filling.batch_spec import EpochPlan
 from shardio._loading.epoch_sampler import EpochSampler, LoaderState, progress_of, state_of
-from shardio._loading.options import Options, warn_of_no_batch
+from shardio._loading.options import LoaderOptions, warn_of_no_batch
 from shardio._workers.processes.linux import Finalizer
 from shardio.batch.batch import Batch, Skipped
 from shardio.batch.layout import BlockLayout
@@ -37,8 +37,8 @@ class Epochs:
         InvalidArgument: a sampler or weights that do not fit the dataset.
     """
 
-    def __init__(self, view: SampleView, options: Options) -> None:
-        self.epoch_sampler = EpochSampler(view, options.sampling)
+    def __init__(self, view: SampleView, options: LoaderOptions) -> None:
+        self.epoch_sampler = EpochSampler(view, options)
         """The samples of each epoch and their order."""
         self.latest: EpochIteration | None = None
         """The latest that was begun since there is a loader, or since a state was loaded."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, TypedDict, get_args
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, Literal, Self, get_args
 
 import numpy as np
 
@@ -19,8 +19,17 @@ from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.format.types import Audio, Image, Video
 from shardio.media.audio import Sound
+from shardio.order import FullShuffle
 from shardio.order.partition import Tail, rank_from_environment
-from shardio.order.sampling import SamplingOptions, check_not_distributed, check_one_argument
+from shardio.order.sampling import (
+    ORDERS,
+    Sampler,
+    Shuffle,
+    check_not_distributed,
+    check_one_argument,
+    check_sampler,
+    check_shuffle,
+)
 from shardio.outputs import OUTPUTS, Output
 from shardio.samples.clip_view import ClipView, default_clip
 from shardio.samples.media import (
@@ -179,14 +188,21 @@ def callable_or_none(name: str, function: Any) -> Any:
     return function
 
 
-def collation_for(collation: Collation, device: Any) -> Collation:
-    """Return the collation if it fits the device."""
+def check_devices(collation: Collation, device: Any) -> None:
+    """Check that batches can be cut over several devices, if there are."""
     rules = collation.others, *collation.named.values()
     if isinstance(device, tuple | list) and any(rule.kind == "ragged" for rule in rules):
         raise InvalidArgument(
             "collate='ragged' makes arrays that are not as long as the batch and cannot be cut "
             f"along it over the devices {tuple(device)!r}: ask for 'pad', or for one device"
         )
+
+
+def _collation(name: str, asked: Any) -> Collation:
+    """Return the collation that `collate` asks for."""
+    collation = parse_collate(asked)
+    if collation.function is not None:
+        check_one_argument(name, "samples", collation.function)
     return collation
 
 
@@ -209,7 +225,6 @@ Collate = (
     | Mapping[str, CollateKind | Sizes]
     | Callable[[list[dict[str, Any]]], Mapping[str, Any]]
 )
-_TAILS: Final = get_args(Tail)
 _START_METHODS: Final = ("zygote", "spawn", "thread")
 _MAX_WORKERS: Final = 1024
 """More of them than any machine has use for; each takes descriptors, and 10 MB of memory."""
@@ -227,99 +242,88 @@ class Media:
     sounds: Mapping[str, Sound]
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The options of a ShardLoader, checked and with defaults filled in; see there."""
+def _option(check: Callable[..., Any], *args: Any, default: Callable[[], Any] | None = None) -> Any:
+    """Declare an option, whose value `check(name, value, *args)` returns.
 
-    batch_size: int
-    sampling: SamplingOptions
-    num_workers: int
-    transform: Callable[..., Any] | None
-    takes_rng: bool
-    batch_transform: Callable[..., Any] | None
-    batch_takes_rng: bool
-    output: Output
-    device: str | tuple[str, ...] | None
-    tail: Tail
-    rank: int
-    world_size: int
-    prefetch: int | None
-    memory_bytes: int
-    max_skips: int | None
-    timeout_s: float | None
-    reuse: bool
-    collation: Collation
-    start_method: StartMethod
+    If there is a `default`, None stands for what it returns.
+    """
+
+    def checked(name: str, value: Any) -> Any:
+        return default() if default is not None and value is None else check(name, value, *args)
+
+    return field(metadata={"checked": checked})
 
 
-class LoaderArguments(TypedDict):
-    """The options of a ShardLoader as its user gave them."""
-
-    batch_size: int
-    num_workers: int | None
-    transform: Callable[..., Any] | None
-    batch_transform: Callable[..., Any] | None
-    output: Output
-    device: str | tuple[str, ...] | None
-    tail: Tail | None
-    rank: int | None
-    world_size: int | None
-    prefetch: int | None
-    memory_bytes: int | None
-    on_error: OnError
-    max_skips: int | None
-    timeout_s: float | None
-    reuse: bool
-    collate: Collate
-    start_method: StartMethod
+def _none() -> None:
+    """Return the value of an option that is not given."""
 
 
-def check_options(
-    view: SampleView, media: Media, sampling: SamplingOptions, asked: LoaderArguments
-) -> Options:
-    """Check every option for its values, and the collation against the samples.
+@dataclass(frozen=True, kw_only=True)
+class LoaderOptions:
+    """The options of a ShardLoader, checked, with defaults filled in; see there.
 
     Raises:
         InvalidArgument: naming the option, the accepted values, and the value found.
     """
-    transform = callable_or_none("transform", asked["transform"])
-    batch_transform = callable_or_none("batch_transform", asked["batch_transform"])
-    collation = parse_collate(asked["collate"])
-    if collation.function is not None:
-        check_one_argument("collate", "samples", collation.function)
-    if transform is None:  # otherwise its result decides
-        _check_collation(collation, view, media)
-    rank, world_size = place_among_ranks(asked["rank"], asked["world_size"])
-    check_not_distributed(sampling.sampler, rank, world_size)
-    n_workers, n_ahead, n_bytes = asked["num_workers"], asked["prefetch"], asked["memory_bytes"]
-    if n_workers is None:
-        n_workers = min(usable_cpus(), _MAX_WORKERS)
-    tail = asked["tail"]
-    if tail is None:
-        tail = "short" if world_size == 1 else "pad"
-    return Options(
-        batch_size=count("batch_size", asked["batch_size"], 1),
-        sampling=sampling,
-        num_workers=count("num_workers", n_workers, 0, _MAX_WORKERS),
-        transform=transform,
-        takes_rng=transform is not None and takes_rng("transform", "sample", transform),
-        batch_transform=batch_transform,
-        batch_takes_rng=(
-            batch_transform is not None and takes_rng("batch_transform", "batch", batch_transform)
-        ),
-        output=one_of("output", asked["output"], OUTPUTS),
-        device=device_or_none(asked["device"], asked["output"]),
-        tail=one_of("tail", tail, _TAILS),
-        rank=rank,
-        world_size=world_size,
-        prefetch=None if n_ahead is None else count("prefetch", n_ahead, 0),
-        memory_bytes=default_budget() if n_bytes is None else count("memory_bytes", n_bytes, 1),
-        max_skips=most_skips(asked["on_error"], asked["max_skips"]),
-        timeout_s=seconds("timeout_s", asked["timeout_s"]),
-        reuse=bool(one_of("reuse", asked["reuse"], (True, False))),
-        collation=collation_for(collation, asked["device"]),
-        start_method=one_of("start_method", asked["start_method"], _START_METHODS),
+
+    batch_size: int = _option(count, 1)
+    shuffle: Shuffle = _option(check_shuffle)
+    seed: int = _option(count, 0)
+    sampler: Sampler | None = _option(check_sampler, default=_none)
+    num_workers: int = _option(
+        count, 0, _MAX_WORKERS, default=lambda: min(usable_cpus(), _MAX_WORKERS)
     )
+    transform: Callable[..., Any] | None = _option(callable_or_none)
+    batch_transform: Callable[..., Any] | None = _option(callable_or_none)
+    output: Output = _option(one_of, OUTPUTS)
+    device: str | tuple[str, ...] | None
+    tail: Tail = _option(one_of, get_args(Tail), default=_none)
+    rank: int
+    world_size: int
+    prefetch: int | None = _option(count, 0, default=_none)
+    memory_bytes: int = _option(count, 1, default=default_budget)
+    on_error: OnError
+    max_skips: int | None
+    timeout_s: float | None = _option(seconds)
+    reuse: bool = _option(one_of, (True, False))
+    collate: Collation = _option(_collation)
+    start_method: StartMethod = _option(one_of, _START_METHODS)
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> Self:
+        """Return the options among the arguments of a loader."""
+        return cls(**{each.name: arguments[each.name] for each in fields(cls)})
+
+    def __post_init__(self) -> None:
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        for each in fields(self):
+            if checked := each.metadata.get("checked"):
+                found[each.name] = checked(each.name, found[each.name])
+        if self.shuffle is not False and self.sampler is not None:
+            raise InvalidArgument(
+                "shuffle and sampler both decide the order of an epoch: pass one of them"
+            )
+        rank, world_size = place_among_ranks(self.rank, self.world_size)
+        check_not_distributed(self.sampler, rank, world_size)
+        found |= {"rank": rank, "world_size": world_size}
+        if self.tail is None:
+            found["tail"] = "short" if world_size == 1 else "pad"
+        found["device"] = device_or_none(self.device, self.output)
+        found["max_skips"] = most_skips(self.on_error, self.max_skips)
+        check_devices(found["collate"], self.device)
+        for name, value in found.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def takes_rng(self) -> bool:
+        """True if `transform` takes a generator, too."""
+        return self.transform is not None and takes_rng("transform", "sample", self.transform)
+
+    @property
+    def batch_takes_rng(self) -> bool:
+        """True if `batch_transform` takes a generator, too."""
+        given = self.batch_transform
+        return given is not None and takes_rng("batch_transform", "batch", given)
 
 
 def resolve_view(
@@ -407,7 +411,7 @@ def _check_collation(collation: Collation, view: SampleView, media: Media) -> No
 
 
 def batch_spec_of(
-    options: Options, view: SampleView, media: Media, n_at_most: int | None
+    options: LoaderOptions, view: SampleView, media: Media, n_at_most: int | None
 ) -> BatchSpec:
     """Return the BatchSpec of a loader whose epochs have n positions, None if unknown.
 
@@ -418,6 +422,8 @@ def batch_spec_of(
     is_whole = n_at_most is None or options.tail == "pad"
     most = options.batch_size if is_whole else max(1, n_at_most or 0)
     dataset = view.dataset
+    if options.transform is None:  # otherwise its result decides
+        _check_collation(options.collate, view, media)
     mixed = dataset.spec if isinstance(dataset, Mixture) else None
     selection, tables = dataset.rows.row_list, view.tables().items()
     return BatchSpec(
@@ -425,8 +431,8 @@ def batch_spec_of(
         fields=media.fields,
         block_rows=min(options.batch_size, most),
         n_samples=len(view),
-        shuffle=options.sampling.is_full,
-        seed=options.sampling.seed,
+        shuffle=ORDERS[options.shuffle] is FullShuffle,
+        seed=options.seed,
         verify=dataset.verify,
         access=remote_storages[0].worker_access
         if (remote_storages := dataset.remote_storages)
@@ -436,7 +442,7 @@ def batch_spec_of(
         subset=dataset.subset_name,
         generation=dataset.generation,
         skips=options.max_skips is not None,
-        collation=options.collation,
+        collation=options.collate,
         batch_transform=options.batch_transform,
         batch_takes_rng=options.batch_takes_rng,
         mixed=mixed,

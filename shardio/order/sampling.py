@@ -1,6 +1,6 @@
 """Choose the samples of an epoch: shuffling, samplers, and weighted draws.
 
-`SamplingOptions` holds the options of a loader. With replacement, each position draws
+`ORDERS` registers the orders that `shuffle` may name. With replacement, each position draws
 independently: a keyed number below the sum of all weights is looked up in the cumulative sums.
 Without replacement, every row gets the key -log(u) / weight, and rows are sorted by their keys (P.
 Efraimidis and P. Spirakis, 2006), as if each row were drawn from the remaining rows. The module has
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -81,46 +81,36 @@ function from the number of an epoch to positions.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingOptions:
-    """The sampling options of ShardLoader, validated.
+def check_shuffle(name: str, value: Any) -> Shuffle:
+    """Return the value if it names an order.
 
     Raises:
-        InvalidArgument: an option is not valid, or two exclude each other.
+        InvalidArgument: with the names of all.
     """
+    if not isinstance(value, bool | str) or value not in ORDERS:
+        known = ", ".join(map(repr, ORDERS))
+        raise InvalidArgument(f"{name} must be one of {known}; found {value!r}")
+    return value
 
-    shuffle: Shuffle
-    seed: int
-    sampler: Sampler | None = None
-    """The positions of an epoch; None without a sampler, and if positions are drawn."""
-    weighted: WeightedSampler | None = field(default=None, init=False)
-    """The weighted draws of an epoch, or None."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "seed", _count("seed", self.seed))
-        shuffle: Any = self.shuffle
-        if not isinstance(shuffle, bool | str) or shuffle not in ORDERS:
-            known = ", ".join(map(repr, ORDERS))
-            raise InvalidArgument(f"shuffle must be one of {known}; found {self.shuffle!r}")
-        if self.shuffle is not False and self.sampler is not None:
-            raise InvalidArgument(
-                "shuffle and sampler both decide the order of an epoch: pass one of them"
-            )
-        if isinstance(self.sampler, WeightedSampler):
-            object.__setattr__(self, "weighted", self.sampler)
-            object.__setattr__(self, "sampler", None)
-        if self.sampler is not None and not _is_sampler(self.sampler):
-            raise InvalidArgument(
-                "sampler must be a sequence of positions, or a function that gives one for an "
-                f"epoch; found {self.sampler!r}"
-            )
-        if callable(self.sampler):
-            check_one_argument("sampler", "epoch", self.sampler)
+def check_sampler(name: str, sampler: Any) -> Any:
+    """Return the sampler if it can be one.
 
-    @property
-    def is_full(self) -> bool:
-        """True if an epoch is a permutation of all samples."""
-        return ORDERS[self.shuffle] is FullShuffle
+    Raises:
+        InvalidArgument: it has no positions, or is a function of something else than an epoch.
+    """
+    if callable(sampler):
+        check_one_argument(name, "epoch", sampler)
+    elif not isinstance(sampler, WeightedSampler) and (
+        isinstance(sampler, str | bytes)
+        or not isinstance(sampler, Iterable)
+        or not hasattr(sampler, "__len__")
+    ):
+        raise InvalidArgument(
+            f"{name} must be a sequence of positions, or a function that gives one for an epoch; "
+            f"found {sampler!r}"
+        )
+    return sampler
 
 
 def holds_positions(sampler: Any) -> bool:
@@ -148,12 +138,6 @@ def check_not_distributed(sampler: Any, rank: int, world_size: int) -> None:
             f"does the loader, of which this is rank {rank} of {world_size}: pass shuffle=True in "
             "place of the sampler, or rank=0, world_size=1 beside it"
         )
-
-
-def _is_sampler(sampler: object) -> bool:
-    if isinstance(sampler, str | bytes):
-        return False
-    return callable(sampler) or (isinstance(sampler, Iterable) and hasattr(sampler, "__len__"))
 
 
 def check_one_argument(name: str, given: str, function: Any) -> None:
