@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import itertools
 import os
@@ -678,6 +679,12 @@ def test_a_loader_of_ones_own_may_have_options_of_its_own(tmp_path: Path) -> Non
 
     with Mine(folder, twice=True) as loader:
         assert len(next(iter(loader))["label"]) == 8
+
+
+def test_every_option_is_one_of_the_record_or_says_what_is_loaded() -> None:
+    checked = {each.name for each in dataclasses.fields(options.LoaderOptions)}
+    assert checked < (parameters := set(inspect.signature(ShardLoader).parameters))
+    assert parameters - checked == {"dataset", "fields", "decode"}
 
 
 def test_the_reference_lists_every_option_with_its_default() -> None:
