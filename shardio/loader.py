@@ -154,6 +154,7 @@ class ShardLoader(Closing):
         start_method: StartMethod = "zygote",
         decode: Decode = True,
     ) -> None:
+        # The signature documents the options; their record checks them.
         self._options = options = LoaderOptions.of(locals())
         view, media = resolve_view(_open(dataset, options.num_workers), fields, decode)
         self._trace: Trace | None = None
