@@ -52,6 +52,8 @@ class SampleReader(Closing):
         self._dataset = dataset
         self.images, self.clips, self.sounds, self.tokens = images, clips, sounds, tokens
         self._has_images = bool(images.names)
+        self.reads_rows = clips is None and sounds is None and tokens is None
+        """True if a sample is a row, with pictures decoded: `read_row` suffices, and is faster."""
         made: dict[str, tuple[str, ...]] = {}
         if clips is not None:
             made[clips.name] = clips.names
@@ -62,6 +64,12 @@ class SampleReader(Closing):
         self._stored = [name for name in fields if name not in made]
         self._names = [each for name in fields for each in made.get(name, (name,))]
 
+    def read_row(self, shard: int, row: int) -> dict[str, Any]:
+        """Return a sample that is a row of a shard; see `reads_rows`."""
+        # Truncated files are detected once per batch, where reading must not kill (`Filler`).
+        sample = self._dataset.sample(shard, row, self._stored, check_truncated=False)
+        return self.images.of_sample(sample, shard, row) if self._has_images else sample
+
     def read(self, place: SamplePlace) -> dict[str, Any]:
         """Return a sample, its fields in the requested order.
 
@@ -69,8 +77,7 @@ class SampleReader(Closing):
             ShardCorrupt, MediaError: naming the sample.
         """
         shard, row = place.shard, place.row
-        # Truncated files are detected once per batch, where reading must not kill (`Filler`).
-        sample = self._dataset.sample(shard, row, self._stored, check_truncated=False)
+        sample = self.read_row(shard, row)
         if self.clips is not None:
             sample[self.clips.name] = self.clips.of_sample(shard, row, place.start, place.crop)
             sample |= self.clips.times_of_sample(shard, row, place.start)
@@ -78,9 +85,7 @@ class SampleReader(Closing):
             sample |= self.tokens.of_sample(place.number, place.tokens)
         if self.sounds is not None:
             sample |= self.sounds.fields_of(shard, row, place.start)
-        if len(sample) > len(self._stored):
-            sample = {name: sample[name] for name in self._names}
-        return self.images.of_sample(sample, shard, row) if self._has_images else sample
+        return {name: sample[name] for name in self._names}
 
     def close(self) -> None:
         """Close decoders and files. Idempotent."""

@@ -140,8 +140,11 @@ class TransformRunner:
 
     def sample(self, index_chunk: IndexChunk, k: int, *, epoch: int, position: int) -> Any:
         """Return the transform of sample k of a chunk, run with seeded generators."""
-        generators = self._generators
-        sample = self._reader.read(index_chunk.place(k))
+        generators, reader = self._generators, self._reader
+        if reader.reads_rows:
+            sample = reader.read_row(int(index_chunk.shards[k]), int(index_chunk.origins[k, 1]))
+        else:
+            sample = reader.read(index_chunk.place(k))
         _make_read_only(sample)
         key = generators.key(epoch, position)
         arguments = (sample, generators.keyed(key)) if self._takes_rng else (sample,)
