@@ -17,7 +17,6 @@ from shardio._workers.processes.limits import default_budget, usable_cpus
 from shardio.batch.collation import CollateKind, Collation, Sizes, parse_collate
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
-from shardio.format.types import Audio, Image, Video
 from shardio.media.audio import Sound
 from shardio.order import FullShuffle
 from shardio.order.partition import Tail, rank_from_environment
@@ -342,7 +341,7 @@ def resolve_view(
     schema, is_asked = dataset.schema, fields is not None
     names = known_fields(fields, schema)
     decoded = _decoded(decode, names, schema)
-    videos = [name for name in names if isinstance(schema[name], Video)]
+    videos = [name for name in names if schema[name].medium == "video"]
     if isinstance(given, SampleView):
         view = given
         if isinstance(view, ClipView) and decoded.get(view.video) is False:
@@ -366,12 +365,12 @@ def resolve_view(
 
 def _decoded(decode: Any, names: Sequence[str], schema: Schema) -> dict[str, Any]:
     """Return whether and how each field of pictures, sound or video is decoded."""
-    media = [name for name in names if isinstance(schema[name], Image | Audio | Video)]
+    media = [name for name in names if schema[name].medium]
     if not isinstance(decode, Mapping):
         return dict.fromkeys(media, one_of("decode", decode, (True, False)))
     for name, wish in decode.items():
         is_known = isinstance(wish, bool) or (
-            isinstance(wish, Sound) and name in media and isinstance(schema[name], Audio)
+            isinstance(wish, Sound) and name in media and schema[name].medium == "audio"
         )
         if name not in media or not is_known:
             raise InvalidArgument(
