@@ -255,7 +255,9 @@ def draw_without_replacement(weights: Numbers, n: int, *, seed: int, epoch: int)
     for start in range(0, len(rows), _AT_ONCE):
         part = rows[start : start + _AT_ONCE]
         with np.errstate(over="ignore"):  # the keys of the smallest weights overflow, and come last
-            keys[start : start + len(part)] = -_log(1 - _fractions(part, key)) / weights[part]
+            keys[start : start + len(part)] = (
+                -natural_log(1 - _fractions(part, key)) / weights[part]
+            )
     return rows[np.argsort(keys, kind="stable")[:n]]
 
 
@@ -265,7 +267,7 @@ def _fractions(numbers: Positions, key: int) -> Numbers:
     return found * 2.0**-53
 
 
-def _log(numbers: Numbers) -> Numbers:
+def natural_log(numbers: Numbers) -> Numbers:
     """Return natural logarithms of numbers above 0."""
     parts, exponents = np.frexp(numbers)
     is_low = parts < _SQRT_HALF

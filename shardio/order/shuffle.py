@@ -156,7 +156,7 @@ class WindowedOrder:
             places = self._in_last.at(positions)
         else:
             starts = positions & -whole
-            places = _permute_windows(positions - starts, starts, whole, self._windows_key)
+            places = permute_windows(positions - starts, starts, whole, self._windows_key)
             places += starts
             is_last = np.flatnonzero(positions >= self._last)
             if len(is_last):
@@ -210,7 +210,7 @@ class GroupedOrder:
         return rows
 
 
-def _permute_windows(within: Positions, starts: Positions, size: int, key: int) -> Positions:
+def permute_windows(within: Positions, starts: Positions, size: int, key: int) -> Positions:
     """Permute positions within windows of `size`, a power of two.
 
     Uses a Feistel network over the upper and the lower bits, keyed by the start of the window.

@@ -312,8 +312,11 @@ class Passes(RuleBasedStateMachine):
         lows = zip(self.counts(), self.lows, strict=True)
         assert schedule.is_low == any(n <= low for n, low in lows)
         assert schedule.wants_block == (not self.free and not self.lost)
-        workers = [worker for worker, _ in self.working.values()]
-        assert schedule.n_tasks == [workers.count(worker) for worker in range(self.n_workers)]
+        tasks = [sorted(schedule.tasks_of(worker)) for worker in range(self.n_workers)]
+        assert tasks == [
+            sorted(step for step, (worker, _) in self.working.items() if worker == n)
+            for n in range(self.n_workers)
+        ]
         is_given_out = self.assigned_to >= self.last and not (self.lost or self.errors)
         assert schedule.is_over or schedule.is_given_out == is_given_out
 

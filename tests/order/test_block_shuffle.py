@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardio.order.permutation import epoch_permutation
-from shardio.order.shuffle import BlockShuffle, WindowedOrder, _permute_windows
+from shardio.order.shuffle import BlockShuffle, WindowedOrder, permute_windows
 
 
 def order(n: int, run: int, whole: int, seed: int = 0, epoch: int = 0) -> WindowedOrder:
@@ -130,7 +130,7 @@ def test_the_shorter_run_comes_anywhere() -> None:
 def test_pairs_within_a_window_differ_by_anything_equally_often(size: int) -> None:
     n_windows = (1 << 20) // size
     starts = np.repeat(np.arange(n_windows) * size, size)
-    found = _permute_windows(np.tile(np.arange(size), n_windows), starts, size, 99)
+    found = permute_windows(np.tile(np.arange(size), n_windows), starts, size, 99)
     windows = found.reshape(n_windows, size)
     for distance in (1, 2, 3, size // 4, size // 2):
         apart = (windows[:, distance:] - windows[:, :-distance]) % size
@@ -142,7 +142,7 @@ def test_pairs_within_a_window_differ_by_anything_equally_often(size: int) -> No
 
 def test_windows_are_shuffled_differently() -> None:
     starts = np.repeat(np.arange(100) * 64, 64)
-    found = _permute_windows(np.tile(np.arange(64), 100), starts, 64, 99).reshape(100, 64)
+    found = permute_windows(np.tile(np.arange(64), 100), starts, 64, 99).reshape(100, 64)
     assert len({each.tobytes() for each in found}) == 100
 
 

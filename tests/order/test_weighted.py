@@ -9,7 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from shardio.order.sampling import WeightedOrder, _log, cumulative_weights, draw_without_replacement
+from shardio.order.sampling import (
+    WeightedOrder,
+    cumulative_weights,
+    draw_without_replacement,
+    natural_log,
+)
 
 WEIGHTS = np.array([1, 2, 0, 3, 4.5, 0.25])
 MANY = np.sqrt(np.arange(1, 100_001))
@@ -110,4 +115,4 @@ def test_the_last_and_the_smallest_weights_are_no_exception(weights: list[float]
 def test_the_logarithm_is_that_of_the_library_to_the_last_bits() -> None:
     numbers = np.concatenate([np.linspace(1e-6, 1, 10_000), 2.0 ** -np.arange(54), [1 - 2.0**-53]])
     expected = np.array([math.log(each) for each in numbers.tolist()])
-    assert np.allclose(_log(numbers), expected, rtol=1e-15, atol=0)
+    assert np.allclose(natural_log(numbers), expected, rtol=1e-15, atol=0)

@@ -69,7 +69,7 @@ class SchemaProbe:
         self._batch_spec, self._view, self._backend = batch_spec, view, backend
         self._is_asked = False
         self._n_crashes = 0
-        self._candidates = _candidates(batch_spec.n_samples) if batch_spec.skips else [0]
+        self._candidates = schema_candidates(batch_spec.n_samples) if batch_spec.skips else [0]
         self._number = 0
         """The index of the current candidate."""
 
@@ -158,7 +158,7 @@ class SchemaProbe:
             del error  # breaks the reference cycle of error and traceback
 
 
-def _candidates(n_samples: int) -> list[int]:
+def schema_candidates(n_samples: int) -> list[int]:
     """Return the numbers of the samples to try for the schema, in order, without repetition."""
     spread = [n_samples * (i + 1) // (_SPREAD + 1) for i in range(_SPREAD)]
     first = range(min(_NEXT, n_samples))

@@ -72,11 +72,6 @@ class Schedule:
         return self._next_assigned >= self._last and not (self._lost or self._failed)
 
     @property
-    def n_tasks(self) -> list[int]:
-        """The number of tasks of each worker."""
-        return [len(tasks) for tasks in self._tasks]
-
-    @property
     def n_wanted(self) -> int:
         """The number of steps that can be assigned to workers with room."""
         # After a failure, later steps are not delivered.
