@@ -62,8 +62,8 @@ def convert(
     """Convert a folder of files, or samples or items of this program, into a dataset at `out`.
 
     Every file below `src` is read and listed in the report. `src` may be a pattern
-    (`"shards/train-*.tar"`); paths are then relative to the part before the pattern. A broken file
-    gives no samples; with `keep_partial` the samples before the damage are kept.
+    (`"shards/train-*.tar"`); paths are then relative to the folder above the first wildcard. A
+    broken file gives no samples; with `keep_partial` the samples before the damage are kept.
     `on_error="stop"` ends the conversion at the first broken file in name order, and publishes
     everything before it. The bytes of the dataset depend neither on `workers` (0: convert in this
     process; default: one per usable CPU) nor on the speed of the machine.
@@ -76,14 +76,14 @@ def convert(
     of each input.
 
     With `append`, the dataset at `out` gets a new generation: existing samples keep their
-    positions, classes keep their numbers, and new samples are added at the end. Files that the
+    positions, classes keep their indices, and new samples are added at the end. Files that the
     dataset already has are not converted again: their outcome is `"duplicate"`, or `"modified"` if
     the content changed. Options that are not given are taken from the dataset.
 
     Instead of files, `src` may be an iterable of samples or a pandas or polars data frame, both
     written by this process; or a map-style data set with `__len__` and `__getitem__`, as in torch;
     or, with `samples`, an iterable of items that this function converts to samples. Map-style data
-    sets and items are converted like files, with each item or position as an input. `schema`
+    sets and items are converted like files, with each item or index as an input. `schema`
     applies only to sources other than files; it defaults to the schema of the dataset or of the
     first sample. `options` are passed to the converter.
 
@@ -103,8 +103,8 @@ def convert(
         engine: "local", or "ray" to convert on the machines of a Ray cluster, all of which must see
             `src` and `out` under these paths; `workers` is then the total number of processes. The
             bytes are the same, and each engine can resume a conversion that the other has started.
-        address: the address of the Ray cluster, as `ray.init` takes it; by default RAY_ADDRESS; if
-            that is not set, Ray is started on this machine.
+        address: the address of the Ray cluster, as for `ray.init`; by default the environment
+            variable RAY_ADDRESS, or if that is not set, a Ray started on this machine.
         progress: called in this process, at the start and after every input.
 
     Raises:
@@ -138,7 +138,7 @@ def convert(
     with Upload(out, storage_options, resume=resume, **folder_options) as upload:
         if (
             upload.is_converted and not upload.has_plan
-        ):  # Python samples, written by a killed process
+        ):  # Python samples; the process that converted them was killed before publishing
             return upload.publish()
         convert_options = replace(convert_options, uploader=upload.uploader)
         report = conversion.convert(upload.folder, convert_options)
@@ -180,12 +180,12 @@ class _Conversion:
             hint=options.hint,
         )
         listing = list_inputs(src, exclude=str(staging.out))
-        # Done before anything is created, so that invalid options leave nothing behind.
+        # Validate the options before anything is created, so that an error leaves no files behind.
         job_for_folder, listing = options.make_job(base, listing, out)
         job = job_for_folder(str(staging.folder))
         if self.labels is None:
             has_own_classes = job.source.class_names() is not None
-            out_name = os.fspath(self.out)  # the user's: `out` may be the cache folder of an upload
+            out_name = os.fspath(self.out)  # as the caller gave it; in an upload, `out` is a cache
             warn_about_split(listing.classes, src, out_name, are_classes=not has_own_classes)
         listing = self._labelled(listing, job.source)
         return (append_inputs if self.append else convert_inputs)(listing, staging, job, options)

@@ -3,7 +3,7 @@
 An input that gave samples is never read again, because samples cannot be replaced: its outcome is
 `duplicate`, or `modified` if its content has changed. All other inputs are converted: new ones, and
 those that gave no samples before. Existing samples keep their positions, classes keep their
-numbers, and new samples are added at the end.
+indices, and new samples are added at the end.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ RUN_OPTIONS: Final = ("on_error", "shard_bytes")
 """The recorded options that do not affect samples; an append may change them."""
 
 _MAX_FILES_PER_TASK: Final = 256
-"""The number of files compared per task; one task per file would cost more memory than the work."""
+"""The maximum number of files that one task compares: a task per file would take much memory."""
 _TASKS_PER_THREAD: Final = 8
-"""The minimum number of tasks per thread, given enough files, so that threads end together."""
+"""The number of tasks per thread, if there are enough files: all threads then finish together."""
 
 Entry = Mapping[str, Any]
 PathName = str | os.PathLike[str]
@@ -114,9 +114,8 @@ def inherit_options(
 def check_same_options(base: Generation, options: Mapping[str, Any], out: PathName) -> None:
     """Check that the given converter options equal the dataset's.
 
-    Called if the converter rejects the given options in combination with inherited ones, such as
-    the store of a video without the options of that store: an option that differs is then the
-    cause.
+    Called when the converter rejects the given options together with the inherited ones. The cause
+    is then an option that differs from the dataset's.
 
     Raises:
         InvalidArgument: options differ; the message names all of them.
@@ -136,7 +135,8 @@ def check_same_samples(
     """Check that the new samples are converted like the samples of the dataset.
 
     Raises:
-        InvalidArgument: the converter, an option or the schema differs; names all differences.
+        InvalidArgument: the converter, an option or the schema differs; the message names all
+            differences.
     """
     differences = []
     if base.converter:
@@ -154,7 +154,7 @@ def check_same_schema(
 ) -> None:
     """Check that samples of schema `found` match a dataset with the schema `expected`.
 
-    `differences` are other differences that the caller has found; the message names them too.
+    `differences` are other differences that the caller has found.
 
     Raises:
         InvalidArgument: there are differences; the message names them, and every differing field.

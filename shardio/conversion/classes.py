@@ -1,4 +1,4 @@
-"""Classes of inputs: labels read from a file, and a warning for folders that look like a split."""
+"""Classes of inputs: labels read from a file, and a warning for folders that look like splits."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _json_lines(path: str) -> Iterator[Entry]:
 
 
 def apply_labels(listing: Listing, labels: Mapping[str, str], where: str) -> Listing:
-    """Set the class of every input to the one that `labels` has for its name, or to none (-1).
+    """Return the inputs with the labels that `labels` has for their names; -1 for all others.
 
     Classes are sorted by name, or numerically if all of them are integers.
 
@@ -134,7 +134,7 @@ def apply_labels(listing: Listing, labels: Mapping[str, str], where: str) -> Lis
 
 
 def without_folder_classes(listing: Listing, classes: tuple[str, ...]) -> Listing:
-    """Return the inputs without labels, as the samples have their own, for `classes`."""
+    """Return the inputs without labels, for samples with labels of their own, and `classes`."""
     return Listing(tuple(replace(one, label=-1) for one in listing.inputs), classes)
 
 
@@ -145,18 +145,18 @@ _SPLIT_NAMES: Final = {
     **dict.fromkeys(("eval", "evaluation"), "eval"),
     **dict.fromkeys(("holdout", "heldout"), "holdout"),
 }
-"""Folder names of the parts of a split, mapped to the names of the parts."""
+"""Names of the folders of splits, mapped to the names of the splits."""
 _NEUTRAL_WORDS: Final = frozenset(
     "audio clean clips data files images img imgs other set split videos".split()
 )
-"""Other words allowed in such a folder name, as in train_images and dev-clean."""
+"""Other words allowed in the name of a split's folder, as in train_images and dev-clean."""
 _WORD: Final = re.compile(r"[^\W\d_]+")
 _MAX_NAMED_FOLDERS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class SplitFolders:
-    """Folders named like the parts of a split.
+    """Folders named like splits: train, val, test.
 
     `parents` are the folders that contain them, as paths below the source, all at the same depth.
     `classes` maps the name of each folder to the paths of the folders inside it.
@@ -172,7 +172,7 @@ class SplitFolders:
 
 
 def warn_about_split(folders: Iterable[str], source: str, out: str, *, are_classes: bool) -> None:
-    """Warn if the folders of a source look like the parts of a split.
+    """Warn if the folders of a source look like splits.
 
     Args:
         folders: the folders that contain files or are empty, as paths below the source.
@@ -186,7 +186,7 @@ def warn_about_split(folders: Iterable[str], source: str, out: str, *, are_class
 
 
 def find_split(folders: Iterable[str]) -> SplitFolders | None:
-    """Return the topmost sibling folders named like parts of a split; None if there are none."""
+    """Return the topmost sibling folders that are named like splits; None if there are none."""
     paths = [tuple(folder.split("/")) for folder in folders]
     for depth in range(max(map(len, paths), default=0)):
         sides: dict[tuple[str, ...], set[str]] = {}
@@ -208,7 +208,7 @@ def find_split(folders: Iterable[str]) -> SplitFolders | None:
 
 
 def _split_name(name: str) -> str:
-    """Return the part of a split that a folder name denotes; "" if none."""
+    """Return the name of the split that a folder name denotes; "" if none."""
     words = _WORD.findall(name.casefold())
     found = [_SPLIT_NAMES[word] for word in words if word in _SPLIT_NAMES]
     is_one = len(found) == 1 and all(
@@ -218,7 +218,7 @@ def _split_name(name: str) -> str:
 
 
 def _split_warning(found: SplitFolders, source: str, out: str, *, are_classes: bool) -> str:
-    """Return the warning, with a command that converts each part separately."""
+    """Return the warning, with a command for each split that converts it separately."""
     named = [
         f"{name} ({len(inner):,} folder{'s' * (len(inner) > 1)})" if inner else name
         for name, inner in found.classes.items()
@@ -242,7 +242,7 @@ def _split_warning(found: SplitFolders, source: str, out: str, *, are_classes: b
 
 
 def _example_class(found: SplitFolders, name: str) -> str:
-    """Return the path of one class of a part, relative to the source."""
+    """Return the path of one class of a split, relative to the source."""
     return "/".join(filter(None, (found.parents[0], name, min(found.classes[name], default=""))))
 
 
@@ -252,7 +252,7 @@ def _join_names(names: Sequence[str]) -> str:
 
 
 def _convert_command(found: SplitFolders, name: str, source: str, out: str) -> str:
-    """Return the command that converts one part; a pattern in the source is kept."""
+    """Return the command that converts one split; a pattern in the source is kept."""
     pattern = parse_pattern(source)
     above = found.parents[0].split("/") if len(found.parents) == 1 else ["*"] * found.depth
     before, rest = pattern.parts[: found.depth + 1], pattern.parts[found.depth + 1 :]
@@ -263,7 +263,7 @@ def _convert_command(found: SplitFolders, name: str, source: str, out: str) -> s
 
 
 def _missing_class(found: SplitFolders) -> str:
-    """Return the path of a class that one part has and another lacks; "" if there is none."""
+    """Return the path of a class that one split has and another lacks; "" if there is none."""
     parts = {name: inner for name, inner in found.classes.items() if inner}
     every = frozenset[str]().union(*parts.values())
     for name, inner in parts.items():

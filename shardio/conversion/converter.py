@@ -23,10 +23,10 @@ class Input:
     """One file to convert.
 
     `name` is the path below the source, with `/` as separator; reports and datasets use it. `path`
-    is the file on this machine, for opening only. `label` is the position of its folder among the
-    classes, -1 for a file directly in the source. `stamp` identifies the state of the file: its
-    mtime and ctime in ns. `parts` are files that are read together with this one; `part_of` is the
-    name of the first input that has this one as a part.
+    is the file on this machine, for opening only. `label` is the index of its class, -1 if it has
+    none. `stamp` identifies the state of the file: its mtime and ctime in ns. `parts` are files
+    that are read together with this one. If this file is itself a part, `part_of` is the name of
+    the first input that it is a part of.
     """
 
     name: str
@@ -56,10 +56,10 @@ class Outcome:
     `"converted"`; `"empty"`: readable, but without samples; `"unsupported"`: not of the converter's
     kind; `"broken"`: of its kind but unreadable, which makes the exit code 1; `"part"`: read
     together with another input, named in `reason`, which gives the samples. Three outcomes are set
-    by the conversion, for inputs that are not read: `"not_processed"` after the input at which it
-    stopped and, in an append, `"duplicate"` if the dataset has the samples and `"modified"` if the
-    input has changed since it was converted. `detail` is extra information to record, as JSON
-    values.
+    by the conversion, for inputs that are not converted: `"not_processed"` after the input at which
+    the conversion stopped and, in an append, `"duplicate"` if the dataset has the samples and
+    `"modified"` if the input has changed since it was converted. `detail` is extra information to
+    record, as JSON values.
     """
 
     kind: OutcomeKind
@@ -115,10 +115,10 @@ class Converter(ABC):
         return self
 
     def parts(self, inputs: Sequence[Input]) -> Mapping[str, Sequence[str]]:
-        """Return the names of inputs that are read together with another input, by its name.
+        """Map names of inputs to the names of their parts: inputs that are read together with them.
 
-        The other input gives the samples; `Input.parts` belongs to its content: if a part changes,
-        the input has changed. Parts are not passed to `samples`.
+        Parts give no samples and are not passed to `samples`. They count as content of the input:
+        if a part changes, the input has changed.
         """
         return {}
 

@@ -1,8 +1,9 @@
 """Data frames as samples: one sample per row, one field per column.
 
 Frames are read through Arrow's C stream interface (`__arrow_c_stream__`), by the converter of Arrow
-tables. pandas frames are read directly: NaN is a number there, not a null, and most columns other
-than numbers hold Python objects, whose types are inferred from all values. No library is imported.
+tables. pandas frames are read directly, because Arrow would turn NaN into null; most of their
+non-numeric columns hold Python objects, whose type is inferred from all values. This module imports
+neither pandas nor polars.
 """
 
 from __future__ import annotations
@@ -176,7 +177,10 @@ def _merge_types(known: _InferredType, found: _InferredType) -> _InferredType | 
 
 
 def _merge_arrays(known: Array, found: Array) -> Array | None:
-    """Return an array type for both: differing sizes vary, int64 with float64 is float64."""
+    """Return an array type that can store both, with None for each size that differs.
+
+    int64 and float64 give float64. Return None if other dtypes, or the numbers of axes, differ.
+    """
     if len(known.shape) != len(found.shape):
         return None
     dtype = known.dtype

@@ -1,8 +1,9 @@
 """Execute a conversion: validate its options, cut units, run them, publish the generation.
 
-The size of shards made from items is unknown beforehand, so units of items are cut by count, small
-enough to keep all workers busy. Their small shards are merged at the end, by size and in plan
-order: the result depends neither on the number of workers nor on the order in which units finish.
+Items (Python objects converted in place of files) give no hint of the size of their samples.
+They are therefore divided into units by count, small enough to keep all workers busy. The small
+shards of these units are merged at the end, by size and in plan order, so the result depends
+neither on the number of workers nor on the order in which units finish.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ ON_ERROR: Final = ("skip", "stop")
 
 @dataclass(frozen=True, slots=True)
 class ConvertOptions:
-    """The options of a conversion as given.
+    """The options of a conversion, as the caller gave them.
 
     `source` is the name of the source for messages. `uploader` uploads finished shards if the
     dataset goes to an object store.
@@ -82,7 +83,7 @@ class ConvertOptions:
 
     @property
     def hint(self) -> str:
-        """The hint for restarting an upload; "" for a folder, which has a hint in Staging."""
+        """The hint for restarting an upload; "" for a folder, where Staging has its own hints."""
         return "" if self.uploader is None else self.uploader.hint
 
     def check_for_samples(self, *, labels: bool) -> None:
@@ -128,7 +129,7 @@ class ConvertOptions:
     def make_job(
         self, base: Generation | None, listing: Listing, out: PathName
     ) -> tuple[Callable[[str], ConversionJob], Listing]:
-        """Return a function from work folder to job, and the listing with parts attached to inputs.
+        """Return a function that maps a work folder to its job, and the listing with joined parts.
 
         The converter is `kind`, else the converter of `base`, else guessed from the inputs.
 
@@ -229,7 +230,7 @@ def append_inputs(
     converter = _converter_record(job)
     settings = conversion_settings(converter, job.source.libraries())
     with staging:
-        base = load_base(staging.out)  # again, as `out` is locked now
+        base = load_base(staging.out)  # read again: before `out` was locked, it could change
         check_not_repaired(base, staging.out)
         check_same_samples(base, converter, job.source.schema(), staging.out)
         additions = classify_inputs(listing, base, options.n_workers, staging.out)
@@ -390,7 +391,7 @@ def _converter_record(job: ConversionJob) -> dict[str, Any]:
 
 
 MIN_SHARD_BYTES: Final = 8 << 20
-"""The minimum size of a merged shard; its tables and padding take about 50 kB."""
+"""The minimum size of a merged shard. In each shard, tables and padding take about 50 kB."""
 COMPACTED: Final = "compacted"
 """The folder of merged shards."""
 
@@ -401,7 +402,7 @@ def is_small(shard: ShardSummary, shard_bytes: int) -> bool:
 
 
 def _min_group_bytes(shard_bytes: int) -> int:
-    """Return the size at which a group of merged shards is complete; at most half a shard."""
+    """Return the size at which a group to be merged is complete; at most half of `shard_bytes`."""
     return min(MIN_SHARD_BYTES, shard_bytes // 2)
 
 
@@ -430,7 +431,7 @@ def compact_shards(placed: Sequence[PlacedShard], job: ConversionJob) -> list[Pl
 
 
 def group_small(sizes: Sequence[int], least_bytes: int) -> list[range]:
-    """Group adjacent small shards up to at least `least_bytes`; larger shards stay alone."""
+    """Group adjacent small shards until a group has `least_bytes`; leave larger shards alone."""
     found: list[range] = []
     first = n_bytes = 0
     for position, size in enumerate(sizes):
@@ -447,7 +448,7 @@ def group_small(sizes: Sequence[int], least_bytes: int) -> list[range]:
 
 
 def _content_bytes(path: str) -> int:
-    """Return the size of a shard without padding, which dominates shards with few samples."""
+    """Return the size of a shard without padding; a shard with few samples is mostly padding."""
     with ShardReader(path, verify="off") as reader:
         return sum(section.size for section in reader.sections)
 

@@ -32,7 +32,7 @@ class Listing:
 
 
 def list_inputs(source: str, exclude: str = "") -> Listing:
-    """List every file of a folder tree, or all matches of a pattern; a file is a list of one.
+    """List every file of a folder tree, all matches of a pattern, or a single file.
 
     Each folder below the source that contains files, or is empty, is a class; a folder that
     contains only folders is not. A class is named by its path below the source. Links are followed,
@@ -44,7 +44,7 @@ def list_inputs(source: str, exclude: str = "") -> Listing:
 
     Args:
         source: a folder, file or pattern.
-        exclude: the output folder, which is omitted wherever it is.
+        exclude: the output folder; it is not searched, even if it is inside the source.
 
     Raises:
         InvalidArgument: `source` does not exist, contains or matches no file, is a pipe or device,
@@ -165,16 +165,15 @@ def _make_input(name: str, path: str, label: int) -> Input:
 _SPECIAL: Final = re.compile(r"[*?\[]")
 ANY_FOLDERS: Final = "**"
 MatchState = frozenset[int]
-"""The positions of the pattern parts that may match the next path component."""
+"""The indices of the pattern parts that may match the next path component."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A path pattern: it matches paths below `root` that match `parts`, with everything below them.
+    """A pattern for paths below `root`. If `parts` match a folder, everything in it matches too.
 
-    Without parts it matches everything. A part matches one name as in a shell (`*`, `?`, `[…]`;
-    names with a leading dot only if the part has one too); `**` matches any number of folders,
-    including 0.
+    Without parts, every path matches. A part matches one name, as in a shell (`*`, `?`, `[…]`; a
+    leading dot must be explicit); `**` matches any number of folders, including 0.
     """
 
     root: str
@@ -201,7 +200,7 @@ class Pattern:
         return self.matches_all(reached) or len(self.parts) - 1 in self._matching(reached, name)
 
     def _matching(self, reached: MatchState, name: str) -> list[int]:
-        """Return those positions in `reached` whose parts match a name."""
+        """Return the indices in `reached` of the parts that match a name."""
         return [
             k
             for k in reached
@@ -209,7 +208,7 @@ class Pattern:
         ]
 
     def _with_following(self, numbers: Iterable[int]) -> MatchState:
-        """Return the positions, plus those after a `**`, which may match no folder."""
+        """Return the indices, plus the index after each `**`, because `**` may match no folder."""
         found = set(numbers)
         for k, part in enumerate(self.parts):
             if k in found and part == ANY_FOLDERS:
@@ -239,7 +238,7 @@ def _is_fixed(root: str, part: str) -> bool:
 
 
 def _name_matches(part: str, name: str) -> bool:
-    # In UTF-8, so that `?` and `[…]` match one character even if the locale decodes it to several.
+    # Decode as UTF-8: the locale may decode one character to several, and `?` must match it.
     return bool(_compiled(utf8_name(part)).match(utf8_name(name))) and (
         name[:1] != "." or part[:1] == "."
     )
@@ -279,7 +278,7 @@ def input_states(one: Input) -> dict[str, InputState | None]:
 
 
 def input_hash(one: Input, stopped: threading.Event | None = None) -> str:
-    """Return the content hash of an input; with parts, a hash of all names and hashes, in order.
+    """Return the content hash of an input, or for parts and input a hash of all names and hashes.
 
     Raises:
         OSError: as in `file_hash`.
@@ -306,7 +305,7 @@ def file_hash(path: str, stopped: threading.Event | None = None) -> str:
             while (stopped is None or not stopped.is_set()) and (chunk := file.read(_CHUNK_BYTES)):
                 hasher.update(chunk)
     except OSError as error:
-        error.filename = path  # a failed read does not set it
+        error.filename = path  # set by a failed open, but not by a failed read
         raise
     return f"{hasher.intdigest():016x}"
 

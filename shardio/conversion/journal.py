@@ -37,7 +37,7 @@ from shardio.storage.fs import read_checksummed_json, to_checksummed_json, unlin
 
 MIN_UNIT_BYTES: Final = 1 << 20  # smaller units would give shards too small to read efficiently
 MAX_UNIT_BYTES: Final = 128 << 20  # larger units would leave workers idle at the end
-N_UNITS: Final = 64  # minimum, within these limits: enough for all workers to finish together
+N_UNITS: Final = 64  # minimum number, within these limits, so that all workers finish together
 MIN_INPUT_BYTES: Final = 4096  # minimum weight of an input, because opening it takes time
 MAX_UNIT_ITEMS: Final = 4096  # limits the work repeated on resume
 
@@ -46,9 +46,9 @@ MAX_UNIT_ITEMS: Final = 4096  # limits the work repeated on resume
 class Unit:
     """A run of consecutive inputs that one worker converts into separate shards.
 
-    `number` names the shards; `first` is the position of the first input among all inputs.
-    `skipped` lists the positions of inputs that crash the processes reading them, with the reasons;
-    they are not read again.
+    `number` is part of the shards' names; `first` is the index of the first input among all inputs.
+    `skipped` has the indices of inputs that crashed the processes reading them, with the reasons;
+    these inputs are not read again.
     """
 
     number: int
@@ -58,7 +58,7 @@ class Unit:
 
     @property
     def key(self) -> str:
-        """A name derived from the inputs and their state; the same in any plan."""
+        """A name derived only from the inputs and their state, not from the rest of the plan."""
         content = [
             [one.name, one.label, one.n_bytes, *one.stamp]
             + [[part.name, part.n_bytes, *part.stamp] for part in one.parts]
@@ -114,7 +114,7 @@ def _power_of_two(n: int) -> int:
 
 
 class InputDone(NamedTuple):
-    """The event of a finished input; `position` counts over all inputs.
+    """The event of a finished input; `position` is the index of the input among all inputs.
 
     `hash` is the content hash if the input gave samples, and `n_bytes` its size when it was read,
     as the listing may be hours older. An append compares both.

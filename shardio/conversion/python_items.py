@@ -1,8 +1,8 @@
-"""Convert items with a user function that makes samples of each; workers run it as for files.
+"""Convert items with a user function that returns the samples of each item; it runs in workers.
 
 Each item is an input, in the given order: it has an entry in the report, any free worker converts
-it, and its result is kept when an interrupted conversion resumes. A map-style data set is converted
-as items that are runs of positions.
+it, and its result is kept when an interrupted conversion resumes. The items of a map-style data set
+are its indices, or runs of them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def convert_items(
     names: Sequence[str] | None,
     append: bool,
 ) -> ConversionReport:
-    """Convert the samples that a function makes of items to a dataset, or append them to one."""
+    """Convert items to a new dataset, or append them to one; `make` returns an item's samples."""
     options.check_for_inputs(None, append=append)
     base = load_base(out) if append else None
     staging = Staging(
@@ -292,10 +292,10 @@ MAX_ITEMS: Final = 16_384
 
 
 def is_map_style(src: object, workers: int | None) -> bool:
-    """Return True if a source must be converted by position: it has a length and no `__iter__`.
+    """Return True if a source is to be converted by index, not by iteration.
 
-    A source with `__iter__` is converted by position only if `workers` is given; a torch
-    IterableDataset never is, as the `__getitem__` that it inherits only raises.
+    It must have a length and `__getitem__`, and if it also has `__iter__`, `workers` must be given.
+    A torch IterableDataset is excluded: the `__getitem__` that it inherits only raises.
     """
     kind = type(src)
     if not (hasattr(kind, "__getitem__") and hasattr(kind, "__len__")):
@@ -307,15 +307,15 @@ def is_map_style(src: object, workers: int | None) -> bool:
 
 @dataclass(frozen=True)
 class MapStyleSamples:
-    """A function that reads the samples of a data set at a run of positions (first, last)."""
+    """A function that returns the samples of a data set at an index or a run (first, last)."""
 
     dataset: Any
 
     def __call__(self, run: int | tuple[int, int]) -> Iterator[Any]:
-        """Yield the sample at each position.
+        """Yield the sample at each index.
 
         Raises:
-            MediaError: the sample at a position is None.
+            MediaError: the sample at an index is None.
         """
         first, last = (run, run) if isinstance(run, int) else run
         for position in range(first, last + 1):
@@ -335,7 +335,7 @@ class MapStyleSamples:
 
 
 def position_runs(n: int) -> list[int | tuple[int, int]]:
-    """Return positions 0 to n - 1 as items: single positions, or runs if there are too many."""
+    """Return the indices 0 to n - 1 as items: single indices, or runs if n exceeds MAX_ITEMS."""
     n_run = 1 << max(0, -(-n // MAX_ITEMS) - 1).bit_length()
     if n_run == 1:
         return list(range(n))

@@ -108,7 +108,7 @@ def _prepare_all(
     """Yield samples as a writer accepts them.
 
     Raises:
-        SchemaError: a value cannot be stored; names sample and field.
+        SchemaError: a value cannot be stored; the message names sample and field.
     """
     for number, sample in enumerate(samples):
         try:
@@ -136,7 +136,7 @@ def to_plain(value: Any, field: Field | None = None) -> Any:
 
     Raises:
         SchemaError: PNG does not support the image mode, or the value's own class raised an error,
-            as sparse tensors and tensors without data do.
+            as those of sparse and meta tensors do.
     """
     if type(value) in _PLAIN:
         return value
@@ -230,7 +230,7 @@ def prepare_sample(sample: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
     """Return a sample with plain values, and nested records under dotted names.
 
     Raises:
-        SchemaError: as in `to_plain`; names the field.
+        SchemaError: as in `to_plain`; the message names the field.
     """
     flat = schema.flatten(sample)
     return {name: _to_plain_field(name, value, schema.get(name)) for name, value in flat.items()}

@@ -34,8 +34,8 @@ class BuiltIn:
         target: the module and the class.
         unsupported: the reason reported for files of other kinds.
         suffixes: the file name suffixes that select the kind.
-        hints: the suffixes to name in messages if files are recognized in another way.
-        packages: the packages that the extra with the name of the kind installs.
+        hints: the suffixes to name in messages if files are not recognized by suffix.
+        packages: the packages that the extra named like the kind installs.
     """
 
     target: str
@@ -231,9 +231,9 @@ def _add_checkout_to_path(package: str) -> None:
 
 
 _SHARD: Final = re.compile(r"-\d+-of-\d+")
-"""The part of a file name that numbers the files of a series."""
+"""Matches the shard number in a file name, such as -00001-of-00064."""
 _LEROBOT: Final = (re.compile(r"(?:.*/)?meta/info\.json"), re.compile(r"(?:.*/)?data/.+\.parquet"))
-"""Files that every LeRobot data set has."""
+"""Patterns for the files that every LeRobot data set has."""
 
 
 def guess_kind(inputs: Iterable[Input]) -> str:
@@ -275,7 +275,7 @@ _MAX_NAMES: Final = 3
 
 
 class NoMatchingInputs(InvalidArgument):
-    """An error: a source holds no file of the requested kind."""
+    """Raised if a source contains no file of the requested kind."""
 
 
 def check_any_of_kind(
@@ -291,7 +291,8 @@ def check_any_of_kind(
         appends: True for an append to a dataset of that kind.
 
     Raises:
-        NoMatchingInputs: there is no such file; lists the files found and the known kinds.
+        NoMatchingInputs: there is no such file; the message lists the files found and the known
+            kinds.
     """
     if not reports or any(report.outcome not in _IGNORED_OUTCOMES for report in reports):
         return

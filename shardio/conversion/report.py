@@ -35,7 +35,7 @@ class Progress:
 class InputReport:
     """The result of one input; `detail` is extra information recorded by its converter.
 
-    `n_samples` counts the samples that this conversion made of the input, `label` is the index of
+    `n_samples` counts the samples that this conversion read from the input, `label` is the index of
     the input's class in the report's `classes` or -1, and `hash` is the xxh3-64 of an input that
     gave samples.
     """

@@ -6,7 +6,7 @@ processes is skipped as broken, with that reason, and all other inputs are conve
 
 On a Ray cluster, each unit is also converted by a separate process. Each attempt writes to a new
 folder, and only this process moves the folder of a finished attempt to its final path. A machine
-that was given up but still runs can therefore do no damage.
+that was presumed dead but still runs can therefore not overwrite a shard.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class ConversionState:
     It does no I/O itself. `on_shard` is called with the path and the published summary of each
     shard of a finished unit.
 
-    Once a unit has stopped at a broken input, only the units before it count, and results of later
-    units are ignored. The outcome thus does not depend on the order in which workers finish.
+    Once a unit has stopped at a broken input, the results of later units are ignored. The outcome
+    thus does not depend on the order in which workers finish.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ConversionState:
         return number
 
     def is_finished(self) -> bool:
-        """Return True if all units that count are done."""
+        """Return True if all units are done, up to the one that stopped if there is one."""
         if self.stopped_at is None:
             return not self._running and self._n_started == len(self._units)
         return not any(number <= self.stopped_at for number in self._running)
@@ -117,7 +117,7 @@ class ConversionState:
         ]
 
     def shards(self) -> list[tuple[str, ShardSummary]]:
-        """Return the shards of the units that count, in plan order, with path and summary."""
+        """Return path and summary of each shard, in plan order, without ignored units."""
         units = [unit for unit in sorted(self._shards) if self._is_included(unit)]
         return [placed for unit in units for placed in self._shards_of(unit)]
 
@@ -179,7 +179,7 @@ class ConversionState:
 
 
 class UnitRecorder:
-    """Records one unit's events on a cluster machine; a replacement for ConversionState."""
+    """Records one unit's events on a cluster machine, in place of ConversionState."""
 
     def __init__(self) -> None:
         self._done: dict[int, InputDone] = {}
@@ -187,7 +187,7 @@ class UnitRecorder:
         self._has_started = False
 
     def next_unit(self) -> int | None:
-        """Return 0, the number of the only unit; then None."""
+        """Return 0, the number of the only unit, at the first call, and None afterwards."""
         if self._has_started:
             return None
         self._has_started = True
@@ -266,7 +266,7 @@ class _UnitScheduler:
         self._n_crashes: Counter[tuple[int, int | None]] = Counter()
 
     def fill(self) -> None:
-        """Give every idle worker the next unit."""
+        """Assign the next unit to each idle worker."""
         while self._pool.has_room and (number := self._state.next_unit()) is not None:
             self._put(number)
 
@@ -294,7 +294,7 @@ class _UnitScheduler:
         """Retry the unit of a crashed worker; skip an input after MAX_CRASHES crashes."""
         unit = self._units[number]
         self._n_crashes[number, place] += 1
-        if place is None:  # perhaps a recorded shard has an unreadable page: do not verify it again
+        if place is None:  # verifying a recorded shard may have crashed: convert the unit again
             delete_record(Path(self._job.folder, unit.key))
         if self._n_crashes[number, place] == MAX_CRASHES:
             if place is None:
@@ -341,7 +341,7 @@ def _explained(job: ConversionJob, unit: Unit) -> Iterator[UnitEvent | Exception
 
 
 _ATTEMPTS: Final = "attempts-"
-"""The prefix of the folder of a conversion's attempts."""
+"""The prefix of the name of the folder that holds a conversion's attempts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,9 +359,9 @@ class UnitAttempt:
 
 @dataclass(frozen=True, slots=True)
 class _UnitTask:
-    """A task that converts units on a machine of the cluster, with the values all units share.
+    """A callable that converts units on a cluster machine; it holds the values they all share.
 
-    `attempts` is a folder with a unique name, `settings` are the settings in the journal.
+    `attempts` is the folder of the conversion's attempts, `settings` are those in the journal.
     """
 
     job: ConversionJob
@@ -426,7 +426,7 @@ def run_on_ray(
     """
     attempts = os.path.join(job.folder, f"{_ATTEMPTS}{secrets.token_hex(8)}")
     make_folder(attempts)
-    retries: list[int] = []  # units whose inputs are missing on this machine too
+    retries: list[int] = []  # units whose inputs were not visible to the machine that tried
 
     def next_job() -> tuple[int, tuple[Unit, bool]] | None:
         if retries:
@@ -450,7 +450,7 @@ def run_on_ray(
                     break
     finally:
         with contextlib.suppress(OSError):  # the next conversion removes the folder
-            remove_tree(attempts)  # a machine that was given up can then no longer write
+            remove_tree(attempts)  # a machine that was presumed dead can then no longer write
 
 
 def _first_invisible(unit: Unit) -> str:

@@ -43,14 +43,16 @@ def upload_shard(
     shard: ShardSummary,
     check: Callable[[], None] = no_cancel,
 ) -> None:
-    """Upload a shard unless the store has it; the last page identifies the whole content.
+    """Upload a shard, unless the store already has an object with the same last page.
+
+    The last page of a shard identifies the whole content.
 
     Args:
         objects: the destination.
         path: the local file.
         shard: the summary of the shard, with its name in the store.
-        check: called before each request but the first; an exception that it raises cancels the
-            upload.
+        check: called before each request except the first; an exception that it raises cancels
+            the upload.
 
     Raises:
         StoreAccessDenied, StoreUnavailable: the store rejects the upload.
@@ -199,7 +201,7 @@ class ShardUploader(Closing):
                 )
         with self._changed:
             self._check()
-            unlink(path)  # also if a killed process wrote only the note
+            unlink(path)  # also if a process was killed between writing the note and this line
 
     def _check(self) -> None:
         """Raise _UploadCancelled if the uploader is closed."""

@@ -1,8 +1,9 @@
 """The work folder `out/.conversion`, which holds the shards of a conversion until it is published.
 
-So `out` holds no unpublished shards while a conversion runs. Finished units of an interrupted
-conversion stay there with the journal, and the next conversion can resume from them. A dataset to
-be replaced is moved into this folder just before the new one is published, and back if it is not.
+While a conversion runs, `out` itself holds no unpublished shards. Finished units of an interrupted
+conversion stay in the work folder with the journal, and the next conversion can resume from them. A
+dataset to be replaced is moved into the work folder just before the new one is published, and moved
+back if publishing fails.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Staging:
 
     `resume` continues an interrupted conversion, if there is one. `overwrite` starts again, and
     replaces a dataset in `out` once the new one is complete. `appends` is True for an append to the
-    dataset in `out`. `hint` tells how to restart an upload.
+    dataset in `out`. `hint` says how to restart an upload; "" for a dataset in a folder.
 
     After `finish` the folder is removed; for an upload, all but the plan. After an error the folder
     is kept if any unit is complete; otherwise it is removed, and so is `out` if it was created
@@ -128,7 +129,7 @@ class Staging:
         """Refuse a work folder that no conversion created: its content would be deleted."""
         try:
             kind = os.lstat(self.folder).st_mode
-        except (OSError, ValueError):  # missing, or the next step raises
+        except (OSError, ValueError):  # the folder is missing, or creating it raises later
             return
         if not stat.S_ISDIR(kind):
             raise DatasetExists(
@@ -257,9 +258,9 @@ class Staging:
         return {name: f"{prefix}{name}" for name in names}
 
     def link_shards(self, shards: Sequence[tuple[str, str]]) -> None:
-        """Give finished shards, as (name here, name there), their names in `out`, durably.
+        """Link finished shards into `out`, durably; a dataset to be replaced is moved away first.
 
-        A dataset that is being replaced is moved away first.
+        `shards` has for each the name in the work folder and the name in `out`.
 
         Raises:
             DatasetConflict: another writer has created a file of the same name.
@@ -275,8 +276,9 @@ class Staging:
     def _has_published(self) -> bool:
         """Return True if the dataset in `out` names shards of this folder.
 
-        The commit of a generation that only lacks its pointer is completed, as the next commit
-        would do. An upload has this `out` to itself, and its shards are no longer here.
+        If a generation is complete but `dataset.json` does not point to it yet, the commit is
+        completed first. In an upload, any dataset counts: `out` is private to the upload, and
+        uploaded shards are no longer in this folder.
         """
         if not holds_dataset(self.out):
             return False
@@ -295,7 +297,7 @@ class Staging:
         if self._replaced.exists():
             # The pointer comes last, as it completes the dataset.
             for name in sorted(os.listdir(self._replaced), key=lambda name: name == POINTER):
-                if not (self.out / name).exists():  # otherwise of another writer
+                if not (self.out / name).exists():  # otherwise another writer has created it
                     rename_exclusive(str(self._replaced / name), str(self.out / name))
             sync_path(self.out)
 

@@ -200,7 +200,7 @@ class Upload(Closing):
         report = report or _report_from(found)  # may read the inputs from an external list
         for name in (f"{GENERATIONS}/{found.number:06d}.json", POINTER):
             self._objects.put(name, (root / name).read_bytes(), exclusive=True)
-        # The dataset is published now, so none of these can belong to another writer.
+        # The dataset is published now, so no unlisted shard can belong to another writer.
         self._remove_unused({shard.name for shard in shards})
         rename(self.folder, self._done_folder)
         self._clean_up()
@@ -230,7 +230,7 @@ class Upload(Closing):
             self.uploader.set_done_callback(self._lock.close)
 
     def _clean_up(self) -> None:
-        """Remove what a published dataset no longer needs, if there is any."""
+        """Release the lease and remove the local folder if the dataset was published."""
         if os.path.exists(self._done_folder):
             self._lease.release()
             remove_tree(self._done_folder)
@@ -270,7 +270,7 @@ class UploadLease:
         path: a local file with the content of the lease; proves that this machine owns it.
 
     Raises:
-        StoreAccessDenied, StoreUnavailable: (from every call) as from ObjectStore.
+        StoreAccessDenied, StoreUnavailable: (from every method) as in ObjectStore.
     """
 
     def __init__(self, objects: ObjectStore, path: Path) -> None:

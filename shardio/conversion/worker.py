@@ -1,8 +1,8 @@
 """Convert the inputs of one unit into shards. Runs in a worker process.
 
 A sample buffer holds the samples of an input until its outcome is known. A CPU time limit kills a
-process whose converter loops forever: C libraries may do so on damaged files, where neither
-exceptions nor Ctrl-C reach them. Time spent waiting, such as for a slow disk, does not count.
+process whose converter loops forever: C libraries may do so on damaged files, and neither
+exceptions nor Ctrl-C interrupt them. Time spent waiting, such as for a slow disk, does not count.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def _classify_non_file(path: str, mode: int) -> Outcome:
 def _fill_buffer(
     samples: Iterator[Mapping[str, Any]], source: Input, buffer: SampleBuffer
 ) -> object:
-    """Append all samples to the buffer; return what the generator returned."""
+    """Append all samples to the buffer; return the generator's return value."""
     while True:
         try:
             sample = next(samples)
@@ -233,9 +233,9 @@ class _RollingShardWriter:
 
 
 BUFFER_BYTES: Final = 64 << 20
-"""The maximum size of one input's samples in memory; more are written to an unlinked file."""
+"""The maximum size of one input's samples in memory; the rest is written to an unlinked file."""
 _N_PICKLES: Final = 64
-"""The number of pickles that a full buffer is written as; each is read back as a whole."""
+"""The number of pickles that a full buffer is divided into; each is read back as a whole."""
 _FLAT_TYPES: Final = frozenset({*np.sctypeDict.values(), bool, bytes, float, int, str, type(None)})
 """Types of values that contain no other values; tested first because they are the most common."""
 Sample = Mapping[str, Any]
@@ -244,9 +244,8 @@ Sample = Mapping[str, Any]
 class SampleBuffer:
     """A buffer for the samples of one input until it is known whether they are kept.
 
-    Up to BUFFER_BYTES are held in memory; more go to an unlinked file in `folder`, where the shards
-    will need the space anyway: an hour of video gives gigabytes of samples. The file is private to
-    this process.
+    Up to BUFFER_BYTES are held in memory, as an hour of video gives gigabytes of samples. The rest
+    goes to an unlinked file in `folder`, on the disk where the shards will need the space anyway.
     """
 
     def __init__(self, folder: str) -> None:
@@ -301,9 +300,9 @@ class SampleBuffer:
 
 
 def _transpose(samples: Sequence[Sample]) -> tuple[tuple[str, ...], list[Any]]:
-    """Return field names and the values of each; if fields differ, no names and the samples.
+    """Return the field names and each field's values; if fields differ, no names and the samples.
 
-    Numbers and arrays of equal shape are stacked: pickling a NumPy object takes 5 µs.
+    Numbers and arrays of equal shape are stacked, as pickling each NumPy object would take 5 µs.
     """
     names = tuple(samples[0])
     if not names or any(sample.keys() != samples[0].keys() for sample in samples):
@@ -319,7 +318,7 @@ def _stack(values: list[Any]) -> Any:
         return values
     first = values[0]
     if kind is np.ndarray:
-        # A row of stacked 0-d arrays would be a scalar, a row of object arrays a copy.
+        # Do not stack 0-d arrays, as their rows would be scalars; rows of objects would be copies.
         if not first.ndim or first.dtype.kind not in "biuf" or not first.dtype.isnative:
             return values
         if any(each.dtype != first.dtype or each.shape != first.shape for each in values):
@@ -329,7 +328,7 @@ def _stack(values: list[Any]) -> Any:
 
 
 def _memory_bytes(value: object) -> int:
-    """Return the approximate memory size of a value: a NumPy number takes 32 bytes for its 8."""
+    """Return the approximate memory size of a value; a NumPy scalar of 8 bytes takes 32."""
     if type(value) in _FLAT_TYPES:
         return getsizeof(value)
     if isinstance(value, np.ndarray) and value.base is not None:
@@ -361,7 +360,7 @@ def cpu_limit_s(step_s: float, source: Input) -> float:
 def limit_cpu(
     samples: Generator[Mapping[str, Any], None, Any], seconds: float
 ) -> Generator[Mapping[str, Any], None, Any]:
-    """Yield the samples; if a step takes more CPU time than allowed, this process is killed."""
+    """Yield the samples; if a step takes more than `seconds` of CPU time, kill this process."""
     try:
         while True:
             signal.setitimer(signal.ITIMER_PROF, seconds)
