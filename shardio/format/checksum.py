@@ -4,15 +4,15 @@ Hashes are xxh3-64 (seed 0), kept as unsigned 64-bit integers. There are four ki
 every section belongs to one of them:
 
 * a **row** of a column whose rows have at least `ROW_HASH_MIN` bytes: the row's own bytes (the
-  zeros that fill it up to the stride are not hashed; they must be zero);
+  padding up to the stride is not hashed, but must be zero);
 * a **run** of a column with smaller rows: as many whole strides as fit in `RUN_BYTES`;
 * a **block** of `BLOCK_BYTES` of an index section (the last one may be shorter);
 * a **chunk** of `CHUNK_BYTES` of the record of a stream (the last one may be shorter), so that a
-  clip needs only the chunks that it touches. The hash in the index entry is that of the chunks'
-  hashes.
+  clip needs only the chunks that it touches. The index entry has the hash of the chunks' hashes.
 
-Every other record of the payload is covered by the hash in its index entry. Bytes are hashed once:
-the hash of a section with unit hashes is the hash of those, as little-endian integers.
+Every other record of the payload is covered by the hash in its index entry. Bytes are hashed only
+once: the hash of a section with unit hashes is the hash of its unit hashes, as little-endian
+integers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Hasher = xxhash.xxh3_64
 def content_id(table: bytes) -> bytes:
     """Return the 16 bytes that identify a shard: xxh3-128 of its section table.
 
-    The table has the hashes of all sections.
+    The table contains the hashes of all sections.
     """
     return xxhash.xxh3_128_digest(table)
 
@@ -92,7 +92,7 @@ def blocks_touched(starts: npt.NDArray[np.int64], n_bytes: int) -> npt.NDArray[n
 def distinct(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return the unique numbers, ascending.
 
-    As np.unique, whose first call imports numpy.ma: 35 ms before the first batch.
+    Used instead of np.unique, whose first call imports numpy.ma: 35 ms before the first batch.
     """
     ordered = np.sort(numbers)
     is_first = np.ones(len(ordered), np.bool_)

@@ -1,11 +1,12 @@
 """Codecs of records: raw, or one zstd frame with or without a dictionary.
 
 A record that its codec does not shrink is stored raw, so the codec is part of the record's own
-index entry. `SPECS` has the codecs that fields can have; nothing else knows one from another, but
-for what is special to dictionaries.
+index entry. `SPECS` lists the codecs that fields can have. No other code distinguishes codecs,
+except for the handling of dictionaries.
 
-The declared content size of a zstd frame must equal the index entry's before anything is allocated:
-python-zstandard's `max_output_size` alone does not protect, as the frame header wins.
+Before anything is allocated, the content size that a zstd frame declares must equal the size in the
+index entry. python-zstandard's `max_output_size` alone gives no protection, because the size in the
+frame header takes precedence.
 """
 
 from __future__ import annotations
@@ -24,17 +25,18 @@ from shardio.errors import InsufficientMemory, ShardCorrupt
 from shardio.format.layout import Required
 
 ZSTD_LEVEL: Final = 3
-"""zstd's own default; part of "same input, same bytes" together with the library's version."""
+"""zstd's default. The same input gives the same bytes only with this level and zstd version."""
 
 ZSTD_MAX_RATIO: Final = 1 << 15
 """The maximum compression ratio of zstd: a block of 4 bytes yields at most 128 KiB, so no frame
-holds more than 2^15 times its own size. No index entry can make a reader allocate more than that.
+decompresses to more than 2^15 times its size. Index entries beyond this ratio are refused, which
+bounds the memory that a damaged entry can make a reader allocate.
 """
 
 MAX_DICTIONARY_BYTES: Final = 1 << 20
 _DICTIONARY_BYTES: Final = 64 << 10
 _SAMPLE_BYTES: Final = 2 << 20
-"""Bytes of a field to train a dictionary on: a quarter of a second, and more does not help."""
+"""Bytes of a field to train a dictionary on. Training takes 0.25 s; more data does not help."""
 _MIN_SAMPLES: Final = 16
 _SAMPLE_PER_DICTIONARY: Final = 16
 """Minimum ratio of training data to dictionary size.
@@ -44,7 +46,7 @@ A larger dictionary would memorize its data.
 
 
 class Codec(IntEnum):
-    """Stable codes of codecs, as in index entries and schemas."""
+    """Stable codes of codecs, stored in index entries and schemas."""
 
     RAW = 0
     ZSTD = 1
@@ -52,7 +54,7 @@ class Codec(IntEnum):
 
 
 class _Contexts(threading.local):
-    """The zstd contexts of one thread: not safe to share, and a millisecond to create."""
+    """The zstd contexts of one thread. They cannot be shared, and take 1 ms to create."""
 
     def __init__(self, content: bytes = b"") -> None:
         known = None
@@ -89,9 +91,9 @@ class Dictionary:
 
 
 Compress = Callable[[memoryview, Dictionary | None], tuple[int, memoryview]]
-"""Compresses a record; returns the code that its index entry must have, and the bytes."""
+"""A function that compresses a record; returns the codec for its index entry, and the bytes."""
 Decompress = Callable[[memoryview, int, Dictionary | None], bytes]
-"""Returns the content of a record, which has so many bytes; raises ShardCorrupt if it has not."""
+"""A function that returns the content of a record; raises ShardCorrupt if its size differs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +101,15 @@ class CodecSpec:
     """A codec that a field can have.
 
     Args:
-        name: as in `Array(codec=name)`.
-        code: its stable code, as in schemas and in the entries of records that it compressed.
-        compress: None stores records as they are.
-        decompress: of records with this code.
-        max_ratio: the most bytes that a stored byte can stand for.
-        others: the codes, besides this one and raw, that records of such a field may have.
-        has_dictionary: True if a section with a dictionary belongs to each such field.
-        required_by_field: the features that a reader needs for such a field,
-        required_by_record: and for a record with this code.
+        name: the public name, as in `Array(codec=name)`.
+        code: the stable code in schemas, and in the index entries of compressed records.
+        compress: the function that compresses a record; None to store records unchanged.
+        decompress: the function that decompresses records with this code; None if unchanged.
+        max_ratio: the maximum compression ratio.
+        others: further codes that records of a field with this codec may have, besides raw.
+        has_dictionary: True if each field with this codec has a section with a dictionary.
+        required_by_field: the features that a reader needs for a field with this codec.
+        required_by_record: the features that a reader needs for a record with this code.
     """
 
     name: str
@@ -124,11 +126,11 @@ class CodecSpec:
 _plain = _Contexts()
 
 cached_dictionary = functools.lru_cache(maxsize=64)(Dictionary)
-"""Return a Dictionary, the same object for equal content: contexts are costly (0.2 ms)."""
+"""Return a Dictionary; equal content gives the same object, as contexts take 0.2 ms to create."""
 
 
 def train_dictionary(records: Sequence[bytes | memoryview]) -> bytes:
-    """Return a dictionary for similar records: at most 64 KiB, b"" if there is too little data.
+    """Return a dictionary for similar records, at most 64 KiB; b"" if there is too little data.
 
     The result is deterministic. At most the first 2 MiB of the records are used.
     """
@@ -151,7 +153,7 @@ def train_dictionary(records: Sequence[bytes | memoryview]) -> bytes:
 def encode(
     record: memoryview, codec: int, dictionary: Dictionary | None = None
 ) -> tuple[int, memoryview]:
-    """Return the bytes to store for `record`, after the code that its index entry must have."""
+    """Return the codec for the record's index entry, and the bytes to store."""
     compress = BY_CODE[codec].compress
     if compress is None:
         return Codec.RAW, record
@@ -162,10 +164,10 @@ def encode(
 def decode(
     stored: memoryview, codec: int, n_bytes: int, dictionary: Dictionary | None = None
 ) -> bytes | memoryview:
-    """Return the n_bytes of a record; a raw record is returned as the memory that was passed.
+    """Return the content of a record, `n_bytes` long; `stored` itself if the record is raw.
 
     Raises:
-        ShardCorrupt: it does not hold exactly n_bytes; the caller adds the place.
+        ShardCorrupt: the content does not have n_bytes. The caller adds the place.
         InsufficientMemory: n_bytes cannot be allocated.
     """
     decompress = BY_CODE[codec].decompress
@@ -189,7 +191,7 @@ def check_dictionary(stored: memoryview, dictionary: Dictionary) -> None:
 
 
 def _compress(record: memoryview, dictionary: Dictionary | None) -> tuple[int, memoryview]:
-    """Compress a record with its field's dictionary, if there was enough data to train one."""
+    """Compress a record, with its field's dictionary if there was enough data to train one."""
     code = Codec.ZSTD if dictionary is None else Codec.ZSTD_DICTIONARY
     contexts = _plain if dictionary is None else dictionary.contexts
     return code, memoryview(contexts.compressor.compress(record))
@@ -267,4 +269,4 @@ for _spec in (
 RECORD_FEATURES: Final = functools.reduce(
     operator.or_, (spec.required_by_record for spec in SPECS.values())
 )
-"""The features that follow from the codecs of records, and not from the schema."""
+"""The features that depend on the codecs of the records, not on the schema."""

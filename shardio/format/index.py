@@ -1,7 +1,7 @@
 """The index of the payload: one fixed-stride entry per (row, record field), and shapes.
 
-Addressing is arithmetic: the entry of row r and record field k of m is number r * m + k. Nothing
-here loops over samples; the bounds of all entries are checked in one vectorised pass.
+With m record fields, the entry of row r and record field k is number r * m + k. Nothing here loops
+over samples; the bounds of all entries are checked in one vectorised pass.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def codecs(entries: Entries) -> npt.NDArray[np.uint64]:
 
 
 def invalid_entries(entries: Entries, field: Field, payload_bytes: int) -> npt.NDArray[np.bool_]:
-    """Return a mask of the entries with invalid numbers.
+    """Return a mask of the invalid entries.
 
-    Checked without overflow: the codec is known, the record lies inside the payload, a raw record
-    has equal sizes, a compressed one is smaller than its content but not below its codec's
-    maximum ratio, a present record has its field's exact size, if there is one, a raw record is
-    aligned, and present media are not empty.
+    The checks cannot overflow. In a valid entry the codec is allowed for the field and the record
+    is inside the payload. A raw record is aligned, and its two sizes are equal; a compressed record
+    is smaller than its content, by at most its codec's maximum ratio. A present record of a field
+    of fixed size has this size, and present media are not empty.
     """
     stored, kinds, offsets = stored_bytes(entries), codecs(entries), entries["offset"]
     raw, spec = kinds == Codec.RAW, SPECS[field.codec]
@@ -76,7 +76,7 @@ def invalid_entries(entries: Entries, field: Field, payload_bytes: int) -> npt.N
 
 
 def first_invalid(entries: Entries, field: Field, payload_bytes: int) -> int | None:
-    """Return the position of the first entry with invalid numbers, or None."""
+    """Return the position of the first invalid entry, or None."""
     if field.codec == "raw" and _are_raw(entries, field, payload_bytes):
         return None
     bad = invalid_entries(entries, field, payload_bytes)
@@ -84,10 +84,10 @@ def first_invalid(entries: Entries, field: Field, payload_bytes: int) -> int | N
 
 
 def _are_raw(entries: Entries, field: Field, payload_bytes: int) -> bool:
-    """Return True if all entries are valid entries of raw records; takes half the time.
+    """Return True if all entries are valid and raw; takes half the time of `invalid_entries`.
 
-    Their codec is 0, so the stored size and the raw size are one number. If that and the offset are
-    at most the payload's bytes, below 2^48, their sum does not overflow.
+    The codec of a raw record is 0, so `stored` is the plain size and must equal `n_bytes`. Size and
+    offset are at most payload_bytes, which is below 2^48, so their sum does not overflow.
     """
     sizes, offsets = entries["n_bytes"], entries["offset"]
     if not len(entries) or payload_bytes > _SIZE_MASK or field.alignment > 1:

@@ -1,8 +1,9 @@
 """The header page and the section table: structs, packing, unpacking and validation.
 
 A shard is: header page, data and index sections, schema, section table, and the header page again.
-Sections begin on pages, are padded with zeros, and tile the file without holes or overlaps. Each
-rule that `unpack_header`, `check_place` and `unpack_table` check has its own error code.
+Sections begin on page boundaries, are padded with zeros, and cover the file without gaps or
+overlaps. Each rule that `unpack_header`, `check_place` and `unpack_table` check has its own error
+code.
 `docs/reference/format.md` is the specification; a test compares its tables with these structs.
 """
 
@@ -20,7 +21,8 @@ from shardio.format.checksum import content_id, hash_bytes
 
 PAGE: Final = 4096
 MAGIC: Final = b"\x89SHD\r\n\x1a\n"
-"""A non-ASCII byte, CR LF, ^Z and LF: bytes that text-mode transfers damage, as in PNG's."""
+"""Contains a non-ASCII byte, CR LF, ^Z and LF, as PNG's signature does: text-mode transfers damage
+these bytes."""
 MAJOR: Final = 1
 MINOR: Final = 0
 
@@ -29,14 +31,14 @@ HEADER: Final = struct.Struct("<8sHHIQQQQQQQ16s")
 offset, table size, table hash, id; followed by the hash of these bytes."""
 HEADER_HASH: Final = struct.Struct("<Q")
 SECTION: Final = struct.Struct("<HHHHQQQQQ")
-"""kind, field, kind it belongs to, zero, offset, size, count, stride, hash."""
+"""kind, field, kind of the covered section, zero, offset, size, count, stride, hash."""
 
 NO_FIELD: Final = 0xFFFF
 MAX_SECTIONS: Final = 1 << 14
 MAX_SCHEMA_BYTES: Final = 4 << 20
 MAX_FILE_BYTES: Final = 1 << 62
 FIRST_OPTIONAL_KIND: Final = 0x8000
-"""Readers may skip unknown section kinds from this one on."""
+"""Readers may skip sections of unknown kinds from this code on."""
 
 
 class Kind(IntEnum):
@@ -180,7 +182,7 @@ def pack_table(sections: Sequence[Section]) -> bytes:
 
 
 class _Complaint(Protocol):
-    """A factory of the error for one broken rule."""
+    """A function that returns the error for a broken rule."""
 
     def __call__(
         self, what: str, *, code: str, offset: int, expected: object, found: object
@@ -192,13 +194,13 @@ def unpack_header(page: bytes, path: str, *, offset: int = 0) -> Header:
 
     Args:
         page: PAGE bytes.
-        path: for messages.
-        offset: of the page in the file.
+        path: the path, for messages.
+        offset: the offset of the page in the file.
 
     Raises:
         ShardIncomplete: the page was never written.
-        ShardUnsupported: a newer major version or an unknown required feature.
-        ShardCorrupt: any other broken rule.
+        ShardUnsupported: the major version is newer, or a required feature is unknown.
+        ShardCorrupt: any other rule is broken.
     """
     corrupt = functools.partial(ShardCorrupt, path=path, section="header")
     if not any(page):
@@ -228,7 +230,7 @@ def unpack_header(page: bytes, path: str, *, offset: int = 0) -> Header:
 
 
 def _check_rest_of_page(page: bytes, offset: int, corrupt: _Complaint) -> None:
-    """Check the hash behind the header's fields, and the zeros behind the hash."""
+    """Check the hash after the header's fields, and the zeros after the hash."""
     (stored,) = HEADER_HASH.unpack_from(page, HEADER.size)
     found = hash_bytes(page[: HEADER.size])
     if stored != found:
@@ -247,10 +249,10 @@ def _check_rest_of_page(page: bytes, offset: int, corrupt: _Complaint) -> None:
 
 
 def check_required(required: int, path: str) -> None:
-    """Refuse, by name, features that this version does not read.
+    """Refuse features that this version does not read.
 
     Raises:
-        ShardUnsupported: naming all of them.
+        ShardUnsupported: the message names all of these features.
     """
     missing = required & ~int(BUILT)
     if not missing:
@@ -267,7 +269,7 @@ def check_place(header: Header, actual_size: int, path: str) -> None:
     """Compare the header with the file's real size, and bound the section table.
 
     Raises:
-        ShardCorrupt: the file is longer or shorter than it was, or the table lies elsewhere.
+        ShardCorrupt: the file's size differs, or the section table's offset or size is invalid.
     """
 
     def corrupt(what: str, code: str, expected: object, found: object) -> ShardCorrupt:
@@ -297,15 +299,15 @@ def check_place(header: Header, actual_size: int, path: str) -> None:
 
 
 def unpack_table(table: bytes, header: Header, path: str) -> tuple[Section, ...]:
-    """Unpack the section table and check its hash, id, unique keys and tiling.
+    """Unpack the section table; check its hash and id, unique keys, and that there are no gaps.
 
     Args:
-        table: header.table_size bytes from header.table_offset.
-        header: of the same file, already checked by `check_place`.
-        path: for messages.
+        table: the bytes of the table, header.table_size bytes from header.table_offset.
+        header: the header of the same file, already checked by `check_place`.
+        path: the path, for messages.
 
     Raises:
-        ShardCorrupt: with the code of the broken rule.
+        ShardCorrupt: a rule is broken; the error has its code.
     """
     corrupt = functools.partial(ShardCorrupt, path=path, section="section table")
     _check_table_bytes(table, header, corrupt)
@@ -365,8 +367,8 @@ def _check_extent(
 ) -> None:
     """Check that a section begins where the previous one ends, and ends before the table.
 
-    `place` is the end of the previous section; `offset` is that of the section's entry in the
-    table.
+    `place` is the end of the previous section; `offset` is the file offset of the section's entry
+    in the table.
     """
     if section.offset != place:
         code = "overlap" if section.offset < place else "hole"

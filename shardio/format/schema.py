@@ -22,7 +22,7 @@ from shardio.format.types.text import canonical_json, read_json
 MAX_FIELDS: Final = 1024
 MAX_NAME_BYTES: Final = 255
 _SHOWN: Final = 40
-"""Characters of an overlong name to show in messages."""
+"""The number of characters of an overlong name to show in messages."""
 
 
 class Schema(Mapping[str, Field]):
@@ -74,11 +74,11 @@ class Schema(Mapping[str, Field]):
         return len(self._fields)
 
     def keys(self) -> KeysView[str]:
-        """Return the names, as quick to compare as those of a dict."""
+        """Return the names as a view of a dict, which is compared quickly."""
         return self._fields.keys()
 
     def items(self) -> ItemsView[str, Field]:
-        """Return names and fields, as quickly as a dict."""
+        """Return names and fields as a view of a dict, which is iterated quickly."""
         return self._fields.items()
 
     def __eq__(self, other: object) -> bool:
@@ -165,7 +165,7 @@ class Schema(Mapping[str, Field]):
 
 
 def _leaves(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Field]]:
-    """Yield the fields of a schema, those of nested records by their dotted names."""
+    """Yield the names and fields of a schema; fields of nested records have dotted names."""
     for key, field in fields.items():
         _check_name(key)
         name = prefix + key
@@ -207,7 +207,7 @@ def _check_name(name: object) -> None:
 
 
 def _too_long(name: str) -> SchemaError:
-    """Return the error for an overlong name; it shows the first characters."""
+    """Return the error for an overlong name; the message shows the first characters."""
     return SchemaError(
         f"field {name[:_SHOWN] + '…'!r}: a name has at most {MAX_NAME_BYTES} bytes, "
         f"found {len(name.encode())}"

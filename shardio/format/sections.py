@@ -1,7 +1,7 @@
-"""The plan of a shard: which sections it must have, how many items each has, and of which size.
+"""The plan of a shard: the sections that it must have, with their item counts and item sizes.
 
-The writer writes these sections in this order, but for the data section that it streams first. A
-reader accepts no others. Verification numbers its units by them.
+The writer writes these sections in this order, except that it may stream one data section first. A
+reader accepts no others. Verification numbers its units in this order.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from shardio.format.schema import Schema
 from shardio.format.types.streams import PACKET, STREAM
 
 Key = tuple[int, int, int]
-"""The kind of a section, its field, and the kind that a BLOCK_HASHES section covers, or 0."""
+"""(kind of the section, field id, kind of the covered section for BLOCK_HASHES, else 0)."""
 COUNTED: Final[dict[int, int]] = {Kind.PACKETS: PACKET.size, Kind.CHUNK_HASHES: DIMENSION.size}
-"""The kinds whose number of items only the file knows, with the size of an item in bytes."""
+"""The kinds whose item count only the file states, with the size of an item in bytes."""
 _HASH_BYTES: Final = DIMENSION.size
 Counts = npt.NDArray[np.int64]
 
@@ -95,18 +95,18 @@ HASHED_UNITS: Final[dict[int, int]] = {
     Kind.INDEX: 0,
     Kind.CHUNK_HASHES: 0,
 }
-"""The kinds whose items have a hash of a verification unit each, with the number of further units.
+"""The kinds with one verification unit per item, with the number of units besides the items.
 
-The further unit is the first one, the section of block hashes itself.
+A section of block hashes is a unit itself, which comes before the units of its items.
 """
 
 
 def max_units(schema: Schema, n_samples: Counts, n_bytes: Counts) -> Counts:
-    """Return upper bounds of the number of verification units of some shards.
+    """Return an upper bound of the number of verification units for each of several shards.
 
     Args:
-        schema: the schema of all of them.
-        n_samples, n_bytes: of each shard.
+        schema: the schema of all shards.
+        n_samples, n_bytes: the number of samples and of bytes of each shard.
     """
     found: Counts = np.zeros(len(n_samples), np.int64)
     for n in distinct(n_samples).tolist():

@@ -1,4 +1,4 @@
-"""The registry of field types: one class per type, which does all that depends on the type."""
+"""The registry of field types. All code that depends on a field's type is in its class."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Arrays as stored: values of other libraries are converted or refused, and encoded.
+"""Convert values that users pass for arrays, and encode them as stored.
 
-Masked arrays are refused and tensors of torch are converted. Torch is not imported: its tensors are
-recognized by their class.
+Torch tensors are converted and masked arrays are refused. Torch is not imported: its tensors are
+recognized by the name of their class.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from shardio.format.types.arrays import Array
 
 PLAIN_TYPES: Final = frozenset((np.ndarray, str, bytes, bool, int, float, dict, type(None)))
-"""Types that most values have: neither masked arrays nor tensors."""
+"""The types of most values; none is a masked array or a tensor."""
 _BFLOAT16_BITS: Final = np.dtype("<u2", metadata={"bits of": "bfloat16"})
 """The dtype of arrays made from bfloat16 tensors: uint16 with metadata that marks it."""
 
 
 def is_of(value: object, package: str, name: str) -> bool:
-    """Return True if a value is of a class of this name from a package, or of a subclass."""
+    """Return True if a value's class, or a base class, has this name and is from `package`."""
     return any(
         kind.__name__ == name and str(kind.__module__).partition(".")[0] == package
         for kind in type(value).__mro__
@@ -32,23 +32,23 @@ def is_of(value: object, package: str, name: str) -> bool:
 
 
 def is_bfloat16_bits(dtype: np.dtype[Any]) -> bool:
-    """Return True if a dtype is that of an array made of a bfloat16 tensor by `tensor_to_array`."""
+    """Return True for the dtype that `tensor_to_array` returns for bfloat16 tensors."""
     return dtype.metadata is not None and dtype.metadata.get("bits of") == "bfloat16"
 
 
 def format_dtype(dtype: np.dtype[Any]) -> str:
-    """Return a dtype as messages show it, "bfloat16" for the bits of bfloat16."""
+    """Return a dtype's name for messages; "bfloat16" for the bits of bfloat16."""
     return "bfloat16" if is_bfloat16_bits(dtype) else str(dtype)
 
 
 def tensor_to_array(name: str, tensor: Any) -> npt.NDArray[Any]:
-    """Return a CPU tensor of torch, with or without a gradient, as an array over its memory.
+    """Return an array that shares the memory of a torch tensor on the CPU.
 
     A bfloat16 tensor becomes a uint16 array of its bits, recognized by `is_bfloat16_bits`.
 
     Raises:
-        SchemaError: the tensor is on another device, sparse, or of a dtype that NumPy lacks. The
-            message names the field.
+        SchemaError: the tensor is on another device, is sparse, or has a dtype that NumPy lacks.
+            The message names the field.
     """
     device, layout = tensor.device.type, str(tensor.layout)
     if device != "cpu":
@@ -75,8 +75,8 @@ def tensor_to_array(name: str, tensor: Any) -> npt.NDArray[Any]:
 
 
 def is_masked(value: object) -> bool:
-    """Return True if a value is a masked array of NumPy, whatever is masked in it."""
-    # The exact type first: np.ma takes milliseconds to import.
+    """Return True if a value is a NumPy masked array, even if no item is masked."""
+    # Test the exact type first: importing np.ma takes milliseconds.
     is_subclass = type(value) is not np.ndarray and isinstance(value, np.ndarray)
     return is_subclass and isinstance(value, np.ma.MaskedArray)
 
@@ -85,7 +85,7 @@ def refuse_masked(place: str, value: object, depth: int = 1) -> None:
     """Raise an error if a value is a masked array, or a list that has one among its elements.
 
     Args:
-        place: names the field in the message.
+        place: text that names the field at the start of the message.
         value: any value.
         depth: levels of lists and tuples to search.
 
@@ -103,10 +103,10 @@ def refuse_masked(place: str, value: object, depth: int = 1) -> None:
 
 
 def tensors_to_arrays(name: str, value: Any, depth: int) -> Any:
-    """Return a value with its tensors of torch as arrays, or as it is if it has none.
+    """Replace torch tensors in a value by arrays; return a value without tensors unchanged.
 
     Args:
-        name: of the field, for messages.
+        name: the field's name, for messages.
         value: any value; a list or tuple with a tensor is returned as a new list.
         depth: levels of lists and tuples to search.
 
@@ -129,7 +129,7 @@ def encode_array(name: str, field: Array, value: object) -> npt.NDArray[Any]:
     numbers are rounded, to the precision of a floating-point field.
 
     Raises:
-        SchemaError: dtype or shape do not fit; the message names the field and both.
+        SchemaError: dtype or shape does not match; the message has the field, expected and found.
     """
     found = _as_dtype(name, field, value)
     fits = found.ndim == len(field.shape) and all(
@@ -140,7 +140,7 @@ def encode_array(name: str, field: Array, value: object) -> npt.NDArray[Any]:
             f"field {name!r}: expected shape {_show(field.shape)}, found {_show(found.shape)}"
         )
     whole: npt.NDArray[Any] = np.ascontiguousarray(found).reshape(found.shape)
-    if field.dtype == "bool" and (whole.view(np.uint8) > 1).any():  # a view of other bytes
+    if field.dtype == "bool" and (whole.view(np.uint8) > 1).any():  # other bytes viewed as bool
         raise SchemaError(f"field {name!r}: a bool in it is neither 0 nor 1")
     return whole
 
@@ -157,14 +157,15 @@ def _as_dtype(name: str, field: Array, value: object) -> npt.NDArray[Any]:
     if isinstance(value, np.ndarray | np.generic):
         found = np.asarray(value)
         if field.dtype == "bfloat16":
-            # Bits, not numbers: a wider cast would turn the number 1 into the smallest denormal.
+            # Accept only arrays of bits: casting the number 1 to uint16 would give the bits of the
+            # smallest denormal.
             if found.dtype.name == "bfloat16":
                 return found.view(wanted)
             if found.dtype.newbyteorder("<") == wanted:
                 return found.astype(wanted, copy=False)
         elif not is_bfloat16_bits(found.dtype) and np.can_cast(found.dtype, wanted, "safe"):
             cast = found.astype(wanted, copy=False)
-            # What NumPy calls safe rounds large integers.
+            # NumPy's "safe" cast from 64-bit integers to float64 rounds large values.
             if found.dtype.itemsize == 8 and found.dtype.kind in "iu" and wanted.kind == "f":
                 _refuse_rounding(name, found, cast)
             return cast
@@ -192,7 +193,7 @@ def _refuse_rounding(name: str, given: npt.NDArray[Any], cast: npt.NDArray[Any])
 
 
 def _converted(found: npt.NDArray[Any], field: Array) -> npt.NDArray[Any]:
-    """Return numbers given as Python objects in the field's dtype; NumPy itself would wrap some."""
+    """Return numbers from Python objects in the field's dtype; NumPy itself would wrap some."""
     wanted = field.numpy
     if found.size == 0 and found.dtype.kind == "f":
         return found.astype(wanted)

@@ -1,13 +1,13 @@
 """The field types of numbers: arrays, and lists of arrays.
 
-`row_encoder` and `record_encoder` return functions for one field that recognize common values by
-their type alone and take a tenth of the time; all others go through `encode_array`, with the same
-bytes as a result. A list of arrays is stored as
+`row_encoder` and `record_encoder` return functions for one field. They encode common types of
+values directly, in a tenth of the time; all other values go through `encode_array`, which gives the
+same bytes. A list of arrays is stored as
 
     | count: u64 | count x varying dimensions: u64 | zeros up to a multiple of 64 | the arrays |
 
-with the arrays back to back in C order. The record has its own shapes, so it can be copied and
-decoded without any other section.
+with the arrays back to back in C order. The record contains the shapes of its arrays, so it can be
+copied and decoded without any other section.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ VARYING: Final = -1
 
 
 class DType(IntEnum):
-    """Stable codes of element types; those from FLOAT8_E4M3 on are reserved."""
+    """Stable codes of element types; the codes from FLOAT8_E4M3 on are reserved."""
 
     BOOL = 1
     INT8 = 2
@@ -72,7 +72,7 @@ class DType(IntEnum):
 
 
 DTYPES: Final[dict[str, DType]] = {d.name.lower(): d for d in DType if d < DType.FLOAT8_E4M3}
-"""The dtype names of the public API, for all element types that can be stored."""
+"""The element types that can be stored, by their dtype names in the public API."""
 
 
 @functools.cache
@@ -82,7 +82,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 _COPIED_BYTES: Final = 4 << 10
-"""Smaller arrays are copied, which is faster than a view."""
+"""Arrays with fewer bytes are copied, which is faster than creating a view."""
 _NUMBERS: Final[dict[str, tuple[type, str]]] = {
     "bool": (bool, "<?"),
     "int8": (int, "<b"),
@@ -96,7 +96,9 @@ _NUMBERS: Final[dict[str, tuple[type, str]]] = {
     "float32": (float, "<f"),
     "float64": (float, "<d"),
 }
-"""The Python numbers that `struct` packs as NumPy does, refusing values out of range."""
+"""For each dtype, the Python type that `struct` packs as NumPy does, and its format.
+
+`struct` refuses values that are out of range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +106,11 @@ class Array(Field):
     """A field of numbers.
 
     Args:
-        dtype: one of `DTYPES`. bfloat16 is uint16 (its bits) in NumPy and bitcast in tinygrad.
-        shape: dimensions from 1 up; None for one that varies from sample to sample (it may be 0).
-        codec: "raw", or per record "zstd" or "zstd_dictionary". A raw array of fixed shape is a
-            column: read without touching other fields, delivered as one gather per batch.
+        dtype: one of `DTYPES`. In NumPy, bfloat16 is uint16 (its bits); tinygrad bitcasts it.
+        shape: dimensions from 1 up; None for a dimension that varies between samples and may be 0.
+        codec: "raw", "zstd" or "zstd_dictionary"; compression is per record. A raw array of fixed
+            shape is stored as a column, which is read without touching other fields, by one gather
+            per batch.
         optional: True if a sample may have None here.
 
     Raises:
@@ -183,7 +186,7 @@ class Array(Field):
 
     @property
     def stride(self) -> int:
-        """The distance of consecutive rows of the column in bytes; from 64 up, a multiple of 64."""
+        """The distance between rows of the column in bytes; a multiple of 64 for rows of 64 up."""
         n_bytes = self.row_bytes
         if n_bytes is None:
             raise SchemaError("an array of varying shape has no stride")
@@ -259,7 +262,7 @@ class Array(Field):
     def row_encoder(self, name: str) -> Callable[[Any], Content | None]:
         """Return a function that encodes a value of a column, or returns None for a missing one.
 
-        Rows without a hash of their own are copies.
+        Small rows, which share a hash with others, are copied.
 
         Raises:
             SchemaError: (from the returned function) the value does not fit the field.
@@ -268,7 +271,7 @@ class Array(Field):
             return self._large_rows(name)
         wanted, shape, optional = self.numpy, self.shape, self.optional
         is_bool = self.dtype == "bool"
-        # A scalar's bytes are in the machine's order.
+        # The bytes of a NumPy scalar are in native order.
         scalar = wanted.type if wanted.isnative and not shape else None
         number, layout = _NUMBERS.get(self.dtype, (None, "<")) if not shape else (None, "<")
         pack = struct.Struct(layout).pack
@@ -286,7 +289,7 @@ class Array(Field):
                 try:
                     return pack(value)
                 except (struct.error, OverflowError):
-                    pass  # the reason is told by:
+                    pass  # `encode_array` raises the error
             elif value is None and optional:
                 return None
             return encode_array(name, self, value).tobytes()
@@ -311,7 +314,7 @@ class Array(Field):
         return encode
 
     def record_encoder(self, name: str) -> Callable[[Any], Record]:
-        """Return a function that copies small arrays of the right dtype and shape."""
+        """Return a function that encodes a value; small arrays that match the field are copied."""
         wanted, n_dims = self.numpy, len(self.shape)
         fixed = [(d, n) for d, n in enumerate(self.shape) if n is not None]
         is_bool = self.dtype == "bool"
@@ -333,11 +336,11 @@ class Array(Field):
 
 
 def _dtype_name(dtype: Any) -> str | None:
-    """Return the name of a dtype-like object; None if it is not one."""
+    """Return the name of a dtype-like object; None if `dtype` is not dtype-like."""
     if isinstance(dtype, str):
         return dtype
     try:
-        return None if dtype is None else np.dtype(dtype).name  # NumPy takes None for float64
+        return None if dtype is None else np.dtype(dtype).name  # NumPy reads None as float64
     except TypeError:
         return None
 
@@ -357,8 +360,8 @@ class List(Field):
     """A field of any number of arrays, all with one dtype and number of dimensions.
 
     Args:
-        element: the type of each array; its shape may vary, its codec is set on the list.
-        codec: "raw", "zstd" or "zstd_dictionary", for all arrays of a sample together.
+        element: the type of each array; the shape may vary.
+        codec: "raw", "zstd" or "zstd_dictionary"; all arrays of a sample are compressed together.
         optional: True if a sample may have None here.
 
     Raises:
@@ -411,21 +414,21 @@ class List(Field):
         return unpack_list(self.element, record)
 
     def decode_batch(self, records: Sequence[Content]) -> list[Any]:
-        """Return the lists; an empty record, which a missing value has, is an empty one."""
+        """Return the lists; a missing value, whose record is empty, gives an empty list."""
         return [unpack_list(self.element, record) if len(record) else [] for record in records]
 
     def check_record(self, record: Content, dims: Dims) -> None:
-        """Check the numbers of the head, and that each bool is 0 or 1."""
+        """Check count and dimensions at the start, and that each bool is 0 or 1."""
         unpack_list(self.element, record)
         if self.element.dtype != "bool":
             return
-        # Checked as bytes: NumPy would read 2, an invalid bool, as 1.
+        # Check the bytes: NumPy would read 2, an invalid bool, as True.
         place, _ = _head(self.element, record)
         if (np.frombuffer(record[place:], np.uint8) > 1).any():
             raise ShardCorrupt("a bool in a list is neither 0 nor 1", code="value")
 
     def value_bytes(self, value: Any) -> bytes:
-        """Return length and bytes of each array."""
+        """Return the concatenated lengths and bytes of the arrays."""
         parts = [self.element.value_bytes(array) for array in value]
         return b"".join(f"l{len(part)},".encode() + part for part in parts)
 
@@ -446,7 +449,7 @@ def unpack_list(element: Array, record: bytes | memoryview) -> list[npt.NDArray[
     """Return the arrays of a record, as views of it.
 
     Raises:
-        ShardCorrupt: the numbers do not match the record's bytes. The error has no place.
+        ShardCorrupt: the sizes do not match the record's bytes. The error has no place.
     """
     place, dims = _head(element, record)
     arrays = []
@@ -462,11 +465,12 @@ def unpack_list(element: Array, record: bytes | memoryview) -> list[npt.NDArray[
 
 
 def _head(element: Array, record: bytes | memoryview) -> tuple[int, npt.NDArray[np.uint64]]:
-    """Return the offset of the arrays, and the varying dimensions of each, (count, varying)."""
+    """Return the offset of the first array, and the varying dimensions, (count, varying)."""
     if len(record) < RECORD_ALIGNMENT:
         raise _corrupt("a list of arrays has no head", RECORD_ALIGNMENT, len(record))
     (count,) = _NUMBER.unpack_from(record)
-    # An array of fixed shape takes bytes, one of varying shape has numbers: count is bounded.
+    # Bound `count`: each array takes at least its own bytes if its shape is fixed, else 8 bytes for
+    # each varying dimension.
     n_varying = element.shape.count(None)
     smallest = element.row_bytes or _NUMBER.size * n_varying
     if count > len(record) // smallest:
@@ -482,7 +486,7 @@ def _head(element: Array, record: bytes | memoryview) -> tuple[int, npt.NDArray[
 def _shape(
     element: Array, varying: npt.NDArray[np.uint64], n_left: int
 ) -> tuple[tuple[int, ...], int]:
-    """Return the shape of the next array and its bytes; n_left remain in the record."""
+    """Return shape and size in bytes of the next array; `n_left` bytes remain in the record."""
     rest = iter(varying.tolist())
     shape = tuple(next(rest) if d is None else d for d in element.shape)
     n_bytes = 0 if 0 in shape else element.numpy.itemsize * int(np.prod(shape, dtype=object))

@@ -1,7 +1,7 @@
 """The interface of field types: everything that depends on the type of a field.
 
-A type is a frozen dataclass derived from `Field` and an entry of `types.FIELD_TYPES`. All other
-code asks the field, so that a new type needs no change elsewhere.
+A type is a frozen dataclass derived from `Field`, with an entry in `types.FIELD_TYPES`. All other
+code calls the methods of `Field`, so that a new type needs no change elsewhere.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class FieldType(IntEnum):
 class Field(ABC):
     """The type of a field, which validates, encodes, decodes and verifies its values.
 
-    A value is stored as a row of a column or as a record. Every method takes decompressed records;
-    the errors that they raise for damaged ones have no place.
+    A value is stored as a row of a column or as a record. Every method takes decompressed records.
+    Errors for damaged records have no place; the caller adds it.
     """
 
     __slots__ = ()
@@ -57,15 +57,15 @@ class Field(ABC):
     code: ClassVar[int]
     """The stable code in a stored schema."""
     required: ClassVar[Required] = Required(0)
-    """The features that a reader needs for it."""
+    """The features that a reader needs for fields of this type."""
     medium: ClassVar[str | None] = None
     """The medium whose encoded files are the values: "image", "video" or "audio", or None."""
     is_streamed: ClassVar[bool] = False
-    """True if records are streams of packets, which tables in other sections describe."""
+    """True if records are streams of packets, which are described by tables in other sections."""
     has_frames: ClassVar[bool] = False
     """True if each shown packet of a stream is a frame."""
     is_utf8: ClassVar[bool] = False
-    """True if a record is valid exactly if it is UTF-8."""
+    """True if every record in valid UTF-8 is valid, and no other is."""
     alignment: ClassVar[int] = 1
     """The alignment of raw records and of values in a block, in bytes."""
 
@@ -85,7 +85,7 @@ class Field(ABC):
 
     @classmethod
     def word(cls) -> str:
-        """Return the name of the type in field specs."""
+        """Return the name of the type in the field specs of converters."""
         return cls.__name__.lower()
 
     @property
@@ -105,7 +105,7 @@ class Field(ABC):
 
     @property
     def stored_dims(self) -> tuple[int, ...]:
-        """The dimensions of a value's shape that the SHAPES section has."""
+        """The dimensions of a value's shape that are stored in the SHAPES section."""
         return ()
 
     @property
@@ -119,7 +119,7 @@ class Field(ABC):
         return self.medium is not None
 
     def describe(self) -> dict[str, object]:
-        """Return what a stored schema has of the field besides name, type, codec and optional."""
+        """Return the field's further entries in a stored schema, beyond those of all types."""
         return {}
 
     @classmethod
@@ -129,14 +129,14 @@ class Field(ABC):
 
         Raises:
             SchemaError: the entry breaks a rule.
-            ShardUnsupported: it has a code that is unknown to this version.
+            ShardUnsupported: the entry has a code that is unknown to this version.
         """
 
     def validate(self, name: str, value: object) -> None:
         """Check that a value can be stored.
 
         Raises:
-            SchemaError: it does not fit; the message starts with the field's name.
+            SchemaError: the value does not fit; the message starts with the field's name.
         """
         self.record_encoder(name)(value)
 
@@ -169,7 +169,7 @@ class Field(ABC):
         """Return the shape of a value from its stored dimensions and the size of its record.
 
         Raises:
-            ShardCorrupt: they are invalid.
+            ShardCorrupt: the dimensions are invalid.
         """
         return ()
 
@@ -178,12 +178,14 @@ class Field(ABC):
 
         Raises:
             ShardCorrupt: the record breaks a rule.
-            ValueError, RecursionError: the record is no value of this type.
+            ValueError, RecursionError: the record does not contain a value of this type.
         """
         return bytes(record)
 
     def decode_batch(self, records: Sequence[Content]) -> list[Any]:
-        """Return the values of a batch, which have no shapes; those of empty records may be any.
+        """Return the values of a batch of records without shapes.
+
+        The values for empty records, which belong to missing values, are unspecified.
 
         Raises:
             ShardCorrupt, ValueError, RecursionError: as `decode`.
@@ -191,18 +193,18 @@ class Field(ABC):
         return list(map(bytes, records))
 
     def are_valid(self, dims: Dims) -> npt.NDArray[np.bool_]:
-        """Return a mask of raw records that are valid whatever their bytes, from their dimensions.
+        """Return a mask of the raw records whose dimensions alone prove that they are valid.
 
         Args:
-            dims: the stored dimensions, a line per record.
+            dims: the stored dimensions, one row per record.
         """
         return np.zeros(len(dims), np.bool_)
 
     def check_record(self, record: Content, dims: Dims) -> None:
-        """Check that a record is a value in the only form that is allowed.
+        """Check that a record is the canonical encoding of a value.
 
         Raises:
-            ShardCorrupt: it is not.
+            ShardCorrupt: the record is not.
         """
         try:
             self.decode(record, self.shape_of(dims, len(record)))
@@ -210,14 +212,14 @@ class Field(ABC):
             raise ShardCorrupt(f"a record cannot be decoded: {error}", code="value") from error
 
     def value_bytes(self, value: Any) -> bytes:
-        """Return bytes that differ whenever values that are not missing do."""
+        """Return bytes that identify a value: different values give different bytes."""
         record, shape = self.encode_record("", value)
         return f"{shape}".encode() + record
 
 
 @dataclass(frozen=True, slots=True)
 class RecordField(Field):
-    """A field whose values are one record each, without options besides codec and optional."""
+    """A field whose values are records, with no options besides codec and optional."""
 
     codec: str = "raw"
     _: KW_ONLY
@@ -233,7 +235,7 @@ class RecordField(Field):
 
 
 def check_options(codec: object, optional: object) -> None:
-    """Check the options that all field types have.
+    """Check the options that all field types share.
 
     Raises:
         SchemaError: the codec is unknown, or `optional` is not a bool.

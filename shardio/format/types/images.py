@@ -13,16 +13,13 @@ from shardio.format.layout import Required
 from shardio.format.types.field import Content, Dims, Field, FieldType, check_options, refuse
 
 MAX_PICTURE_SIDE: Final = (1 << 31) - 1
-"""In pixels; PNG's limit, and no other format has a higher one."""
+"""The maximum height and width in pixels: PNG's limit, which no other format exceeds."""
 MAX_CHANNELS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedMedia(Field):
-    """A field of media that are already encoded.
-
-    They are stored unchanged and not compressed again.
-    """
+    """A field of encoded media, which are stored unchanged and not compressed again."""
 
     codec: ClassVar[str] = "raw"
     _: KW_ONLY
@@ -40,10 +37,10 @@ class EncodedMedia(Field):
 
 
 class EncodedImage(bytes):
-    """The bytes of an image file; `bytes` in every other respect.
+    """The bytes of an image file, with the image's dimensions as attributes.
 
-    `height` and `width` are those of the displayed image, in pixels; `channels` are those of the
-    encoded one, 1 to 4.
+    `height` and `width` are in pixels, as displayed (after rotation); `channels` is the number of
+    channels as encoded, 1 to 4.
     """
 
     height: int
@@ -107,7 +104,7 @@ class Image(EncodedMedia):
         return height, width, channels
 
     def decode(self, record: Content, shape: tuple[int, ...]) -> EncodedImage:
-        """Return the bytes of the file with the dimensions."""
+        """Return the bytes of the file together with its dimensions."""
         height, width, channels = shape
         return EncodedImage(record, height, width, channels)
 
@@ -118,7 +115,7 @@ class Image(EncodedMedia):
         return found
 
     def check_record(self, record: Content, dims: Dims) -> None:
-        """Check that there are bytes, and valid dimensions of them."""
+        """Check that the record is not empty and that its dimensions are valid."""
         if not len(record):
             raise ShardCorrupt("an image that is present has no bytes", code="validity")
         self.shape_of(dims, len(record))

@@ -1,11 +1,12 @@
-"""Videos and audio: the unchanged packets of encoded streams, with a table to find each.
+"""Videos and audio: the unchanged packets of encoded streams, with a table to find each packet.
 
-`media` demuxes files into streams and decodes them; a shard stores one per sample of a `Video` or
-`Audio` field. Its record is
+`media` demuxes files into streams and decodes them; a shard stores one stream per sample of a
+`Video` or `Audio` field. The record of a stream is
 
     | parameters: canonical JSON | extradata | packets, back to back |
 
-and sections beside the payload have a line per stream (`STREAM`) and one per packet (`PACKET`).
+and tables in sections of their own have a row per stream (`STREAM`) and per packet (`PACKET`). In
+this module, a *line* is a packed row of such a table.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from shardio.format.types.images import EncodedMedia
 from shardio.format.types.text import canonical_json, check_json
 
 PACKET: Final = struct.Struct("<QQqQ")
-"""offset in the data, bytes | flags << 48, presentation time, duration."""
+"""offset in the data of the packets, bytes | flags << 48, presentation time, duration."""
 PACKET_DTYPE: Final = np.dtype(
     [("offset", "<u8"), ("stored", "<u8"), ("pts", "<i8"), ("duration", "<u8")]
 )
@@ -52,15 +53,15 @@ STREAM_DTYPE: Final = np.dtype(
         ("duration", "<u8"),
     ]
 )
-"""`n_frames`, `width` and `height` as of `EncodedStream`; the time base is numerator by
-denominator."""
+"""The dtype of a `STREAM` row. `n_frames`, `width` and `height` are as in `EncodedStream`; the time
+base is numerator / denominator."""
 Streams = npt.NDArray[np.void]
 MAX_PARAMETER_BYTES: Final = 1 << 20
 
 _ABSENT: Final = ("n_packets", "n_frames", "numerator", "denominator", "width", "height")
 _ABSENT_TOO: Final = ("parameter_bytes", "extradata_bytes", "duration")
 PIECE_BYTES: Final = 16 * CHUNK_BYTES
-"""Bytes of a record that are hashed and written at a time."""
+"""The number of bytes of a record that are hashed and written at a time."""
 _U32, _U64 = (1 << 32) - 1, (1 << 64) - 1
 _SIZE_BITS: Final = 48
 _SIZE_MASK: Final = np.uint64((1 << _SIZE_BITS) - 1)
@@ -70,9 +71,9 @@ class PacketFlag(IntFlag):
     """Properties of a packet that are known without decoding it."""
 
     KEY = 1
-    """Decoding can begin here."""
+    """Decoding can begin at this packet."""
     HIDDEN = 2
-    """Decoded but never shown: outside of an edit list, or only a reference for other frames."""
+    """The frame is never shown: excluded by an edit list, or only a reference for other frames."""
     DISPOSABLE = 4
     """No other frame depends on this one."""
 
@@ -93,15 +94,15 @@ class EncodedStream:
     """One stream of encoded media, in decoding order.
 
     Args:
-        parameters: the decoder's parameters, as JSON values; `codec` is FFmpeg's name.
-        extradata: the decoder's own configuration.
-        packets: the table, of `PACKET_DTYPE`; offsets count from the start of `data`.
-        data: the packets back to back.
+        parameters: the decoder's parameters, as JSON values; `codec` is FFmpeg's name of the codec.
+        extradata: the codec's configuration (FFmpeg's `extradata`).
+        packets: the table of packets, of `PACKET_DTYPE`; offsets count from the start of `data`.
+        data: the packets, back to back.
         time_base: seconds per tick of `pts`, `duration` and of this stream's `duration`.
-        n_frames: number of shown frames; for audio, samples per channel.
-        width, height: of a video's displayed frames, in pixels; for audio, channels and samples per
-            second.
-        duration: in ticks, from the first frame to the end of the last; 0 if unknown.
+        n_frames: the number of shown frames; for audio, samples per channel.
+        width, height: the size of a video's displayed frames in pixels; for audio, the number of
+            channels and the sample rate in Hz.
+        duration: the time from the first frame to the end of the last, in ticks; 0 if unknown.
     """
 
     parameters: Mapping[str, Any]
@@ -131,13 +132,13 @@ def packet_flags(packets: Packets) -> npt.NDArray[np.int64]:
 def pack_packets(
     sizes: npt.ArrayLike, flags: npt.ArrayLike, pts: npt.ArrayLike, durations: npt.ArrayLike
 ) -> Packets:
-    """Return the table of packets that lie back to back.
+    """Return the table of packets that are stored back to back.
 
     Args:
-        sizes: bytes of each packet, in decoding order.
-        flags: the `PacketFlag`s of each.
-        pts: the presentation time of each, in ticks.
-        durations: of each, in ticks; 0 if unknown.
+        sizes: the size of each packet in bytes, in decoding order.
+        flags: the `PacketFlag`s of each packet.
+        pts: the presentation time of each packet, in ticks.
+        durations: the duration of each packet, in ticks; 0 if unknown.
     """
     n_bytes = np.asarray(sizes, np.uint64)
     found = np.zeros(len(n_bytes), PACKET_DTYPE)
@@ -150,10 +151,10 @@ def pack_packets(
 
 @dataclass(frozen=True, slots=True)
 class StreamTables:
-    """The contents of the sections beside the payload for one stream.
+    """The rows that one stream adds to the tables outside of the payload.
 
-    `line` is packed by `STREAM`, with zeros for the first packet and the first chunk, which the
-    writer fills in; `packets` are the packed lines of its packets.
+    `line` is packed by `STREAM`; the numbers of its first packet and first chunk are 0 until the
+    writer fills them in. `packets` are the packed rows of its packets.
     """
 
     line: bytes = bytes(STREAM.size)
@@ -163,12 +164,12 @@ class StreamTables:
 class StreamRecord:
     """The record of a stream and its tables, to be written to a shard.
 
-    Its parts are never joined: hours of video are gigabytes.
+    Head and data are never joined: hours of video are gigabytes.
 
     Args:
         head: the bytes of parameters and extradata.
         data: the packets.
-        tables: the stream's contents of other sections.
+        tables: the stream's rows in other sections.
     """
 
     __slots__ = ("_data", "_head", "nbytes", "tables")
@@ -194,11 +195,11 @@ class StreamRecord:
 
 
 Record = tuple[Content, tuple[int, ...]] | StreamRecord
-"""The bytes of one value with the shape of an array or image; or a stream."""
+"""The bytes of one value with its shape (for arrays and images); or a stream."""
 
 
 def pack_line(line: bytes, first_packet: int, first_chunk: int) -> bytes:
-    """Return the line of a stream with its position in the tables filled in."""
+    """Return the line of a stream with its first packet and first chunk filled in."""
     _, n_packets, _, *rest = STREAM.unpack(line)
     return STREAM.pack(first_packet, n_packets, first_chunk, *rest)
 
@@ -210,7 +211,7 @@ class _Streams(EncodedMedia):
     is_streamed: ClassVar[bool] = True
 
     def record_encoder(self, name: str) -> Callable[[Any], Record]:
-        """Return a function that returns the record of a stream with its tables."""
+        """Return a function that encodes a stream as a record with its tables."""
         return lambda value: self.encode_stream(name, value)
 
     def encode_stream(self, name: str, value: object) -> StreamRecord:
@@ -267,16 +268,16 @@ class Audio(_Streams):
 def stream_tables(
     name: str, stream: EncodedStream, n_parameters: int, *, has_frames: bool
 ) -> StreamTables:
-    """Validate a stream given to a writer, and return its contents of the sections.
+    """Validate a stream passed to a writer, and return its tables.
 
     Args:
-        name: of the field, for messages.
-        stream: whose parameters take `n_parameters` bytes.
-        n_parameters: bytes of canonical JSON.
+        name: the field's name, for messages.
+        stream: the stream.
+        n_parameters: the size of its parameters as canonical JSON, in bytes.
         has_frames: True if each shown packet is a frame.
 
     Raises:
-        SchemaError: naming the field and the invalid value.
+        SchemaError: a value is invalid; the message names the field and the value.
     """
     packets = np.ascontiguousarray(stream.packets)
     if packets.dtype != PACKET_DTYPE or packets.ndim != 1:
@@ -329,16 +330,16 @@ def n_shown(packets: Packets) -> int:
 
 
 def packets_error(packets: Packets, n_bytes: int) -> str | None:
-    """Return the reason why packets do not form a valid table of n_bytes, or None.
+    """Return the reason why a table of packets is invalid for data of n_bytes, or None.
 
-    A flag is unknown, or the packets do not tile the bytes.
+    Flags must be known, and the packets must cover the data without gaps or overlaps.
     """
     if not len(packets):
         return None if n_bytes == 0 else f"{n_bytes} bytes of packets, and no packet"
     if (packet_flags(packets) & ~_FLAGS).any():
         return "a packet has a flag that is not known"
     offsets, sizes = packets["offset"], packet_sizes(packets).astype(np.uint64)
-    # No sum overflows if each of them is at most n_bytes, which is below 2^63.
+    # `offsets + sizes` cannot overflow if both are at most n_bytes, which is below 2^63.
     is_inside = max(int(offsets.max()), int(sizes.max())) <= n_bytes
     ends = offsets + sizes
     tile = is_inside and offsets[0] == 0 and ends[-1] == n_bytes
@@ -350,12 +351,12 @@ def packets_error(packets: Packets, n_bytes: int) -> str | None:
 def invalid_streams(
     streams: Streams, sizes: npt.NDArray[np.uint64], n_packets: int, n_chunks: int
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask of the lines with invalid numbers; checked without overflow.
+    """Return a mask of the invalid rows of a table of streams; the checks cannot overflow.
 
     Args:
-        streams: some lines.
-        sizes: the bytes of their records, each below 2^48; 0 where the sample lacks the field.
-        n_packets, n_chunks: sizes of the field's tables.
+        streams: rows of the table.
+        sizes: the record's size in bytes for each row, below 2^48; 0 if the field is missing.
+        n_packets, n_chunks: the number of packets and chunks of the whole field.
     """
     chunks = (sizes + np.uint64(CHUNK_BYTES - 1)) // np.uint64(CHUNK_BYTES)
     bad = _reaches_beyond(streams["first_packet"], streams["n_packets"], n_packets)
@@ -375,7 +376,7 @@ def invalid_streams(
 def _reaches_beyond(
     first: npt.NDArray[np.uint64], n: npt.NDArray[np.uint64], n_all: int
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask of the spans, n items starting at `first`, that exceed n_all items."""
+    """Return a mask of the spans of n items from `first` on that end after `n_all` items."""
     everything = np.uint64(n_all)
     found: npt.NDArray[np.bool_] = first > everything
     found |= n > everything - np.minimum(first, everything)
@@ -383,10 +384,10 @@ def _reaches_beyond(
 
 
 def check_parameters(parameters: object) -> Mapping[str, Any]:
-    """Return the parameters of a stream after checking that they are an object with a codec.
+    """Return the parameters of a stream after checking that they are a dict that names a codec.
 
     Raises:
-        ShardCorrupt: they are not. The error has no place.
+        ShardCorrupt: the parameters are invalid. The error has no place.
     """
     codec = parameters.get("codec") if isinstance(parameters, dict) else None
     if not isinstance(parameters, dict) or not isinstance(codec, str) or not codec:

@@ -41,7 +41,7 @@ class Bytes(RecordField):
         return np.ones(len(dims), np.bool_)
 
     def value_bytes(self, value: Any) -> bytes:
-        """Return the bytes after a letter."""
+        """Return the bytes, prefixed with a letter."""
         return b"b" + bytes(value)
 
 
@@ -53,14 +53,14 @@ class Text(RecordField):
     is_utf8: ClassVar[bool] = True
 
     def record_encoder(self, name: str) -> Callable[[Any], Record]:
-        """Return a function that encodes a str by its type alone."""
+        """Return a function that encodes a value; a plain str takes a fast path."""
 
         def encode(value: Any) -> Record:
             if type(value) is str:
                 try:
                     return value.encode(), ()
                 except UnicodeEncodeError:
-                    pass  # the reason is told by:
+                    pass  # `encode_record` raises the error
             return self.encode_record(name, value)
 
         return encode
@@ -82,7 +82,7 @@ class Text(RecordField):
         return [str(record, "utf-8") for record in records]
 
     def value_bytes(self, value: Any) -> bytes:
-        """Return the text after a letter."""
+        """Return the text, prefixed with a letter."""
         return b"t" + bytes(value.encode())
 
 
@@ -108,7 +108,7 @@ class Json(RecordField):
         return read_json(str(record, "utf-8"))
 
     def decode_batch(self, records: Sequence[Content]) -> list[Any]:
-        """Return the parsed values; None for the empty record of a missing one."""
+        """Return the parsed values; None for the empty record of a missing value."""
         texts = [str(record, "utf-8") for record in records]
         return [read_json(text) if text or not self.optional else None for text in texts]
 
@@ -154,17 +154,17 @@ read_json: Final = json.JSONDecoder(parse_constant=_refuse_constant).decode
 
 
 MAX_JSON_DEPTH: Final = 256
-"""The maximum nesting of a Json value: parsable with any remaining part of Python's stack."""
+"""The maximum nesting of a Json value, far below the depth at which Python's stack overflows."""
 
 
 def check_json(value: object) -> None:
     """Check that a value survives a round trip through JSON.
 
-    Keys that are not strings are refused: JSON would turn 1 into "1". So is deep nesting, which
-    could be read or not depending on the stack.
+    Keys that are not strings are refused: JSON would turn 1 into "1". Deep nesting is refused too,
+    because reading it could fail, depending on the remaining stack.
 
     Raises:
-        SchemaError: it does not. The message names no field.
+        SchemaError: the value does not. The message names no field.
     """
     waiting, depth = [value], -1
     while waiting:
@@ -175,7 +175,7 @@ def check_json(value: object) -> None:
 
 
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
-"""The types of most values without nested ones, for a quick test."""
+"""The most common types that contain no other values, for a quick test."""
 
 
 def _nested(values: list[object]) -> list[object]:
