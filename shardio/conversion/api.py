@@ -22,8 +22,8 @@ from shardio.conversion.inputs import Listing, list_inputs
 from shardio.conversion.python_items import (
     MapStyleSamples,
     convert_items,
+    index_runs,
     is_map_style,
-    position_runs,
 )
 from shardio.conversion.python_samples import append_samples, as_mapping, convert_samples
 from shardio.conversion.report import ConversionReport, Progress
@@ -274,7 +274,7 @@ class PythonSource:
         """Return the items, the function that converts an item to samples, and its name."""
         if self.samples is None:
             indexing = MapStyleSamples(self.src)
-            return position_runs(len(self.src)), indexing, indexing.name
+            return index_runs(len(self.src)), indexing, indexing.name
         return self.src, self.samples, function_name(self.samples)
 
     def _rows(self, *, append: bool) -> tuple[Schema | None, Iterable[Mapping[str, Any]]]:

@@ -104,7 +104,7 @@ def _json_lines(path: str) -> Iterator[Entry]:
 
 
 def apply_labels(listing: Listing, labels: Mapping[str, str], where: str) -> Listing:
-    """Return the inputs with the labels that `labels` has for their names; -1 for all others.
+    """Label the inputs by `labels`, which maps input names to class names; label others -1.
 
     Classes are sorted by name, or numerically if all of them are integers.
 
@@ -224,7 +224,7 @@ def _split_warning(found: SplitFolders, source: str, out: str, *, are_classes: b
         for name, inner in found.classes.items()
     ]
     text = (
-        f"{source}: the folders {_join_names(named)} are named like the parts of a split; all "
+        f"{source}: the folders {_join_names(named)} are named like splits; all "
         "their samples go into one dataset"
     )
     if are_classes:
@@ -236,7 +236,7 @@ def _split_warning(found: SplitFolders, source: str, out: str, *, are_classes: b
     if are_classes and missing:
         text += (
             ". Classes are numbered by name: for equal numbers create an empty folder for each "
-            f"class that a part lacks, such as {missing}"
+            f"class that a split lacks, such as {missing}"
         )
     return text
 
@@ -264,9 +264,9 @@ def _convert_command(found: SplitFolders, name: str, source: str, out: str) -> s
 
 def _missing_class(found: SplitFolders) -> str:
     """Return the path of a class that one split has and another lacks; "" if there is none."""
-    parts = {name: inner for name, inner in found.classes.items() if inner}
-    every = frozenset[str]().union(*parts.values())
-    for name, inner in parts.items():
+    splits = {name: inner for name, inner in found.classes.items() if inner}
+    every = frozenset[str]().union(*splits.values())
+    for name, inner in splits.items():
         if len(found.parents) == 1 and every - inner:
             return "/".join(filter(None, (found.parents[0], name, min(every - inner))))
     return ""

@@ -71,8 +71,8 @@ class FrameRows:
         names = [column.name for column in self._columns]
         for start in range(0, self._n_rows, _CHUNK_ROWS):
             stop = min(start + _CHUNK_ROWS, self._n_rows)
-            parts = [column.values(start, stop) for column in self._columns]
-            for row in zip(*parts, strict=True):
+            columns = [column.values(start, stop) for column in self._columns]
+            for row in zip(*columns, strict=True):
                 yield dict(zip(names, row, strict=True))
 
 

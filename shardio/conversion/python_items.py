@@ -334,7 +334,7 @@ class MapStyleSamples:
         return type(self.dataset).__qualname__
 
 
-def position_runs(n: int) -> list[int | tuple[int, int]]:
+def index_runs(n: int) -> list[int | tuple[int, int]]:
     """Return the indices 0 to n - 1 as items: single indices, or runs if n exceeds MAX_ITEMS."""
     n_run = 1 << max(0, -(-n // MAX_ITEMS) - 1).bit_length()
     if n_run == 1:

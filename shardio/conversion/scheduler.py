@@ -233,7 +233,7 @@ def run_units(
         in_order=False,
         preload=[__name__],
         is_called="the conversion",
-        on_crash=lambda _, place, died: UnitCrash(place, died),
+        on_crash=lambda _, position, died: UnitCrash(position, died),
         held_fds=lock_fds,
     ) as pool:
         run = _UnitScheduler(units, job, state, pool)
@@ -245,9 +245,9 @@ def run_units(
 
 
 class UnitCrash(NamedTuple):
-    """The crash of a worker; `place` is the position of the input being read, or None."""
+    """The crash of a worker; `position` is the index in its unit of the input being read."""
 
-    place: int | None
+    position: int | None
     died: WorkerExit
 
 
@@ -290,19 +290,19 @@ class _UnitScheduler:
         else:
             del self._unit_of[item]
 
-    def _on_crash(self, number: int, place: int | None, died: WorkerExit) -> None:
+    def _on_crash(self, number: int, position: int | None, died: WorkerExit) -> None:
         """Retry the unit of a crashed worker; skip an input after MAX_CRASHES crashes."""
         unit = self._units[number]
-        self._n_crashes[number, place] += 1
-        if place is None:  # verifying a recorded shard may have crashed: convert the unit again
+        self._n_crashes[number, position] += 1
+        if position is None:  # verifying a recorded shard may have crashed: delete the record
             delete_record(Path(self._job.folder, unit.key))
-        if self._n_crashes[number, place] == MAX_CRASHES:
-            if place is None:
+        if self._n_crashes[number, position] == MAX_CRASHES:
+            if position is None:
                 raise WorkerDied(
                     f"{MAX_CRASHES} workers crashed while finishing {_unit_name(unit)}; "
                     f"the last {died.end}"
                 )
-            skipped = unit.first + place, self._reason(died, unit.inputs[place])
+            skipped = unit.first + position, self._reason(died, unit.inputs[position])
             self._units[number] = replace(unit, skipped=(*unit.skipped, skipped))
         self._put(number)
 

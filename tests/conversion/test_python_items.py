@@ -246,14 +246,12 @@ def test_a_data_set_is_converted_by_position_in_workers(tmp_path: Path) -> None:
 
 
 def test_positions_of_a_large_data_set_are_grouped_in_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert python_items.position_runs(3) == [0, 1, 2]
+    assert python_items.index_runs(3) == [0, 1, 2]
     monkeypatch.setattr(python_items, "MAX_ITEMS", 4)
-    assert python_items.position_runs(4) == [0, 1, 2, 3]
-    assert python_items.position_runs(9) == [(0, 3), (4, 7), (8, 8)]
+    assert python_items.index_runs(4) == [0, 1, 2, 3]
+    assert python_items.index_runs(9) == [(0, 3), (4, 7), (8, 8)]
     for n in range(1, 50):
-        runs = [
-            run if isinstance(run, tuple) else (run, run) for run in python_items.position_runs(n)
-        ]
+        runs = [run if isinstance(run, tuple) else (run, run) for run in python_items.index_runs(n)]
         assert len(runs) <= 4
         assert [i for first, last in runs for i in range(first, last + 1)] == list(range(n))
 

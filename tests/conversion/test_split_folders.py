@@ -1,4 +1,4 @@
-"""Folders named like the parts of a split give a warning with commands that keep them apart."""
+"""Folders named like splits give a warning with commands that keep them apart."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make_pictures(root: Path, *folders: str) -> Path:
 
 
 def warned(source: Any, out: Path, **options: Any) -> str:
-    with pytest.warns(UserWarning, match="named like the parts of a split") as caught:
+    with pytest.warns(UserWarning, match="named like splits") as caught:
         shardio.convert(source, out, workers=0, **options)
     assert [one.filename for one in caught] == [__file__]
     return str(caught[0].message)
@@ -47,9 +47,7 @@ def warned(source: Any, out: Path, **options: Any) -> str:
         (["train-clean-100/1", "dev-clean/2"], [""], ["dev-clean", "train-clean-100"]),
     ],
 )
-def test_the_parts_of_a_split_are_found(
-    folders: list[str], parents: list[str], names: list[str]
-) -> None:
+def test_splits_are_found(folders: list[str], parents: list[str], names: list[str]) -> None:
     found = find_split(folders)
     assert found is not None
     assert (list(found.parents), list(found.classes)) == (parents, names)
@@ -79,8 +77,8 @@ def test_folders_train_and_val_give_a_warning_with_working_commands(
     make_pictures(Path("my pictures"), "train/cat", "train/dog", "val/cat", "val/dog")
     text = warned("my pictures/", Path("out"))
     assert text == (
-        "my pictures/: the folders train (2 folders) and val (2 folders) are named like the parts "
-        "of a split; all their samples go into one dataset, with classes such as 'train/cat' and "
+        "my pictures/: the folders train (2 folders) and val (2 folders) are named like splits; "
+        "all their samples go into one dataset, with classes such as 'train/cat' and "
         "'val/cat'. To create a dataset of each, convert them separately: "
         "shardio convert 'my pictures/train' out-train; shardio convert 'my pictures/val' out-val"
     )
@@ -103,7 +101,7 @@ def test_missing_classes_of_a_part_are_named_and_fixed_by_an_empty_folder(tmp_pa
     source = make_pictures(tmp_path / "in", "train/cat", "train/dog", "test/dog", "unlabelled")
     text = warned(source, tmp_path / "out")
     assert text.endswith(
-        "create an empty folder for each class that a part lacks, such as test/cat"
+        "create an empty folder for each class that a split lacks, such as test/cat"
     )
     (source / "test/cat").mkdir()
     text = warned(source, tmp_path / "out", overwrite=True)
@@ -167,13 +165,13 @@ def test_with_a_label_file_there_is_no_warning(tmp_path: Path) -> None:
 
 def test_a_warning_raised_as_an_error_leaves_nothing(tmp_path: Path) -> None:
     source = make_pictures(tmp_path / "in", "train/cat", "val/cat")
-    with pytest.raises(UserWarning, match="parts of a split"):
+    with pytest.raises(UserWarning, match="named like splits"):
         shardio.convert(source, tmp_path / "out", workers=0)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("option", ["--quiet", "--json", "--workers=0"])
-@pytest.mark.filterwarnings("default:.*parts of a split:UserWarning")
+@pytest.mark.filterwarnings("default:.*named like splits:UserWarning")
 def test_the_command_line_prints_the_warning_in_a_line_on_standard_error(
     option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

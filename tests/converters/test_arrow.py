@@ -239,7 +239,7 @@ def test_lists_are_whole_where_batches_are_cut(name: str, tmp_path: Path) -> Non
 
 def test_a_data_set_that_was_saved_to_disk_is_as_its_own_library_reads_it(tmp_path: Path) -> None:
     known = json.loads((MADE / "values.json").read_text(encoding="utf-8"))
-    with pytest.warns(UserWarning, match="test and train are named like the parts of a split"):
+    with pytest.warns(UserWarning, match="test and train are named like splits"):
         report = convert(MADE / "saved", tmp_path / "out")
     assert report.counts == {"converted": 3, "part": 5}
     assert report.classes == ("cat", "\u00e9l\u00e9phant")
