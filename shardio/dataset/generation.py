@@ -45,7 +45,7 @@ from shardio.errors import DatasetCorrupt, InvalidArgument, SchemaError, ShardUn
 from shardio.format.checksum import hash_bytes
 from shardio.format.layout import MAJOR, MINOR
 from shardio.format.schema import Schema
-from shardio.format.types import Field, Video
+from shardio.format.types import Field
 from shardio.format.types.text import canonical_json
 from shardio.shard.opening import MAX_SAMPLES
 from shardio.shard.writer import ShardSummary
@@ -76,7 +76,7 @@ def view_error(view: Mapping[str, Any], schema: Schema) -> str | None:
     is_pair = isinstance(size, list | tuple) and len(size) == 2
     if not is_pair or not all(_is_number(group, _MAX_SIDE) for group in size):
         return f"size must be [height, width], each from 1 to {_MAX_SIDE}; found {size!r}"
-    if (n := sum(isinstance(field, Video) for field in schema.values())) != 1:
+    if (n := sum(field.medium == "video" for field in schema.values())) != 1:
         return f"clips need one field of videos; the schema has {n}"
     return None
 

@@ -15,7 +15,6 @@ from shardio.dataset.dataset import Dataset
 from shardio.dataset.scan import ShardSamples, scan
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
-from shardio.format.types import Video
 from shardio.format.types.streams import Streams
 from shardio.media.audio import Sound
 from shardio.order.clip_groups import ClipGrouping
@@ -106,7 +105,7 @@ class ClipView(SampleView):
         """The fields of the dataset that a sample is made of."""
         schema = self.dataset.schema
         return tuple(
-            name for name in schema if name == self.video or not isinstance(schema[name], Video)
+            name for name in schema if name == self.video or schema[name].medium != "video"
         )
 
     def chosen(self, names: tuple[str, ...], *, is_asked: bool) -> tuple[str, ...]:
@@ -116,7 +115,7 @@ class ClipView(SampleView):
                 f"fields leaves out {self.video!r}, which the samples are clips of"
             )
         schema = self.dataset.schema
-        others = [each for each in names if isinstance(schema[each], Video) and each != self.video]
+        others = [each for each in names if schema[each].medium == "video" and each != self.video]
         if others and is_asked:
             raise InvalidArgument(
                 f"samples are clips of {self.video!r}, one field of videos: leave {others} out of "
@@ -234,7 +233,7 @@ def resolve_field(schema: Schema, clip: Clip) -> Clip:
         InvalidArgument: there is no such field of videos, or it is not clear which; or the fields
             of times are there already.
     """
-    videos = [name for name in schema if isinstance(schema[name], Video)]
+    videos = [name for name in schema if schema[name].medium == "video"]
     known, wanted = ", ".join(videos) or "none", clip.field
     if not videos or wanted not in (None, *videos):
         what = "a field of videos" if wanted is None else f"{wanted!r}, a field of videos"

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
-from shardio.format.types import Array, Field, Video
+from shardio.format.types import Array, Field
 from shardio.media.frames import CropPosition
 
 Where = Literal["all", "random", "uniform"]
@@ -266,7 +266,7 @@ class ClipSpec:
         fields: dict[str, Field] = {}
         made = self.array, Array("int64", (self.clip.frames,)), Array("int64", (2,))
         for name, field in schema.items():
-            is_cut = name == self.name and isinstance(field, Video)
+            is_cut = name == self.name and field.medium == "video"
             fields |= dict(zip(self.names, made, strict=False)) if is_cut else {name: field}
         return Schema(fields)
 

@@ -14,7 +14,7 @@ from shardio.dataset.dataset import Dataset
 from shardio.dataset.scan import ShardSamples, scan
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
-from shardio.format.types import Array, Audio, Field, Image
+from shardio.format.types import Array, Field
 from shardio.format.types.streams import Streams
 from shardio.media.audio import Sound
 from shardio.samples.clips import Clip
@@ -27,7 +27,7 @@ Sizes = Mapping[str, tuple[int, int]]
 
 def image_fields(schema: Schema, names: Iterable[str]) -> tuple[str, ...]:
     """Return those of some fields that hold images."""
-    return tuple(name for name in names if isinstance(schema[name], Image))
+    return tuple(name for name in names if schema[name].medium == "image")
 
 
 def image_schema(schema: Schema, names: Iterable[str], sizes: Sizes | None = None) -> Schema:
@@ -41,7 +41,7 @@ def image_schema(schema: Schema, names: Iterable[str], sizes: Sizes | None = Non
     fields = dict(schema)
     for name in names:
         field = fields.get(name)
-        if isinstance(field, Image):
+        if field and field.medium == "image":
             size = (sizes or {}).get(name) or (None, None)
             fields[name] = Array("uint8", (*size, 3), optional=field.optional)
     return Schema(fields)
@@ -131,7 +131,7 @@ def span_field(name: str) -> str:
 
 def audio_fields(schema: Schema, names: Iterable[str]) -> tuple[str, ...]:
     """Return those of some fields that hold audio."""
-    return tuple(name for name in names if isinstance(schema[name], Audio))
+    return tuple(name for name in names if schema[name].medium == "audio")
 
 
 def audio_schema(
@@ -153,7 +153,7 @@ def audio_schema(
     for name, field in schema.items():
         fields[name] = field
         if name in sounds:
-            sound, is_optional = sounds[name], isinstance(field, Audio) and field.optional
+            sound, is_optional = sounds[name], field.medium == "audio" and field.optional
             shape = (shapes or {}).get(name, (None, sound.channels))
             fields[name] = Array(sound.dtype, shape, optional=is_optional and shape[0] is None)
             fields[span_field(name)] = Array("int64", (2,))

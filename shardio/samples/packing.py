@@ -91,10 +91,9 @@ class Pack:
 
     def documents(self, schema: Schema) -> Array:
         """Return the type of the packed field."""
-        field = schema[self.name]
-        if not isinstance(field, Array):
+        if (array := schema[self.name].array) is None:
             raise AssertionError("it is looked at which field is packed before anything is read")
-        return field
+        return array
 
     def made(self, field: Array) -> dict[str, Array]:
         """Return the fields of a window, given the type of the packed field."""

@@ -17,7 +17,6 @@ import numpy.typing as npt
 from shardio._base.classes import cached_property
 from shardio.errors import InvalidArgument, MediaError, ShardCorrupt
 from shardio.format.schema import Schema
-from shardio.format.types import Array, List
 from shardio.format.types.streams import EncodedStream, PacketFlag, Streams, packet_flags
 from shardio.samples.clips import Clip, Clips
 from shardio.shard.reader import ShardReader
@@ -158,8 +157,8 @@ def event_dtype(schema: Schema, name: str) -> np.dtype[Any]:
         InvalidArgument: the field does not exist, is not numeric, or has tables.
     """
     field = schema.get(name)
-    array = field.element if isinstance(field, List) else field
-    if isinstance(array, Array) and len(array.shape) <= 1:
+    array = None if field is None else field.array or field.item
+    if array and len(array.shape) <= 1:
         if array.dtype.startswith("float"):
             return np.dtype(np.float64)
         if array.dtype.startswith(("int", "uint")):
@@ -184,8 +183,8 @@ def read_events(reader: ShardReader, name: str, rows: Rows) -> tuple[Rows, Value
         is_there = reader.present(name, rows)
         return np.where(is_there, every.shape[1], 0), every[is_there].reshape(-1)
     field = reader.schema[name]
-    array = field.element if isinstance(field, List) else field
-    none = np.zeros(0, array.numpy if isinstance(array, Array) else np.int64)
+    array = field.array or field.item
+    none = np.zeros(0, array.numpy if array else np.int64)
     found: list[Values] = []
     for value in reader.records.values(name, rows):
         parts = value if isinstance(value, list) else [] if value is None else [value]

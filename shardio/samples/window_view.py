@@ -15,7 +15,7 @@ from shardio.dataset.scan import ShardSamples, scan
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import distinct
 from shardio.format.schema import Schema
-from shardio.format.types import Array, Field
+from shardio.format.types import Field
 from shardio.samples.packing import Pack, PackedWindows
 from shardio.samples.token_reader import TokenReader
 from shardio.samples.view import Maker, SampleView, Table, Tables
@@ -172,15 +172,14 @@ def resolve_pack(schema: Schema, pack: Pack) -> Pack:
         (name,) = could
     if name not in schema:
         raise InvalidArgument(f"pack: there is no field {name!r}; there are {', '.join(schema)}")
-    field = schema[name]
-    why_not = _not_packable_reason(field)
-    if why_not is not None or not isinstance(field, Array):
-        raise InvalidArgument(f"pack: field {name!r} {why_not}; found {field!r}")
-    limits = np.iinfo(field.numpy)
+    array, why_not = schema[name].array, _not_packable_reason(schema[name])
+    if why_not is not None or array is None:
+        raise InvalidArgument(f"pack: field {name!r} {why_not}; found {schema[name]!r}")
+    limits = np.iinfo(array.numpy)
     for option, token in (("eot", pack.eot), ("pad", pack.pad)):
         if token is not None and not limits.min <= token <= limits.max:
             raise InvalidArgument(
-                f"pack: {option} must be a token that field {name!r} of {field.dtype} can have, "
+                f"pack: {option} must be a token that field {name!r} of {array.dtype} can have, "
                 f"from {limits.min} to {limits.max}; found {token}"
             )
     return replace(pack, field=name)
@@ -188,9 +187,10 @@ def resolve_pack(schema: Schema, pack: Pack) -> Pack:
 
 def _not_packable_reason(field: Field) -> str | None:
     """Return the reason why a field cannot be packed; None if it can."""
-    if not isinstance(field, Array) or field.numpy.kind not in "iu" or field.dtype == "bfloat16":
+    array = field.array
+    if array is None or array.numpy.kind not in "iu" or array.dtype == "bfloat16":
         return "must be an array of integers, to be packed as tokens"
-    if len(field.shape) != 1:
+    if len(array.shape) != 1:
         return "must have one dimension, the tokens of a document, to be packed"
     if field.optional:
         return "must not be optional: a document that is absent is neither empty nor there"
