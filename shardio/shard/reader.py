@@ -27,9 +27,10 @@ from shardio.storage.file_access import Access, check_length
 
 
 class ShardReader(Closing):
-    """A reader of one shard. It owns the file's map until `close()` and the end of the last view.
+    """A reader of one shard. It owns the file's map, which is unmapped after `close()`.
 
-    Without a map, values are copies, and the reader owns at most a file descriptor.
+    Views of the map stay valid after `close()`. Without a map, values are copies, and the reader
+    owns at most a file descriptor.
 
     Args:
         path: the file.
@@ -57,7 +58,7 @@ class ShardReader(Closing):
         self.path = os.fspath(path)
         self._is_open = True
         self._wholes: dict[str, npt.NDArray[Any]] = {}
-        """The columns that rows were read from, as arrays over the map."""
+        """The columns read so far, as arrays over the map."""
         self._place = os.path.abspath(path)  # absolute, to be valid after a chdir
         self._bytes: Content
         if content is None:
@@ -94,7 +95,7 @@ class ShardReader(Closing):
         return self._bytes
 
     def check_length(self) -> None:
-        """Check that a mapped file was not truncated: reading it would kill the process.
+        """Check that a mapped file was not truncated: reading a truncated map kills the process.
 
         Raises:
             ShardChanged: the file is shorter. Truncation after this call is not detected.
@@ -110,7 +111,7 @@ class ShardReader(Closing):
     def __getitem__(self, row: int) -> dict[str, Any]:
         """Return one sample, by dotted names; a missing value of an optional field is None.
 
-        Arrays are read-only; raw ones are views of the map, if the file is mapped.
+        Arrays are read-only; uncompressed arrays are views of the map, if the file is mapped.
         """
         return self.sample(row, self.schema)
 
@@ -129,7 +130,7 @@ class ShardReader(Closing):
             whole = self._wholes.get(name)
             if whole is None or name in self._optional:
                 sample[name] = self._value(name, row)
-            else:  # the usual case in a transform: `_value` takes five times as long
+            else:  # the common case, inlined: `_value` takes five times as long
                 self.units.check_row(name, row)
                 sample[name] = whole[row]
         return sample
@@ -230,7 +231,7 @@ class ShardReader(Closing):
                 )
 
     def _places(self, rows: Sequence[int] | npt.NDArray[Any]) -> Rows:
-        """Return the row numbers given by a user as non-negative numbers."""
+        """Return a user's row numbers as an array; negative numbers count from the end."""
         given = np.asarray(rows)
         if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
             raise InvalidArgument(

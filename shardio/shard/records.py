@@ -1,4 +1,4 @@
-"""Read and verify records: the values of a shard that are located by its index, not in columns.
+"""Read and verify records: the values of a shard that its index locates, outside of columns.
 
 `reader` and the engine read through this module; `section_writers` writes the records.
 """
@@ -85,9 +85,9 @@ class Records:
         return found
 
     def entries(self, name: str, rows: Rows) -> Entries:
-        """Return the index entries of a record field for `rows`.
+        """Return the index entries of a record field for `rows`, verified.
 
-        Their hashes, bounds and sizes are checked.
+        Bounds, sizes, codecs and alignment of the entries are checked too.
 
         Raises:
             ShardCorrupt: names the first sample with an invalid entry.
@@ -234,7 +234,9 @@ class Records:
             yield value
 
     def absent(self, name: str, rows: Rows, entries: Entries) -> frozenset[int]:
-        """Return the positions in `rows` of samples without a value; `entries` has one per row.
+        """Return the positions in `rows` of the samples without a value.
+
+        `entries` are the index entries of `rows`.
 
         Raises:
             ShardCorrupt: a sample without a value has a record; or a fixed array, image or stream

@@ -43,7 +43,7 @@ from shardio.format.types.streams import PACKET, Record, StreamRecord, pack_line
 class SectionBuffer:
     """The bytes of a section to be written: in memory, in a temporary file, or in the shard itself.
 
-    Append only. It owns the file passed to `move_to` until `close()`.
+    Append only. The buffer owns the file passed to `move_to` until `close()`.
     """
 
     def __init__(self) -> None:
@@ -105,7 +105,8 @@ class SectionBuffer:
 class SectionTable:
     """Appends sections to a file, each on a new page, and collects the section table's entries.
 
-    It borrows the file, which is positioned after the first header page and a streamed section.
+    It borrows the file, which is positioned after the first page and after the section that was
+    streamed, if any.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -165,13 +166,14 @@ class SectionTable:
 
 
 GATHERED: Final = 256
-"""The number of rows joined and hashed together; before that, each is a separate object."""
+"""The number of rows that are buffered as separate objects before they are joined and hashed."""
 
 
 class ColumnWriter:
-    """Collects the rows of one column, at their stride, and one hash per unit.
+    """Collects the rows of one column, padded to the stride, and one hash per unit.
 
-    Rows that share a hash are buffered until there are GATHERED of them, or until `flush`.
+    Rows that share a hash with others are buffered until there are GATHERED of them, or until
+    `flush`.
     """
 
     def __init__(self, field: Array) -> None:
@@ -188,7 +190,7 @@ class ColumnWriter:
     def append(self, row: bytes | memoryview | None) -> None:
         """Add a row; None, in an optional field, adds a row of zeros.
 
-        The memory of a row without its own hash must not change afterwards.
+        A row that shares its hash with others is borrowed: its memory must not change afterwards.
         """
         row = self._zeros() if row is None else row
         if self._by_row:
@@ -204,7 +206,7 @@ class ColumnWriter:
     def _zeros(self) -> bytes:
         """Return the row of a missing value, a row of zeros.
 
-        It is created on first use, because a schema can state any size.
+        It is created on first use, because rows can be very large.
         """
         if not self._absent:
             self._absent = bytes(self._row_bytes)
@@ -268,7 +270,7 @@ WAITING_BYTES: Final = 32 << 20
 
 
 class StreamWriter:
-    """Collects the streams of one field: their table lines, packets and chunk hashes."""
+    """Collects the streams of one field: their rows in the tables, packets and chunk hashes."""
 
     def __init__(self) -> None:
         self.lines, self.packets, self.chunks = SectionBuffer(), SectionBuffer(), SectionBuffer()
@@ -285,7 +287,7 @@ class StreamWriter:
         self.lines.write(pack_line(record.tables.line, first_packet, first_chunk))
         self.packets.write(record.tables.packets)
         hasher = Hasher()
-        for piece in record.pieces():  # written while it is still in the CPU cache
+        for piece in record.pieces():  # hashed and written while the piece is in the CPU cache
             hashes = pack_hashes(chunk_hashes(piece))
             self.chunks.write(hashes)
             hasher.update(hashes)
@@ -348,7 +350,7 @@ class PayloadWriter:
         if not self._is_learning:
             self._write(records)
             return
-        # Copied, as the caller may change the memory of a record before it is written.
+        # Copy: the caller may change the memory of a record before the record is written.
         kept = [_kept(record) for record in records]
         self._waiting.append(kept)
         self._n_waiting_bytes += sum(map(_n_bytes, kept))
@@ -356,7 +358,7 @@ class PayloadWriter:
             self.finish()
 
     def least_bytes(self, records: Sequence[Record]) -> int:
-        """Return the minimum number of bytes that a row adds to `data`, from its streams alone."""
+        """Return the bytes of a row's streams: the least that the row adds to `data`."""
         if self._is_learning:
             return 0
         return sum(record.nbytes for record in records if isinstance(record, StreamRecord))

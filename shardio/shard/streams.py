@@ -1,6 +1,6 @@
 """Read the streams of a shard's Video and Audio fields: tables, and data verified in parts.
 
-`section_writers` writes them.
+`section_writers` writes the streams. A *line* is a row of the STREAMS section, one per sample.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class StreamRecords:
                 yield EncodedStream({}, b"", np.zeros(0, PACKET_DTYPE), b"", Fraction(1), 0, 0, 0)
 
     def tables(self, name: str, rows: Rows, entries: Entries) -> Iterator[StreamTables]:
-        """Yield the tables of each row's stream, independent of its position in the shard.
+        """Yield the tables of each row's stream, with first packet and first chunk set to 0.
 
         Raises:
             ShardCorrupt: names the sample whose tables are invalid.
@@ -234,8 +234,8 @@ class StreamRecords:
 class StreamData:
     """The bytes of one record, verified chunk by chunk when they are sliced.
 
-    Slicing requires that the reader is open. A slice (without a step) is a view of the map, which
-    stays valid, or bytes read from the file.
+    Slicing requires that the reader is open. A slice (without a step) is a view of the map, or
+    bytes read from the file; it stays valid after the reader is closed.
 
     Args:
         records: the streams of the shard.

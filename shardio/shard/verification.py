@@ -31,7 +31,7 @@ Rows = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class _Hashed:
-    """A section, the section with the hashes of its units, and the number of its first mark."""
+    """A section, the section with its hashes, and the index of the first mark."""
 
     section: Section
     hashes: Section
@@ -66,12 +66,12 @@ class VerifiedUnits:
         """For each column: its section, bytes per row, stride, and rows per unit."""
         self._n_records = len(schema.records)
         self._first_marks: dict[Key, int] = {}
-        """The first mark of the units whose hashes a section has."""
+        """For each section of hashes, the index of the first mark of its units."""
         self.n_marks = self._number(sections)
         """The number of units."""
         self._records_mark = self._first_marks.get((Kind.INDEX, NO_FIELD, 0), 0)
         self.marks: npt.NDArray[np.uint8] = np.zeros(self.n_marks, np.uint8)
-        """1 for each verified unit; may be replaced by n_marks bytes of shared memory."""
+        """The marks, 1 for each verified unit; may be replaced by `n_marks` shared bytes."""
 
     def _number(self, sections: dict[Key, Section]) -> int:
         """Assign numbers to all units; return how many there are."""
@@ -169,7 +169,9 @@ class VerifiedUnits:
     def check_record(
         self, name: str, k: int, row: int, offset: int, stored: memoryview, expected: int
     ) -> None:
-        """Verify the stored bytes (at `offset`) of a row's record of field k, unless done before.
+        """Verify a row's stored record of record field k, unless it was verified before.
+
+        `stored` are the bytes at `offset` in the file; `expected` is their hash.
 
         Raises:
             ChecksumMismatch: names field, sample and offset.
@@ -199,7 +201,7 @@ class VerifiedUnits:
     def check_chunk(
         self, name: str, row: int, chunk: int, offset: int, stored: memoryview, expected: int
     ) -> None:
-        """Verify the stored bytes (at `offset`) of a chunk of a row's stream.
+        """Verify a chunk of a row's stream: the bytes `stored` at `offset` in the file.
 
         Raises:
             ChecksumMismatch: names field, sample and offset.
@@ -220,7 +222,7 @@ class VerifiedUnits:
         if self._verify == "off" or not len(starts):
             return
         hashed = self._hashed[kind, field]
-        if self._verify == "first":  # the usual case, without listing the blocks
+        if self._verify == "first":  # if all blocks are marked, return without listing them
             marks, lasts = self.marks[hashed.first_mark + 1 :], starts + (n_bytes - 1)
             if marks[starts // BLOCK_BYTES].all() and marks[lasts // BLOCK_BYTES].all():
                 return

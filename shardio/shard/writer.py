@@ -1,9 +1,10 @@
 """Write samples to one immutable shard file, in one pass, published by a rename.
 
 The counterpart of `reader`; the rules of both are in `format/`. When `SPOOL_BYTES` are buffered,
-the section that is largest then is streamed directly into the file from there on. The other
-sections are buffered in memory, from `MEMORY_BYTES` on in unlinked temporary files, and appended at
-close. Thus only the small sections are written twice, and memory stays bounded.
+the section that is the largest at this point moves to the shard file and is streamed into it from
+then on. The other sections stay buffered, in memory or, beyond `MEMORY_BYTES`, in unlinked
+temporary files, and are appended at close. Thus only the small sections are written twice, and
+memory stays bounded.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class ShardWriter(Publishing):
             raise InvalidArgument(f"{self.path}: a shard's file name must end in .shard")
         if os.path.lexists(self._place):
             raise _exists_error(self.path)
-        # Shortened: the name may have the maximum length, and the temporary name adds to it.
+        # Shorten the name: it may have the maximum length, and the temporary name is longer.
         temporary = f".{name[:40]}.{secrets.token_hex(6)}.tmp"
         self._temporary = os.path.join(self._folder, temporary)
         self._file: IO[bytes] | None = create(self._temporary)
@@ -160,7 +161,7 @@ class ShardWriter(Publishing):
             if self._n_spooled() >= self._next_look:
                 self._place_spools()
         except BaseException:
-            self.abort()  # a sample may be half written, and would misalign all that follow
+            self.abort()  # a half-written sample would misalign all samples after it
             raise
         self.n_samples += 1
 
@@ -192,7 +193,7 @@ class ShardWriter(Publishing):
     def _place_payload(self, records: list[Record]) -> None:
         """Start to stream the payload if the next records make it the largest section.
 
-        `_place_spools` runs after the records were added and would have to buffer them first.
+        This saves buffering large records: `_place_spools` runs only after they were added.
         """
         n_more = self._payload.least_bytes(records) if self._dominant is None else 0
         self._flush_columns()
@@ -211,9 +212,9 @@ class ShardWriter(Publishing):
         return (self.n_samples + 1) * self._most_row_bytes + self._payload.n_spooled
 
     def _place_spools(self) -> None:
-        """Bound the buffered bytes, depending only on the samples, so that files are reproducible.
+        """Bound the buffered bytes; decide from the samples alone, so that files are reproducible.
 
-        Called again only after as many bytes were added as may be buffered.
+        The next call is due when as many bytes were added as may still be buffered.
         """
         self._flush_columns()
         waiting = sum(spool.waiting for spool in self._spools())
@@ -259,7 +260,7 @@ class ShardWriter(Publishing):
         return ShardSummary(name, self.n_samples, header.file_size, header.id.hex())
 
     def _finish(self, file: IO[bytes]) -> Header:
-        """Append all sections but the streamed one, the section table and both header pages."""
+        """Append the sections (except the streamed one) and the table; write both header pages."""
         self._payload.finish()
         for column in self._columns.values():
             column.finish()
@@ -274,7 +275,7 @@ class ShardWriter(Publishing):
             if key[0] in COUNTED
         )
         planned = [s for s in plan(self.schema, self.n_samples, counts) if s.key in buffers]
-        # A stable sort: the section that is in its place already comes first.
+        # The streamed section comes first, because it is in the file already; the sort is stable.
         for spec in sorted(planned, key=lambda spec: buffers[spec.key] is not self._dominant):
             self._add(table, spec, buffers)
         required = self._payload.required | self.schema.required
@@ -328,13 +329,13 @@ class ShardWriter(Publishing):
         if self._file is None:
             return
         self._release()
-        # Suppressed, as the caller handles the original error.
+        # Suppress further errors: the caller handles the original one.
         with contextlib.suppress(OSError):
             unlink(self._temporary)
 
     def _release(self) -> None:
         if self._file is not None:
-            with contextlib.suppress(OSError):  # a full disk was reported before
+            with contextlib.suppress(OSError):  # a failing write was reported before
                 self._file.close()
         self._file = None
         for spool in self._spools():
