@@ -2,10 +2,10 @@
 
 Slices of both are read-only memoryviews, and both have `nbytes`.
 
-A PreadFile is read into buffers and never mapped. A truncated file is then a short read, which
-raises an exception; in a map it would be a fatal signal. Datasets may have more shards than a
-process may have open files, so only a share of that limit is used for open descriptors. When a file
-is reopened, it must still be the same shard.
+A PreadFile is read into buffers and never mapped. Reading a truncated file then raises an
+exception; with a map, it would kill the process by a signal. Datasets may have more shards than a
+process may have open files, so the number of open descriptors is kept below a share of that limit.
+A file that is reopened must still be the same shard.
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ from shardio.storage.mmap import map_with_state
 Rows = npt.NDArray[np.int64]
 
 _HEAD_BYTES: Final = 128
-"""The size of a shard's header fields: file size, hash of the section table and content id among
-them."""
+"""The size of a shard's header fields, which include the file size, the hash of the section table
+and the content id."""
 
 _GAP_BYTES: Final = 8 << 10
-"""Rows separated by smaller gaps are read together: a system call costs as much as copying this."""
+"""Rows separated by gaps of fewer bytes are read by one call, because copying this many bytes takes
+about as long as a system call."""
 _SPAN_BYTES: Final = 256 << 10
-"""The maximum size of a joint read, so that the bytes in the gaps stay in the CPU cache."""
+"""The maximum size of one read of several rows, so that its buffer stays in the CPU cache."""
 _SMALL_ROW_BYTES: Final = 2 << 10
 _MIN_ROWS_IN_SPAN: Final = 4
-"""Fewer rows are read one by one: picking rows from a buffer costs as much as a few calls."""
+"""The minimum number of rows to read by one call. Fewer rows are read by a call each, because
+picking rows from a buffer takes as long as a few calls."""
 _MAX_BUFFERS: Final = os.sysconf("SC_IOV_MAX")
 
 _MAX_OPEN: Final = 4096
@@ -45,7 +47,7 @@ _MIN_OPEN: Final = 4
 
 
 class _Descriptor:
-    """An open file; closed when the last reference is gone, as a read may outlast its eviction."""
+    """An open file, closed with its last reference: a running read may outlast its eviction."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -66,7 +68,7 @@ class PreadFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._place = os.path.abspath(path)  # reopened later, unaffected by chdir
+        self._place = os.path.abspath(path)  # absolute, to be reopened after a chdir
         self._descriptor: _Descriptor | None = None
         descriptor = _Descriptor(_open(self._place, path))
         self.state = FileState.of(os.fstat(descriptor.fd))
@@ -88,17 +90,18 @@ class PreadFile:
             found = b""
         if len(found) == n_bytes:
             return memoryview(found)
-        buffer = bytearray(n_bytes)  # a short read, or a lost connection
+        # After a short read or a lost connection, read everything again.
+        buffer = bytearray(n_bytes)
         self.read_into(memoryview(buffer), start)
         return memoryview(buffer).toreadonly()
 
     def read_rows(self, offset: int, stride: int, rows: Rows, out: npt.NDArray[np.uint8]) -> None:
-        """Copy rows that are `stride` bytes apart, the first at `offset`, into the lines of `out`.
+        """Read rows of a table in the file into the rows of `out`.
 
         Args:
-            offset, stride: the file offset of row 0, and the distance between rows.
+            offset, stride: the file offset of row 0, and the distance between rows, in bytes.
             rows: row numbers, in any order.
-            out: a C-contiguous array; its width is the number of bytes to read per row.
+            out: a C-contiguous 2-D array; its width is the number of bytes to read per row.
         """
         if len(rows):
             lines = np.argsort(rows, kind="stable")
@@ -107,10 +110,10 @@ class PreadFile:
     def read_ascending(
         self, offset: int, stride: int, rows: Rows, out: npt.NDArray[np.uint8], lines: Rows
     ) -> None:
-        """Like `read_rows`, for one or more rows in ascending order, into the given lines of `out`.
+        """Like `read_rows`, for at least one row: `rows` ascend; row i goes to `out[lines[i]]`.
 
-        Large rows are read directly into their lines, consecutive ones by one call; small rows that
-        are close together are read together and copied.
+        Large rows are read directly into `out`, consecutive rows by one call. Small rows that are
+        close together are read into a buffer by one call, and copied.
         """
         n_bytes = out.shape[1]
         try:
@@ -157,7 +160,7 @@ class PreadFile:
         out[lines] = (span if stride == size else span[:, :size])[rows - first]
 
     def _read_each(self, offsets: Rows, out: npt.NDArray[np.uint8], lines: Rows) -> None:
-        """Read scattered rows by one call each, directly into their lines."""
+        """Read scattered rows directly into `out`, by one call each."""
         size, flat = out.shape[1], out.reshape(-1).data
         for start, offset in zip((lines * size).tolist(), offsets.tolist(), strict=True):
             self._read_all([flat[start : start + size]], size, offset)
@@ -230,7 +233,8 @@ class PreadFile:
     def _open_again(self) -> _Descriptor:
         descriptor = _Descriptor(_open(self._place, self.path))
         now = FileState.of(os.fstat(descriptor.fd))
-        # Compared by content: network file systems may give a file new numbers.
+        # Compare the header, not the inode: network file systems may change a file's device and
+        # inode numbers.
         if now.n_bytes != self.nbytes and now[:2] == self.state[:2]:
             raise resized_error(self.path, self.nbytes, now.n_bytes)
         head = os.pread(descriptor.fd, _HEAD_BYTES, 0)
@@ -320,7 +324,7 @@ def take_items(
     try:
         content.read_rows(offset, size, numbers, out)
     except ShardChanged as error:
-        error.sample = None  # an item number, not a sample number
+        error.sample = None  # `read_rows` set it to an item number, which is not a sample number
         error.at(section=section, field=field)
         raise
     return out.reshape(-1).view(dtype)
@@ -342,7 +346,8 @@ def open_content(path: str, access: Access) -> tuple[Content, FileState]:
 class StoredColumn(NamedTuple):
     """A column of one shard: `n_rows` rows of `shape` and `dtype`, `stride` bytes apart.
 
-    If the file is not mapped and was truncated, methods raise ShardChanged with field and row.
+    If the file is not mapped and was truncated, methods raise ShardChanged; the error names field
+    and row.
     """
 
     name: str

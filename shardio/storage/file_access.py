@@ -32,7 +32,7 @@ class FileState(NamedTuple):
         The modification time is ignored: hashes detect changed content and locate it.
 
         Raises:
-            ShardChanged: the path is another file now, or the file has another size.
+            ShardChanged: there is another file at the path, or the size of the file has changed.
         """
         if self[:2] != now[:2]:
             raise ShardChanged(
@@ -61,7 +61,7 @@ def resized_error(path: str, expected: int, found: int) -> ShardChanged:
 def check_length(path: str, opened: FileState) -> None:
     """Check that a mapped file was not truncated: touching a missing page would kill the process.
 
-    A deleted or replaced file is fine: the map keeps the file that was opened.
+    A deleted or replaced file is harmless, because the map keeps the opened file alive.
 
     Raises:
         ShardChanged: the file is shorter.
@@ -75,7 +75,7 @@ def check_length(path: str, opened: FileState) -> None:
 
 
 def open_shard(path: str, name: str = "") -> int:
-    """Open a file for reading; the caller owns the descriptor. Messages call the file `name`.
+    """Open a file for reading; the caller owns the descriptor. `name` is its name in messages.
 
     Raises:
         ShardNotFound: the file does not exist, or is not a regular file.
@@ -129,7 +129,7 @@ another client can truncate a file without this kernel's knowledge, and after a 
 touching a mapped page raises SIGBUS.
 """
 
-_STATFS_BYTES: Final = 256  # more than any layout of struct statfs, which begins with f_type
+_STATFS_BYTES: Final = 256  # larger than any struct statfs, which begins with f_type
 
 
 def file_system_type(path: str) -> int | None:
@@ -152,7 +152,7 @@ def choose_access(path: str, access: Access) -> Literal["mmap", "pread"]:
     Raises:
         InvalidArgument: `access` is not one of ACCESS.
     """
-    given: object = access  # given by the user: == on an array compares items
+    given: object = access  # a user's value may be an array, for which == returns no bool
     if not isinstance(given, str) or given not in ACCESS:
         raise InvalidArgument(f"access must be one of {', '.join(ACCESS)}; found {access!r}")
     if access != "auto":

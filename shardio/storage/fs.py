@@ -1,9 +1,9 @@
 """All changes to the file system: every write, fsync, rename and removal goes through `perform`.
 
-`perform` receives the name of each system call and the path that it changes. It adds missing facts
-to an OSError: the path, which the system omits for a write, and the limit if RLIMIT_FSIZE was hit.
-Tests and the tools that prove crash safety replace `perform` to count the calls, make one of them
-fail, or kill the process there.
+`perform` receives the name of each system call and the path that it changes. It completes an
+OSError with the path, which the system omits for a write, and with the limit if RLIMIT_FSIZE was
+reached. Tests and the tools that prove crash safety replace `perform` to count the calls, to make
+one of them fail, or to kill the process at one of them.
 
 Small JSON files, such as `dataset.json`, contain their own digest: they are written atomically and
 checked when read.
@@ -83,7 +83,7 @@ def explain_file_limit(error: OSError, n_bytes: int | None = None) -> None:
         f"{os.strerror(errno.EFBIG)}: it needs {need} bytes, and RLIMIT_FSIZE allows {most}: "
         "raise that limit (`ulimit -f unlimited`)"
     )
-    error.args = (error.errno, error.strerror)  # pickle uses args
+    error.args = (error.errno, error.strerror)  # `args` is what pickle stores
 
 
 class _File(io.FileIO):
@@ -108,11 +108,11 @@ def create(path: str | os.PathLike[str], *, replace: bool = False) -> IO[bytes]:
     """Create a file for writing; the caller owns it.
 
     Args:
-        path: its name.
-        replace: whether a file of this name is emptied.
+        path: the path of the file.
+        replace: True to empty an existing file.
 
     Raises:
-        FileExistsError: the path exists.
+        FileExistsError: the path exists, and `replace` is False.
         OSError: creating it, or a later write, failed.
     """
     place, mode = os.fspath(path), "wb" if replace else "xb"
@@ -120,7 +120,7 @@ def create(path: str | os.PathLike[str], *, replace: bool = False) -> IO[bytes]:
 
 
 def create_private(path: str | os.PathLike[str], mode: int = 0o600) -> IO[bytes]:
-    """Create a file with these permissions for writing; FileExistsError if the name is taken."""
+    """Create a file with the permissions `mode` for writing; raise FileExistsError if it exists."""
     place = os.fspath(path)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     fd = perform("create", place, os.open, place, flags, mode)
@@ -134,7 +134,7 @@ def update(path: str | os.PathLike[str]) -> io.FileIO:
 
 
 def open_lock_file(path: str) -> int:
-    """Open a file whose bytes are locked, for reading and writing; create it if it is missing."""
+    """Open a lock file for reading and writing; create it if it is missing."""
     flags = os.O_RDWR | os.O_CLOEXEC
     try:
         return os.open(path, flags)
@@ -165,7 +165,7 @@ def sync(file: IO[bytes], path: str | os.PathLike[str]) -> None:
 
 
 def sync_path(path: str | os.PathLike[str]) -> None:
-    """Make a closed file durable, or earlier renames in a folder."""
+    """Make a closed file durable or, for a folder, the earlier renames in it."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         perform("fsync", os.fspath(path), os.fsync, fd)
@@ -190,7 +190,7 @@ def make_folder(path: str | os.PathLike[str], mode: int = 0o777) -> None:
 
 
 def make_temporary_folder(folder: str | os.PathLike[str] | None, prefix: str = "shardio-") -> Path:
-    """Create a folder with an unused name in `folder`; by default where the system keeps them.
+    """Create a folder with an unused name in `folder`, by default the system's temporary folder.
 
     The caller removes it.
     """
@@ -199,7 +199,7 @@ def make_temporary_folder(folder: str | os.PathLike[str] | None, prefix: str = "
 
 
 def touch(path: str) -> None:
-    """Set the time of the last change of a file to the present."""
+    """Set the modification time of a file to now."""
     perform("utime", path, os.utime, path)
 
 
@@ -294,7 +294,8 @@ def _rename_exclusive(source: str, target: str) -> None:
 def refuse_links_outside(root: str | Path, *paths: str | Path) -> None:
     """Check that none of `paths` is a link to a target outside of the dataset in `root`.
 
-    Copying, verifying or deleting the folder of a dataset must cover all files that are read.
+    All files of a dataset must be in its folder, so that copying, verifying or deleting the folder
+    includes them.
 
     Raises:
         DatasetCorrupt: names the link and its target.
@@ -309,7 +310,7 @@ def refuse_links_outside(root: str | Path, *paths: str | Path) -> None:
 
 _NO_DIGEST: Final = "0" * 16
 _TOO_DEEP: Final = b"\n" + b" " * (MAX_JSON_DEPTH + 1)
-"""The start of a line that is nested too deep."""
+"""The start of a line of indented JSON that is nested too deep."""
 
 
 def _dumps(content: Mapping[str, Any]) -> bytes:
@@ -320,7 +321,7 @@ def _dumps(content: Mapping[str, Any]) -> bytes:
 
 def _digest(text: bytes) -> str:
     """Return the digest of a serialized file, computed without its digest line."""
-    # Only keys of the outermost level follow a line break and a single space.
+    # Only outermost keys are indented by a single space, so this cannot match a nested "digest".
     before, start, rest = text.partition(b'\n "digest": ')
     if start:
         behind = rest.partition(b"\n")[2]
@@ -334,7 +335,7 @@ def read_checksummed_json(path: Path) -> dict[str, Any]:
     """Read a file written by `to_checksummed_json`; return its content without the digest.
 
     Raises:
-        DatasetCorrupt: the file has another form, or was changed after it was written.
+        DatasetCorrupt: the file is not such JSON, or was changed after it was written.
         OSError: the file cannot be read.
     """
     raw = read_file(path)
@@ -398,8 +399,8 @@ def write_atomic(path: Path, content: bytes, *, exclusive: bool, durable: bool =
     Args:
         path: the file.
         content: its content.
-        exclusive: whether to raise FileExistsError if the name is taken, and not to replace.
-        durable: whether to wait until the file is on the disk.
+        exclusive: True to raise FileExistsError if the file exists, False to replace it.
+        durable: True to wait until the file is on the disk.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
@@ -413,7 +414,7 @@ def write_atomic(path: Path, content: bytes, *, exclusive: bool, durable: bool =
         else:
             rename(temporary, path)
     except BaseException:
-        with contextlib.suppress(OSError):  # a hidden file that nobody reads
+        with contextlib.suppress(OSError):  # a hidden file that stays behind is never read
             unlink(temporary)
         raise
     if durable:

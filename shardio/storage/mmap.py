@@ -27,7 +27,7 @@ _PROT_NONE: Final = 0
 _MAP_FIXED: Final = 0x10
 _MAP_NORESERVE: Final = 0x4000
 _DEFAULT_MAX_MAPS: Final = 65530
-"""The default of Linux."""
+"""The default of vm.max_map_count on Linux."""
 _FAILED: Final = ctypes.c_void_p(-1).value
 
 
@@ -37,7 +37,7 @@ def map_file(path: str) -> memoryview:
 
 
 def map_with_state(path: str) -> tuple[memoryview, FileState]:
-    """Map a whole file for reading. The map lives until the last view of it is gone.
+    """Map a whole file for reading; it is unmapped with the last view.
 
     No descriptor stays open: datasets may have more shards than a process may have open files.
 
@@ -45,7 +45,7 @@ def map_with_state(path: str) -> tuple[memoryview, FileState]:
         ShardNotFound: there is no such file.
         ShardIncomplete: the file is empty.
         UnsupportedEnvironment: the kernel's limit on the number of maps is reached.
-        InsufficientMemory: this process has no address range of that size left.
+        InsufficientMemory: this process has no free address range of that size.
         OSError: the file cannot be opened or mapped for another reason.
     """
     fd = open_shard(path)
@@ -58,7 +58,7 @@ def map_with_state(path: str) -> tuple[memoryview, FileState]:
     finally:
         os.close(fd)
     whole = (ctypes.c_ubyte * n_bytes).from_address(address)
-    # Not at exit: other threads may still be reading.
+    # Do not unmap at exit: other threads may still be reading.
     weakref.finalize(whole, unmap, address, n_bytes).atexit = False
     return memoryview(whole).cast("B").toreadonly(), FileState.of(status)
 
@@ -196,13 +196,13 @@ def _mapped_bytes() -> int:
 PAGE_BYTES: Final = 4096
 
 END_BYTES: Final = 32 << 10
-"""The number of bytes that are prefetched from the end of a shard: the last sections are small, and
-locate all others.
+"""The number of bytes to prefetch from the end of a shard, where the schema and the section table
+are; the table locates all other sections.
 """
 _N_PROBED: Final = 4
 
 ADVICE_BYTES: Final = 128 << 10
-"""The default read-ahead of Linux, and the maximum that it reads per posix_fadvise call."""
+"""The default read-ahead of Linux, which is also the maximum that one posix_fadvise call reads."""
 
 
 def is_cached(fd: int, offset: int) -> bool | None:
@@ -236,9 +236,9 @@ def prefetch_range(fd: int, offset: int, n_bytes: int) -> None:
 def prefetch_ends(paths: Sequence[str]) -> None:
     """Start reading the beginnings and ends of shards, unless they are in the page cache.
 
-    Without this, opening shards one by one would wait for each. Errors are ignored, because opening
-    the file reports them. Links are skipped: their targets are unchecked, and opening a device may
-    have side effects.
+    Otherwise opening shards one by one waits for the disk each time. Errors are ignored, because
+    opening the file reports them. Links are skipped: their targets are unchecked, and opening a
+    device may have side effects.
     """
     step = max(1, len(paths) // _N_PROBED)
     if not all(_ends_are_cached(path, is_asked=False) for path in paths[::step]):
@@ -247,7 +247,7 @@ def prefetch_ends(paths: Sequence[str]) -> None:
 
 
 def _ends_are_cached(path: str, *, is_asked: bool) -> bool:
-    """Prefetch both ends of a file if `is_asked`; else return False if either is not cached."""
+    """Prefetch both ends of a file if `is_asked`; otherwise return True if both are cached."""
     with contextlib.suppress(OSError, ShardioError):
         if os.path.islink(path):
             return True

@@ -9,15 +9,15 @@
     FOLDER/DATASET/.NAME.ID.shard.BYTES.part    a partial download
 
 A shared lock pins a shard; downloading or removing a shard takes the exclusive lock. The kernel
-releases both when their process ends, so a killed process needs no clean-up: the next process that
-needs the shard resumes the partial download. Nothing is synced to disk. Instead, an .ok file is
-valid only until the machine restarts; after that, the shard is verified again.
+releases the locks of a process that ends, so a killed process needs no clean-up: the next process
+that needs the shard resumes the partial download. Nothing is synced to disk. Instead, an .ok file
+is valid only until the machine restarts; after that, the shard is verified again.
 
 Unlinking a mapped file is safe on Linux, so eviction would work without pins. Pins are worth their
-locks: an evicted shard occupies disk space until its last map is gone, a loader opens the file of a
-shard again for each column, and prefetched shards have no map yet. With shuffle="shards", 2 workers
-and room for 12 of 40 shards, an epoch downloads 1.3 times the dataset without pins and 1.16 times
-with them (2026-11, 60 samples of 6 KiB a shard).
+locks for three reasons: an evicted shard occupies disk space until its last map is gone, a loader
+opens the file of a shard again for each column, and prefetched shards have no map yet. With
+shuffle="shards", 2 workers and room for 12 of 40 shards, an epoch downloads 1.3 times the dataset
+without pins and 1.16 times with them (2026-11, 60 samples of 6 KiB a shard).
 
 A shard is verified against the id in its generation. The id is the hash of the section table, which
 contains the hashes of the hash tables, which contain the hashes of all bytes that are ever read.
@@ -60,7 +60,7 @@ _ROWS_AT_ONCE: Final = 1 << 14
 
 
 def verify_download(path: str, shard: ShardSummary) -> None:
-    """Check all hashes of a file, and that it is the shard that a generation names.
+    """Check all hashes of a file, and that the file is the given shard of a generation.
 
     Raises:
         ShardCorrupt, ShardIncomplete, ShardUnsupported: the file is not that shard.
@@ -116,13 +116,14 @@ Shards that shardio downloaded from object stores. Everything here may be delete
 uses it; shards are downloaded again when needed.
 """
 _MAX_DOWNLOADS: Final = 3
-"""The number of damaged downloads of a shard after which the object itself counts as damaged."""
+"""The number of failed verifications of a download after which the object counts as damaged."""
 _POLL_S: Final = 0.02
 _MAX_WAIT_S: Final = 10.0
-"""A shard pinned by others is in the cache; if it is missing for longer, it was removed by hand."""
+"""The time to wait for a missing shard that other processes have locked. After that, the shard was
+removed by hand, because a pinned shard is always in the cache."""
 _DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _DAMAGED_ERRORS: Final = (ShardCorrupt, ShardIncomplete, ShardUnsupported)
-"""Errors from a shard in which any byte may have changed, including the version number."""
+"""Errors of opening a damaged shard; any byte may be wrong, even the version number."""
 
 T = TypeVar("T")
 
@@ -133,7 +134,7 @@ class ShardCache:
     Thread-safe.
 
     Args:
-        folder: the folder of the cache; created for this user alone if missing.
+        folder: the folder of the cache; if missing, it is created, accessible to this user only.
         max_bytes: the limit of the cache, over all datasets; None for nine tenths of the free
             space.
         objects: the dataset in the object store.
@@ -167,7 +168,7 @@ class ShardCache:
             if not os.path.exists(path):
                 with fs.create(path, replace=True) as file:
                     file.write(text.encode())
-        os.close(fs.open_lock_file(self._lock_path))  # also if the cache is complete and read-only
+        os.close(fs.open_lock_file(self._lock_path))  # fail now if the cache is read-only
 
     @property
     def max_bytes(self) -> int:
@@ -231,7 +232,7 @@ class ShardCache:
                     self._fetch(shard, check)
             if is_exclusive:
                 continue
-            if not self._locks.acquire_shared(byte):  # another process is downloading it
+            if not self._locks.acquire_shared(byte):  # another process is downloading the shard
                 waits_from_s = time.monotonic()
             else:
                 self._locks.release(byte)
@@ -334,7 +335,7 @@ class ShardCache:
 
 
 class _DamagedDownload(Exception):
-    """An internal signal: a download differs from the shard, as `error` says."""
+    """Raised internally if a download is not the shard; `error` describes the difference."""
 
     def __init__(self, error: DataError) -> None:
         super().__init__(str(error))

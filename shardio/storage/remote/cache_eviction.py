@@ -19,9 +19,9 @@ from shardio.storage import fs
 from shardio.storage.remote.locks import folder_lock, holds_folder_lock, try_exclusive
 
 _MANY_FILES: Final = 1000
-"""With more files than this, evict 5% more than needed at a time: listing all files is slow."""
+"""The number of files beyond which 5% more than needed is evicted: listing all files is slow."""
 _SHARD: Final = re.compile(r".*\.[0-9a-f]{32}\.shard", re.DOTALL)
-"""NAME.ID.shard; files with other names do not belong to the cache."""
+"""Matches NAME.ID.shard. Files with other names do not belong to the cache."""
 
 
 class CachedFile(NamedTuple):
@@ -45,7 +45,7 @@ class CacheEvictor:
         self._folder, self._place = folder, os.path.join(folder, "used")
         self._warned = False
         self._may_evict = max_bytes is not None
-        """True if the caller gave the limit, or something was downloaded."""
+        """True if the caller set the limit, or something was downloaded."""
         if max_bytes is None:
             max_bytes = (shutil.disk_usage(folder).free + self.used_bytes()) * 9 // 10
         self.max_bytes = max_bytes
@@ -79,25 +79,25 @@ class CacheEvictor:
                     )
             _write_count(
                 self._place, used + n_bytes
-            )  # before creating the file: a count that is too high is corrected later
+            )  # counted before the file is created: too high a count is corrected later
             fs.create_private(partial).close()
 
     def finish(self, partial: str, path: str) -> None:
-        """Rename a complete download, locked so that a recount sees it under exactly one name."""
+        """Rename a complete download; a lock ensures that a recount counts it exactly once."""
         with folder_lock(self._folder):
             fs.rename(partial, path)
 
     def evict(self, n_bytes: int) -> bool:
-        """Evict `n_bytes` of shards because the disk is full; return False if none was evicted."""
+        """Evict `n_bytes` of shards because the disk is full; return False if none could be."""
         with folder_lock(self._folder):
             return self._evict_unused(n_bytes) > 0
 
     def trim(self) -> None:
         """Evict shards beyond the limit that are no longer pinned.
 
-        May be called by a finalizer. If the finalizer runs inside this module, nothing is done, and
-        the next download makes room instead. If the limit is the default and nothing was
-        downloaded, nothing is evicted either.
+        May be called by a finalizer. If the finalizer interrupts code of this module, nothing is
+        done, and the next download makes room instead. Nothing is evicted either if the limit is
+        the default and nothing was downloaded.
         """
         if holds_folder_lock() or not self._may_evict:
             return
@@ -131,7 +131,7 @@ class CacheEvictor:
         for folder in folders:
             with contextlib.suppress(OSError), os.scandir(folder) as found:
                 for entry in found:
-                    with contextlib.suppress(OSError, ValueError):  # removed, or not of the cache
+                    with contextlib.suppress(OSError, ValueError):  # removed, or not a cache file
                         if cached := _cached_file(entry):
                             yield cached
 
@@ -139,9 +139,9 @@ class CacheEvictor:
 def lock_byte(file_name: str) -> int:
     """Return the offset of the byte that is locked for a shard, given its file name in the cache.
 
-    The offset is a hash of 60 bits, so that the end of the byte is a valid file offset too; among a
-    million shards, two collide with a probability of 4e-7. Shards of equal content have equal ids
-    but different names, so each has its own byte.
+    The offset is a hash of the name, cut to 60 bits to be a valid file offset. Among a million
+    shards, two collide with a probability of 4e-7. The name is part of the hash because shards of
+    equal content have equal ids.
     """
     return hash_bytes(os.fsencode(file_name)) >> 4
 

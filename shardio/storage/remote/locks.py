@@ -1,8 +1,8 @@
-"""Locks on single bytes of a file, between threads and processes, released when a process ends.
+"""Locks on single bytes of a file, between threads and processes.
 
-They are open file description locks of Linux (fcntl(2), F_OFD_SETLK), released when their
-descriptor is closed, at the latest when the process ends. A byte has any number of shared locks or
-one exclusive lock.
+They are open file description locks of Linux (fcntl(2), F_OFD_SETLK). The kernel releases them when
+their descriptor is closed, at the latest when the process ends. A byte has any number of shared
+locks or one exclusive lock.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final
 from shardio.storage import fs
 
 _FLOCK: Final = struct.Struct("@hhqqi4x")
-"""l_type, l_whence, l_start, l_len and l_pid; l_pid must be 0."""
+"""struct flock: l_type, l_whence, l_start, l_len and l_pid, which must be 0."""
 
 
 class _HeldByThread(threading.local):
@@ -47,7 +47,7 @@ class ByteLocks:
         self._released: deque[int] = deque()
 
     def acquire_shared(self, byte: int) -> bool:
-        """Acquire a shared lock, or count it once more; return False if the byte is taken."""
+        """Acquire a shared lock, or count a held one again; return False if the byte is taken."""
         self._reset_after_fork()
         try:
             with self._mutex:
@@ -59,7 +59,7 @@ class ByteLocks:
                 self._counts[byte] = n_held + 1
                 return True
         finally:
-            self._release_pending()  # locks released during the call
+            self._release_pending()  # locks whose `release` was called in the meantime
 
     def release(self, byte: int) -> None:
         """Release one shared lock. Safe in any thread at any point, even in a finalizer."""
@@ -106,8 +106,8 @@ class ByteLocks:
 def try_exclusive(path: str, byte: int) -> Iterator[bool]:
     """Hold the exclusive lock on a byte of a file; yield False if another process holds a lock.
 
-    The lock is released explicitly: a child forked in the meantime shares it, and would keep it if
-    the descriptor were only closed.
+    The lock is released explicitly: a child that was forked in the meantime shares the lock, and
+    would keep it if this process only closed its descriptor.
     """
     fd, pid = fs.open_lock_file(path), os.getpid()
     try:

@@ -1,12 +1,12 @@
 """A client of one URL in an object store: reads, resumable downloads and writes with deadlines.
 
 Transient failures, such as server errors, lost connections, and late or short bodies, are retried
-after a pause, from the byte that was reached. Permanent failures raise at once: no such object, no
-permission, an object replaced while it was read.
+after a pause; a download continues from the last byte received. Permanent failures raise at once:
+no such object, no permission, an object replaced while it was read.
 
 Requests run in separate threads, so that Ctrl-C can interrupt the wait: Python runs signal handlers
-in the main thread, which would otherwise be in a request for up to `REQUEST_TIMEOUT_S`. An
-abandoned request runs until it ends or the process exits.
+in the main thread, which a request would otherwise block for up to `REQUEST_TIMEOUT_S`. After an
+interrupt, the request is abandoned: it runs until it ends or the process exits.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ R = TypeVar("R")
 E = TypeVar("E", bound=Exception)
 
 _SIGNAL_POLL_S: Final = 0.25
-"""A signal that arrives just before a wait cannot interrupt it; this bounds the delay."""
+"""The maximum length of one wait. A signal that arrives just before a wait does not interrupt it;
+its handler runs after the wait."""
 
 
 def retry(
@@ -80,7 +81,7 @@ def interruptible(call: Callable[[], R]) -> R:
 def run_parallel(n_threads: int, call: Callable[[R], object], items: Iterable[R]) -> None:
     """Call a function for each item; after an error, start no further calls and raise the error.
 
-    After an error, running calls are waited for; after Ctrl-C they are not.
+    The error is raised after the running calls have ended. Ctrl-C does not wait for them.
     """
     left, mutex = list(reversed(list(items))), threading.Lock()
 
@@ -109,8 +110,8 @@ def run_parallel(n_threads: int, call: Callable[[R], object], items: Iterable[R]
 def map_ordered(n_threads: int, call: Callable[[Item], R], items: Iterable[Item]) -> Iterator[R]:
     """Yield the results of a function for each item, in order, with `n_threads` calls at a time.
 
-    An exception is raised when its item is reached. Calls still running at that point, or when the
-    iterator is dropped, are not waited for.
+    An exception of a call is raised in place of its result. Calls that are still running then, or
+    when the iterator is dropped, are abandoned.
     """
     left, coming = iter(items), deque[Future[R]]()
     while True:
@@ -125,7 +126,10 @@ def map_ordered(n_threads: int, call: Callable[[Item], R], items: Iterable[Item]
 
 
 def _wait_some(running: list[Future[R]]) -> tuple[list[Future[R]], list[Future[R]]]:
-    """Wait until all are done, one failed, or a poll interval passed; return (running, failed)."""
+    """Wait until all calls are done, one has failed, or a poll interval has passed.
+
+    Return the calls still running, and the failed ones.
+    """
     done, left = wait(running, _SIGNAL_POLL_S, FIRST_EXCEPTION)
     return list(left), [each for each in done if each.exception() is not None]
 
@@ -149,9 +153,10 @@ T = TypeVar("T")
 DEADLINE_S: Final = 120.0
 """The time that a call may take without receiving a byte."""
 PIECE_BYTES: Final = 8 << 20
-"""The size of the range that one request of a download asks for."""
+"""The number of bytes per request of a download."""
 _CONCURRENT_PIECES: Final = 4
-"""Several at a time: one connection is slower than the network, and each request has a latency."""
+"""The number of requests at a time. One connection is slower than the network, and each request
+starts with a latency."""
 _MIN_PIECE_BYTES: Final = 256 << 10
 _FIRST_BACKOFF_S: Final = 0.1
 _MAX_BACKOFF_S: Final = 5.0
@@ -207,7 +212,7 @@ class ObjectStore:
 
     @property
     def endpoint(self) -> str:
-        """The server, if it differs from the default of the URL's scheme; else an empty string."""
+        """The server, or an empty string if it is the default of the URL's scheme."""
         return endpoint_of(self._options)
 
     def read(self, name: str, *, deadline_s: float | None = None) -> bytes:
@@ -296,7 +301,7 @@ class ObjectStore:
         try:
             self._retry(name, write)
         except FileExistsError:
-            # An earlier attempt may have written it, and its response may have been lost.
+            # An earlier attempt may have written the object even though its response was lost.
             if self.read(name) != data:
                 raise DatasetConflict(
                     f"{self.url}/{name}: already exists: another writer published first, and its "
@@ -417,9 +422,9 @@ class _BackOff:
     """The pauses between the attempts of a call, each longer than the one before, with jitter.
 
     Args:
-        store: gives the deadline if `deadline_s` is None.
-        name: the object, for the error.
-        deadline_s: the time that attempts may take since the last `reset`.
+        store: the store, whose deadline applies if `deadline_s` is None.
+        name: the name of the object, for the error.
+        deadline_s: the time that attempts may take in total since the last `reset`.
         check: called before each pause.
     """
 
@@ -435,7 +440,7 @@ class _BackOff:
         self.reset()
 
     def reset(self) -> None:
-        """Begin again, as there was progress."""
+        """Restart deadline and pauses after progress."""
         self._began_s, self._n_tries = time.monotonic(), 0
 
     def __call__(self, failure: TransientError) -> None:

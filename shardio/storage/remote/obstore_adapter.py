@@ -33,7 +33,7 @@ _RANGE_BEYOND_END: Final = re.compile(r"^InvalidRange\b|status code: 416\b")
 
 
 class TransientError(Exception):
-    """A failure that the next attempt may not meet."""
+    """A failure after which another attempt may succeed."""
 
 
 class map_obstore_errors:
@@ -98,7 +98,7 @@ def _to_shardio_error(
             code="file_size",
             path=place,
         )
-    if "Header missing" in words:  # permanent: a property of the server
+    if "Header missing" in words:  # permanent, because the server always omits the header
         return InvalidArgument(
             f"{place}: {words}: the server omits required headers, as with chunked transfers; "
             "copy the dataset to a folder"
@@ -147,14 +147,14 @@ def _secret_values(options: Mapping[str, Any]) -> list[str]:
 
 
 REQUEST_TIMEOUT_S: Final = 30
-"""Requests that take longer are retried. A piece of 8 MiB then needs 280 kB/s."""
+"""The time after which a request fails and is retried. A piece of 8 MiB needs 280 kB/s or more."""
 _ENDPOINTS: Final = (
     *("aws_endpoint_url_s3", "aws_endpoint_url", "aws_endpoint", "endpoint_url", "endpoint"),
     *("azure_storage_endpoint", "azure_endpoint"),
 )
 
 _first_user: Final[dict[str, int]] = {}
-"""The id of the first process that used obstore; its runtime hangs after a fork."""
+"""The id of the first process that used obstore, whose runtime hangs in a forked child."""
 
 
 def load_obstore() -> ModuleType:
@@ -213,7 +213,7 @@ def open_store(url: str, options: Mapping[str, Any]) -> Any:
 
 
 def endpoint_of(options: Mapping[str, Any]) -> str:
-    """Return the server if it differs from the default of the URL's scheme; else ""."""
+    """Return the server, or "" if it is the default of the URL's scheme."""
     named = [str(value) for key, value in options.items() if key.lower() in _ENDPOINTS]
     named += [os.environ.get(name.upper(), "") for name in _ENDPOINTS if name.startswith("aws_")]
     return next(filter(None, named), "")

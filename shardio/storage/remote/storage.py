@@ -1,12 +1,12 @@
 """The files of a dataset in an object store: its manifest, shards in the cache, or byte ranges.
 
-Whole shards are downloaded for loading. To inspect a dataset, or for single samples, a RangeFile
-reads parts of a shard directly from the store.
+A loader downloads whole shards. For single samples, or to inspect a dataset, a RangeFile reads
+parts of a shard directly from the store.
 
 A Prefetcher downloads shards ahead of the training loop, in the order in which the loop needs them.
-Threads of the main process download while workers fill batches. Correctness does not depend on
-them: a worker that needs a shard earlier waits for the download or downloads the shard itself.
-Errors in the threads are ignored, because the worker then raises the same error.
+Its threads in the main process download while workers fill batches. Correctness does not depend on
+these threads: a worker that needs a shard earlier waits for the download or downloads the shard
+itself. Errors in the threads are ignored, because the worker will raise the same error.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ListFiles = Callable[[Mapping[str, Any]], Collection[str]]
 POINTER: Final = "dataset.json"
 GENERATIONS: Final = "generations"
 _REFRESH_DEADLINE_S: Final = 5.0
-"""The deadline of a refresh if a cached copy can be used instead."""
+"""The deadline for requesting `dataset.json` again if a cached copy can be used instead."""
 _DAMAGED_ERRORS: Final = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
 """Errors of parsing a damaged `dataset.json`; the manifest reader reports the damage."""
 
@@ -69,7 +69,7 @@ class ManifestCache:
     def download(self, number: int | None) -> None:
         """Download `dataset.json` and a generation, by default the published one.
 
-        Only missing files are requested, and `dataset.json` if no number is given.
+        Files in the cache are not requested again, except `dataset.json` if `number` is None.
 
         Raises:
             DatasetNotFound: there is no dataset at the URL.
@@ -81,7 +81,7 @@ class ManifestCache:
         if number is None:
             with contextlib.suppress(*_DAMAGED_ERRORS):
                 number = int(json.loads(Path(self._path(POINTER)).read_bytes())["generation"])
-        if number is not None:  # if None, reading the pointer reports the damage
+        if number is not None:  # None: the pointer is damaged; reading it reports the damage
             name = f"{GENERATIONS}/{number:06d}.json"
             self._download(name)
             for part in self._parts(self._path(name)):
@@ -165,9 +165,9 @@ _BLOCKS_KEPT: Final = 64
 class RangeFile(PreadFile):
     """An object that is read by byte ranges. It caches its end and recent blocks. Thread-safe.
 
-    The end is fetched first, in one request. It contains the copy of the header, the section table
-    and the schema, which suffice to open most shards. The first page is assumed to equal the last;
-    only a download compares both.
+    The end of the object is fetched first, in one request. It contains the copy of the header, the
+    section table and the schema, which suffice to open most shards. The first page is assumed to
+    equal the last; only after a download are both compared.
 
     Args:
         objects: the store.
@@ -277,8 +277,8 @@ class RemoteStorage:
     def max_pinned(self, sizes: Rows) -> int:
         """Return how many files of these sizes may be pinned at a time.
 
-        If all fit, the number of files; otherwise each reader gets an equal share of half the
-        cache. The other half is for prefetching.
+        If all files fit into the cache, this is their number. Otherwise each reader gets an equal
+        share of half the cache, and the other half is for prefetching.
         """
         if not self._remote.whole or self.fits(sizes):
             return max(1, len(sizes))
@@ -376,21 +376,21 @@ class _Prefetched:
 
 
 class _Cancelled(Exception):
-    """Raised in the threads when the epoch is over; partial downloads can be resumed."""
+    """Raised in the threads when the epoch is over; partial downloads are kept and resumed."""
 
 
 class Prefetcher:
-    """Threads that download files for one epoch. It owns them until `close`.
+    """A prefetcher of files for one epoch. It owns its threads until `close`.
 
     A downloaded file stays pinned in the cache until the loop reaches its step, or the thread that
-    downloaded it has no more files to download. Unpinned, it would be the least recently used file,
-    and the next download could evict it before it was read.
+    downloaded it has no more files to download. Without the pin it would be the least recently used
+    file, and the next download could evict it before it was read.
 
     Args:
         requests: the files in the order in which they are needed; consumed lazily, in a thread.
         current_step: returns the step that the loop has reached; None when the epoch is over.
         max_bytes: the limit of downloaded bytes that are not needed yet.
-        downloaded: a set; the paths of downloaded files are added to it.
+        downloaded: a set to which the paths of downloaded files are added.
     """
 
     def __init__(
@@ -404,7 +404,7 @@ class Prefetcher:
         self._downloaded = downloaded
         self._mutex = threading.Lock()
         self._pending: deque[_Prefetched] = deque()
-        """Files being downloaded, or downloaded and not yet reached by the loop, in order."""
+        """The files that are being downloaded, or that the loop has not reached yet, in order."""
         self._is_cancelled = False
         self._threads = [
             threading.Thread(target=self._run, name="shardio-ahead", daemon=True)
@@ -418,7 +418,7 @@ class Prefetcher:
         self._is_cancelled = True
 
     def close(self) -> None:
-        """Stop the threads; a thread that waits for a server may outlive the call. Idempotent."""
+        """Stop the threads; a thread in a request may outlive this call. Idempotent."""
         self.cancel()
         end_s = time.monotonic() + _JOIN_TIMEOUT_S
         for thread in self._threads:
@@ -429,7 +429,7 @@ class Prefetcher:
         kept = []
         try:
             while (prefetched := self._next()) is not None:
-                # Best effort: the worker that reads the file meets the same error itself.
+                # Best effort: the worker that reads the file will raise the same error.
                 with contextlib.suppress(ShardioError, OSError, Warning):
                     storage, summary = prefetched.file.storage, prefetched.file.summary
                     storage.pin_with_check(summary, self._check)
