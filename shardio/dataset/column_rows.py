@@ -1,6 +1,6 @@
 """Copy rows of one column from many shards: out of one mapped address range, or by reads.
 
-`gather` does so for columns and for the hashes of their rows.
+`ColumnGather` in gather.py uses this for columns and for the hashes of their rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _Numbers = npt.NDArray[np.int64]
 class ColumnLocation:
     """The location of a column in a shard file: `n_rows` rows, the first at `offset`.
 
-    If `file` is given, the file at `path` must still have this state.
+    If `file` is given, it is the state that the file at `path` must still have.
     """
 
     path: str
@@ -43,10 +43,10 @@ class ColumnLocation:
 class ColumnRange:
     """An address range into which a column of many files is mapped. It owns the range.
 
-    The range is divided into parts, one per file. Each part starts a whole number of strides after
-    the first, so that one stride addresses every row of every file, and a batch over any number of
-    shards is one gather. `slots[i]` is the number of the first row of part i within the range.
-    Reading unmapped addresses or the gaps between parts kills the process.
+    The range is divided into parts, one per file. The start of each part is a multiple of the
+    stride, so the whole range is one array of rows, `rows`, and a batch over any number of shards
+    is one gather. `slots[i]` is the index in `rows` of the first row of part i. Reading unmapped
+    addresses or the gaps between parts kills the process.
 
     The memory is valid until `close()`, or until the object is collected; no view may outlive it.
 
@@ -91,7 +91,7 @@ class ColumnRange:
 
         Raises:
             ShardNotFound: the file is missing.
-            ShardChanged: the path is another file now, or the file has another size.
+            ShardChanged: the path names another file now, or the size of the file has changed.
             UnsupportedEnvironment: the kernel's limit on the number of maps is reached.
         """
         n_bytes = place.n_rows * self._stride
@@ -133,8 +133,8 @@ _SCRATCH_BYTES: Final = 1 << 20
 """The size of the buffer that padded rows pass through; it fits into the CPU cache."""
 
 _PREFAULTED_BYTES: Final = range(512, (16 << 10) + 1)
-"""Row sizes in bytes for which rows are touched before they are copied: copying then takes 0.6 of
-the time at 2 KiB and 0.93 at 16 KiB. Smaller and larger rows gain nothing.
+"""The row sizes in bytes at which touching rows before the copy saves time: the copy then takes
+0.6 of the time at 2 KiB, and 0.93 at 16 KiB. With smaller and larger rows, nothing is saved.
 """
 _PREFAULTED_ROWS: Final = 512
 """The number of rows touched and then copied together: a third of the entries of a CPU's TLB."""
@@ -182,12 +182,12 @@ class MappedRows:
         self._range.unmap(shard)
 
     def place(self, rows: Rows, shards: Rows) -> Rows:
-        """Return the row numbers within the address range of `rows`, which are in `shards`."""
+        """Return the indices within the address range of `rows`, which are in `shards`."""
         slots: Rows = rows + self._shift.take(shards)
         return slots
 
     def copy(self, slots: Rows, rows: Rows, shards: Rows, out: Lines) -> None:
-        """Copy rows into the lines of `out`; `slots` is the result of `place`."""
+        """Copy rows into the rows of `out`; `slots` is the result of `place`."""
         step = self._n_at_once
         if len(slots) <= step:
             self._copy_slice(slots, out)
@@ -198,13 +198,13 @@ class MappedRows:
     def _copy_slice(self, slots: Rows, out: Lines) -> None:
         """Copy at most `_n_at_once` rows."""
         if self._prefaulted is not None:
-            # Touch one byte of each row: the CPU waits for many pages at once, whereas a copy waits
-            # for a page at each row. The middle byte, as the copy prefetches the start anyway.
+            # Touch one byte of each row: the CPU then waits for many pages at once, whereas a copy
+            # waits for one page after another. Touch the middle: the copy prefetches the start.
             self._prefaulted[slots]
         if self._scratch is None:
             self._range.rows.take(slots, axis=0, out=out, mode="clip")
             return
-        # np.take copies an array first if its rows are not contiguous, so padding is taken along.
+        # np.take would first copy an array whose rows have gaps, so take rows with their padding.
         scratch = self._scratch[: len(slots)]
         self._range.rows.take(slots, axis=0, out=scratch, mode="clip")
         out[:] = scratch[:, : self._row_bytes]
@@ -221,8 +221,8 @@ class MappedRows:
 class PooledRows(MappedRows):
     """A column of more files than can be mapped at a time.
 
-    The range has as many parts as shards may be attached. A shard has a part only while it is
-    attached, so its rows are located when they are copied, not before.
+    The range has `max_parts` parts, one for each attached shard. Because a shard has a part only
+    while it is attached, its rows are located when they are copied, not by `place`.
 
     Args:
         stride, row_bytes, starts, counts: as in MappedRows.
@@ -241,7 +241,7 @@ class PooledRows(MappedRows):
 
     def attach(self, shard: int, place: ColumnLocation) -> None:
         """Map the file of a shard into a free part."""
-        if not self._free:  # Ctrl-C may have interrupted an update of the free list
+        if not self._free:  # rebuild the list: Ctrl-C may have interrupted an update of it
             taken = self._parts.values()
             self._free = [part for part in range(len(self._range.slots)) if part not in taken]
         part = self._free[-1]
@@ -260,7 +260,7 @@ class PooledRows(MappedRows):
         return rows
 
     def copy(self, slots: Rows, rows: Rows, shards: Rows, out: Lines) -> None:
-        """Copy rows of attached shards into the lines of `out`."""
+        """Copy rows of attached shards into the rows of `out`."""
         super().copy(rows + self._shift.take(shards), rows, shards, out)
 
 
@@ -284,7 +284,7 @@ class FileRows:
         self._places[shard] = file, offset
 
     def detach(self, shard: int) -> None:
-        """Forget the file of a shard."""
+        """Drop the reference to the file of a shard."""
         self._places.pop(shard, None)
 
     def place(self, rows: Rows, shards: Rows) -> Rows:
@@ -292,10 +292,11 @@ class FileRows:
         return rows
 
     def copy(self, slots: Rows, rows: Rows, shards: Rows, out: Lines) -> None:
-        """Copy rows into the lines of `out`.
+        """Copy rows into the rows of `out`.
 
         Raises:
-            ShardChanged: names the file, the row in it and the offset.
+            ShardChanged: a file changed; the error has the file, the row in the file and the
+                offset.
         """
         order = np.argsort(rows, kind="stable")
         ascending = rows[order]
@@ -314,7 +315,7 @@ class FileRows:
         """Do nothing: only the requested bytes are read."""
 
     def close(self) -> None:
-        """Forget all files. Idempotent."""
+        """Drop the references to all files. Idempotent."""
         self._places.clear()
 
 

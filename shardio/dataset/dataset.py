@@ -62,8 +62,8 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         self._generation = generation
         self.verify: Verify = verify
         """When hashes are checked, as in ShardReader."""
-        # Shards usually have equal numbers of samples; division finds the shard in a tenth of the
-        # time of a search.
+        # Shards usually have equal numbers of samples: a division then finds the shard of a row in
+        # a tenth of the time of a binary search.
         counts = generation.counts
         is_even = len(counts) and (counts[:-1] == counts[0]).all() and counts[-1] <= counts[0]
         self._rows_per_shard = max(1, int(counts[0])) if is_even else 0
@@ -71,7 +71,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
 
     @property
     def place(self) -> str:
-        """The folder as the user gave it; the absolute path if a chdir has changed its meaning."""
+        """The path as the user gave it, or the absolute path if a chdir made the former invalid."""
         return self.path if os.path.abspath(self.path) == self.root else self.root
 
     @property
@@ -131,7 +131,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
 
     @property
     def stats(self) -> Mapping[str, Any]:
-        """The statistics of `shardio stats`: of the "whole", and per subset in "subsets"."""
+        """The statistics of `shardio stats`: "whole" for all samples, "subsets" for each subset."""
         return self._generation.stats
 
     @property
@@ -171,7 +171,8 @@ class Dataset(Sequence[dict[str, Any]], Closing):
     def reader(self, shard: int, name: str | None = None) -> ShardReader:
         """Return the reader of a shard, opened if needed; the dataset owns it.
 
-        With a `name`, return the reader of the file with this field: the shard, or an added one.
+        With a `name`, return the reader of the file with this field: the shard itself, or the file
+        of an added column.
 
         Raises:
             DatasetCorrupt: the file is not the one that the generation names.

@@ -6,8 +6,9 @@ generation stores their id, size and number of entries; generations with equal l
 
 A list of shards is binary and little-endian: the samples of each shard (u64), then the bytes of
 each shard (u64), then the ids (16 bytes each), then the names in UTF-8, each followed by a zero
-byte. A list of 10^5 shards takes about 5 MB, also in memory, as each ShardSummary is made on
-demand. A list of inputs has one line of canonical JSON per input, and is read on first use.
+byte. A list of 10^5 shards takes about 5 MB on disk and in memory, because each ShardSummary is
+created only on access. A list of inputs has one line of canonical JSON per input, and is read on
+first use.
 """
 
 from __future__ import annotations
@@ -162,10 +163,11 @@ def write_external_list(path: Path, content: bytes) -> None:
 
 
 def remove_unreferenced(folder: Path, among: Collection[str] | None = None) -> None:
-    """Remove external lists that no generation in `folder` refers to: all of them, or some.
+    """Remove external lists that no generation in `folder` refers to.
 
-    Removing all requires the folder's lock, because another writer may be about to refer to one. If
-    a generation cannot be read, nothing is removed, because it may refer to any list.
+    With `among` None, the caller must hold the folder's lock, because another writer may be about
+    to publish a reference. If a generation cannot be read, nothing is removed, because it may refer
+    to any list.
 
     Args:
         folder: the folder of the generations.
@@ -413,7 +415,7 @@ def pack_inputs(inputs: Iterable[Input]) -> bytes:
     """
     if isinstance(inputs, InputList):
         return inputs.read_bytes()
-    # Convert keys to strings before sorting.
+    # Dump twice: the first dump converts keys to strings, so that the second one sorts strings.
     plain = [json.loads(canonical_json(dict(entry))) for entry in inputs]
     check_json(plain)
     return _lines(plain)
@@ -432,7 +434,7 @@ def check_inputs(inputs: Sequence[Any], place: Path) -> None:
     for i, entry in enumerate(inputs):
         if not isinstance(entry, dict):
             raise DatasetCorrupt(f"{place}: every entry of 'inputs' must be a dict")
-        # All entries but the first two are omitted if empty.
+        # Only path and outcome are required; other keys are left out if their values are empty.
         texts = [entry.get("path"), entry.get("outcome")]
         texts += [entry.get(key, "") for key in ("reason", "hash")]
         counts = [entry.get(key, 0) for key in ("samples", "bytes")]

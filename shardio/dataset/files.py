@@ -1,9 +1,10 @@
 """The files of a dataset: opened on demand, and each checksummed unit verified only once.
 
-A unit is a stretch of bytes with one hash. Each unit has a mark, a byte that records whether it was
-verified, in one table for all files. The start of a file's marks must be known before the file is
-opened. The schema and the number of samples determine the number of units exactly, except for
-packets and chunks of streams: for these, the file size gives an upper bound.
+A unit is a range of bytes with one hash. One table for all files has a mark for each unit: a byte
+that records whether the unit was verified. If not all files can be open at a time, the table is
+laid out before they are opened. The schema and the number of samples then determine the number of
+units exactly, except for packets and chunks of streams: for these, the file size gives an upper
+bound.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class FileGroup(NamedTuple):
 
 
 class DatasetFiles(ABC):
-    """The files of a dataset, by number. It owns the open ones until `close`. Not thread-safe.
+    """The files of a dataset, by number. Owns the open files until `close`. Not thread-safe.
 
     The shards come first, then the files of added fields, group by group.
 
@@ -97,7 +98,8 @@ class DatasetFiles(ABC):
     def reader(self, shard: int, name: str | None = None) -> ShardReader:
         """Return the reader of a shard, opened if needed; this object owns it.
 
-        With a `name`, return the reader of the file with this field: the shard, or an added one.
+        With a `name`, return the reader of the file with this field: the shard itself, or the file
+        of an added column.
 
         Raises:
             DatasetCorrupt: the file is not the one that the generation names.
@@ -158,11 +160,17 @@ class DatasetFiles(ABC):
 
     @abstractmethod
     def file_numbers(self, name: str | None = None) -> Rows:
-        """Return, for each shard, the number of its file among the group's distinct files."""
+        """Return the number of each shard's file among the distinct files of the group.
+
+        `name` is a field of the group; None for the group of the shards.
+        """
 
     @abstractmethod
     def mark_bounds(self, name: str) -> Rows:
-        """Return upper bounds of the units of a group's files; "" is the group of the shards."""
+        """Return an upper bound of the number of units of each file in a group.
+
+        `name` is the added field of the group; "" for the group of the shards.
+        """
 
     def files_of_shard(self, shard: int, name: str | None = None) -> list[tuple[ShardSummary, str]]:
         """Return the files of a shard, or the file with one of its fields, each with its path."""
@@ -171,7 +179,7 @@ class DatasetFiles(ABC):
         return [(summary, self.path_of(summary)) for summary in summaries]
 
     def summaries(self, name: str | None = None) -> Sequence[ShardSummary]:
-        """Return the file of every shard that has a field; by default the shards themselves."""
+        """Return each shard's file with a given field; by default the shards themselves."""
         return self._group(name).shards
 
     def sizes(self, name: str | None = None) -> Rows:
@@ -189,7 +197,7 @@ class DatasetFiles(ABC):
         number, shard = divmod(file, self.n_shards)
         reader = self.open_file(shard, self._groups[number].name)
         if self.is_partial:
-            self._all_marks()  # the marks outlive the file's eviction
+            self._all_marks()  # use the common table, which outlives the reader if it is evicted
         self._mark(file, reader)
         return reader
 
@@ -211,9 +219,9 @@ class DatasetFiles(ABC):
 
     @property
     def n_marks(self) -> int:
-        """The number of units of all files; opens every file.
+        """The number of units of all files, for which every file is opened.
 
-        If `is_partial`, an upper bound, which opens none.
+        If `is_partial`, no file is opened, and the number is an upper bound.
         """
         return int(self._mark_starts()[-1])
 
@@ -270,7 +278,7 @@ class DatasetFiles(ABC):
 
 
 class ShardFiles(DatasetFiles):
-    """The files of one dataset. It owns the open ones and their storage until `close`.
+    """The files of one dataset. Owns the open files and their storage until `close`.
 
     Args:
         storage: the storage of the files.
@@ -329,7 +337,7 @@ class ShardFiles(DatasetFiles):
         return [(self._storage, np.concatenate([np.zeros(0, np.int64), *sizes]))]
 
     def file_numbers(self, name: str | None = None) -> Rows:
-        """Return the shard numbers: every shard has its own file."""
+        """Return 0 to the number of shards - 1: every shard has its own file."""
         return np.arange(self.n_shards)
 
     def mark_bounds(self, name: str) -> Rows:

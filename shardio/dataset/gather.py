@@ -1,11 +1,11 @@
-"""Verified gathers of one column, one per batch, over all shards of a dataset.
+"""Gather and verify the rows of one column for a batch, over all shards of a dataset.
 
 If files are mapped, the column of all shards is in one address range with one stride, and so are
 its hashes: a batch is one `np.take` directly into its block. Otherwise, rows are read into the
-block (`column_rows`). Unverified data is hashed. Rows of 2 KiB or more have one hash each; they are
-hashed in the block after copying, so that exactly the bytes that the user receives are verified.
-Runs of smaller rows share a hash; they are hashed before copying, as a run also has rows that the
-batch does not need.
+block (`column_rows`). Data that is not verified yet is hashed. Rows of 2 KiB or more have one hash
+each; they are hashed in the block after copying, so that exactly the bytes that the user receives
+are verified. Smaller rows share a hash with the other rows of a run; whole runs are hashed before
+copying, because a run also has rows that the batch does not need.
 
 If not all files of a dataset may be open at a time, the files of a batch are opened before it is
 copied; a batch that needs too many files is copied in several parts.
@@ -37,7 +37,7 @@ from shardio.shard.verification import Rows
 from shardio.storage.content import PreadFile
 
 _UNKNOWN: Final = -1
-"""The start of the marks of a file that has not been open yet."""
+"""The value of `_mark_shift` for a shard whose file has not been opened yet."""
 
 
 class ColumnGather:
@@ -52,7 +52,7 @@ class ColumnGather:
         is_mapped: True if files are mapped, False if they are read.
         starts, counts: for each shard, the number of its first row in the dataset, and its number
             of rows.
-        marks: the marks of verified units of all files, shared; see `files`.
+        marks: the marks of verified units of all files, shared; defined in files.py.
         first_marks: the start of each shard's marks.
         verify: "off", "first" or "always".
     """
@@ -125,7 +125,7 @@ class ColumnGather:
             if isinstance(reader.content, PreadFile):  # the same for all files of a dataset
                 rows.attach(shard, reader.content, section.offset)
             return
-        rows.detach(shard)  # left by an interrupted attempt
+        rows.detach(shard)  # an interrupted attempt may have left the shard attached
         rows.attach(shard, ColumnLocation(reader.path, section.offset, section.count, reader.file))
 
     def _on_evict(self, file: int) -> None:
@@ -158,11 +158,11 @@ class ColumnGather:
 
     @property
     def _max_together(self) -> int:
-        """The maximum number of shards opened together, small enough that none evicts another."""
+        """The maximum number of shards to open together, so that none evicts another of them."""
         return max(1, (self._files.max_open or 1) // 2)
 
     def place(self, rows: Rows, shards: Rows) -> Rows:
-        """Return positions for `gather` of rows of the dataset, which are in `shards`."""
+        """Return the `slots` argument of `gather` for rows of the dataset that are in `shards`."""
         return self._rows.place(rows, shards)
 
     def gather(self, slots: Rows, rows: Rows, shards: Rows, out: npt.NDArray[Any]) -> None:
@@ -175,10 +175,10 @@ class ColumnGather:
             out: a C-contiguous uint8 array, (len(rows), row bytes).
 
         Raises:
-            ChecksumMismatch: names file, field, sample and offset; `out` contains the data that was
-                read.
-            ShardChanged: names the same; but if a mapped file was truncated, reading it kills the
-                process instead.
+            ChecksumMismatch: data is damaged; the error has file, field, sample and offset. `out`
+                contains the damaged data.
+            ShardChanged: a file that is read, not mapped, has changed. Reading a mapped file that
+                was truncated kills the process instead.
         """
         if self._is_partial and not self._open_shards(shards):
             self._gather_in_parts(rows, shards, out)
@@ -220,7 +220,7 @@ class ColumnGather:
         start_ns = now_ns()
         expected = read_hashes(self._hashes, rows, shards)
         content = out.reshape(-1).data
-        # map() avoids bytecode per row: half the time of a generator expression.
+        # map() executes no bytecode per row and takes half the time of a generator expression.
         parts = map(content.__getitem__, self._row_slices(fresh, len(out)))
         found = np.array(list(map(hash_bytes, parts)), np.uint64)
         wrong = np.flatnonzero(found != expected)
@@ -230,7 +230,7 @@ class ColumnGather:
         PHASE_TIMES.sums_ns[CHECK] += now_ns() - start_ns
 
     def _update_all_verified(self) -> None:
-        """Check whether all rows are verified; done ever more rarely, at doubling intervals."""
+        """Update `_all_verified`, at intervals that double each time."""
         self._n_verified_batches += 1
         if self._n_verified_batches < self._next_check:
             return

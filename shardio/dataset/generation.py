@@ -1,7 +1,7 @@
 """Generations: the published states of a dataset, and their JSON.
 
-A *column group* is a column added to a finished dataset: for each shard, another shard with the
-same number of samples and only the new field.
+A *column group* is a column added to a finished dataset. For each shard of the dataset it has
+another shard with the same number of samples and only the new field.
 
 A *view*, also JSON, is the default kind of sample. With `ROWS` every row is a sample. With
 `{"kind": "clips", "frames": 16, "stride": 1, "step": 16}` every complete clip of the only video
@@ -230,13 +230,13 @@ class Generation:
     """One published state of a dataset. Immutable.
 
     Attributes:
-        number: 1 for the first generation, then consecutive.
+        number: the number of the generation; the first one has 1.
         lineage: the identity of the dataset, see `lineage_of`.
         schema: the schema of `shards`.
         classes: the class names; a label is an index into them.
         inputs: the files that a conversion read, each with its outcome. Like `converter`, it
             contains no absolute paths, times or hosts.
-        converter: the name, the versions and those options of the converter that affect the data.
+        converter: the converter's name, versions, and options that affect the data.
         versions: the versions of the libraries that affect the stored bytes.
         subsets: named selections of rows.
         stats: the statistics computed by `shardio stats`.
@@ -463,7 +463,7 @@ def _check_kinds(content: dict[str, Any], place: Path) -> None:
         "operation": dict,
         "column_groups": list,
     }.items():
-        # Omitted if empty, so that equal content gives equal files.
+        # These keys must be left out if they are empty, so that equal content gives equal files.
         if key in content and (type(content[key]) is not kind or not content[key]):
             raise DatasetCorrupt(
                 f"{place}: {key!r} must be a {kind.__name__} that is not empty, or left out; "

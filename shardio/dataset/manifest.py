@@ -166,7 +166,7 @@ def publish(
         _publish(root, generation, content, external_lists)
         return generation
     make_folder(root / GENERATIONS)
-    with _locked(root / GENERATIONS):  # a failing writer of equal content must not remove a list
+    with _locked(root / GENERATIONS):  # else a writer that fails could remove a list we refer to
         _publish(root, generation, content, external_lists)
     return generation
 
@@ -176,8 +176,8 @@ def publish_next(
 ) -> Generation:
     """Publish the generation after `previous`; it differs from `previous` only in `changes`.
 
-    All new files that it names must be complete in `folder`. Readers of `previous` are not
-    disturbed.
+    All new files that the generation names must be complete in `folder`. Readers of `previous` are
+    not affected.
 
     Args:
         folder: the dataset.
@@ -220,7 +220,7 @@ def publish_next(
 def recover(folder: str | os.PathLike[str]) -> Generation:
     """Complete the commit of a killed writer, and return the published generation.
 
-    If there is a complete next generation, it is published, as the next writer would do. Temporary
+    If a complete next generation exists, it is published, as the next writer would do. Temporary
     files are removed.
 
     Raises:
@@ -245,7 +245,7 @@ def _published(root: Path) -> Generation:
     published = load(root)
     number = published.number + 1
     if (root / GENERATIONS / f"{number:06d}.json").exists():
-        # The writer was killed between the two files; the lock excludes a live writer.
+        # The writer was killed before it wrote the pointer: a running writer would hold the lock.
         published = load_generation(root, number)
         _write_pointer(root, published)
     return published
@@ -308,7 +308,7 @@ def _publish(
             remove_unreferenced(place.parent, external_lists)
         raise
     except BaseException:
-        with contextlib.suppress(OSError):  # another writer's generation exists, or removing failed
+        with contextlib.suppress(OSError):  # raise the original error, even if cleaning up fails
             if _published_number(root) != number:
                 with contextlib.suppress(FileNotFoundError):
                     if place.read_bytes() == content:

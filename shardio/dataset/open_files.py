@@ -1,9 +1,9 @@
 """The open files of a dataset, and the storage that holds them: a folder, or an object store.
 
-A dataset pins every file that it opens, and unpins it when it is no longer used. A storage can thus
-download a file first, and evict unpinned files. Files are opened on demand. If there are many, only
-a limited number is open at a time, and the least recently used are evicted. An evicted file is not
-closed immediately: existing users continue, and its map lives as long as its last view.
+A dataset pins every file that it opens, and unpins the file when it is no longer used. A storage
+can thus download a file when it is pinned, and delete unpinned files. Files are opened on demand.
+If there are many, only a limited number is open at a time, and the least recently used are evicted.
+An evicted file is not closed immediately: its map lives as long as the last view into it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ShardStorage(Protocol):
         """Remove local copies of generations; return True if they can be downloaded again."""
 
     def max_pinned(self, sizes: Rows) -> int | None:
-        """Return how many files of these sizes may be pinned at a time; None if unlimited.
+        """Return the number of files of these sizes that may be pinned at a time; None: unlimited.
 
         With a limit, files are opened only when they are needed. An evicted file that is still in
         use stays pinned beyond the limit.
@@ -64,7 +64,7 @@ class ShardStorage(Protocol):
 
         Raises:
             DatasetCorrupt: the file is a link to a target outside of the dataset.
-            ShardNotFound: the file is missing, if that is known without opening it.
+            ShardNotFound: the storage noticed that the file is missing, without opening it.
         """
 
     def pin_if_cached(self, summary: ShardSummary) -> str:
@@ -95,7 +95,7 @@ class LocalStorage:
         self.root, self._named = root, named
 
     def resolve_access(self, asked: Access) -> Access:
-        """Return the requested access method; "auto" depends on the file system."""
+        """Return the requested access method, or for "auto" the one that suits the file system."""
         return choose_access(self.root, asked)
 
     def manifest_folder(self, generation: int | None) -> str:
@@ -118,7 +118,7 @@ class LocalStorage:
         return os.path.join(self.root, summary.name)
 
     def pin(self, summary: ShardSummary) -> str:
-        """Check links and return the path of a file; opening the file reports if it is missing.
+        """Check links and return the path of a file. A missing file is reported when it is opened.
 
         Raises:
             DatasetCorrupt: the file is a link to a target outside of the folder.
@@ -139,10 +139,10 @@ class LocalStorage:
 
 
 class ShardPaths(Sequence[str]):
-    """The paths of the shards in a folder, built on demand, as there may be very many.
+    """The paths of the shards in a folder, created on access, because there may be very many.
 
     Args:
-        folder: the folder, as in messages.
+        folder: the folder.
         shards: the shards, in order.
     """
 
@@ -165,11 +165,11 @@ class ShardPaths(Sequence[str]):
 ALL_OPEN_LIMIT: Final = 1024
 """A dataset of at most this many files keeps all of them open."""
 MAX_OPEN_FILES: Final = 16384
-"""The maximum of open files of a larger dataset per process; each takes 6.5 KiB of memory."""
+"""The maximum number of open files of a larger dataset; each takes 6.5 KiB of memory."""
 _MIN_OPEN_FILES: Final = 16
-"""The minimum of open files, unless the storage can pin only fewer."""
+"""The minimum number of open files, unless the storage can pin only fewer."""
 _EVICTED_SHARE: Final = 8
-"""The inverse share of files evicted at a time: finding the least recently used scans all."""
+"""Evict one in 8 open files at a time, because finding the least recently used scans all files."""
 
 
 def open_limit(n_files: int, max_pinned: int | None = None) -> int | None:
@@ -251,7 +251,7 @@ class OpenFiles:
     def add_listener(self, method: Callable[[int], None], n_maps: int) -> None:
         """Call a method before a file is evicted; its object is referenced weakly.
 
-        The object has `n_maps` maps per file, so fewer files may be open.
+        The object maps each file `n_maps` times; this lowers the maximum number of open files.
         """
         self._listeners.append(weakref.WeakMethod(method))
         self._maps_per_file += n_maps
@@ -262,8 +262,9 @@ class OpenFiles:
     def _share_maps(self) -> None:
         """Lower the number of open files to this dataset's share of the kernel's limit on maps.
 
-        Three quarters of a process's maps are shared equally by the datasets that limit their open
-        files and have some open: each thread of a loader has its own dataset.
+        Three quarters of the process's maps are divided equally among the Dataset objects that
+        limit their open files and have files open. There may be many of these objects, because each
+        thread of a loader has its own.
         """
         if self.max_open is None or not self._maps_per_file:
             return
@@ -314,7 +315,7 @@ class OpenFiles:
             raise ClosedError(f"{self._path}: the dataset is closed")
 
     def halve(self) -> bool:
-        """Halve the maximum of open files; return False if it is minimal or unlimited."""
+        """Halve the maximum number of open files; return False if it is minimal or unlimited."""
         if self.max_open is None or self.max_open <= _MIN_OPEN_FILES:
             return False
         self.max_open = max(_MIN_OPEN_FILES, self.max_open // 2)

@@ -1,8 +1,8 @@
 """Scan the shards of a dataset for facts about all samples that a loader needs beforehand.
 
 Examples are the number of frames of each video, and whether all images have the same size. In an
-object store each shard takes a few requests. Threads therefore open shards ahead, each with its own
-reader, by ranges and without downloading them.
+object store, reading a shard takes a few requests. Threads therefore scan several shards at a time,
+each with its own reader, by range requests instead of downloading whole files.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ T = TypeVar("T")
 
 _SAMPLES_AT_ONCE: Final = 1 << 20
 _N_THREADS: Final = 16
-"""The number of concurrent requests; each fetches 64 KiB or a table."""
+"""The number of threads, and thus of concurrent requests; each fetches 64 KiB or a table."""
 
 
 class ShardSamples(NamedTuple):
     """Samples in one shard.
 
-    `numbers` are the sample numbers, `rows` their rows in the shard. `reader` returns the reader of
-    the file with a field; it may only be used in `find`.
+    `numbers` are the samples' indices, `rows` their rows in the shard. `reader` returns the reader
+    of the file with a field; the reader may only be used in `find`.
     """
 
     shard: int
@@ -51,8 +51,8 @@ def scan(
     Args:
         dataset: the dataset; its shards are opened.
         find: called with the samples of one shard; in any thread if the dataset is in a store.
-        n, rows_of: the number of samples, and a function that maps sample numbers to rows; by
-            default all selected rows.
+        n, rows_of: the number of samples, and a function that maps their indices to rows; by
+            default, every selected row is a sample.
 
     Raises:
         ShardioError: a shard cannot be opened, or `find` failed.

@@ -1,8 +1,8 @@
 """The rows that a dataset selects: all or some of them, in their order or another.
 
-Sets of rows are pure arithmetic. A subset is stored as ascending runs of rows and searched by
-position; memory is proportional to the number of runs, not of samples. A selection is stored as a
-list of rows.
+A subset is stored as ascending runs of rows, so that its memory is proportional to the number of
+runs, not of samples; a row is found by binary search. A selection in any other order is stored as
+a list of rows.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class RowRuns:
         except (ValueError, OverflowError) as error:
             raise InvalidArgument(f"not runs of rows: {error}") from error
         gaps, counts = numbers[:, 0], numbers[:, 1]
-        # Each number is bounded before the sum, so that the sum cannot overflow.
+        # Check each number before they are summed, so that the sum cannot overflow.
         if (numbers < 0).any() or (numbers > min(n_rows, _MAX_ROWS)).any() or (counts < 1).any():
             raise InvalidArgument(f"a run of rows lies outside of the dataset's {n_rows}")
         if (gaps[1:] < 1).any():
@@ -72,7 +72,7 @@ class RowRuns:
         return found
 
     def to_text(self) -> str:
-        """Return the runs as text: per run, the rows skipped and the rows taken: "0 90 10 90"."""
+        """Return the runs as text: "0 90 10 90" skips 0 rows, selects 90, skips 10, selects 90."""
         gaps = self._starts - np.concatenate([[0], (self._starts + self._counts)[:-1]])
         return " ".join(map(str, np.stack([gaps, self._counts], axis=1).reshape(-1).tolist()))
 
@@ -160,7 +160,7 @@ def _as_array(found: Any, where: str) -> npt.NDArray[Any]:
     """Return an argument as an array; for ragged input, return an array that fails every check.
 
     Raises:
-        InvalidArgument: it is a masked array, whose mask would be lost.
+        InvalidArgument: `found` is a masked array, whose mask would be lost.
     """
     if is_masked(found):
         raise InvalidArgument(f"{where}: found a masked array, which would lose its mask; fill it")
@@ -246,15 +246,15 @@ class RowSelection:
 
     @property
     def shard_ends(self) -> Rows:
-        """Number of selected rows up to the end of each shard; the rows ascend."""
+        """The number of selected rows up to the end of each shard; the rows must be ascending."""
         ends = self.shard_starts[1:]
         return ends if self._view is None else self._view.n_below(ends)
 
     @property
     def view_id(self) -> str:
-        """Identity of the selection among others of the same dataset; empty if it is all rows.
+        """An id of the selection among others of the same dataset; empty if all rows are selected.
 
-        It stays the same if rows are appended that are not part of the selection.
+        The id does not change if rows are appended that are not selected.
         """
         return "" if self._view is None else self._view.identity
 
@@ -274,27 +274,27 @@ class RowSelection:
 
     @property
     def source_counts(self) -> list[int]:
-        """Number of selected rows of each source of a mixture."""
+        """The number of selected rows of each source of a mixture; here, one source."""
         return [len(self)]
 
     def check_sources(self, counts: Rows, reason: str) -> None:
-        """Make sure that each source of a mixture has samples.
+        """Check that each source of a mixture has samples.
 
         Args:
-            counts: their numbers of samples.
-            reason: why one can have none.
+            counts: the number of samples of each source.
+            reason: the reason why a source may have none, for the message.
 
         Raises:
-            InvalidArgument: naming one that has none.
+            InvalidArgument: a source has no samples; the message names it.
         """
 
     def at(self, numbers: Rows) -> Rows:
-        """Map numbers of selected rows to rows of all shards."""
+        """Map indices into the selected rows to rows of all shards."""
         return numbers if self._view is None else self._view.rows(numbers)
 
     @property
     def state(self) -> Any:
-        """The state that was set after construction; for `restore` of an equal selection."""
+        """The state that was set after construction, for `restore` of an equal selection."""
         return (self._view,)
 
     def restore(self, state: Any) -> None:
@@ -306,7 +306,7 @@ class MixtureSelection(RowSelection):
     """The selected samples of the sources of a mixture, concatenated.
 
     Args:
-        starts: the first rows of the shards of all sources, as in RowSelection.
+        starts: the number of the first row of each shard of all sources, as in RowSelection.
         sources: the selection of each source; borrowed.
         names: the name of each source, for messages.
     """
@@ -333,7 +333,7 @@ class MixtureSelection(RowSelection):
 
     @property
     def row_list(self) -> RowList | None:
-        """The rows of the sources that select a list of rows, numbered across all shards."""
+        """The rows of those sources that select a list of rows, as rows of all shards."""
         if self._row_list is None and self._has_row_list:
             parts = [
                 source.row_list.every() + first
@@ -349,17 +349,17 @@ class MixtureSelection(RowSelection):
 
     @property
     def source_counts(self) -> list[int]:
-        """Number of selected rows of each source."""
+        """The number of selected rows of each source."""
         return [len(source) for source in self._sources]
 
     def check_sources(self, counts: Rows, reason: str) -> None:
-        """Make sure that each source has samples."""
+        """Check that each source has samples."""
         for name, n in zip(self._names, counts, strict=True):
             if not n:
                 raise InvalidArgument(f"{name} cannot be mixed: {reason}; leave it out")
 
     def at(self, numbers: Rows) -> Rows:
-        """Map numbers of the sources' selected rows to rows of all shards."""
+        """Map indices into the sources' selected rows to rows of all shards."""
         rows = super().at(numbers)
         if self.row_list is not None:
             n_rows = self.shard_starts[-1]
@@ -369,15 +369,18 @@ class MixtureSelection(RowSelection):
 
     @property
     def state(self) -> Any:
-        """An empty state: the sources have their own."""
+        """An empty state: each source has a state of its own."""
         return ()
 
     def restore(self, state: Any) -> None:
-        """Do nothing: the sources are restored by themselves."""
+        """Do nothing: each source is restored separately."""
 
 
 def _end_to_end(sources: Sequence[RowSelection], firsts: Sequence[int], n_rows: int) -> RowRuns:
-    """Concatenate views; rows of row lists get the numbers from `n_rows` on, in order."""
+    """Concatenate views. An entry of a row list is represented by a number from `n_rows` up.
+
+    These numbers, minus `n_rows`, are indices into `row_list`.
+    """
     starts, counts, n_listed = [], [], n_rows
     for source, first in zip(sources, firsts, strict=True):
         view = source.view

@@ -1,10 +1,10 @@
 """Publish new files of a dataset, or a folder, as a whole.
 
-A new file is written in a hidden, locked staging folder. Once all are complete, each gets its final
-name as a second link (`link_staged`), and a generation that names them is published. So the file
-in the staging folder stays until then, and tells by its inode which names are ours: an operation
-that fails removes them again, and so does the one that follows a killed operation, unless a
-generation names them (`undo`).
+A new file is written in a hidden, locked staging folder. Once all files are complete, each gets its
+final name as a second link (`link_staged`), and a generation that names them is published. Until
+then the links in the staging folder stay: their inodes show which files in the dataset belong to
+the operation. If it fails, these files are removed again, unless a generation names them (`undo`);
+after a killed operation, the next operation removes them.
 
 If another writer changes the dataset during an operation, files may be missing for that reason.
 This is detected and reported as a conflict, not as damage.
@@ -61,13 +61,13 @@ PathName = str | os.PathLike[str]
 
 @contextlib.contextmanager
 def detect_conflict(folder: PathName, before: int | None = None) -> Iterator[None]:
-    """Raise DatasetConflict for an error in the block if another writer has removed files it read.
+    """Turn an error in the block into DatasetConflict if another writer has removed files.
 
     Args:
-        before: the generation that is read; by default the one that is published now.
+        before: the number of the generation that is read; by default the published one.
 
     Raises:
-        DatasetConflict: from an error of the block, as `raise_conflict` does.
+        DatasetConflict: caused by an error in the block; see `raise_conflict`.
     """
     before = published_in(folder) if before is None else before
     try:
@@ -78,7 +78,7 @@ def detect_conflict(folder: PathName, before: int | None = None) -> Iterator[Non
 
 
 def raise_conflict(folder: PathName, before: int | None, because: Exception | None = None) -> None:
-    """Raise DatasetConflict if a newer generation is published and files up to it are missing.
+    """Raise DatasetConflict if a newer generation is published and files of older ones are missing.
 
     Args:
         folder: the dataset.
@@ -118,12 +118,12 @@ _PREFIX: Final = ".staging-"
 
 
 def lock_folder(folder: Path, *, wait: bool = False) -> int:
-    """Lock a folder and return its descriptor; the kernel unlocks it when the last process exits.
+    """Lock a folder and return its descriptor; the lock lasts until all copies of it are closed.
 
     Raises:
         BlockingIOError: another process holds the lock.
         FileNotFoundError: there is no such folder, or its owner has removed it meanwhile.
-        OSError: it is a link, or the file system has no locks.
+        OSError: the folder is a link, or the file system has no locks.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -148,7 +148,7 @@ class StagingFolder:
                 self._fd = lock_folder(self.path, wait=True)
             except FileNotFoundError:  # another process swept it before it was locked
                 continue
-            except OSError:  # no locks on this file system: no process removes leftovers
+            except OSError:  # without locks on this file system, no process removes leftovers
                 pass
             return
 
@@ -169,7 +169,8 @@ class StagingFolder:
 def sweep(root: Path) -> None:
     """Remove the unlocked staging folders that killed operations left, with unpublished files."""
     for folder in root.glob(_PREFIX + "*"):
-        # Locked, removed meanwhile, or a generation is unreadable and may name the files
+        # Skip folders that are locked or removed meanwhile; keep files if a generation is
+        # unreadable, because it may name them.
         with contextlib.suppress(OSError, DataError):
             fd = lock_folder(folder)
             try:
@@ -190,7 +191,7 @@ def remove_leftovers(root: Path) -> None:
 
 
 def link_staged(staged: Path, final: Path) -> None:
-    """Give a staged file its final name as well.
+    """Link a staged file to its final name, in addition to its staged name.
 
     Raises:
         DatasetConflict: another writer has created a file of this name.
@@ -210,7 +211,7 @@ def undo(root: Path, staging: Path, *, is_private: bool = False) -> None:
     Args:
         root: the folder of the dataset.
         staging: the staging folder of the operation, locked.
-        is_private: whether no other writer can have used `root`.
+        is_private: True if no other writer can have used `root`.
 
     Raises:
         DataError: a generation cannot be read, and may name the staged shards.
@@ -253,7 +254,7 @@ def names_staged(root: Path, staging: Path, generation: Generation) -> bool:
 
 
 def _staged_inodes(staging: Path) -> set[int]:
-    """Return the inodes of staged shards that have another name."""
+    """Return the inodes of staged shards that have a second link."""
     found = (path.lstat() for path in staging.rglob("*.shard"))
     return {one.st_ino for one in found if one.st_nlink > 1}
 
@@ -309,7 +310,7 @@ class StagedFolder:
 
     def __init__(self, out: Path, marker: str) -> None:
         self.out, self._marker = out, marker
-        # The old folder's name during the switch, on file systems that cannot exchange two folders.
+        # The temporary name of the old folder, on file systems that cannot exchange two folders.
         self._replaced = out.with_name(f".{out.name}.replaced")
 
     def __enter__(self) -> Self:
@@ -317,7 +318,7 @@ class StagedFolder:
         self._staging = StagingFolder(self.out.parent)
         self.folder = self._staging.path / "new"
         try:
-            if (self._replaced / self._marker).exists():  # a process was killed in `_rename`
+            if (self._replaced / self._marker).exists():  # left by a process killed in `_rename`
                 is_moved_away = not os.path.lexists(self.out)
                 rename(self._replaced, self.out if is_moved_away else self._staging.path / "older")
             make_folder(self.folder)
@@ -327,7 +328,7 @@ class StagedFolder:
         return self
 
     def publish(self, *, replace: bool) -> None:
-        """Rename the folder to `out`; with `replace`, in place of the folder that is there.
+        """Rename the folder to `out`; with `replace`, an existing folder there is replaced.
 
         Raises:
             DatasetExists: another process has created something at `out` meanwhile.
@@ -344,7 +345,7 @@ class StagedFolder:
             rename(self.folder, self.out)
         except BaseException as error:
             if replace:
-                with contextlib.suppress(OSError):  # the first error is raised
+                with contextlib.suppress(OSError):  # raise the first error instead
                     rename(self._replaced, self.out)
             if not isinstance(error, OSError) or error.errno not in _NOT_EMPTY_ERRNOS:
                 raise

@@ -1,7 +1,7 @@
 """Writers of datasets: new shards for a new dataset, or for the next generation of one.
 
 The shards of a `GenerationWriter` are staged in a hidden folder until all are written; then they
-get their names, and a generation that names them is published. Existing files are not touched.
+get their final names, and a generation that names them is published. Existing files do not change.
 """
 
 from __future__ import annotations
@@ -36,10 +36,8 @@ SHARD_BYTES: Final = 256 << 20
 class GenerationWriter:
     """Writes the shards of one generation. Owns a hidden folder for the length of a `with`.
 
-    Published shards stay.
-
     Args:
-        folder: the folder of a new dataset, missing or empty; or of the dataset of `previous`.
+        folder: the folder of the dataset; for a new dataset, missing or empty.
         schema: the schema of the samples.
         shard_bytes: the target size of a shard.
         previous: the generation that the new one follows; None for a new dataset.
@@ -124,7 +122,7 @@ class GenerationWriter:
         self._parts.append(summary)
 
     def follow(self, generation: Generation) -> None:
-        """Follow this generation: its shards come first, then the shards written so far."""
+        """Make `generation` the previous one: its shards precede the shards written so far."""
         self.cut()
         self._previous = generation
         self._parts[:0] = generation.shards
@@ -137,9 +135,9 @@ class GenerationWriter:
         self._parts.append(summary)
 
     def publish(self, **details: Any) -> Generation:
-        """Name the shards, and publish a generation with them and `details`.
+        """Give the shards their final names, and publish a generation with them and `details`.
 
-        If no shard was written, an empty one is added to hold the schema.
+        If no shard was written, an empty shard is added to store the schema.
         """
         self.cut()
         if not self._parts:
@@ -150,7 +148,7 @@ class GenerationWriter:
         return publish_next(self.root, self._previous, shards=shards, **details)
 
     def publish_columns(self, **details: Any) -> Generation:
-        """Name the shards and publish them as a column group of the previous generation."""
+        """Publish the shards as a column group of the previous generation."""
         if self._previous is None:
             raise AssertionError("a new dataset has no shards to add columns to")
         groups = (*self._previous.column_groups, ColumnGroup(self.schema, self._placed()))
@@ -185,7 +183,7 @@ class GenerationWriter:
             except DatasetConflict:
                 if self._previous is None:
                     raise
-                continue  # left by a killed writer, or written by one about to publish
+                continue  # a killed writer left this file, or another writer is about to publish it
             return dataclasses.replace(part, name=name)
 
     def _final_name(self) -> str:
@@ -205,7 +203,7 @@ class GenerationWriter:
             self._staging.remove(error)
         if self._made_root:
             with contextlib.suppress(OSError):
-                fs.remove_folder(self.root)  # unless the dataset is in it
+                fs.remove_folder(self.root)  # has no effect unless the folder is empty
 
 
 def check_shard_bytes(shard_bytes: object) -> None:
@@ -217,8 +215,8 @@ def check_shard_bytes(shard_bytes: object) -> None:
 class DatasetWriter(Publishing):
     """Writes samples to a new dataset, shard after shard; `close()` publishes it.
 
-    Until then the shards lie in a hidden folder. If the process is killed, the next writer in this
-    folder removes it.
+    Until then the shards are in a hidden folder. If the process is killed, the next writer to the
+    same path removes the hidden folder.
 
     Args:
         path: a folder that is missing or empty.
