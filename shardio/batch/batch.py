@@ -20,9 +20,10 @@ _NONE: Final[Mapping[str, Sequence[str]]] = {}
 class Skipped:
     """A failed sample, whose row of a batch has a substitute (with on_error="skip").
 
-    `row` is the row of the batch; `index` is the sample's number in the dataset, `sample` its row
-    in shard number `shard`. `error` is the name of the exception's class, and `text` its message,
-    followed by the traceback if a transform raised it; a long text is shortened in the middle.
+    `row` is the row of the batch. `index` is the sample's index in the dataset; `shard` and
+    `sample` are the index of its shard and its row there. `error` is the class name of the
+    exception, and `text` its message, followed by the traceback if a transform raised it; a long
+    text is shortened in the middle.
     """
 
     row: int
@@ -37,9 +38,9 @@ class Batch(Mapping[str, Any]):
     """The values of one step, by field name, in the order of the schema.
 
     Fixed numeric fields are arrays or tensors. Text, bytes, JSON, arrays of varying shape and lists
-    of arrays are lists, created on first access. A sample without a value of an optional field has
-    None in a list and zeros in an array; `present` tells missing values from real zeros. The name
-    of a nested record gives a dict of its fields. Values stay valid while they, or the batch, are
+    of arrays are lists, created on first access. A missing value of an optional field is None in a
+    list and zeros in an array; `present` distinguishes missing values from real zeros. The name of
+    a nested record gives a dict of its fields. Values stay valid while they, or the batch, are
     referenced (with reuse=True: until the next batch).
     """
 
@@ -70,12 +71,12 @@ class Batch(Mapping[str, Any]):
     ) -> None:
         self._layout, self._block, self._n_rows, self._values = layout, block, n_rows, values
         self._lists: dict[str, list[Any]] = {}
-        # The paths of the shards, and of the shards of each added field, for messages.
+        # For messages: the paths of the shards and, for each added column, of its own shards.
         self._paths, self._beside = paths, beside
         self.epoch = epoch
-        """The number of the epoch."""
+        """The epoch, counted from 0."""
         self.step = step
-        """The number of the step within its epoch."""
+        """The step within the epoch, counted from 0."""
         self.skipped = skipped
         """The samples that failed, by row; their rows contain other samples instead."""
 
@@ -111,23 +112,23 @@ class Batch(Mapping[str, Any]):
 
     @property
     def indices(self) -> npt.NDArray[np.int64]:
-        """The sample number of each row in the dataset; a copy."""
+        """The index in the dataset of each row's sample; a copy."""
         return self._origins()["position"].copy()
 
     @property
     def origins(self) -> npt.NDArray[np.int64]:
-        """(shard, row in the shard) of each row, shape (n_rows, 2); a copy."""
+        """The shard index and the row in the shard of each row's sample, (n_rows, 2); a copy."""
         origins = self._origins()
         return np.stack([origins["shard"].astype(np.int64), origins["row"]], axis=1)
 
     @property
     def valid(self) -> npt.NDArray[np.bool_]:
-        """True for each row with the intended sample, not a substitute; a copy."""
+        """True for each row that has its intended sample, not a substitute; a copy."""
         found: npt.NDArray[np.bool_] = self._origins()["status"] == FILLED
         return found
 
     def present(self, name: str) -> npt.NDArray[np.bool_]:
-        """Return, for each row, True if it has a value of the field; a copy."""
+        """Return a mask of the rows that have a value of the field; a copy."""
         if name not in self._layout.schema:
             raise KeyError(f"{name!r}: this batch has {', '.join(self)}")
         for slot in self._layout.presence:
@@ -186,7 +187,10 @@ class Batch(Mapping[str, Any]):
         return ShardCorrupt(what, code=code, path=path, field=name, sample=row)
 
     def _refuse(self, name: str, records: list[memoryview], error: Exception) -> ShardCorrupt:
-        """Return the error for the first sample whose value is invalid, as `error` says of all."""
+        """Return the error for the first sample whose value is invalid.
+
+        `error` was raised by decoding all values together, so it names no sample.
+        """
         field = self._layout.schema[name]
         for i, record in enumerate(records):
             try:

@@ -5,8 +5,8 @@
     "ragged"   the values concatenated along the first axis, and `NAME_offsets`
     "list"     a list of arrays
 
-A single word applies to all arrays whose shapes may differ: arrays of varying shape in the dataset,
-and all arrays that a transform returns, except single numbers.
+A single one of these words applies to all arrays whose shapes may differ: arrays of varying shape
+in the dataset, and all arrays that a transform returns, except scalars.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _BESIDE: Final[dict[CollateKind, tuple[str, str, int]]] = {
     "pad": ("mask", "bool", 1),
     "ragged": ("offsets", "int64", 0),
 }
-"""The companion of a collated array: the suffix of its name, its dtype, and 1 if it has the
+"""The companion field of a collated array: the suffix of its name, its dtype, and 1 if it has the
 dimensions of the array, else 0.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class CollateRule:
-    """The rule for one field.
+    """The collation rule for one field.
 
-    `sizes` is the shape to pad to; None in it stands for the largest size in the batch.
+    `sizes` is the shape to pad to; a dimension of None is padded to the largest in the batch.
     """
 
     kind: CollateKind
@@ -47,7 +47,8 @@ class CollateRule:
 class JoinedField(NamedTuple):
     """A field whose values become one array of the batch.
 
-    `field` is the field of a single sample; `companion` is the name of the mask or the offsets.
+    `field` is the field of a single sample; `companion` is the name of the field with the mask or
+    the offsets.
     """
 
     name: str
@@ -68,7 +69,7 @@ class Collation:
     function: Callable[[list[Mapping[str, Any]]], Any] | None = None
 
     def relax_shapes(self, schema: Schema) -> Schema:
-        """Return the schema of all results of a transform, given the schema of the first result."""
+        """Return a schema that fits all results of a transform, given that of the first result."""
         return Schema({name: self._loosen(name, each) for name, each in schema.items()})
 
     def _loosen(self, name: str, found: Field) -> Field:
@@ -80,7 +81,7 @@ class Collation:
     def expand(self, schema: Schema) -> tuple[Schema, tuple[JoinedField, ...]]:
         """Return the schema of batches of such samples, and the fields that are joined.
 
-        In this schema, joined fields have the dimensions of an array of the whole batch.
+        In the returned schema, the shape of a joined field is that of the array for a whole batch.
 
         Raises:
             InvalidArgument: the collation does not match the schema.

@@ -4,10 +4,11 @@
 
 A fixed field of a batch is one dense array. Varying values (text, bytes, JSON, arrays of varying
 shape, lists of arrays) are in the heap, located by extents. Arrays of the whole batch whose size is
-only known once they are created (padded arrays, masks) are also in the heap; a head states the heap
-offset and shape of each. An optional field has a presence byte per row. The origin table states the
-shard and row of every row of the batch. It locates samples in errors, tells after a crash which
-sample the worker was reading, and becomes `batch.indices`, `batch.origins` and `batch.valid`.
+only known once they are created (padded arrays, masks) are also in the heap; a head has the heap
+offset and the shape of one such array. An optional field has a presence byte per row. The origin
+table has the shard and the row in the shard for every row of the batch. It locates samples in
+errors, identifies after a crash the sample that the worker was reading, and becomes
+`batch.indices`, `batch.origins` and `batch.valid`.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from shardio.format.types import Array, Field
 ORIGIN: Final = np.dtype(
     [("position", "<i8"), ("row", "<i8"), ("shard", "<i4"), ("field", "<i2"), ("status", "<i2")]
 )
-"""A row of the origin table: the position of the sample in the view, its row in its shard, the
-number of the shard, the field being read (-1 for none), and the status.
+"""A row of the origin table: the sample's position in the view, its row in its shard, the index of
+the shard, the field being read (-1 for none), and the status.
 """
 EXTENT: Final = np.dtype([("offset", "<u8"), ("n_bytes", "<u8"), ("place", "<u8")])
-"""The extent of a value in the heap: the offset in its shard (0 if it was computed), the size, and
-the offset in the heap.
+"""The extent of a value: its offset in the shard's file (0 for a computed value), its size, and its
+offset in the heap.
 """
 
 ALIGNMENT: Final = 64
@@ -39,18 +40,18 @@ PAGE: Final = 4096
 NO_FIELD: Final = -1
 
 EMPTY, CLAIMED, FILLED, PADDED, SKIPPED = 0, 1, 2, 3, 4
-"""The statuses of a row: empty, being read, valid, a copy of another row of the batch, the
-substitute for a sample that failed."""
+"""The status of a row: empty, being read, valid, a copy of another row of the batch, or the
+substitute for a failed sample."""
 
 
 def pack_state(field: int, status: int) -> int:
-    """Return the last 4 bytes of an origin: the field and the status of a row."""
+    """Return the last 4 bytes of a row of the origin table, field and status, as an integer."""
     return field & 0xFFFF | status << 16
 
 
 @dataclass(frozen=True, slots=True)
 class FixedSlot:
-    """A dense array (rows, *shape) at `offset`; `full_shape` is its shape in a full batch."""
+    """A dense array at `offset` in the block; `full_shape`, (rows, *shape), is for a full batch."""
 
     name: str
     offset: int
@@ -64,7 +65,7 @@ class FixedSlot:
 
 @dataclass(frozen=True, slots=True)
 class VaryingSlot:
-    """The extents of `rows` values, at `offset`, and the full shapes of arrays, at `shapes`.
+    """A varying field: its extents are at `offset`, and its arrays' shapes at `shapes`.
 
     `alignment` is the alignment of each value in the heap.
     """
@@ -78,7 +79,7 @@ class VaryingSlot:
 
 @dataclass(frozen=True, slots=True)
 class PresenceSlot:
-    """A byte per row, at `offset`: 1 if the row has a value of the optional field."""
+    """The presence bytes of an optional field, at `offset`: 1 for each row that has a value."""
 
     name: str
     offset: int
@@ -88,7 +89,7 @@ class PresenceSlot:
 class WholeSlot:
     """An array of the whole batch in the heap, located by its head at `offset`.
 
-    The head states the heap offset of the array, then the size of each dimension.
+    The head consists of the array's heap offset and the size of each dimension.
     """
 
     name: str
@@ -108,11 +109,11 @@ class JoinSlot(NamedTuple):
 
 
 class BlockViews(NamedTuple):
-    """Arrays over one block, created once because that costs as much as filling them.
+    """Arrays over one block, created once because creating them takes as long as filling them.
 
-    `origins` is the origin table as int64, (n_rows, 3): position, row, and shard with the state in
-    the upper half. `states` are only the fields and statuses, as packed by `pack_state`. `fixed`
-    are the bytes of each fixed field, (n_rows, row bytes).
+    `origins` is the origin table as int64, (n_rows, 3): position; row; shard in the lower half and
+    state in the upper half. `states` has only the states, as packed by `pack_state`. `fixed` has
+    the bytes of each fixed field, (n_rows, row bytes).
     """
 
     origins: npt.NDArray[np.int64]
@@ -124,10 +125,10 @@ class BlockViews(NamedTuple):
 class BlockLayout:
     """The layout of a batch of up to n_rows samples in a block; `schema` is the batch's schema.
 
-    In `schema`, `whole` arrays have the dimensions of the whole batch. `joins` are the arrays that
-    are joined from a field of all samples; `samples` is the schema of single samples. A batch that
-    cannot be written in one step is first written to a block of the layout `inner`, which has the
-    same number of rows.
+    `whole` names the fields that are one array for the whole batch, and have its dimensions in
+    `schema`. `joins` are the arrays joined from the samples' values of a field; `samples` is the
+    schema of single samples. A batch for a batch function is first written to a block of the
+    layout `inner`, with the same number of rows.
     """
 
     schema: Schema
@@ -139,12 +140,12 @@ class BlockLayout:
     whole: tuple[WholeSlot, ...]
     joins: tuple[JoinSlot, ...]
     heap: int
-    """The offset of the heap, and the size of everything before it."""
+    """The offset of the heap in the block."""
     inner: BlockLayout | None = None
 
     @property
     def has_heap(self) -> bool:
-        """True if the heap is used; blocks then grow."""
+        """True if the heap is used; blocks then grow as needed."""
         return bool(self.varying or self.whole)
 
     def origins(self, block: npt.NDArray[np.uint8]) -> npt.NDArray[np.void]:
@@ -152,7 +153,7 @@ class BlockLayout:
         return block[: self.n_rows * ORIGIN.itemsize].view(ORIGIN)
 
     def views(self, block: npt.NDArray[np.uint8]) -> BlockViews:
-        """Return views of the parts written for every batch; valid as long as the block is."""
+        """Return views of the parts that are written for every batch; they borrow the block."""
         n, data = self.n_rows, block.data
         return BlockViews(
             np.ndarray((n, 3), "<i8", data),
@@ -179,11 +180,11 @@ class BlockLayout:
         return found
 
     def heads(self, block: npt.NDArray[np.uint8]) -> list[list[int]]:
-        """Return the heap offset and the shape of every whole array."""
+        """Return [heap offset, *shape] of every whole array."""
         return [self.head(block, slot).tolist() for slot in self.whole]
 
     def head(self, block: npt.NDArray[np.uint8], slot: WholeSlot) -> npt.NDArray[np.int64]:
-        """Return the heap offset and the shape of a whole array, as a view of the block."""
+        """Return [heap offset, *shape] of a whole array, as a view of the block."""
         return np.ndarray((1 + slot.n_dims,), "<i8", block, slot.offset)
 
     def present(self, block: npt.NDArray[np.uint8], slot: PresenceSlot) -> npt.NDArray[np.bool_]:
@@ -201,10 +202,10 @@ class BlockLayout:
         return block[slot.shapes : end].view(np.uint64).reshape(self.n_rows, slot.n_dims)
 
     def pad(self, block: npt.NDArray[np.uint8], n_read: int, n_valid: int) -> None:
-        """Fill the rows after the first `n_read` (at least 1) with copies of these, repeated.
+        """Fill the rows after the first `n_read` (at least 1) by repeating these rows.
 
-        The first `n_valid` rows belong to the batch; all after them are marked as padding. With an
-        inner layout, only the origin table is changed, as the data is complete already.
+        The first `n_valid` rows belong to the batch; all rows after them are marked as padding.
+        With an inner layout, only the origin table changes, because the data is already padded.
         """
         rows = np.arange(self.n_rows - n_read) % n_read
         origins = self.origins(block)
@@ -220,7 +221,7 @@ class BlockLayout:
 
 
 def is_fixed(schema: Schema, name: str) -> bool:
-    """Return True if the field of a batch is one array rather than a list."""
+    """Return True if a batch has the field as one array, not as a list."""
     array = schema[name].array
     return array is not None and array.is_fixed
 
@@ -231,7 +232,7 @@ def layout_for_samples(
     """Return the layout for batches of samples of `schema`.
 
     Raises:
-        InvalidArgument: the collation does not match the schema, or a field is a packet stream.
+        InvalidArgument: the collation does not match the schema, or a field is Video or Audio.
     """
     _check_no_streams(schema)
     batch, joins = collation.expand(schema)
@@ -250,13 +251,16 @@ def _check_no_streams(schema: Schema) -> None:
 
 
 def layout_for_batches(schema: Schema, whole: frozenset[str], inner: BlockLayout) -> BlockLayout:
-    """Return the layout for results of batch functions: `whole` fields are arrays, others lists."""
+    """Return the layout for results of batch functions: `whole` fields are arrays, others lists.
+
+    `inner` is the layout of the functions' arguments.
+    """
     made = _place_fields(schema, inner.n_rows, whole, (), inner.samples)
     return replace(made, inner=inner)
 
 
 def layout_of_received_batches(schema: Schema, n_rows: int, whole: frozenset[str]) -> BlockLayout:
-    """Return the layout of batches filled elsewhere, for reading; `whole` fields are arrays."""
+    """Return the layout for reading batches from elsewhere; `whole` names the whole arrays."""
     return _place_fields(schema, n_rows, whole, (), schema)
 
 

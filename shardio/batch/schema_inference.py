@@ -91,14 +91,14 @@ def _is_dtype(found: np.dtype[Any], field: Array) -> bool:
     if is_bfloat16_bits(found):
         return bool(field.dtype == "bfloat16")
     wanted = field.numpy
-    return bool(found == wanted or found.name == wanted.name)  # comparing names takes 5 µs
+    return bool(found == wanted or found.name == wanted.name)  # last: names take 5 µs to compare
 
 
 def infer_batch(made: object, n_rows: int, source: Schema) -> tuple[Schema, frozenset[str]]:
-    """Infer the schema of a batch function's result, and the names of its arrays of all samples.
+    """Infer the schema of a batch function's result, and the names of the fields that are arrays.
 
-    In the schema, arrays and numbers have `None` for every dimension; a list has a value for each
-    of n_rows samples. Fields of the same name in `source` are used as in `infer_schema`.
+    In the schema, arrays and numbers have `None` for every dimension. Other values are lists, with
+    a value for each of n_rows samples. `source` is used as in `infer_schema`.
 
     Raises:
         SchemaError: the result is not a mapping of names to such values.
@@ -123,7 +123,7 @@ def infer_batch(made: object, n_rows: int, source: Schema) -> tuple[Schema, froz
 
 
 def _is_column(value: object) -> bool:
-    """Return True for a list, unless all of its values are single numbers."""
+    """Return True for a list, unless all its items are numbers."""
     if not isinstance(value, list | tuple):
         return False
     return not all(isinstance(each, _NUMBERS) and np.ndim(each) == 0 for each in value)
@@ -181,12 +181,12 @@ def check_batch(made: object, n_rows: int, schema: Schema, whole: Iterable[str])
 
 
 def check_sample(sample: object, schema: Schema, first: str = "the first sample") -> None:
-    """Check that a later sample has the fields of the first, which messages call `first`.
+    """Check that a later sample has the fields of the first one, named `first` in messages.
 
     Raises:
         SchemaError: names the field, and the expected and the found type.
     """
-    if not isinstance(sample, dict | Mapping):  # dict alone is checked in a tenth of the time
+    if not isinstance(sample, dict | Mapping):  # dict first: ten times as fast as Mapping alone
         raise SchemaError(f"a sample must be a dict of fields, found {type(sample).__name__}")
     if sample.keys() != schema.keys():
         raise SchemaError(f"{first} had fields {list(schema)}, this has {list(sample)}")
@@ -195,14 +195,14 @@ def check_sample(sample: object, schema: Schema, first: str = "the first sample"
             continue
         made = sample[name]
         if isinstance(made, _ARRAYS) and made.shape == field.shape and _is_dtype(made.dtype, field):
-            continue  # the usual case: the code below takes ten times as long
+            continue  # the common case; the code below takes ten times as long
         if not isinstance(made, _NUMBERS):
             raise SchemaError(
                 f"field {name!r}: {first} had {field.dtype} of shape {field.shape}, "
                 f"this has a {type(made).__name__}"
             )
         value = np.asarray(made)
-        # The byte order may differ: it is converted when the value is written to the block.
+        # Accept another byte order: values are converted when they are written to the block.
         same = _is_dtype(value.dtype, field) and len(value.shape) == len(field.shape)
         if not same or any(
             d is not None and d != n for d, n in zip(field.shape, value.shape, strict=True)

@@ -1,10 +1,10 @@
 """Orders: the sample at each position of an epoch.
 
-The options of a loader choose an `Order`. An order knows its parameters, its state, the datasets
-for which it can be used, and the answers that read-ahead and caches need. `Sequential` and
-`FullShuffle` are in this module, shuffles of blocks and shards in `shuffle`, draws in `sampling`,
-and orders of several datasets in `mixture_order`; the registry is `sampling.ORDERS`. `permutation`
-and `clip_groups` compute positions, and `partition` divides positions among ranks.
+The options of a loader choose an `Order`. An order has parameters and a state, checks whether it
+applies to a dataset, and answers questions of read-ahead and caches. `Sequential` and `FullShuffle`
+are in this module, shuffles of blocks and shards in `shuffle`, draws in `sampling`, and orders of
+several datasets in `mixture_order`; the registry is `sampling.ORDERS`. `permutation` and
+`clip_groups` compute the samples at given positions; `partition` divides positions among ranks.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Ordering(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """The n samples of a dataset, as far as an order needs to know them.
+    """The facts about a dataset's n samples that orders need.
 
-    `shard_ends` returns the number of samples up to the end of each shard, `why_unsharded` the
-    reason why samples are not in the order of shards, or None, and `measure` the bytes of all
-    shards and the number of samples that take these bytes.
+    `shard_ends` returns the cumulative numbers of samples per shard. `why_unsharded` returns the
+    reason why the samples are not in the order of the shards, or None. `measure` returns the total
+    size of all shards in bytes, and the number of samples in them.
     """
 
     path: str
@@ -47,26 +47,26 @@ class Samples:
 
 @dataclass(frozen=True)
 class Order:
-    """An order of an epoch's samples, with its parameters. Immutable; is sent to the workers.
+    """An order of an epoch's samples, with its parameters. Immutable; sent to the workers.
 
-    Subclasses are frozen, too: orders are compared by value.
+    Subclasses must be frozen too, because orders are compared by value.
     """
 
     name: ClassVar[bool | str]
     """The value of `shuffle` that chooses this order; also in a loader's state."""
     needs_shards: ClassVar[bool] = False
-    """True if the samples must be in the order of shards."""
+    """True if the samples must be in the order of the shards."""
     mixes: ClassVar[bool] = False
-    """True if the order can be used for the sources of a mixture, with `arrange_round`."""
+    """True if the order implements `arrange_round`, for the sources of a mixture."""
     keeps_clips: ClassVar[bool] = False
-    """True if the clips of a group stay together."""
+    """True if the clips of a group stay together (see `clip_groups`)."""
 
     @classmethod
     def check(cls, samples: Samples) -> None:
-        """Check that the samples can have this order.
+        """Check that this order applies to the samples.
 
         Raises:
-            InvalidArgument: the samples cannot; the message names an order that they can have.
+            InvalidArgument: the order does not apply; the message names one that does.
         """
         reason = samples.why_unsharded() if cls.needs_shards else None
         if reason is not None:
@@ -82,11 +82,11 @@ class Order:
 
     @classmethod
     def begin(cls, samples: Samples) -> Self:
-        """Return the order for epochs that begin now."""
+        """Return the order, with parameters derived from the current samples."""
         return cls()
 
     def n_positions(self, samples: Samples) -> int:
-        """Return the number of positions of an epoch that begins now."""
+        """Return the number of positions of an epoch over the current samples."""
         return samples.n
 
     def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
@@ -94,13 +94,13 @@ class Order:
         raise NotImplementedError
 
     def arrange_round(self, samples: Samples, n: int, key: int, source: int) -> Ordering:
-        """Return the n samples of a source of a mixture for one round over them."""
+        """Return the order of one round over the n samples of a mixture's source."""
         raise NotImplementedError
 
     def identity(self, samples: Samples) -> dict[str, Any]:
         """Return the options that determine the samples of an epoch, for a loader's state.
 
-        They include `rows` if the number of samples in an epoch is fixed.
+        The options include `rows` if an epoch has a fixed number of samples.
         """
         grouping = samples.clip_grouping if self.keeps_clips else None
         return {"shuffle": self.name, "per_video": None if grouping is None else grouping.k}
@@ -124,11 +124,11 @@ class Order:
 
     @property
     def window(self) -> int | None:
-        """The number of positions per window, each of which reads few places; None: no windows."""
+        """The number of positions per window, if each window reads few regions; else None."""
         return None
 
     def check_cache(self, shard_bytes: Positions, cache_bytes: int, room: str) -> int:
-        """Return the number of bytes in use at a time, for a dataset larger than its cache.
+        """Return the number of bytes in use at a time; called if the dataset exceeds the cache.
 
         Args:
             shard_bytes: the size of each shard.
@@ -136,7 +136,7 @@ class Order:
             room: the beginning of the message, which compares the sizes.
 
         Raises:
-            InvalidArgument: data would be downloaded repeatedly. Some orders warn of it instead.
+            InvalidArgument: data would be downloaded repeatedly. Some orders only warn.
         """
         return 0
 
@@ -177,7 +177,7 @@ class FullShuffle(Order):
         return ClipGroupOrder(samples.clip_grouping.groups(n, source), seed=key, epoch=0)
 
     def check_cache(self, shard_bytes: Positions, cache_bytes: int, room: str) -> int:
-        """Raise InvalidArgument: every batch would need samples that the cache does not hold."""
+        """Raise InvalidArgument: every batch would need samples that are not in the cache."""
         raise InvalidArgument(
             f"{room}: with a full shuffle every batch needs samples from the whole dataset, which "
             f"would be downloaded again and again: {CACHE_HINT}"

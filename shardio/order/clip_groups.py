@@ -1,17 +1,17 @@
 """Order clips so that neighbouring clips of one video are decoded together.
 
 A group is up to k consecutive clips of one video. An epoch permutes the groups and keeps the clips
-of a group together: one pass of a decoder makes all clips of a group, unless a batch ends between
-them.
+of a group together, so that one pass of a decoder produces all clips of a group, unless a batch
+ends between them.
 
-A video of n clips has n // k groups of k clips, and a smaller group of n % k clips if n % k is not
-0. A key per video and epoch places the smaller group before, between or after the others. Groups of
-each size are permuted by `permutation`, and every window of about 1,024 groups has its share of
-each size, so that the start of a window can be calculated. Within a window, the groups of one video
-are spread as far apart as possible.
+A video of n clips has n // k groups of k clips and, unless n % k is 0, a smaller group of n % k
+clips. A key per video and epoch places the smaller group before, between or after the others. The
+groups of each size are permuted by `permutation`. Every window of about 1,024 groups has the same
+share of each size, so that the start of a window can be calculated. Within a window, the groups of
+one video are spread as far apart as possible.
 
 As in `permutation`, the clip at any position is computed directly. Computing one position takes as
-long as computing its window, some 250 µs for 1,024 groups.
+long as computing its whole window, about 250 µs for 1,024 groups.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ import numpy.typing as npt
 from shardio.order.permutation import Permutation, Positions, derive_key, keyed_hashes
 
 WINDOW: Final = 1024
-"""The number of groups per window, up to twice as many.
+"""The minimum number of groups per window; the maximum is twice as large.
 
-Groups are spread within a window, and a single sample takes as long to find as a whole window.
+Larger windows spread the groups of a video further, but finding a single sample takes longer.
 """
 _JITTER: Final = 0.5
 """The maximum random offset, as a share of the distance between groups of a video.
 
-With smaller offsets, the same videos would always follow each other.
+Without random offsets, the same videos would follow each other throughout a window.
 """
 _HALF: Final = 1 << 32
 
@@ -52,14 +52,14 @@ class ClipGroups:
         self._ends: Positions = ends if n is None else np.minimum(ends, n)
         n_whole, n_left = np.divmod(np.diff(self._ends, prepend=0), k)
         self._ends_of_whole: Positions = np.cumsum(n_whole)
-        # The videos with a smaller group, sorted by the size of that group.
+        # The videos that have a smaller group, sorted by its size.
         with_one = np.flatnonzero(n_left)
         self._by_size: Positions = with_one[np.argsort(n_left[with_one], kind="stable")]
         sizes, firsts, n_bundles = np.unique(
             n_left[self._by_size], return_index=True, return_counts=True
         )
         self.sizes: Positions = np.concatenate([[k], sizes])
-        """The sizes of groups: k, then the sizes of smaller groups."""
+        """The different sizes of groups: k first, then those of smaller groups."""
         self.counts: Positions = np.concatenate([[n_whole.sum()], n_bundles])
         """The number of groups of each size."""
         self._firsts: Positions = np.concatenate([[0], firsts])
@@ -132,13 +132,14 @@ class ClipGroupOrder:
         self._groups = groups
         self._keys = [derive_key(kind, seed, epoch) for kind in (24, 25, 26, 27)]
         self._n_windows = max(1, int(groups.counts.sum()) // WINDOW)
-        # An offset per size, so that the remainders do not all fall into the last window.
+        # The counts of groups are not multiples of the number of windows. A different offset for
+        # each size avoids that all remainders fall into the last window.
         starts = keyed_hashes(groups.sizes, self._keys[0]) % np.uint64(self._n_windows)
         self._offsets: Positions = starts.astype(np.int64)
         self._permutations: dict[int, Permutation] = {}
 
     def at(self, positions: Positions) -> Positions:
-        """Return the clip at each of `positions`, unsorted; int64, read-only for the caller."""
+        """Return the clip at each of `positions`, in any order; int64, read-only."""
         if not len(positions):
             return np.zeros(0, np.int64)
         first, last = self._window(int(positions.min())), self._window(int(positions.max()))
@@ -163,13 +164,13 @@ class ClipGroupOrder:
         return bisect.bisect_right(range(self._n_windows), position, key=end)
 
     def _n_ranked(self, windows: Positions) -> Positions:
-        """Return the number of groups of each size before each window: (windows, sizes)."""
+        """Return the number of groups of each size before each window, (windows, sizes)."""
         each, over = np.divmod(self._groups.counts, self._n_windows)
         numbers = windows[:, None]
         return numbers * each + (numbers * over + self._offsets) // self._n_windows
 
     def _in_window(self, window: int, places: Positions) -> Positions:
-        """Return the clip at each place of a window."""
+        """Return the clip at each of `places`, offsets from the start of a window."""
         firsts, lasts = self._n_ranked(np.array([window, window + 1]))
         videos, starts, sizes = [], [], []
         for which in np.flatnonzero(lasts > firsts).tolist():
@@ -199,9 +200,9 @@ class ClipGroupOrder:
 def spread_groups(videos: Positions, starts: Positions, key: int) -> Positions:
     """Return an order of groups in which the groups of one video are far apart.
 
-    For a video with m groups, a circle is divided into m equal parts, from a random phase on. Each
-    group gets a part, and a random place in the first half of the part, so that two groups of a
-    video are at least half a part apart. Otherwise the order of videos is random.
+    Groups are sorted by their places on a circle. For a video with m groups, the circle is divided
+    into m equal parts, starting at a random phase. Each group gets a random place in the first half
+    of its own part, so that two groups of a video are at least half a part apart.
 
     Args:
         videos: the video of each group.
@@ -216,7 +217,7 @@ def spread_groups(videos: Positions, starts: Positions, key: int) -> Positions:
     group = np.cumsum(is_first) - 1
     counts = np.diff(begins, append=len(videos))[group]
     parts = np.arange(len(videos)) - begins[group]
-    # Exact, or rounded as IEEE 754 requires, so that the result is the same on every machine.
+    # Use only operations that IEEE 754 rounds exactly: the result is the same on every machine.
     phases = _fractions(keyed_hashes(ordered, derive_key(key, 1)))
     jitter = _JITTER * _fractions(keyed_hashes(starts[by_video], derive_key(key, 2)))
     places = (parts + phases + jitter) / counts

@@ -1,13 +1,13 @@
 """The source and its sample at each position of an epoch of a mixture. Pure arithmetic.
 
-The number of positions of each source among the first n is computed for any n: n is divided between
-two halves of the sources by their shares, each part again between two halves, down to single
+For any n, the first n positions are divided among the sources by bisection: between two halves of
+the sources in proportion to their shares, then between the halves of each half, down to single
 sources. Positions are grouped in spans of 256, and a keyed shuffle assigns the positions of a span
-to sources. Therefore any position takes the same time, and every span has its sources in
+to sources. Therefore computing any position takes the same time, and every span has its sources in
 proportion.
 
-The positions of a source take its samples in the source's order, and then in a new order: each such
-round has a key of seed, epoch, source and round number.
+Each position of a source *draws* the source's next sample. A round draws every sample of the source
+once, in an order with a key of seed, epoch, source and round number.
 """
 
 from __future__ import annotations
@@ -35,17 +35,19 @@ from shardio.order.permutation import (
 Exhausted = Literal["stop", "repeat"]
 
 WHOLE: Final = 1 << 30
-"""The approximate maximum of the sum of shares: products of two such numbers fit in 63 bits."""
+"""The approximate maximum of the sum of shares, so that products of two such numbers fit in 63
+bits."""
 SPAN: Final = 256
 """The number of positions per span.
 
-Spans are short because a single sample takes as long to find as a whole span, and because ranks
-with small batches read from every span.
+Spans are short because finding a single sample takes as long as computing its whole span, and
+because each rank computes every span, even if it uses few positions of it.
 """
 MAX_SOURCES: Final = 1024
 """The maximum number of sources.
 
-A plan of 2,048 sources would not fit in a message, and the files of all sources must be open.
+A plan for 2,048 sources would not fit in a message to a worker, and the files of all sources must
+be open.
 """
 _SPANS_AT_ONCE: Final = 64
 _MAX_POSITIONS: Final = 1 << 48
@@ -63,20 +65,20 @@ class MixtureShares:
     exhausted: Exhausted
 
     def counts(self, n: Any) -> list[Any]:
-        """Return the number of the first n positions that belong to each source.
+        """Return, for each source, how many of the first n positions belong to it.
 
         Args:
             n: a number or an array.
 
-        A count differs from n times the share by at most the number of halvings, never decreases as
-        n grows, and all counts add up to n.
+        A count differs from n times the source's share by at most the number of bisections, and
+        never decreases as n grows. All counts add up to n.
         """
         found: list[Any] = []
         self._divide(n, 0, len(self.shares), found)
         return found
 
     def _divide(self, n: Any, first: int, last: int, found: list[Any]) -> None:
-        """Append the counts of sources first..last-1, which together have n positions."""
+        """Append the counts of sources first..last-1, which have n positions together."""
         if last - first == 1:
             found.append(n)
             return
@@ -87,7 +89,7 @@ class MixtureShares:
         self._divide(n - of_part, middle, last, found)
 
     def n_positions(self, sizes: tuple[int, ...]) -> int:
-        """Return the number of positions of an epoch, for sources of these sizes, from 1 up.
+        """Return the number of positions of an epoch; `sizes` has the samples of each source.
 
         Raises:
             InvalidArgument: the epoch would be longer than 2^48.
@@ -125,7 +127,7 @@ def _n_positions(mixing: MixtureShares, sizes: tuple[int, ...]) -> int:
 class MixtureSizes:
     """A mixture with the sizes of its sources, in samples, at the start of an epoch.
 
-    `firsts` has the number, within the mixture, of the first sample of each source.
+    `firsts` has the index within the mixture of each source's first sample.
     """
 
     mixing: MixtureShares
@@ -139,7 +141,7 @@ class MixtureSizes:
 
 
 class MixtureOrder:
-    """The samples of one epoch of a mixture, by position, as numbers within the mixture.
+    """The samples of one epoch of a mixture, by position, as indices within the mixture.
 
     Args:
         order: the order of the samples of each source.
@@ -173,7 +175,7 @@ class MixtureOrder:
         return numbers
 
     def draws(self, positions: Positions) -> tuple[npt.NDArray[Any], Positions]:
-        """Return the source of each position, and the number of earlier positions of the source."""
+        """Return the source of each position, and how many earlier positions the source has."""
         sources = np.empty(len(positions), np.int16)
         draws = np.empty(len(positions), np.int64)
         spans = positions // SPAN
@@ -189,20 +191,20 @@ class MixtureOrder:
         edges = np.minimum(np.concatenate([spans, spans + 1]) * SPAN, self._n)
         counts = np.stack(self._mixing.counts(edges), axis=1)
         before, here = counts[:n], counts[n:] - counts[:n]
-        # Positions past the epoch's end get an extra source, and stay at the end of the span.
+        # Assign the positions past the epoch's end to an extra source, which is sorted last.
         here = np.concatenate([here, SPAN - here.sum(1, keepdims=True)], axis=1).reshape(-1)
         in_turn = np.tile(np.arange(n_sources + 1, dtype=np.int16), n)  # a small dtype sorts faster
         slots = np.repeat(in_turn, here).reshape(n, SPAN)
         first_slots = np.cumsum(here) - here
         before = np.pad(before, ((0, 0), (0, 1))).reshape(-1)
         draws_in_turn = np.arange(n * SPAN) + np.repeat(before - first_slots, here)
-        # 56 random bits and the slot number in one integer: sorting is faster than an argsort.
+        # Combine 56 random bits and the slot in one integer, because sort is faster than argsort.
         hashes = keyed_hashes(spans[:, None] * SPAN + np.arange(SPAN), self._key)
         hashes[slots == n_sources] = ~np.uint64(0)
         shuffled = np.sort(hashes & ~np.uint64(SPAN - 1) | np.arange(SPAN, dtype=np.uint64), axis=1)
         rows = (np.arange(n) * SPAN)[:, None]
         sources = slots.reshape(-1)[(shuffled & np.uint64(SPAN - 1)).astype(np.int64) + rows]
-        # The k-th position of a source in a span takes the k-th of its draws there.
+        # Within a span, the k-th position of a source gets the k-th of the source's draws.
         by_source = np.argsort(sources, axis=1, kind="stable") + rows
         draws = np.empty(n * SPAN, np.int64)
         draws[by_source.reshape(-1)] = draws_in_turn
@@ -210,7 +212,7 @@ class MixtureOrder:
 
 
 def _in_groups(numbers: Positions, n_at_once: int) -> Iterator[tuple[Positions, Positions | slice]]:
-    """Yield groups of the distinct `numbers`, ascending, each with its indices in `numbers`."""
+    """Yield the distinct `numbers` in ascending groups, with the indices of their occurrences."""
     if not len(numbers):
         return
     first, last = int(numbers.min()), int(numbers.max())
@@ -248,7 +250,7 @@ class _ShuffledSource:
     def __init__(self, order: Order, samples: Samples, n: int, key: int, source: int) -> None:
         self._n, self._key = n, key
         self._arranged = functools.partial(order.arrange_round, samples, n, source=source)
-        # A call may need many rounds of a small source: their orders are computed together.
+        # A call may need many rounds of a small source; compute their orders together.
         self._is_small = n <= SORTED_MAX and isinstance(self._arranged(key=0), Permutation)
         self._n_at_once = max(1, SORTED_MAX // n) if self._is_small else 1
         self._rounds: Positions = np.zeros(0, np.int64)
@@ -278,7 +280,7 @@ class _ShuffledSource:
             self._tables = permutations(self._n, keys)
         else:
             self._order = self._arranged(key=int(keys[0]))
-        self._rounds = rounds  # set last: after Ctrl-C the tables are computed again
+        self._rounds = rounds  # set last, so that Ctrl-C before this makes the next call recompute
 
 
 @dataclass(frozen=True)
@@ -290,7 +292,7 @@ class Interleaved(Order):
     mixture: MixtureSizes
 
     def n_positions(self, samples: Samples) -> int:
-        """Return the number of positions of an epoch with these sizes."""
+        """Return the number of positions of an epoch over sources of the current sizes."""
         return self.mixture.n_positions
 
     def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:

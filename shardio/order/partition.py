@@ -1,7 +1,7 @@
 """Divide the positions of an epoch among steps and ranks. Pure arithmetic.
 
-A loader counts steps and reports progress with this module, and workers find their positions. The
-rank of the process is read from the environment variables that launchers set.
+Loaders use this module to count steps and report progress, and workers to find the positions of a
+step. The rank of the process is read from the environment variables that launchers set.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ Tail = Literal["short", "drop", "pad"]
 class RankPartition:
     """The part of the positions first..n-1 of an epoch that belongs to one rank.
 
-    A step has `batch_size` consecutive positions for each rank, rank 0's first. The remainder at
-    the end of the epoch is divided evenly: ranks differ by at most one position. All ranks together
-    visit every position once, in order, except that "drop" leaves out the remainder.
+    A step has `batch_size` consecutive positions for each rank, starting with rank 0. The remainder
+    at the end of the epoch is divided evenly: ranks differ by at most one position. All ranks
+    together visit every position once, in order; only with "drop" is the remainder left out.
 
     Args:
         n: the number of positions of the epoch.
         first: the first position still to be visited.
         batch_size: the number of samples per step and rank.
-        rank, world_size: the part, and the number of parts.
-        tail: "short": the last step has the remainder, and ranks without a position of the
-            remainder have one step less. "drop": there is no such step. "pad": the step is padded,
-            and all ranks have it.
+        rank, world_size: the rank, and the number of ranks.
+        tail: "short": the last step has the remainder; ranks without a position of the remainder
+            have one step less. "drop": there is no step for the remainder. "pad": all ranks have
+            this step, filled up with padding.
     """
 
     n: int
@@ -49,12 +49,12 @@ class RankPartition:
 
     @property
     def first_step(self) -> int:
-        """The number of the first step, which is the number of whole steps before it."""
+        """The first step, which is the number of whole steps before position `first`."""
         return self.first // self._stride
 
     @property
     def last_step(self) -> int:
-        """The number of the last step, plus 1."""
+        """The end of the steps: the last step plus 1."""
         whole, rest = divmod(max(0, self.n - self.first), self._stride)
         last = self.first_step + whole
         if not rest or self.tail == "drop":
@@ -63,7 +63,7 @@ class RankPartition:
         return last + (1 if self.tail == "pad" or stop > start else 0)
 
     def position(self, step: int) -> int:
-        """Return the first position of a step over all ranks; earlier positions are visited."""
+        """Return the first position of a step over all ranks; earlier steps visit all before it."""
         return min(self.n, self.first + (step - self.first_step) * self._stride)
 
     def _part_of_rest(self, start: int) -> tuple[int, int]:
@@ -71,9 +71,9 @@ class RankPartition:
         return start + rest * self.rank // n, start + rest * (self.rank + 1) // n
 
     def share(self, step: int) -> tuple[int, int]:
-        """Return the first and the end of this rank's positions in a step.
+        """Return the start and the end of this rank's positions in a step.
 
-        Both are equal if the step is all padding for this rank.
+        They are equal if the step is all padding for this rank.
         """
         start = self.first + (step - self.first_step) * self._stride
         if start + self._stride > self.n:
@@ -89,14 +89,14 @@ class RankPartition:
         return (step - 1 - self.first_step) * self.batch_size + stop - start
 
     def read(self, step: int) -> tuple[int, int]:
-        """Return the range of positions read for a step: its share, or one position if empty."""
+        """Return the positions read for a step: the share or, if it is empty, one position."""
         start, stop = self.share(step)
         return (start, stop) if start < stop else (self.position(step), self.position(step) + 1)
 
     def positions(self, first_step: int, last_step: int, every: int = 1) -> Positions:
         """Return the positions read for steps first_step..last_step-1, concatenated.
 
-        With `every=k`, only for every k-th step, from the first on.
+        With `every=k`, read only every k-th step, starting with the first.
         """
         n_whole = (last_step - 1 - first_step) // every  # and one more step after these
         start, stop = self.read(first_step + n_whole * every)
@@ -111,7 +111,7 @@ _SLURM: Final = "SLURM_PROCID"
 _LAUNCHERS: Final = (
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    # Variables of the job step: a batch script, which runs once, also has a rank and SLURM_NTASKS.
+    # SLURM_NTASKS is unsuitable: it is also set in a batch script, which runs as one process.
     (_SLURM, "SLURM_STEP_NUM_TASKS"),
 )
 """The variables in which launchers set the rank of a process and the number of ranks."""

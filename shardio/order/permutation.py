@@ -26,7 +26,8 @@ SORTED_MAX: Final = 1 << 16
 CHUNK: Final = 16384
 """The number of positions computed at a time: a call takes 100 µs, plus 15 ns per position."""
 ROUNDS: Final = 6
-"""One more than needed: statistics of rows a fixed distance apart detect 4 rounds, but not 5."""
+"""The rounds of the network, one more than needed: statistics of rows a fixed distance apart detect
+a network of 4 rounds, but not one of 5."""
 
 _MASK: Final = (1 << 64) - 1
 _GOLDEN: Final = 0x9E3779B97F4A7C15
@@ -34,11 +35,12 @@ _MIX_1: Final = 0xBF58476D1CE4E5B9
 _MIX_2: Final = 0x94D049BB133111EB
 _MIX_32: Final = 0x85EBCA6B, 0xC2B2AE35
 _MAX_BITS_SCALED_AT_ONCE: Final = 12
-"""Leaves at least 20 bits of a hash: no step is more than 1/256 more likely than another."""
+"""The maximum size, in bits, that is scaled by one product. At least 20 bits of the hash remain, so
+no result is more likely than another by more than 1/256."""
 
 
 def mix(value: int) -> int:
-    """Mix 64 bits one to one, with the finalizer of splitmix64."""
+    """Map 64 bits to 64 bits bijectively, with the finalizer of splitmix64."""
     value &= _MASK
     value = (value ^ value >> 30) * _MIX_1 & _MASK
     value = (value ^ value >> 27) * _MIX_2 & _MASK
@@ -56,7 +58,7 @@ def derive_key(*parts: int) -> int:
 
 
 def keyed_hashes(numbers: Positions, key: int) -> _U64:
-    """Return a distinct 64-bit hash for each of `numbers`, from 0 up, under a key."""
+    """Return a keyed 64-bit hash of each number; different numbers have different hashes."""
     hashes = (numbers + 1).astype(np.uint64)
     hashes *= np.uint64(_GOLDEN)
     hashes ^= np.uint64(key)
@@ -77,7 +79,7 @@ class Permutation:
 
     Args:
         n: the size of the domain.
-        key: 64 bits.
+        key: a 64-bit key.
     """
 
     def __init__(self, n: int, key: int) -> None:
@@ -106,7 +108,7 @@ def substitute_position(n: int, *, seed: int, epoch: int, position: int, attempt
     Args:
         n: the number of positions of the epoch.
         seed, epoch, position: the key and the position of the failed sample.
-        attempt: the number of substitutes that failed before.
+        attempt: the number of earlier substitutes that failed.
     """
     return derive_key(32, seed, epoch, position, attempt) * n >> 64
 
@@ -136,7 +138,7 @@ def permute(positions: Positions, n: int, key: int) -> Positions:
     width = math.isqrt(n - 1) + 1
     height = -(-n // width)
     keys = [mix(key + (i + 1) * _GOLDEN) for i in range(ROUNDS)]
-    # 32-bit numbers are three times as fast: AVX2 has no 64-bit multiplication of vectors.
+    # 32-bit arithmetic is three times as fast: AVX2 cannot multiply vectors of 64-bit integers.
     one_pass = _feistel_narrow if width <= 1 << 16 else _feistel_wide
     cells = positions.astype(np.uint64)
     found = one_pass(cells, width, height, keys)
@@ -161,8 +163,8 @@ def _feistel_narrow(cells: _U64, width: int, height: int, keys: list[int]) -> _U
         np.bitwise_xor(step, low, out=step)
         np.multiply(step, np.uint32(_MIX_32[1]), out=step)
         _scale(step, size, low)
-        # target = (target + step) % size: the sum is below 2 * size, so the result is the smaller
-        # of the sum and the difference
+        # target = (target + step) % size. The sum is below 2 * size, so the result is the smaller
+        # of the sum and, in unsigned arithmetic, the sum minus size.
         np.add(target, step, out=target)
         np.subtract(target, np.uint32(size), out=low)
         np.minimum(target, low, out=target)  # a negative difference wraps to a large number
@@ -199,7 +201,7 @@ def _feistel_wide(cells: _U64, width: int, height: int, keys: list[int]) -> _U64
         step *= np.uint64(_MIX_2)
         step >>= np.uint64(32)
         step *= size
-        step >>= np.uint64(32)  # a number below size, from the upper bits of a 32-bit hash
+        step >>= np.uint64(32)  # scales the 32-bit hash to a number below size
         target += step
         np.minimum(target, target - size, out=target)  # target % size, as above
     found: _U64 = halves[0] * np.uint64(width) + halves[1]
@@ -208,16 +210,16 @@ def _feistel_wide(cells: _U64, width: int, height: int, keys: list[int]) -> _U64
 
 OF_SAMPLES, OF_BATCHES, OF_COLLATION, OF_CLIPS, OF_CROPS, OF_SOUNDS = 2, 48, 49, 50, 51, 52
 OF_SAMPLERS = 53
-"""The numbers of independent random streams."""
+"""The identifiers of independent random streams."""
 
 
 class SampleGenerators:
     """Random generators of single samples, keyed by (seed, epoch, global position).
 
-    Generators of whole batches have other streams, and the position of a batch's first sample.
+    Generators of whole batches use other streams, with the position of the batch's first sample.
 
-    One Philox generator (J. Salmon et al., 2011) gets a new key for each sample: setting its state
-    from plain numbers takes 1 µs, creating a generator 13 µs.
+    One Philox generator (J. Salmon et al., 2011) gets a new key for each sample, because setting
+    its state takes 1 µs, and creating a generator takes 13 µs.
     """
 
     def __init__(self, seed: int, stream: int = OF_SAMPLES) -> None:
@@ -236,11 +238,11 @@ class SampleGenerators:
         return mix(self._epoch_key + (position + 1) * _GOLDEN)
 
     def at(self, epoch: int, position: int) -> np.random.Generator:
-        """Return the generator of a sample; valid until the next call, which returns it again."""
+        """Return the generator of a sample; the next call returns the same object, re-keyed."""
         return self.keyed(self.key(epoch, position))
 
     def keyed(self, key: int) -> np.random.Generator:
-        """Return the generator for a sample's `key`: the same object that `at` returns."""
+        """Return the generator for a sample's `key`; it is the object that `at` returns."""
         self._place["key"] = key, mix(key ^ _GOLDEN)
         self._bits.state = self._state  # type: ignore[assignment]  # the stubs' dict is private
         return self._generator

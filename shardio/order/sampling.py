@@ -1,11 +1,11 @@
 """Choose the samples of an epoch: shuffling, samplers, and weighted draws.
 
 `ORDERS` registers the orders that `shuffle` may name. With replacement, each position draws
-independently: a keyed number below the sum of all weights is looked up in the cumulative sums.
-Without replacement, every row gets the key -log(u) / weight, and rows are sorted by their keys (P.
-Efraimidis and P. Spirakis, 2006), as if each row were drawn from the remaining rows. The module has
-its own logarithm of additions, multiplications and divisions, which IEEE 754 rounds alike on all
-machines; the last bits of a library's logarithm differ between machines.
+independently: a keyed random number below the sum of all weights is looked up in the cumulative
+sums. Without replacement, every row gets the key -log(u) / weight for a random u, and rows are
+sorted by their keys, which is equivalent to drawing each row from the remaining rows (P.
+Efraimidis and P. Spirakis, 2006). The last bits of a library's logarithm differ between machines,
+so this module has its own, of operations that IEEE 754 rounds alike on all machines.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class WeightedSampler:
             replacement, the number of samples with a weight above 0.
 
     Raises:
-        InvalidArgument: an argument is not valid. The loader, which knows the number of samples,
-            checks the weights.
+        InvalidArgument: an argument is not valid. The weights are checked by the loader, which
+            knows the number of samples.
     """
 
     weights: Any
@@ -76,8 +76,8 @@ class WeightedSampler:
 
 
 Sampler = WeightedSampler | Collection[int] | Callable[[int], Collection[int]]
-"""Weighted draws, positions of the view, a torch sampler that is iterated for each epoch, or a
-function from the number of an epoch to positions.
+"""Weighted draws, positions in the view, a torch sampler that is iterated for each epoch, or a
+function that returns the positions for an epoch, counted from 0.
 """
 
 
@@ -85,7 +85,7 @@ def check_shuffle(name: str, value: Any) -> Shuffle:
     """Return the value if it names an order.
 
     Raises:
-        InvalidArgument: with the names of all.
+        InvalidArgument: the value is unknown; the message has the names of all orders.
     """
     if not isinstance(value, bool | str) or value not in ORDERS:
         known = ", ".join(map(repr, ORDERS))
@@ -94,10 +94,11 @@ def check_shuffle(name: str, value: Any) -> Shuffle:
 
 
 def check_sampler(name: str, sampler: Any) -> Any:
-    """Return the sampler if it can be one.
+    """Return the sampler if it is valid.
 
     Raises:
-        InvalidArgument: it has no positions, or is a function of something else than an epoch.
+        InvalidArgument: the sampler has no positions, or is a function that does not take one
+            argument, the epoch.
     """
     if callable(sampler):
         check_one_argument(name, "epoch", sampler)
@@ -114,7 +115,7 @@ def check_sampler(name: str, sampler: Any) -> Any:
 
 
 def holds_positions(sampler: Any) -> bool:
-    """Return True if a sampler is a container, whose positions are the same every epoch.
+    """Return True if a sampler is a container, which has the same positions every epoch.
 
     Any other iterable, such as a torch sampler, may draw new positions each time.
     """
@@ -144,7 +145,7 @@ def check_one_argument(name: str, given: str, function: Any) -> None:
     """Check that a user's function can be called with one argument.
 
     Raises:
-        InvalidArgument: the function cannot; the message has the option and the argument.
+        InvalidArgument: the function cannot be called so; the message names option and argument.
     """
     if not callable(function):
         raise InvalidArgument(f"{name} must be callable; found {function!r}")
@@ -190,13 +191,13 @@ class WeightedOrder:
 
     def __init__(self, sums: Numbers, *, seed: int, epoch: int) -> None:
         self._sums, self._key = sums, derive_key(20, seed, epoch)
-        # Rounding may yield the sum itself, which counts as the last row with a weight.
+        # A product rounded up to the whole sum is looked up as the last row with a weight.
         self._last = int(np.searchsorted(sums, sums[-1], side="left"))
 
     def at(self, positions: Positions) -> Positions:
         """Return the row at each of `positions`, in any order."""
         drawn = _fractions(positions, self._key) * self._sums[-1]
-        # Sorted look-ups are twice as fast: neighbours share cache lines.
+        # Look up in sorted order, which is twice as fast: neighbours share cache lines.
         ascending = np.argsort(drawn)
         rows = np.empty(len(drawn), np.int64)
         rows[ascending] = np.searchsorted(self._sums, drawn[ascending], side="right")
@@ -248,13 +249,13 @@ class Weighted(Listed):
 
 
 def draw_without_replacement(weights: Numbers, n: int, *, seed: int, epoch: int) -> Positions:
-    """Return n rows in the order in which they are drawn; no row has weight 0."""
+    """Return n rows in the order in which they are drawn; rows with weight 0 are never drawn."""
     rows = np.flatnonzero(weights)
     keys = np.empty(len(rows))
     key = derive_key(21, seed, epoch)
     for start in range(0, len(rows), _AT_ONCE):
         part = rows[start : start + _AT_ONCE]
-        with np.errstate(over="ignore"):  # the keys of the smallest weights overflow, and come last
+        with np.errstate(over="ignore"):  # keys of tiny weights may be infinite: they come last
             keys[start : start + len(part)] = (
                 -natural_log(1 - _fractions(part, key)) / weights[part]
             )
@@ -262,7 +263,7 @@ def draw_without_replacement(weights: Numbers, n: int, *, seed: int, epoch: int)
 
 
 def _fractions(numbers: Positions, key: int) -> Numbers:
-    """Return a keyed number from 0 to 1 - 2^-53 for each of `numbers`."""
+    """Return a keyed random number from 0 to 1 - 2^-53 for each of `numbers`."""
     found: Numbers = (keyed_hashes(numbers, key) >> np.uint64(11)).astype(np.float64)
     return found * 2.0**-53
 

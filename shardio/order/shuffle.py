@@ -2,16 +2,15 @@
 
 Both compute the row at any position directly, as `permutation` does.
 
-Block shuffle cuts the positions of a view into runs of a few MiB and permutes the runs. Then the
-positions of each window of 64 runs are permuted. Storage reads whole runs, the page cache needs to
-hold one window, and the neighbours of a sample come from 64 places of the dataset. A window
-permutes a position below 2^k by a Feistel network over its bits, with keys of the window. The
-constants are from MurmurHash3 (A. Appleby), and the golden ratio.
+Block shuffle cuts the positions of a view into runs of a few MiB and permutes the runs. Then it
+permutes the positions within each window of 64 runs. Storage reads whole runs, the page cache needs
+to hold only one window, and the neighbours of a sample come from 64 places in the dataset. The
+permutation of a window of 2^k positions is a Feistel network over their bits, keyed by the window.
+Its constants are from MurmurHash3 (A. Appleby) and the golden ratio.
 
-Shard shuffle permutes the shards that contain samples of the view. Then the samples of each window
-of 8 shards are permuted: an epoch needs each shard once, and only one window of shards at a time.
-Shards are the shards of the dataset, whatever their sizes; memory use is proportional to their
-number.
+Shard shuffle permutes the shards that contain samples of the view. Then it permutes the samples
+within each window of 8 shards. An epoch needs each shard once, and only one window of shards at a
+time. Shards may differ in size; memory use is proportional to their number.
 """
 
 from __future__ import annotations
@@ -32,12 +31,14 @@ from shardio.order.permutation import Permutation, Positions, derive_key, keyed_
 RUN_BYTES: Final = 4 << 20
 RUNS_PER_WINDOW: Final = 64
 _ROUNDS: Final = 8, 6
-"""The numbers of rounds in small windows and in others.
+"""The numbers of rounds in small and in larger windows.
 
-Statistics of pairs half a window apart detect 7 rounds in windows of 64, 5 in windows of 1024.
+Statistics of pairs half a window apart detect 7 rounds in windows of 64 positions, and 5 rounds in
+windows of 1024.
 """
 _AT_ONCE: Final = 4096
-"""The number of positions per pass; twice as many need 600 new pages, a fifth of a call's time."""
+"""The number of positions computed at a time. With twice as many, each call needs 600 new pages of
+memory, which take a fifth of its time."""
 _SMALL: Final = 1 << 12
 _MAX_RUN: Final = 1 << 32
 _MIX: Final = 0xC2B2AE35
@@ -49,8 +50,8 @@ _FACTORS: Final = tuple(0x85EBCA6B * 0x9E3779B1**i % (1 << 32) for i in range(ma
 class BlockShuffle(Order):
     """A permutation within windows of permuted runs.
 
-    `run` and `whole` are the numbers of positions in a run and in a window, both powers of two, and
-    `k` is the number of samples per position: clips that stay together.
+    `run` and `whole` are the numbers of positions in a run and in a window, both powers of two. `k`
+    is the number of samples per position, for clips that stay together.
     """
 
     name = "blocks"
@@ -62,13 +63,13 @@ class BlockShuffle(Order):
 
     @classmethod
     def begin(cls, samples: Samples) -> Self:
-        """Return the order with runs of at most RUN_BYTES, by the mean sample size."""
+        """Return the order with runs of at most RUN_BYTES, given the samples' mean size."""
         (n_bytes, n), grouping = samples.measure(), samples.clip_grouping
         return cls.of(n_bytes, n) if grouping is None else cls.of(n_bytes, n, grouping.k)
 
     @classmethod
     def of(cls, n_bytes: int, n_samples: int, k: int = 1) -> Self:
-        """Return the order with the longest runs of up to RUN_BYTES; k samples per position."""
+        """Return the order with the longest runs of up to RUN_BYTES, for k samples per position."""
         run, n = 1, n_samples if k == 1 else max(1, n_samples // k)
         while 2 * run * n_bytes <= RUN_BYTES * n and run < _MAX_RUN:
             run *= 2
@@ -98,7 +99,7 @@ class BlockShuffle(Order):
         return GroupedOrder(n, self, seed=seed, epoch=epoch)
 
     def arrange_round(self, samples: Samples, n: int, key: int, source: int) -> Ordering:
-        """Return the permutation of a round, of all samples at once if they fit in one window."""
+        """Return the permutation of a round; samples that fit in one window are permuted as one."""
         if n <= self.window:
             return FullShuffle().arrange_round(samples, n, key, source)
         return self.arrange(samples, n, seed=key, epoch=0)
@@ -131,7 +132,7 @@ class WindowedOrder:
         self._window = window
         n_runs, n_rest = divmod(n, window.run)
         self._runs = Permutation(n_runs, derive_key(16, seed, epoch))
-        # The remainder is a shorter run, at a random position among the others.
+        # The remainder forms a shorter run, at a random position among the other runs.
         self._short_starts = derive_key(17, seed, epoch) % (n_runs + 1) * window.run
         self._n_short = n_rest
         self._to_short = n_runs * window.run - self._short_starts
@@ -178,7 +179,7 @@ class WindowedOrder:
         return rows
 
     def _in_runs(self, places: Positions) -> Positions:
-        """Return the row at each place if all runs are whole; any row for a place after them."""
+        """Return the row at each place among whole runs; the result is arbitrary after them."""
         if not self._runs.n:
             return np.zeros_like(places)
         run = self._window.run
@@ -242,8 +243,8 @@ _MAX_KEPT: Final = 8
 class ShardShuffle(Order):
     """A permutation within windows of permuted shards.
 
-    A window has `n_shards` shards, and `whole` positions on average; `layout` is a hash of the ends
-    of the shards.
+    A window has `n_shards` shards and, on average, `whole` positions; `layout` is a hash of the
+    shards' cumulative sizes.
     """
 
     name = "shards"
@@ -259,13 +260,13 @@ class ShardShuffle(Order):
 
     @classmethod
     def of(cls, ends: Positions, n: int, n_shards: int) -> Self:
-        """Return the order of an epoch of n positions, given the ends of the view's shards."""
+        """Return the order of an epoch of n positions, given the view's cumulative shard sizes."""
         ends = ends_within(ends, n)
         whole = max(1, n * n_shards // max(1, len(ends)))
         return cls(n_shards, whole, f"{hash_bytes(ends.astype('<i8').data):016x}")
 
     def to_state(self) -> dict[str, Any]:
-        """Return the parameters, which change with the shards."""
+        """Return the parameters, which depend on the shards."""
         return {"window": [self.n_shards, self.whole, self.layout]}
 
     def from_state(self, state: Mapping[str, Any], samples: Samples, n: int) -> Self:
@@ -324,7 +325,7 @@ class ShardOrder:
 
     Args:
         ends: the cumulative numbers of the view's samples per shard.
-        n: the number of positions of the epoch: the first samples of the view, as at its start.
+        n: the number of positions of the epoch, which are the first n samples of the view.
         n_shards: the number of shards per window.
         seed, epoch: the key.
     """
