@@ -1,6 +1,6 @@
 """The backends that fill blocks: worker processes, worker threads, or this process.
 
-They have one interface, which takes tasks and returns results.
+All have the same interface: `give` and `post` send tasks, `wait` returns results.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 class InlineWorker:
     """The backend for num_workers=0: `wait` runs a task in this process.
 
-    Global random generators are restored afterwards.
+    The states of the global random generators are restored after each task.
     """
 
     depth = 1
@@ -84,7 +84,8 @@ class InlineWorker:
             view,
             # Here a KeyboardInterrupt is Ctrl-C; in a worker it can only come from user code.
             passes=(KeyboardInterrupt,),
-            # A truncated file would kill this process; the crash of a worker is reported.
+            # Check file lengths first: reading a truncated map would kill this process. Worker
+            # processes need no check, because their crashes are caught and reported.
             cautions=view.dataset.files.check_lengths if view.dataset.access == "mmap" else None,
         )
         if self._batch_spec.skips:
@@ -107,7 +108,7 @@ class InlineWorker:
         """Do nothing: there is no worker process to crash."""
 
     def give(self, worker: int, task: Task, block: Block | None) -> None:
-        """Keep a task for the next `wait`."""
+        """Queue a task for `wait`."""
         self._tasks.append((task, block))
 
     def post(self) -> None:
@@ -128,7 +129,7 @@ class InlineWorker:
         try:
             return [answer]
         finally:
-            del answer  # as in `_do`: a traceback keeps the frames of all callers alive
+            del answer  # as in `_do`: the traceback of its error keeps the frames of all callers
 
     def _do(self, task: Task, block: Block | None) -> TaskResult:
         n_rows = heap_bytes = 0
@@ -176,7 +177,7 @@ class InlineWorker:
 _QUICK: Final = int(Status.QUICK)
 
 STARTING_S: Final = 60.0
-"""The time for which starting workers do not count towards the timeout of a batch."""
+"""The maximum time by which starting workers delay the timeout of a batch."""
 
 _PRELOAD: Final = ("numpy.random", "shardio._engine.dispatch.worker")
 """Modules imported by the zygote; importing numpy.random on first use takes 12 ms per worker."""
@@ -209,7 +210,7 @@ class WorkerBackend:
 
     @property
     def is_starting(self) -> bool:
-        """True if a worker has not opened the dataset yet, for at most STARTING_S."""
+        """True if a worker has not opened the dataset yet; False after STARTING_S in any case."""
         return bool(self._starting) and time.monotonic() < self._start_end_s
 
     def send_hello(
@@ -219,7 +220,8 @@ class WorkerBackend:
 
         Args:
             view: the main process's own instance.
-            fds: the files up to KEPT, in the order of `worker`, then a STACKS file per worker.
+            fds: the files MARKS, CANCELLED, COUNTERS and KEPT (see worker.py) in this order, then
+                one STACKS file per worker.
             tables: the tables of the view, from `share_view`.
         """
         self._tables = tables
@@ -227,7 +229,7 @@ class WorkerBackend:
         memory = mmap.mmap(fds[KEPT], 0)
         self._kept = [ReplyBuffer(memory, worker) for worker in range(self.n_workers)]
         for kept in self._kept:
-            kept.take()  # drop replies of earlier workers, whose iterations have been restarted
+            kept.take()  # drop replies that workers of an earlier backend left in the buffer
         for worker in range(self.n_workers):
             self._send_hello(worker)
 
@@ -250,7 +252,7 @@ class WorkerBackend:
         self._pool.send(worker, _message(RequestKind.PLAN, slot=slot) + content, fds)
 
     def caution(self, worker: int, left_out: LeftOut) -> None:
-        """Make the next task run row by row, without the samples in `left_out`."""
+        """Make a worker run its next task row by row, without the samples in `left_out`."""
         self.post()
         with pack_message(_message(RequestKind.CAUTION) + pickle.dumps(left_out)) as parcel:
             self._pool.send(worker, *parcel)
@@ -277,9 +279,10 @@ class WorkerBackend:
                 self._pool.send(worker, tasks)
 
     def wait(self, timeout_s: float | None = None) -> list[TaskResult | WorkerLost]:
-        """Wait for results, lost workers or a started worker, at most `timeout_s`.
+        """Wait up to `timeout_s` until a result arrives, or a worker starts or exits.
 
-        The results of a lost worker, including those in its reply buffer, come before its loss.
+        Return the results and the lost workers. A lost worker's results, including those in its
+        reply buffer, come before its loss.
         """
         found: list[TaskResult | WorkerLost] = []
         for event in self._pool.wait(timeout_s):
@@ -307,7 +310,7 @@ class WorkerBackend:
         return found
 
     def _held_back(self, worker: int) -> bytes:
-        kept = self._kept  # another thread may close this backend
+        kept = self._kept  # read once, because another thread may close this backend
         return kept[worker].take() if kept else b""
 
     def worker_stacks(self) -> list[tuple[str, str]]:
@@ -336,7 +339,7 @@ class WorkerBackend:
     def close(self) -> None:
         """Stop all workers, even busy ones. Idempotent."""
         self._pool.close()
-        self._blocks.clear()  # otherwise their memory is kept as long as the loader
+        self._blocks.clear()  # otherwise the loader would keep their memory
         self._kept = []
 
 

@@ -1,8 +1,8 @@
 """Counters of loading: a cache line of shared memory per iteration and worker, and a timer.
 
-Each worker adds to its line after every batch; the main process reads the lines on request and
-keeps the timer. While a trace is recorded, each worker also writes the times of its latest batches
-into a ring buffer.
+After every batch, a worker adds to the counters in its line. The main process reads the lines on
+request; the timer is in the main process. While a trace is recorded, each worker also writes the
+times of its latest batches into a ring buffer.
 """
 
 from __future__ import annotations
@@ -19,13 +19,17 @@ from shardio._base.statistics import CHECK, DECODE, PHASE_TIMES, TRANSFORM, Load
 from shardio._workers.processes.linux import memory_file, resize_memory_file
 from shardio.order.partition import RankPartition
 
-# Words of a line, and of the header. A line fills one cache line, which has only one writer.
+# The indices of words in a line and in the header. A line of 8 words fills a cache line, and has
+# only one writer.
 _LINE: Final = 8
 _FILLED, _FILL, _READY, _BEGAN, _CHECK, _DECODE, _TRANSFORM = range(7)
 _N_WORKERS, _N_SLOTS, _N_RECORDS, _IS_RECORDING = range(4)
 
 N_RECORDS: Final = 512
-"""The number of recorded batches of each worker, 32 KiB. The limit of file sizes applies to it."""
+"""The number of recorded batches of each worker (32 KiB).
+
+More would enlarge the file, to which the process's limit on file sizes applies.
+"""
 
 _S_PER_NS: Final = 1e-9
 
@@ -47,7 +51,7 @@ class IterationCounters:
 
     Args:
         fd: the file that `CounterTable` created.
-        worker: the number of this worker.
+        worker: the index of this worker.
     """
 
     def __init__(self, fd: int, worker: int) -> None:
@@ -142,7 +146,7 @@ class CounterTable:
         self._head = self._head.copy()
 
     def of(self, slot: int) -> npt.NDArray[np.uint64]:
-        """Return the words of an iteration, summed over all workers."""
+        """Return the counters of an iteration, summed over all workers."""
         sums: npt.NDArray[np.uint64] = self._lines[slot].sum(axis=0)
         return sums
 
@@ -157,7 +161,7 @@ class CounterTable:
 
 @dataclass(slots=True, eq=False)
 class IterationTimer:
-    """Timings of one iteration in the main process. Times are in ns since `began_ns`."""
+    """Timings of one iteration in the main process. Other times are in ns since `began_ns`."""
 
     began_ns: int = field(default_factory=now_ns)
     entered_ns: int = 0
@@ -173,7 +177,7 @@ class IterationTimer:
     n_blocks_made: int = 0
 
     def start(self) -> None:
-        """Record the first assignment of tasks, whose time counts as handing over."""
+        """Record that the first tasks are assigned; the time until then counts as handing over."""
         self.entered_ns -= now_ns() - self.began_ns
 
     def end(self) -> None:
@@ -192,19 +196,19 @@ class IterationTimer:
 
         Args:
             partition: the positions of the iteration.
-            n_handed_over: the number of the next step.
+            n_handed_over: the next step to deliver.
             row_bytes: the bytes of a sample's fixed-size fields.
             words: the counters of the iteration, summed over the workers.
         """
         elapsed_ns = (now_ns() if self.ended_ns is None else self.ended_ns) - self.began_ns
-        # Each batch adds its request to one sum and its receipt to the other. A request without a
-        # receipt is that of the batch for which the loop is waiting.
+        # Each batch adds the time of its request to one sum, and of its receipt to the other. If
+        # one request has no receipt, the loop is waiting for that batch now.
         inside_ns = self.left_ns - self.entered_ns
         if inside_ns < 0:
             inside_ns += elapsed_ns
         n_batches = n_handed_over - partition.first_step
         n_undelivered = max(0, int(words[_FILLED]) - n_batches)
-        # A batch is ready from its filling to its delivery, or until now.
+        # A batch is ready from the end of its filling to its delivery, or until now.
         ready_ns = self.left_ns + n_undelivered * elapsed_ns - int(words[_READY])
         n_samples = partition.n_samples(n_handed_over)
         return LoadingStats(

@@ -1,10 +1,10 @@
 """Crash reports: the samples that a crashed worker was reading, and the samples to skip.
 
 Each block holds an origin table with one entry per row: shard, row in the shard, and a status. A
-worker marks the rows that it is reading as claimed, so the table of a crashed worker's block shows
-the samples it was busy with. A worker that touches a mapped page which the storage cannot provide
-is killed by SIGBUS. The main process then compares the sizes of the files that the worker was
-reading with their expected sizes, to see whether one was truncated.
+worker marks the rows that it is reading as claimed; the table of a crashed worker's block therefore
+shows the samples that the worker was reading. SIGBUS kills a worker that touches a mapped page if
+the storage cannot provide the page. The main process then compares the files that the worker was
+reading with their expected sizes, to find out whether one was truncated.
 
 If samples may be skipped, a sample is skipped after MAX_CRASHES workers have crashed while
 processing only that sample. Without a transform, all samples of a batch are suspects after its
@@ -35,11 +35,11 @@ _NAMED_SAMPLES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class InFlightRows:
-    """The samples that a worker was busy with.
+    """The samples that a worker was reading or transforming.
 
-    `text` is a phrase for error messages that describes the samples. `rows` maps the number of a
-    shard to row numbers in it. `field` is the field being read, if there is exactly one. `places`
-    holds, for each sample, its row in the batch and its index in the view.
+    `text` is a phrase for error messages that describes the samples. `rows` maps the index of a
+    shard to rows of the shard. `field` is the field being read, if there is exactly one. `places`
+    has, for each sample, its row in the batch and its index in the view.
     """
 
     text: str
@@ -49,7 +49,7 @@ class InFlightRows:
 
 
 def claim_of_first(batch_spec: BatchSpec, view: SampleView, number: int = 0) -> InFlightRows:
-    """Return the sample that gives the schema of batches: sample `number` of the view."""
+    """Return the sample that determines the schema of batches: sample `number` of the view."""
     rows, dataset = view.at(np.array([number])), view.dataset
     shard = int(dataset.locate(rows)[0])
     row = int(rows[0] - dataset.starts[shard])
@@ -64,7 +64,7 @@ def claim_of_first(batch_spec: BatchSpec, view: SampleView, number: int = 0) -> 
 def claims_in(
     layout: BlockLayout, block: Block, dataset: Dataset, fields: tuple[str, ...]
 ) -> InFlightRows:
-    """Return the samples and shards that were being read or transformed for a block's batch."""
+    """Return the samples that are claimed in a block: those being read or transformed."""
     origins = layout.origins(block.bytes)
     at = np.flatnonzero(origins["status"] == CLAIMED)
     claimed = origins[at]
@@ -105,7 +105,7 @@ def crash_error(
         by_signal: the signal that killed the worker, if any.
         claims: the samples that the worker was reading.
         where: a phrase that names the batch; appended to the message.
-        dataset: the main process's own instance; no sample data is read through it.
+        dataset: the main process's own instance; only its file names and sizes are used.
     """
     text = f"{how}, {claims.text}{where}"
     if by_signal != signal.SIGBUS:
@@ -114,7 +114,7 @@ def crash_error(
         try:
             n_bytes = os.stat(path).st_size
         except OSError:
-            continue  # a deleted file stays readable in maps
+            continue  # deleted, but still readable in maps: not the cause
         if n_bytes < summary.n_bytes:
             found = ShardChanged(
                 f"the file was cut short under its reader: {text}",
@@ -134,7 +134,7 @@ def crash_error(
 
 
 def is_final(error: WorkerDied | ShardChanged, n_crashes: int) -> bool:
-    """Return True if a batch with this many crashes is reported rather than retried."""
+    """Return True if a batch with this many crashes fails instead of being retried."""
     return isinstance(error, ShardChanged) or n_crashes >= MAX_CRASHES
 
 
@@ -150,24 +150,24 @@ def _suspects(
 def _first_lost(dataset: Dataset, shard: int, claims: InFlightRows, n_bytes: int) -> int | None:
     """Return the first claimed row that is stored past the first `n_bytes` bytes of its file.
 
-    If row offsets would have to be read from the truncated file, return the first claimed row.
+    If offsets of rows are unknown without reading the truncated file, return the first claimed row.
     """
     rows = claims.rows.get(shard, [])
-    # A truncated file cannot be opened: use only a reader that is already open.
+    # Use only a reader that is already open, because a truncated file cannot be opened.
     reader = dataset.files.reader_if_open(shard, claims.field)
     if claims.field in dataset.schema.columns and reader is not None:
         section = reader.column_section(claims.field)
         lost = [row for row in rows if section.offset + (row + 1) * section.stride > n_bytes]
         return min(lost, default=None)
-    # The position of a record is stored in the file, whose pages must not be touched.
+    # The offsets of records are stored in the file, whose pages must not be touched.
     return min(rows, default=None)
 
 
 _MAX_IN_VAIN: Final = 2 * MAX_CRASHES + 2
-"""The number of crashes of a batch without a newly skipped sample after which the step fails.
+"""The number of crashes without a newly skipped sample after which a step fails.
 
-The limit allows for the first crash, after which all samples are suspects, one crash each for two
-samples whose worker was killed from outside, and a margin.
+The limit allows for the first crash, which makes all samples suspects, for two samples with one
+crash each because their workers were killed from outside, and for a margin.
 """
 
 
@@ -182,7 +182,7 @@ class SuspectSamples:
 
     @property
     def is_hopeless(self) -> bool:
-        """True if workers keep crashing at the step and no sample can be blamed."""
+        """True if workers keep crashing at the step, and no sample can be blamed."""
         return self._n_in_vain >= _MAX_IN_VAIN
 
     def record_crash(self, claims: InFlightRows, end: str) -> bool:

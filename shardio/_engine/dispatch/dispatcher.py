@@ -1,7 +1,7 @@
 """The dispatcher of batches, which assigns tasks to workers, routes results, and recycles blocks.
 
-One Dispatcher belongs to one worker backend, one block pool and one layout; an engine that restarts
-with new ones creates a new Dispatcher. Callers hold the engine's lock.
+A Dispatcher belongs to one worker backend, one block pool and one layout. An engine that restarts
+with a new backend and pool creates a new Dispatcher. Callers hold the engine's lock.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Dispatcher:
 
     Args:
         batch_spec: the specification of batches.
-        dataset: the main process's own instance, for error messages.
+        dataset: the main process's own instance; used for error messages.
         backend: the workers that fill blocks.
         iterations: the running iterations.
         pool: the blocks.
         n_blocks: the number of blocks that one iteration should have.
-        memory_bytes: the budget of all blocks together, for messages.
+        memory_bytes: the budget for all blocks together; used in messages.
     """
 
     def __init__(
@@ -70,11 +70,12 @@ class Dispatcher:
         """A function to call before the memory of released batches is reused."""
 
     def next(self, iteration: EpochIteration, timeout_s: float | None) -> Delivered | None:
-        """Return the next filled block of an iteration, None at its end; wait up to `timeout_s`.
+        """Return the next filled block of an iteration, or None at its end.
 
         Raises:
             Exception: the failure of filling the block.
-            BatchTimeout, InsufficientMemory: no block becomes free in time, or at all.
+            BatchTimeout: no batch was ready within `timeout_s`.
+            InsufficientMemory: all blocks are held, and there is no memory for another.
         """
         schedule, pool, timer = iteration.schedule, self.pool, iteration.timer
         if schedule.is_over or iteration.is_cancelled:
@@ -91,7 +92,7 @@ class Dispatcher:
             try:
                 block = schedule.deliver()
             except BaseException:
-                # The failure of a batch leaves the state intact.
+                # The failure of a batch leaves the state consistent.
                 self._iterations.is_torn = not schedule.is_over
                 raise
             if block is not None:
@@ -132,7 +133,7 @@ class Dispatcher:
     def extended(self, end_s: float | None, timeout_s: float, what: str) -> float:
         """Return a new deadline for a batch unless the old one has passed.
 
-        A deadline that passes while workers are starting is extended, too.
+        While workers are starting, a deadline is extended even after it has passed.
 
         Raises:
             BatchTimeout: the deadline `end_s` has passed.
@@ -144,7 +145,7 @@ class Dispatcher:
         return now_s + timeout_s
 
     def assign_tasks(self, iteration: EpochIteration) -> None:
-        """Assign tasks while there are free blocks, and workers with too few tasks."""
+        """Assign tasks while there are free blocks and workers that need more tasks."""
         schedule = iteration.schedule
         if not schedule.is_low:
             return
@@ -161,7 +162,7 @@ class Dispatcher:
         schedule, pool = iteration.schedule, self.pool
         found = pool.take_idle()
         if found is None and not self._has_enough(schedule):
-            self._backend.post()  # creating a block takes as long as filling one
+            self._backend.post()  # first, because creating a block takes as long as filling one
             found = pool.make()
             iteration.timer.n_blocks_made += found is not None
         if found is None:
@@ -181,9 +182,9 @@ class Dispatcher:
         self._backend.give(worker, tuple.__new__(Task, words), block)
 
     def _has_enough(self, schedule: Schedule) -> bool:
-        """Return True if an iteration has enough blocks to keep every worker busy."""
+        """Return True if no further block should be created for an iteration."""
         n_enough, n_to_come = self._n_blocks, schedule.n_circulating
-        if len(self._iterations) > 1:  # rare
+        if len(self._iterations) > 1:  # the pool is shared by several iterations; rare
             n_enough *= self._iterations.n_live
             n_to_come += self._iterations.n_coming_back
         return len(self.pool) >= n_enough and n_to_come >= self._backend.n_workers
@@ -213,13 +214,13 @@ class Dispatcher:
         self.assign_tasks(iteration)
 
     def take_answers(self, end_s: float | None = None) -> bool:
-        """Wait for results until `end_s`, and apply them; return True if there was any."""
+        """Wait for results until `end_s`, and apply them; return True if any arrived."""
         left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
         answer = None
         for answer in self._backend.wait(left_s):
             self._route(answer)
         is_answered = answer is not None
-        del answer  # the traceback of its error may refer to this frame, which keeps blocks
+        del answer  # otherwise its error's traceback may keep this frame, and the frame blocks
         return is_answered
 
     def _route(self, answer: TaskResult | WorkerLost) -> None:
@@ -296,7 +297,7 @@ class Dispatcher:
     ) -> Iterator[tuple[int, int, InFlightRows]]:
         """Yield the step, block and samples of a worker's current task, if there is one.
 
-        Tasks before the current one are done, but their results have not arrived yet.
+        Earlier tasks in `tasks` are done, but their results have not arrived yet.
         """
         fields = self._batch_spec.fields
         for step, number in tasks.items():
@@ -306,7 +307,7 @@ class Dispatcher:
                 return
 
     def apply_finalizers(self) -> None:
-        """Apply what finalizers requested: end iterations, and free released blocks."""
+        """Carry out the requests of finalizers: end iterations, and free released blocks."""
         if self._iterations.ended:
             for iteration in self._iterations.take_ended():
                 self._finish(iteration)

@@ -4,9 +4,9 @@ An Engine belongs to one loader and lives as long as the loader. Each iteration 
 `EpochIteration` with its own Schedule; several may run at the same time on the same workers and
 blocks. `dispatcher` does the work for each batch.
 
-The schema of batches is the schema of the fields read or, with a transform, that of the first
-transformed sample or batch. A SchemaProbe has a worker compute it while the main process continues
-to open files. If samples may be skipped and the first sample fails, others are tried.
+The schema of batches is the schema of the delivered fields or, with a transform, that of the first
+transformed sample or batch. A SchemaProbe requests this schema from a worker while the main process
+continues to open files. If samples may be skipped and the first sample fails, others are tried.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from shardio.errors import (
 from shardio.samples.view import SampleView
 
 _NEXT, _SPREAD = 8, 24
-"""The numbers of candidates for the schema: at the start, and spread over the view."""
+"""How many samples are tried for the schema: at the start of the view, and spread over it."""
 _ASKED = 0
 """The index of the worker that computes the schema."""
 
@@ -91,7 +91,7 @@ class SchemaProbe:
     def schemas(self, timeout_s: float | None = None) -> Schemas | None:
         """Request the schemas and wait for them; return None after `timeout_s`.
 
-        The time in which workers start is not counted.
+        The time during which workers start does not count towards `timeout_s`.
 
         Raises:
             TransformError, WorkerDied, ShardChanged: the probe failed; the message names the
@@ -106,7 +106,7 @@ class SchemaProbe:
                 if left_s <= 0:
                     return None
             n_answers, is_starting = 0, self._backend.is_starting
-            # With `map`, because a variable for the answer would be kept by its error's traceback.
+            # Use `map`: a variable for the answer would be kept alive by its error's traceback.
             for schemas in map(self._take, self._backend.wait(left_s)):
                 known = schemas or known
                 n_answers += 1
@@ -115,13 +115,13 @@ class SchemaProbe:
         return known
 
     def tasks_of(self, worker: int) -> list[str]:
-        """Describe a worker's unanswered request."""
+        """Describe the request that a worker has not answered, if there is one."""
         is_busy = self._is_asked and worker == _ASKED
         return [claim_of_first(self._batch_spec, self._view, self._sample).text] if is_busy else []
 
     def _take(self, answer: TaskResult | WorkerLost) -> Schemas | None:
         if isinstance(answer, WorkerLost) and not (self._is_asked and answer.worker == _ASKED):
-            return None  # the worker exited while idle, perhaps after its answer
+            return None  # the worker exited while idle or after its answer
         self._is_asked = False
         if isinstance(answer, WorkerLost):
             return self._ask_again(answer)
@@ -159,13 +159,13 @@ class SchemaProbe:
 
 
 def schema_candidates(n_samples: int) -> list[int]:
-    """Return the numbers of the samples to try for the schema, in order, without repetition."""
+    """Return the indices of the samples to try for the schema, in order, without repetition."""
     spread = [n_samples * (i + 1) // (_SPREAD + 1) for i in range(_SPREAD)]
     first = range(min(_NEXT, n_samples))
     return list(dict.fromkeys([*first, *spread])) if n_samples else [0]
 
 
-# Exceptions of an iteration that cannot begin, which leave the state consistent.
+# If an iteration cannot begin, these exceptions leave the state consistent.
 _TEAR_NOTHING: Final = (
     InsufficientMemory,
     TransformError,
@@ -181,8 +181,8 @@ class Engine:
     Args:
         batch_spec: the specification of batches.
         n_workers: the number of processes or threads; 0 fills blocks in this process.
-        prefetch: the number of blocks beyond one per worker; None chooses it by their size.
-        memory_bytes: the budget of all blocks together.
+        prefetch: the number of blocks beyond one per worker; None chooses it by the block size.
+        memory_bytes: the budget for all blocks together.
         timeout_s: the maximum time that `next` waits for a batch; None for no limit.
         start_method: the start method of the workers.
     """
@@ -214,7 +214,7 @@ class Engine:
         self._tables: tuple[SharedArray, ...] = ()
         self._is_closed = False
         self._is_inside = False
-        """True during a call; a signal handler in the same thread may then call `close`."""
+        """True during a call. A `close` by a signal handler then leaves the release to the call."""
         self.view: SampleView
 
     @files_explained()
@@ -225,7 +225,7 @@ class Engine:
 
     @files_explained()
     def open(self, view: SampleView) -> None:
-        """Take ownership of the view's dataset; share the view and bitmap with the workers."""
+        """Take ownership of the view's dataset, and share the view's state with the workers."""
         self.view, dataset = view, view.dataset
         marks_fd = create_bitmap_file(dataset.files.n_marks)
         self._fds = [marks_fd]
@@ -287,7 +287,7 @@ class Engine:
         self._dispatcher.settle = self._settle
 
     def settle_by(self, settle: Callable[[], None]) -> None:
-        """Set the function to call before the memory of released batches is reused."""
+        """Set a function to call before the memory of released batches is reused."""
         self._settle = settle
         if self._dispatcher is not None:
             self._dispatcher.settle = settle
@@ -335,7 +335,7 @@ class Engine:
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[None]:
-        """Lock and mark the engine as in `next`, for calls that need not be fast."""
+        """Lock and mark the engine as `next` does; for calls that need not be fast."""
         with self._lock:
             self._check_usable()
             self._restart_if_torn()
@@ -358,8 +358,8 @@ class Engine:
     def _restart_if_torn(self) -> None:
         """Restart with new workers and blocks if the state may be corrupt.
 
-        Delivered batches stay valid, and iterations resume at their step: filling a batch again, in
-        any worker, gives the same bytes.
+        Delivered batches stay valid, and iterations resume at their next step: filling a batch
+        again, in any worker, gives the same bytes.
         """
         if not self._iterations.is_torn:
             return
@@ -382,15 +382,15 @@ class Engine:
         self._iterations.cancel(iteration, is_known=is_ours and not self._is_closed)
 
     def lease(self, iteration: EpochIteration) -> npt.NDArray[np.uint8] | None:
-        """Lease the block delivered last, for as long as any object refers to its memory.
+        """Lease the block delivered last for as long as any object refers to its memory.
 
-        Return None if this iteration or the next one needs the block; the caller then copies the
+        Return None if the block is needed for filling further batches; the caller then copies the
         batch.
         """
         block = iteration.held
         if block is None or not (iteration.schedule.n_circulating or self._can_spare(iteration)):
             return None
-        # Cleared first: Ctrl-C may leak a block, but never give it two owners.
+        # Clear it first: Ctrl-C may then leak the block, but never give it two owners.
         iteration.held = None
         return self.pool.lease(block)
 
@@ -404,9 +404,9 @@ class Engine:
             return iteration.schedule.n_circulating + self._iterations.n_coming_back > 0
 
     def stats(self, iteration: EpochIteration | None) -> tuple[LoadingStats, LoadingStats]:
-        """Return the figures of one iteration and of all iterations together; also after `close`.
+        """Return the figures of one iteration and of all iterations together.
 
-        This takes no lock: any thread may call it while another one iterates.
+        This takes no lock: any thread may call it while another iterates, also after `close`.
         """
         latest = LoadingStats() if iteration is None else self._iterations.stats_of(iteration)
         return latest, self._iterations.total()
@@ -422,7 +422,7 @@ class Engine:
     @property
     def pool(self) -> BlockPool:
         """The blocks."""
-        if self._dispatcher is None:  # without `dispatcher`, which saves a call for every batch
+        if self._dispatcher is None:  # not through `dispatcher`: saves a call for every batch
             raise ClosedError("the loader is closed")
         return self._dispatcher.pool
 
@@ -455,7 +455,7 @@ class Engine:
                 self._backend.close()
         finally:
             with self._lock:
-                if not self._is_inside:  # otherwise the interrupted call releases at its end
+                if not self._is_inside:  # otherwise the interrupted call does this at its end
                     self._release()
 
     @interrupts_held()

@@ -1,7 +1,7 @@
 """The table of a loader's running iterations, kept by the main process.
 
-A byte of shared memory per iteration tells the workers whether the iteration is cancelled. The
-table only keeps the state; `engine` and `dispatcher` make the decisions.
+For each iteration, a byte of shared memory is the flag by which workers learn that the iteration is
+cancelled. The table only keeps the state; `engine` and `dispatcher` make the decisions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shardio.errors import TooManySkipped
 _NAMED_SKIPS: Final = 3
 
 Delivered = tuple[int, int, int, int]
-"""A filled block: block number, step, number of rows, and bytes of varying values."""
+"""A filled block: index of the block, step, number of rows, and bytes of varying values."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,24 +41,26 @@ class EpochIteration:
     schedule: Schedule
     layout: BlockLayout
     sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """The number of rows and bytes of varying values of each step that is ready."""
+    """For each step that is ready, the number of rows and the bytes of varying values."""
     crashes: dict[int, int] = field(default_factory=dict)
     """The number of workers that crashed at each unfinished step."""
     cautions: dict[int, SuspectSamples] = field(default_factory=dict)
     """The crash records of steps whose samples may be skipped."""
     skips: dict[int, tuple[Skipped, ...]] = field(default_factory=dict)
-    """The skipped samples of each step that is ready and has any."""
+    """The skipped samples of each step that is ready; a step without skips has no entry."""
     n_skipped: int = 0
     """The number of skipped samples in the batches delivered so far."""
     known_to: set[int] = field(default_factory=set)
     """The workers that received the plan."""
     timer: IterationTimer = field(default_factory=IterationTimer)
     n_handed_over: int = 0
-    """The number of the next step to deliver."""
+    """The next step to deliver."""
     is_exhausted: bool = False
-    """True once the end was delivered."""
+    """True once the loop has been told that the iteration is over."""
     held: int | None = None
-    """The block delivered last, until it is leased or, before the next delivery, taken back."""
+    """The block delivered last, until it is leased or freed; at the latest, the next delivery
+    frees it.
+    """
     is_cancelled: bool = False
     is_watched: bool = False
     """True if an iterator exists, which will cancel the iteration."""
@@ -96,12 +98,12 @@ class IterationTable:
         self._free_slots = list(range(N_SLOTS))
         self._words: npt.NDArray[np.uint8] = np.zeros(N_SLOTS, np.uint8)
         self.ended: deque[EpochIteration] = deque()
-        """Cancelled iterations that `take_ended` has not yielded yet."""
+        """Cancelled iterations that `take_ended` still has to yield."""
         self._counter_table: CounterTable
         self._is_recording = False
         self._forgotten = LoadingStats()
         self.n_restarts = 0
-        """The number of replaced workers, busy or not."""
+        """The number of replaced workers, whether busy or idle."""
         self.is_torn = False
         """True if an exception may have left the state inconsistent."""
 
@@ -148,7 +150,7 @@ class IterationTable:
 
     @property
     def n_coming_back(self) -> int:
-        """The number of blocks that workers still have for cancelled iterations."""
+        """The number of blocks that workers are still using for cancelled iterations."""
         each_cancelled = (each for each in self._by_slot.values() if each.is_cancelled)
         return sum(each.schedule.n_in_flight for each in each_cancelled)
 
@@ -162,13 +164,13 @@ class IterationTable:
         return iteration
 
     def cancel(self, iteration: EpochIteration, *, is_known: bool) -> None:
-        """Record that an iteration ended early, and tell the workers that have its tasks.
+        """Record that an iteration ended early, and set its flag for the workers.
 
         A finalizer may call this in any thread at any moment. `is_known` is False in a forked child
-        of the process that owns the workers, which must not tell them.
+        of the process that owns the workers, and after `close`; the flag is then not set.
         """
         if is_known and not iteration.is_cancelled:
-            self._words[iteration.slot] = 1  # here too, because `take_ended` may not be called
+            self._words[iteration.slot] = 1  # at once: `take_ended` may be called much later
         iteration.timer.end()
         self.ended.append(iteration)
 
@@ -191,7 +193,7 @@ class IterationTable:
         del self._by_slot[iteration.slot]
 
     def restart_iterations(self) -> None:
-        """Reset the iterations of existing loops to their next step, without tasks; drop others."""
+        """Reset watched iterations to their next step, without tasks; drop all others."""
         while self.ended:
             self.ended.popleft().is_cancelled = True
         for iteration in self._by_slot.values():
@@ -218,7 +220,7 @@ class IterationTable:
         return replace(found, n_restarts=self.n_restarts)
 
     def record(self, *, is_recording: bool) -> None:
-        """Start or stop the recording of each batch that workers fill."""
+        """Start or stop recording every batch that workers fill."""
         self._is_recording = is_recording
         self._counter_table.record(is_recording=is_recording)
 

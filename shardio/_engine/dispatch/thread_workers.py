@@ -1,9 +1,9 @@
 """Workers that are threads of this process, with the interface of a WorkerPool.
 
-They run the same loop over the same messages as worker processes, each with its own open dataset,
-and share the maps of blocks. User functions and the global generators of Python, NumPy and torch
-are shared by all threads. User code in this process (in worker threads, or with num_workers=0) runs
-with generators seeded for its sample; a lock therefore admits one thread at a time.
+Each thread handles the same messages as a worker process and opens the dataset itself; the maps of
+blocks are shared. User functions and the global generators of Python, NumPy and torch are shared by
+all threads. User code in this process (in worker threads, or with num_workers=0) runs with
+generators seeded for its sample; a lock therefore lets only one thread run user code at a time.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class GeneratorLock:
     def take(self, is_unwanted: Callable[[], bool] = lambda: False) -> bool:
         """Acquire the lock for this thread, first come, first served; release it with `end`.
 
-        Return False, without the lock, once `is_unwanted()` is true; `wake` makes waiting threads
-        check that.
+        Return False, without the lock, once `is_unwanted()` is true; waiting threads check it when
+        `wake` is called.
         """
         ticket, queue = object(), self._waiting
         with self._changed:
@@ -126,14 +126,15 @@ class GeneratorLock:
 GENERATOR_LOCK: Final = GeneratorLock()
 """The generator lock of this process."""
 
-os.register_at_fork(after_in_child=GENERATOR_LOCK.__init__)  # type: ignore[misc]  # released
+# A forked child begins with the lock released.
+os.register_at_fork(after_in_child=GENERATOR_LOCK.__init__)  # type: ignore[misc]
 
 
 _Message = tuple[bytes, tuple[int, ...]]
 
 
 class _SharedState:
-    """The state shared by the pool and its threads; released by the last of them."""
+    """The state shared by the pool and its threads; the last user releases it."""
 
     def __init__(self) -> None:
         self.answers: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
@@ -177,13 +178,13 @@ class _SharedState:
             self._n_users += 1
 
     def leave(self) -> None:
-        """Unregister a user; the last one releases the maps."""
+        """Unregister a user; the last user releases the maps."""
         with self._lock:
             self._n_users -= 1
             if not self._n_users:
                 for _, fd in self._maps.values():
                     os.close(fd)
-                self._maps.clear()  # each has its own descriptor
+                self._maps.clear()
 
 
 class _ThreadWorker(BatchWorker):
@@ -198,8 +199,8 @@ class _ThreadWorker(BatchWorker):
         return Filler(
             self._batch_spec,
             view,
-            # Reading a truncated file would kill the user's program; only the crash of a worker
-            # process can be reported.
+            # Check file lengths first: reading a truncated map would kill the program. Worker
+            # processes need no check, because their crashes are caught and reported.
             cautions=files.check_lengths if view.dataset.access == "mmap" else None,
             call=self._common.call,
         )
@@ -211,11 +212,11 @@ class _ThreadWorker(BatchWorker):
         try:
             super()._accept_hello(lineage, fds, number)
         finally:
-            for fd in fds[: STACKS + 1]:  # already mapped; worker processes close them on exit
+            for fd in fds[: STACKS + 1]:  # already mapped; a worker process leaves this to its exit
                 os.close(fd)
 
     def _map_replies(self, fd: int, number: int) -> ReplyBuffer:
-        # Private memory, because an abandoned thread may still run beside its successor.
+        # Use private memory, because an abandoned thread may still run beside its successor.
         return ReplyBuffer(mmap.mmap(-1, mmap.PAGESIZE), 0)
 
     def _serve_stack_dumps(self, fd: int) -> None:
@@ -225,8 +226,9 @@ class _ThreadWorker(BatchWorker):
 class ThreadWorkers(Closing):
     """A pool of `n_workers` threads that fill blocks, with the interface of a WorkerPool.
 
-    A thread cannot be stopped from outside: `close` waits up to GRACE_S for all to finish their
-    current samples. A thread that takes longer is abandoned, and ends after its sample.
+    A thread cannot be stopped from outside: `close` waits up to GRACE_S until all threads have
+    finished their current samples. A thread that takes longer is abandoned and ends after its
+    sample.
     """
 
     def __init__(self, n_workers: int, batch_spec: BatchSpec) -> None:
@@ -267,7 +269,7 @@ class ThreadWorkers(Closing):
         if not fds:
             self._inboxes[index].put((message, ()))
             return
-        # Copies: the receiver owns its descriptors, as if another process had sent them.
+        # Send copies, because the receiver owns its descriptors, as a worker process would.
         copies: list[int] = []
         with interrupts_held():
             try:

@@ -1,17 +1,18 @@
 """A batch worker: receive a task, fill the block, reply. Imports neither tinygrad nor `__main__`.
 
-It runs in a worker process, as the target of a `WorkerPool`, or in a thread of the main process,
-under `ThreadWorkers`.
+A batch worker runs in a worker process, as the target of a `WorkerPool`, or in a thread of the main
+process, under `ThreadWorkers`.
 
 Tasks and replies are descriptors of 32 bytes; data stays in shared memory. The main process sends a
-`Task`, to fill a block with a batch; the worker replies with the words of a `TaskResult`. A message
-may hold several tasks, or several replies if the first is QUICK. The payload of a reply (an error,
-skipped samples or schemas) follows it in the same message, or in a file (see `pack_message`). Other
-messages from the main process deliver the blocks' memory and the schemas for their layout.
+`Task`, to fill a block with a batch; the worker replies with the first fields of a `TaskResult`. A
+message may have several tasks, or several replies if the first is QUICK. The payload of a reply (an
+error, skipped samples or schemas) follows it in the same message, or in a file (see
+`pack_message`). Other messages from the main process deliver the blocks' memory and the schemas
+that determine their layout.
 
 A worker collects quick replies in a `ReplyBuffer` for a moment before it sends them. If the worker
-exits, the main process reads the buffer, so that finished tasks are not repeated. This matters if
-a file is truncated: it could not be opened again.
+exits, the main process reads the buffer, so that finished tasks are not repeated. This matters if a
+file was truncated, because a new worker could not open it.
 """
 
 from __future__ import annotations
@@ -58,15 +59,17 @@ from shardio.samples.mixture import Mixture
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.samples.view import SampleView
 
-# The constructor of a NamedTuple runs Python code; `tuple.__new__` is faster for every batch.
+# Records are created with `tuple.__new__`: it is faster than the constructor of a NamedTuple, which
+# runs Python code.
 _TASK = struct.Struct("<HHIQQII")
 _DONE = struct.Struct("<HHIQQII")
 
 
 MARKS, CANCELLED, COUNTERS, KEPT, STACKS, TABLES = range(6)
-"""Indexes of the files that the main process shares with a worker: marks of verified units,
-cancellation flags, counters, the reply buffer, the file for stack dumps, and from TABLES on the
-tables of the dataset's view, if any.
+"""Indices of the files that the main process shares with a worker.
+
+The files hold the marks of verified units, the cancellation flags, the counters, the reply buffers
+and the stack dump. The tables of the dataset's view follow from index TABLES on.
 """
 
 
@@ -98,8 +101,8 @@ class Status(IntEnum):
 class Task(NamedTuple):
     """A request to fill `block` with batch `step` of `epoch`, or another message without payload.
 
-    `slot` identifies the iteration and its cancellation flag. `use` counts the uses of the block;
-    the reply repeats it.
+    `slot` identifies the iteration and its cancellation flag. `use` counts the tasks for this
+    block; the reply repeats it, so that an outdated reply is noticed.
     """
 
     ask: int
@@ -112,11 +115,11 @@ class Task(NamedTuple):
 
 
 pack_task = _TASK.pack
-"""Pack a task from its words."""
+"""Pack a task from the fields of a `Task`."""
 
 
 pack_done = _DONE.pack
-"""Pack a reply from its words, without its payload."""
+"""Pack a reply, without its payload, from the fields of a `TaskResult` up to `n_rows`."""
 
 
 def unpack_task(message: bytes) -> Task:
@@ -125,28 +128,28 @@ def unpack_task(message: bytes) -> Task:
 
 
 unpack_tasks = _TASK.iter_unpack
-"""Yield the words of each task in a message of tasks."""
+"""Yield the fields of each task in a message of tasks."""
 unpack_done = _DONE.unpack_from
-"""The words of the answer at the beginning of a message."""
+"""Return the packed fields of the reply at the start of a message."""
 unpack_dones = _DONE.iter_unpack
-"""Yield the words of each reply in a message of replies without payloads."""
+"""Yield the packed fields of each reply in a message of replies without payloads."""
 
 
 def pack_skips(skips: tuple[Skipped, ...]) -> bytes:
-    """Pack the skipped samples that follow a reply; empty for none."""
+    """Pack the skipped samples that follow a reply; return no bytes if there are none."""
     return pickle.dumps(skips) if skips else b""
 
 
 def unpack_skips(packed: bytes) -> tuple[Skipped, ...]:
     """Unpack the samples that a worker has skipped."""
-    found: tuple[Skipped, ...] = pickle.loads(packed)  # from a worker of this loader, not from data
+    found: tuple[Skipped, ...] = pickle.loads(packed)  # sent by a worker, never stored data
     return found
 
 
 class TaskResult(NamedTuple):
     """The reply to a task: the block has n_rows rows and heap_bytes bytes of varying values.
 
-    A worker sends the words up to `n_rows`; then the error, schemas or skipped samples, if any.
+    A worker sends the fields up to `n_rows`, followed by an error, schemas or skipped samples.
     """
 
     status: int
@@ -179,7 +182,7 @@ _ROOM: Final = mmap.PAGESIZE // DESCRIPTOR_BYTES - 1
 
 
 def kept_file(n_workers: int) -> int:
-    """Create the memory of all reply buffers, a page each; the caller owns the descriptor."""
+    """Create a file of reply buffers, one page per worker; the caller owns the descriptor."""
     fd = memory_file()
     try:
         resize_memory_file(fd, max(1, n_workers) * mmap.PAGESIZE, "the reply buffers")
@@ -231,7 +234,7 @@ _FAILED, _SCHEMA, _QUICK = int(Status.FAILED), int(Status.SCHEMA), int(Status.QU
 
 
 def work(batch_spec: BatchSpec, channel: Channel) -> None:
-    """Handle messages of the main process until it closes the channel."""
+    """Handle messages from the main process until it closes the channel."""
 
     def send(answer: bytes) -> None:
         if len(answer) <= MAX_MESSAGE_BYTES:
@@ -271,7 +274,7 @@ class BatchWorker(Closing):
 
     def __init__(self, batch_spec: BatchSpec, send: Callable[[bytes], None]) -> None:
         self._batch_spec, self._send = batch_spec, send
-        # The generation that the main process has opened, even if a newer one was published.
+        # Open the main process's generation, even if a newer generation was published meanwhile.
         self._dataset = _open(batch_spec)
         self._filler: Filler
         self._row_by_row: RowByRowFiller | None = None
@@ -331,9 +334,10 @@ class BatchWorker(Closing):
             self._send(pack_done(Status.READY, 0, 0, 0, 0, 0, 0) + b".")
 
     def _do_all(self, tasks: bytes) -> None:
-        """Run tasks one after the other; send replies to quick tasks together, up to QUICK_NS late.
+        """Run tasks one after the other; hold back replies to quick tasks for up to QUICK_NS.
 
-        If user code runs, replies are sent at once, because the next task may hang.
+        Held-back replies are sent together. If user code runs, all replies are sent at once,
+        because the next task may hang.
         """
         may_wait = not self._batch_spec.runs_user_code
         end_ns = now_ns() + QUICK_NS
@@ -370,7 +374,7 @@ class BatchWorker(Closing):
             self._row_by_row = RowByRowFiller(self._filler, self._batch_spec.seed)
 
     def _compare(self, lineage: str) -> None:
-        """Raise DatasetCorrupt unless the dataset is the one that the main process has opened."""
+        """Raise DatasetCorrupt unless the main process has opened the same dataset."""
         if lineage != self._dataset.lineage:
             raise DatasetCorrupt(
                 f"{self._dataset.path}: another dataset has replaced the one that the loader "
@@ -399,7 +403,7 @@ class BatchWorker(Closing):
         if self._layout is None:
             raise AssertionError("main sends the layout before the first batch")
         memory = self._blocks[task.block]
-        if self._layout.has_heap:  # only these blocks can grow
+        if self._layout.has_heap:  # blocks without a heap never grow
             memory.note_growth()
         plan, start_ns, rest = self._plans[task.slot], self._counters.start(), b""
         if self._row_by_row is None:

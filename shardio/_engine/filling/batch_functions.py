@@ -1,7 +1,8 @@
 """Build batches in steps: rows, then arrays of all rows, then the results of user functions.
 
-`filler` uses this module if the layout requires it. Each step but the last writes into a scratch
-block, private memory that is reused for every batch.
+`filler` uses this module if the fields of a batch are collated or changed by batch functions. The
+last step writes into the block; earlier steps write into a scratch block, which is private memory
+reused for every batch.
 """
 
 from __future__ import annotations
@@ -55,18 +56,18 @@ _NAMED_SAMPLES: Final = 3
 
 
 OneByOne = Callable[[BlockLayout, BlockMap, npt.NDArray[np.int32]], int]
-"""A function that fills the rows of a batch one by one; returns the used bytes of the heap.
+"""A function that fills the rows of a batch one by one, and returns the used bytes of the heap.
 
-The last argument is the status column of the origin table.
+Its last argument is the status column of the origin table.
 """
 
 
 class RowRange(NamedTuple):
     """The samples of one batch.
 
-    `index_chunk` and `part` locate the samples; `start` is the position of the first one. The batch
-    has n_rows rows, padding included. `states` has the samples' entries in the status column of the
-    origin table.
+    The samples are those in the slice `part` of `index_chunk`; `start` is the first sample's
+    position in the epoch. The batch has n_rows rows, padding included. `states` is the status
+    column of the origin table, for the rows that are not padding.
     """
 
     index_chunk: IndexChunk
@@ -78,7 +79,7 @@ class RowRange(NamedTuple):
 
     @property
     def n_read(self) -> int:
-        """The number of samples that are read."""
+        """The number of rows without padding."""
         return len(self.states)
 
 
@@ -116,7 +117,7 @@ class BatchBuilder:
     ) -> int:
         """Fill a block or a scratch block with a batch; return the used bytes of the heap.
 
-        `one_by_one`, if given, fills the rows instead of filling all at once.
+        If `one_by_one` is given, it fills the rows.
 
         Raises:
             ShardCorrupt, SchemaError, TransformError, InsufficientMemory: the message names
@@ -127,7 +128,7 @@ class BatchBuilder:
             return self._fill_rows(layout, memory, share, one_by_one)
         below = self._scratch(inner)
         self.fill(inner, below, share, one_by_one)
-        share.states[:] = _CLAIMED  # no particular field: errors now concern all samples
+        share.states[:] = _CLAIMED  # claims no particular field: errors now concern all samples
         if not layout.joins:
             return self._write(layout, memory, self._make(inner, below, share), share)
         used = copy_rows(inner, below, layout, memory, share.n_rows)
@@ -182,7 +183,7 @@ class BatchBuilder:
     def _join(
         self, layout: BlockLayout, memory: BlockMap, rows: Batch, share: RowRange, used: int
     ) -> int:
-        """Collate the results of the sample transform."""
+        """Collate the fields of `rows`, which are already computed."""
         try:
             for slot in layout.joins:
                 values: Values = rows[slot.join.name]
@@ -251,7 +252,7 @@ class BatchBuilder:
             raise TransformError(f"{error}\n  at {self._named(share)}") from None
         layout = layout_for_batches(schema, whole, inner)
         heap_bytes = self._write(layout, Scratch(layout), made, share)
-        self._scratches.clear()  # their layouts are no longer in use
+        self._scratches.clear()  # later batches have other layouts
         return Schemas(samples, schema, whole, heap_bytes)
 
     def _write(self, layout: BlockLayout, memory: BlockMap, made: Any, share: RowRange) -> int:

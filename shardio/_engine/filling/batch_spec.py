@@ -1,12 +1,13 @@
 """The specification of batches and of epochs: everything that determines the content of a batch.
 
 A `BatchSpec` is valid for a loader, an `EpochPlan` for one iteration. An `IndexPlanner` computes
-the number, row and shard of the samples of many steps at once, with vectorized operations; a batch
-takes a slice of the result.
+the index, row and shard of the samples of many steps at once, with vectorized operations; a batch
+uses a slice of the result.
 
-The long tables of main's view of the dataset travel to workers as shared arrays, one copy for all:
-the rows of a selection; for clips, the number of frames and the events of each video; for windows
-of tokens, the end of each document and the document in which each window begins.
+The main process sends the long tables of its view to the workers as shared arrays, so that all use
+one copy. The tables are the rows of a selection; for clips, the number of frames and the events of
+each video; for windows of tokens, the end of each document and the document in which each window
+begins.
 """
 
 from __future__ import annotations
@@ -51,14 +52,15 @@ from shardio.storage.remote.options import RemoteOptions
 class BatchSpec:
     """The options that determine the content of a batch; sent to each worker once.
 
-    `transform` and `batch_transform` are functions of the user; `takes_rng` is True if `transform`
-    takes a generator. `n_samples` is the number of samples of the view, in `generation` and
-    `subset` of the dataset. `block_rows` is the maximum number of samples in a block. `skips` is
-    True if a failed sample is replaced by another. `mixed` has the arguments that open several
-    datasets instead of one; `path` is then only for messages. `pictures` names the fields to
-    decode, and `audio` has the format of audio. `make_view` makes the view of tables, which have
-    the dtypes and lengths in `tables`; `n_selected` is the number of rows of a selection, which
-    the main process sends as well. `remote` has the options of a dataset in an object store.
+    `transform` and `batch_transform` are user functions; `takes_rng` is True if `transform` has a
+    parameter for a generator. `n_samples` is the length of the view; `generation` and `subset`
+    select the version and the subset of the dataset. `block_rows` is the maximum number of samples
+    in a block. `skips` is True if a failed sample is replaced by another. `mixed` has the arguments
+    that open several datasets instead of one; `path` is then only used in messages. `pictures`
+    names the image fields to decode, and `audio` has the format of decoded audio. `make_view`
+    creates the view from its tables; `tables` has the dtype and length of each. `n_selected` is
+    the number of rows if the dataset is a selection; their list is sent with the tables. `remote`
+    has the options of a dataset in an object store.
     """
 
     path: str
@@ -96,7 +98,7 @@ class BatchSpec:
         return self.transform is not None or self.makes_batches
 
     def delivered(self, view: SampleView) -> Schema:
-        """Return the schema of samples without a transform: the stored or decoded fields.
+        """Return the schema of samples before any transform: the stored or decoded fields.
 
         Raises:
             ShardCorrupt: the index entries with the sizes of pictures are damaged.
@@ -117,7 +119,7 @@ class BatchSpec:
         decoded_ones = {*self.pictures, *(each.name for each in self.audio.fields)}
         of_values = any(slot.join.name in decoded_ones for slot in layout.joins)
         if layout.joins and (of_values or self.transform is not None):
-            # Values are computed sample by sample, and collated afterwards.
+            # Decoded and transformed values are computed sample by sample, and collated afterwards.
             layout = replace(layout, inner=layout_for_samples(samples, self.block_rows))
         if schemas.batch is None:
             return layout
@@ -181,7 +183,7 @@ def share_view(view: SampleView) -> tuple[SampleView, tuple[SharedArray, ...]]:
 
 
 def receive_view(dataset: Dataset, batch_spec: BatchSpec, fds: Sequence[int]) -> SampleView:
-    """Return the main process's view of a worker's dataset; take ownership of the `fds`."""
+    """Return a worker's equivalent of the main process's view; take ownership of the `fds`."""
     left = list(fds)
     if batch_spec.n_selected is not None:
         selection = SharedArray.received(left.pop(0), "<i8", batch_spec.n_selected)
@@ -197,10 +199,10 @@ _STATE_SHIFT: Final = 32
 class IndexChunk:
     """The samples of some steps of an iteration; the arrays are read-only.
 
-    The steps are `first` to `last` - 1. For each of their `n` samples, `numbers` has the number in
-    the view, `rows` the row in the dataset, `shards` the number of the shard, and `origins` (n, 3)
-    the row of a block's origin table, where no field is claimed yet. `keys` are the keys of the
-    samples' random draws, `tokens` the plan's token counts.
+    The steps are in `range(first, last)`. For each of their `n` samples, `numbers` has the index in
+    the view, `rows` the row in the dataset, `shards` the index of the shard, and `origins` (n, 3)
+    the entry for a block's origin table, with no field claimed yet. `keys` are the keys of the
+    samples' random draws, and `tokens` are the plan's token counts.
     """
 
     def __init__(
@@ -224,18 +226,18 @@ class IndexChunk:
         self._slots: dict[str, Rows] = {}
 
     def shards_within(self, part: slice) -> Rows:
-        """Return the shards that contain the samples of a part."""
+        """Return the shards that contain the samples of a slice of the chunk."""
         return self.covered(part)[1] if self._view.spans_rows else self.shards[part]
 
     def covered(self, part: slice) -> tuple[Rows, Rows]:
-        """Return all rows that the samples of a part are made of, and their shards."""
+        """Return all rows that the samples of a slice are computed from, and their shards."""
         if not self._view.spans_rows:
             return self.rows[part], self.shards[part]
         rows = self._view.covered_rows(self.numbers[part])
         return rows, self._dataset.locate(rows)
 
     def slots(self, name: str) -> Rows:
-        """Return the location of each sample's row of a column, for `ColumnGather.gather`."""
+        """Return the location of each sample's value in a column, for `ColumnGather.gather`."""
         found = self._slots.get(name)
         if found is None:
             found = self._dataset.gather(name).place(self.rows, self.shards)
@@ -244,22 +246,22 @@ class IndexChunk:
 
     @cached_property
     def draws(self) -> ClipDraws | None:
-        """The start and crop of the clip of each sample; None if samples are no clips."""
+        """The start and crop of each sample's clip; None if the samples are not clips."""
         return self._view.draws(self.numbers, self._keys)
 
     @cached_property
     def starts(self) -> npt.NDArray[Any]:
-        """The start of each sample's clip, or else the draw for the beginning of its sound."""
+        """The start of each sample's clip or, without clips, the random draw of its audio start."""
         return self._keys.hashes(OF_SOUNDS) if self.draws is None else self.draws.starts
 
     @cached_property
     def _places(self) -> list[tuple[int, int, int, int]]:
-        # All at once: from arrays, the four numbers of a sample take 1 µs.
+        # Convert whole columns: reading the four numbers of one sample from arrays takes 1 µs.
         columns = self.numbers, self.shards, self.origins[:, 1], self.starts
         return list(zip(*(column.tolist() for column in columns), strict=True))
 
     def place(self, k: int) -> SamplePlace:
-        """Return the place of one sample, and what was drawn for it."""
+        """Return the location of one sample, and the random values drawn for it."""
         crop = None if self.draws is None else self.draws.place(k)
         return SamplePlace(*self._places[k], crop, self.tokens)
 
@@ -276,7 +278,7 @@ def samples_of(view: SampleView) -> Samples:
     def measure() -> tuple[int, int]:
         n_bytes, n_samples = total_bytes(dataset.shards), int(dataset.starts[-1])
         if not isinstance(view, RowView):
-            # Estimated as if all rows had as many samples as the selected ones.
+            # Estimate: assume that all rows have as many samples on average as the selected rows.
             n_samples = max(1, n_samples * len(view) // max(1, len(dataset)))
         return n_bytes, n_samples
 
@@ -294,8 +296,8 @@ def samples_of(view: SampleView) -> Samples:
 class IndexPlanner:
     """A planner of the samples of each step; it caches the latest chunks.
 
-    If `n_workers` share the steps of an iteration, each worker usually fills every n-th step, and a
-    chunk has only these steps.
+    If `n_workers` workers share the steps of an iteration, each usually fills every n-th step.
+    A chunk therefore has only every n-th step.
     """
 
     def __init__(self, view: SampleView, *, seed: int) -> None:
@@ -310,7 +312,7 @@ class IndexPlanner:
         """Return a chunk with the samples of a step, and their slice of the chunk."""
         partition, n_workers = plan.partition, self.n_workers
         if plan is not self._plan:
-            self._plan = None  # first: Ctrl-C must not leave chunks of another iteration behind
+            self._plan = None  # so that Ctrl-C leaves no chunks under the wrong plan
             self._chunks, self._order = {}, self._order_of(plan)
             self._plan = plan
         found = self._chunks.get(step % n_workers)
@@ -318,16 +320,16 @@ class IndexPlanner:
             found = self._chunks[step % n_workers] = self._compute_chunk(plan, step)
         n_whole = partition.batch_size
         start = (step - found.first) // n_workers * n_whole
-        return found, slice(start, min(start + n_whole, found.n))  # the last one may have fewer
+        return found, slice(start, min(start + n_whole, found.n))  # the last batch may be shorter
 
     def at(self, plan: EpochPlan, positions: Rows) -> IndexChunk:
-        """Return a chunk of the samples at some positions of an iteration."""
+        """Return a chunk with the samples at some positions of an iteration."""
         order = self._order if plan is self._plan else self._order_of(plan)
         keys = Keys(self._seed, plan.epoch, positions)
         return IndexChunk(self._view, 0, 1, order.at(positions), keys, plan.tokens)
 
     def first(self, number: int) -> IndexChunk:
-        """Return a chunk with sample `number` of the view, with the keys of epoch 0."""
+        """Return a chunk with sample `number` of the view and its keys in epoch 0."""
         numbers = np.array([number])
         return IndexChunk(self._view, 0, 1, numbers, Keys(self._seed, 0, numbers))
 

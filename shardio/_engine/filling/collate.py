@@ -1,7 +1,8 @@
 """Collate the values of a batch's samples: padded, stacked or concatenated arrays in the heap.
 
-The heap of a block grows as needed. Arrays over the block stay valid, because the pages remain the
-same. A `Scratch` block holds a batch while it is built. Rows that pad a batch repeat its samples.
+The heap of a block grows as needed. Arrays that view the block stay valid, because growing does not
+replace its pages. A `Scratch` block holds a batch while it is built. Rows that pad a batch repeat
+its samples.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def put_value(
 def reserve(
     layout: BlockLayout, memory: BlockMap, slot: WholeSlot, shape: Sequence[int], used: int
 ) -> tuple[npt.NDArray[Any], int]:
-    """Reserve an array of the whole batch in the heap; return it and the used bytes of the heap.
+    """Reserve an array for the whole batch in the heap; return it and the used bytes of the heap.
 
     Raises:
         InsufficientMemory: the block cannot grow enough.
@@ -72,7 +73,7 @@ def reserve(
 
 
 def _make_room(layout: BlockLayout, memory: BlockMap, end: int) -> None:
-    # Doubled, because later sizes are unknown, and every growth remaps the block.
+    # Double the heap, because later sizes are unknown, and every growth remaps the block.
     if layout.heap + end > len(memory.bytes):
         memory.grow(layout.heap + end, better=layout.heap + 2 * end)
 
@@ -117,7 +118,7 @@ def _copy_records(
     n_rows: int,
     used: int,
 ) -> int:
-    """Copy the values of one varying field."""
+    """Copy the values of one varying field; return the used bytes of the heap."""
     found = source.extents(scratch.bytes, slot)[:n_rows]
     taken = -(-found["n_bytes"].astype(np.int64) // target.alignment) * target.alignment
     ends = -(-used // target.alignment) * target.alignment + np.cumsum(taken)
@@ -136,7 +137,7 @@ def _copy_records(
 
 
 Values = list[npt.NDArray[Any] | None]
-"""The values of a field for the rows of a batch; None if missing."""
+"""The values of a field for the rows of a batch, with None for missing values."""
 Places = Callable[[int], str]
 """A function that describes the sample in a row of the batch, for messages."""
 
@@ -158,7 +159,7 @@ def join(
         values: the values of the rows, without padding, as arrays of the field's dtype.
         n_rows: the number of rows of the batch, padding included.
         used: the bytes of the heap used so far.
-        places: describes a sample for messages.
+        places: a function that describes the sample in a row, for messages.
 
     Raises:
         SchemaError: the shapes cannot be collated; the message names samples.
@@ -191,7 +192,7 @@ def _sizes(
     join: JoinedField, values: Values, lengths: npt.NDArray[np.int64], places: Places
 ) -> tuple[int, ...]:
     """Return the shape to which the array of each sample is padded."""
-    # If all values are missing, axes of fixed length keep their length.
+    # Axes of fixed length keep their length even if all values are missing.
     largest = np.maximum(lengths.max(0), [n or 0 for n in join.field.shape])
     if join.rule.kind == "stack":
         _check_equal(join, values, 0, places)
@@ -210,7 +211,7 @@ def _sizes(
 
 
 def _check_equal(join: JoinedField, values: Values, first_axis: int, places: Places) -> None:
-    """Raise SchemaError unless all shapes are equal from `first_axis` on."""
+    """Raise SchemaError unless all shapes are equal, ignoring the axes before `first_axis`."""
     there = [(i, value.shape) for i, value in enumerate(values) if value is not None]
     for i, shape in there:
         k, first = there[0]
@@ -260,7 +261,7 @@ def _concatenate(
 
 
 class StoredCollation:
-    """The collation of stored fields. Borrows the dataset."""
+    """A collator of stored fields. Borrows the dataset."""
 
     def __init__(self, dataset: Dataset, source: Schema) -> None:
         self._dataset = dataset
@@ -285,7 +286,7 @@ class StoredCollation:
             n_rows: the number of rows of the batch, padding included.
             states: the samples' entries in the status column of the origin table.
             used: the bytes of the heap used so far.
-            places: describes a sample for messages.
+            places: a function that describes the sample in a row, for messages.
 
         Raises:
             ShardCorrupt, SchemaError, InsufficientMemory: the message names the sample.
@@ -302,7 +303,11 @@ class StoredCollation:
     def _read(
         self, join: JoinedField, shard: int, places: Rows, local: Rows, values: Values
     ) -> None:
-        """Read the arrays of some samples of one shard; raw ones are views of its map."""
+        """Read the arrays of some samples of one shard into `values`.
+
+        `places` are the samples' rows in the batch, `local` their rows in the shard. Uncompressed
+        arrays are views of the mapped file.
+        """
         name, field = join.name, join.field
         reader = self._dataset.files.reader(shard, name)
         entries = reader.records.entries(name, local)

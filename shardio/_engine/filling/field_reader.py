@@ -1,6 +1,7 @@
 """Fill a block with stored values, field by field, directly from the shards.
 
-Used without a transform. Columns are gathered; records are copied one by one.
+This is the path without a transform. Values of columns are gathered with one operation per column;
+records are copied one by one.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class FieldReader:
         self._gathered = frozenset(source.columns)
         self._claims = {name: pack_state(i, CLAIMED) for i, name in enumerate(source)}
         self._timed = () if clips is None else clips.names[1:]
-        if clips is not None:  # the times of clips belong to their videos
+        if clips is not None:  # the fields with times are read from the video field
             self._claims |= dict.fromkeys(self._timed, self._claims[clips.name])
 
     def fill(
@@ -82,9 +83,9 @@ class FieldReader:
 
         Args:
             layout, memory, views: the block, its layout and its views.
-            index_chunk, part: the samples.
-            states: the samples' entries in the status column of the origin table; the field being
-                read is recorded there.
+            index_chunk, part: the samples, as a chunk and their slice of it.
+            states: the samples' entries in the status column of the origin table; receives the
+                field that is being read.
 
         Raises:
             ShardCorrupt, InsufficientMemory: the message names the sample.
@@ -113,7 +114,7 @@ class FieldReader:
         return used
 
     def _by_shard(self, batch: _BatchRows) -> Iterator[tuple[int, Rows, Rows]]:
-        """Yield each shard of a batch, with its samples' rows in the batch and in the shard."""
+        """Yield each shard of a batch, with the samples' rows in the batch and in the shard."""
         for shard in distinct(batch.shards).tolist():
             places = np.flatnonzero(batch.shards == shard)
             yield shard, places, batch.rows[places] - self._dataset.starts[shard]
@@ -135,7 +136,7 @@ class FieldReader:
         if name in self._gathered:
             slots = index_chunk.slots(name)[part]
             self._dataset.gather(name).gather(slots, rows, shards, out)
-            if present is not None:  # the file may hold other bytes for a missing value
+            if present is not None:  # a missing value may have any bytes in the file
                 out[~present[: len(out)]] = 0
         elif name in self._pictures.names:
             self._decode_pictures(batch, name, list(out.reshape(-1, *slot.shape)))
@@ -150,7 +151,7 @@ class FieldReader:
             self._decode_fixed(batch, name, out)
 
     def _fill_varying(self, batch: _BatchRows, slot: VaryingSlot, used: int) -> int:
-        """Write the values of a varying field into the heap; return its used bytes."""
+        """Write the values of a varying field; return the used bytes of the heap."""
         if slot.name in self._pictures.names:
             return self._fill_pictures(batch, slot, used)
         if self._sounds is not None and slot.name in self._sounds.names:
@@ -183,7 +184,7 @@ class FieldReader:
                     self._pictures.decode(data, name, shard, row, outs[place])
 
     def _fill_pictures(self, batch: _BatchRows, slot: VaryingSlot, used: int) -> int:
-        """Write pictures of varying size into the heap; return its used bytes."""
+        """Write pictures of varying size; return the used bytes of the heap."""
         layout, memory, n = batch.layout, batch.memory, len(batch.rows)
         sizes = np.zeros((n, 3), np.int64)
         for shard, places, local in self._by_shard(batch):
@@ -205,7 +206,7 @@ class FieldReader:
         return total
 
     def _sound(self, batch: _BatchRows, name: str) -> list[Samples | None]:
-        """Decode the audio of a batch, and write the range of each sample that is not silence."""
+        """Return the decoded audio of a batch, and write the range of each that is not padding."""
         if self._sounds is None:
             raise AssertionError("the batch spec has no audio")
         layout, memory, index_chunk, part, rows, shards = batch
@@ -223,13 +224,13 @@ class FieldReader:
             out[i] = 0 if samples is None else samples
 
     def _fill_sounds(self, batch: _BatchRows, slot: VaryingSlot, used: int) -> int:
-        """Write audio of varying length into the heap; return its used bytes."""
+        """Write audio of varying length; return the used bytes of the heap."""
         for i, samples in enumerate(self._sound(batch, slot.name)):
             used = put_value(batch.layout, batch.memory, slot, i, samples, used)
         return used
 
     def _fill_records(self, batch: _BatchRows, slot: VaryingSlot, used: int) -> int:
-        """Write records of varying size into the heap; return its used bytes."""
+        """Write records of varying size; return the used bytes of the heap."""
         layout, memory = batch.layout, batch.memory
         by_shard: list[tuple[int, Rows, Rows, Entries]] = []
         n_bytes = np.zeros(len(batch.rows), np.int64)

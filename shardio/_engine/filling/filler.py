@@ -1,9 +1,9 @@
 """Fill a block with a batch, in a worker or, without workers, in the main process.
 
 A batch is a pure function of (dataset, batch spec, plan, step): any process writes the same bytes.
-Each block has an origin table, with the shard, row and status of each sample. It is written before
-mapped memory is touched or user code is called; after a crash, it tells the main process which
-samples the worker was reading.
+Each block has an origin table, with the shard, row and status of each sample. The filler claims a
+sample in this table before it touches the sample's mapped memory or calls user code; after a crash,
+the table shows which samples the worker was reading.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ from shardio.shard.verification import Rows
 RowByRow = Callable[[npt.NDArray[np.int64], BlockLayout, BlockMap, npt.NDArray[np.int32]], int]
 """A function that fills the rows of a block one by one, and returns the used bytes of the heap.
 
-The first argument is the batch's origin table, the last one its status column.
+Its first argument is the batch's origin table, its last argument the status column of that table.
 """
 
 _ALL_FILLED: Final = pack_state(NO_FIELD, FILLED)
 
 
 class Filler:
-    """A filler of blocks by one BatchSpec.
+    """A filler of blocks with the batches of one BatchSpec.
 
     Args:
         batch_spec: the specification of batches.
-        view: the samples of batch_spec.path; borrowed.
-        passes: exception types of user code that are not wrapped in a TransformError.
-        cautions: called with the shards of a batch before they are read.
-        call: calls user functions.
+        view: the samples of the dataset; borrowed.
+        passes: exception types that are not wrapped in a TransformError if user code raises them.
+        cautions: a function to call with the shards of a batch before they are read.
+        call: the function that calls user functions.
     """
 
     def __init__(
@@ -94,9 +94,9 @@ class Filler:
         self._index_planner.n_workers = n_workers
 
     def batch_schema(self, number: int = 0) -> Schema:
-        """Return the schema of a sample in a batch: the fields, or the transform's result.
+        """Return the schema of samples in a batch: the delivered fields, or the transform's result.
 
-        The transform runs on sample `number` of the view, independent of the order.
+        The transform runs on sample `number` of the view, whatever the order of the epoch.
 
         Raises:
             TransformError: the transform raised, or returned a value that cannot be stored in a
@@ -111,7 +111,7 @@ class Filler:
         try:
             source = self._batch_spec.audio.delivered(self._view.delivered(self._source))
             schema = self._batch_spec.collation.relax_shapes(infer_schema(sample, source))
-            # For images that the first sample lacks
+            # The first sample may lack an image
             schema = image_schema(schema, self._batch_spec.pictures)
             self._heap_bytes = heap_bytes_by(sample, schema, self._batch_spec.block_rows)
             return schema
@@ -119,10 +119,10 @@ class Filler:
             raise self._transformed.placed(str(error), index_chunk, 0, number) from None
 
     def schemas(self, number: int = 0) -> Schemas:
-        """Return the schemas of samples and of the user's batches.
+        """Return the schemas of samples and of the batches that batch functions return.
 
-        User functions run on the first batch; if samples may be skipped, on a batch of copies of
-        sample `number`.
+        Batch functions run on the first batch; if samples may be skipped, they run on a batch of
+        copies of sample `number`.
 
         Raises:
             TransformError, ShardCorrupt: the message names samples.
@@ -155,7 +155,7 @@ class Filler:
     ) -> tuple[int, int]:
         """Fill a block with a batch; return the number of rows and the used bytes of the heap.
 
-        `row_by_row`, if given, fills the rows instead of filling all at once.
+        If `row_by_row` is given, it fills the rows.
 
         Raises:
             ShardCorrupt, TransformError, InsufficientMemory: the message names the sample.
@@ -211,10 +211,11 @@ class Filler:
 
         Args:
             layout, memory: the block and its layout.
-            index_chunk, part: the samples.
+            index_chunk, part: the samples, as a chunk and their slice of it.
             states: the samples' entries in the status column of the origin table; no field is
                 claimed yet.
-            epoch, start: the position of the first sample, which seeds its generators.
+            epoch, start: the epoch, and the first sample's position in it; they seed the
+                generators for user code.
 
         Raises:
             ShardCorrupt, TransformError, InsufficientMemory: the message names the sample.

@@ -1,8 +1,8 @@
 """Request all missing pages of a batch from the kernel at once.
 
-Otherwise they are read one after the other, each with the full latency of the storage. If all pages
-are in memory, requests take longer than the batch itself. A few rows of a batch are therefore
-probed first, and fewer and fewer batches are probed while nothing is missing.
+Without requests, each page fault waits for the full latency of the storage, one after the other. If
+all pages are in memory, requests would take longer than filling the batch. A few rows of a batch
+are therefore probed first, and probes become rarer while no page is missing.
 """
 
 from __future__ import annotations
@@ -26,27 +26,33 @@ from shardio.storage.mmap import PAGE_BYTES, is_cached, prefetch_range
 N_PROBED: Final = 4
 """The number of rows to probe in a batch."""
 N_PROBED_FIRST: Final = 16
-"""The same for the first batch of a window: other workers may have requested parts of it."""
+"""The number of rows to probe in the first batch of a window.
+
+It is larger than N_PROBED, because other workers may have requested parts of the window.
+"""
 HITS_UNTIL_WARM: Final = 16
 """The number of consecutive hits after which probes become rarer."""
 MAX_SKIPPED: Final = 127
-"""The maximum number of batches between probes: a probe of up to 400 µs is then 3 µs per batch."""
+"""The maximum number of batches between probes.
+
+A probe takes up to 400 µs, which is then about 3 µs per batch.
+"""
 NEAR_BYTES: Final = 256 << 10
-"""The size of a request if the order has locality, because neighbours will be needed soon."""
+"""The size of a request if the order has windows: neighbouring rows will be needed soon."""
 WIDE_BYTES: Final = 512 << 10
-"""The size of a request if all files fit into memory, where data stays until it is needed."""
+"""The size of a request if all files fit into memory: data stays there until it is needed."""
 N_STALE: Final = 4
-"""The number of consecutive batches without a new range after which a window is complete."""
+"""The number of consecutive batches without a new request after which a window is complete."""
 PAUSE: Final = 7
-"""The number of batches between two checks that requested data is still in memory."""
+"""The number of batches between checks that the data of a complete window is still in memory."""
 _MAX_ASKED: Final = 1 << 16
 """The maximum number of requested blocks to remember."""
 
 
 class ProbePolicy:
-    """The choice of batches to probe and to request, updated with the results of probes.
+    """Chooses the batches to probe and to request, based on the results of earlier probes.
 
-    `wait` is the number of batches before the next probe. `is_cold` is True while batches are
+    `wait` is the number of batches before the next probe. `is_cold` is True while all batches are
     requested: from a miss until HITS_UNTIL_WARM consecutive hits.
     """
 
@@ -95,18 +101,18 @@ class ReadAhead:
         self._clips: ClipExtents | None = None
         self._probe_policy = ProbePolicy()
         self._window: tuple[EpochPlan, int] | None = None
-        """The plan of the latest batch, and the number of its window, if it has windows."""
+        """The plan of the latest batch, and the index of its window, if the order has windows."""
         self._asked: set[int] = set()
-        """The blocks, of `_grain` bytes, that were requested."""
+        """The indices of the requested blocks of files; a block has `_grain()` bytes."""
         self._n_stale = 0
         """The number of consecutive batches without a new request."""
         self._fits: bool | None = None
         self._is_scattered = False
 
     def before(self, plan: EpochPlan, step: int, index_chunk: IndexChunk, part: slice) -> None:
-        """Request the data of a step if a probe finds some of it missing.
+        """Request the data of a step if a probe finds that some pages are not in memory.
 
-        Errors of files are ignored, because reading the batch reports them.
+        File errors are ignored here, because reading the batch reports them.
         """
         policy, n_probed, n_positions = self._probe_policy, N_PROBED, plan.order.window
         if n_positions is not None:
@@ -115,7 +121,7 @@ class ReadAhead:
                 self._window, n_probed = window, N_PROBED_FIRST
                 self._asked.clear()
                 policy.wake()
-            elif policy.is_cold:  # a probe would find the pages that were requested
+            elif policy.is_cold:  # probes would only find the pages requested for this window
                 n_probed = 0
         if policy.wait:
             policy.wait -= 1
@@ -142,7 +148,7 @@ class ReadAhead:
             self._probe(extents, rows[some], shards[some], starts[some])
         if policy.is_cold:
             grain = self._grain(plan, extents)
-            if grain != WIDE_BYTES:  # otherwise read-ahead of the kernel is useful, too
+            if grain != WIDE_BYTES:  # if all files fit into memory, kernel read-ahead helps
                 self._expect_scattered()
             n_before = len(self._asked)
             self._ask(extents, extents.fixed(rows, shards), grain)
@@ -156,8 +162,8 @@ class ReadAhead:
     def _expect_scattered(self) -> None:
         """Disable the kernel's own read-ahead for the files.
 
-        If the kernel reads 8 MiB ahead, it reads 2,000 unneeded pages for a missing one; if memory
-        is short, they evict requested pages.
+        With a read-ahead of 8 MiB, the kernel reads 2,000 unneeded pages for each missing one. If
+        memory is short, they evict requested pages.
         """
         if self._is_scattered:
             return
@@ -186,7 +192,7 @@ class ReadAhead:
             self._probe_policy.miss()
 
     def _grain(self, plan: EpochPlan, extents: Extents) -> int:
-        """Return the size of a request."""
+        """Return the size of a request in bytes."""
         if self._fits is None:
             self._fits = extents.files.n_bytes <= available_bytes() // 2
         if self._fits:
@@ -194,7 +200,10 @@ class ReadAhead:
         return PAGE_BYTES if plan.order.window is None else NEAR_BYTES
 
     def _ask(self, extents: Extents, ranges: Ranges, grain: int) -> None:
-        """Request ranges from the kernel, except those requested before with this grain."""
+        """Request ranges from the kernel, rounded to blocks of `grain` bytes.
+
+        Blocks larger than a page are remembered, and not requested again.
+        """
         if grain > PAGE_BYTES:
             if len(self._asked) > _MAX_ASKED:
                 self._asked.clear()

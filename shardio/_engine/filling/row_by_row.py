@@ -1,9 +1,9 @@
 """Fill a block row by row, to skip only the samples that fail.
 
-Used with on_error="skip", for batches that failed as a whole or crashed a worker. The row of a
-failing sample is filled with the sample at a substitute position, drawn by the position of the
-failing one; other samples keep their positions. A batch thus remains a pure function of (dataset,
-batch spec, plan, step), if failures only depend on the sample.
+Used with on_error="skip", for batches that failed as a whole or crashed a worker. A failing sample
+is replaced by the sample at a substitute position, which is a random draw seeded by the position of
+the failing sample; other samples stay in their rows. A batch thus remains a pure function of
+(dataset, batch spec, plan, step) as long as failures depend on the sample alone.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from shardio.order.permutation import substitute_position
 ATTEMPTS: Final = 32
 """The maximum number of substitutes to try for a row.
 
-If half of all samples fail, one row in 4 * 10^9 finds no substitute.
+Even if half of all samples fail, only one row in 4 * 10^9 finds no substitute.
 """
 
 _MAX_CHARACTERS: Final = 4000
 _EMPTY: Final = pack_state(NO_FIELD, EMPTY)
 
 LeftOut = Mapping[int, Mapping[int, str]]
-"""Samples to skip: row in the batch -> {number in the view: reason}."""
+"""Samples to skip: row in the batch -> {index in the view: reason}."""
 
 
 def may_skip(error: BaseException) -> bool:
-    """Return True if an error is caused by the sample alone, and so occurs on every attempt.
+    """Return True if the sample alone causes an error, so that every attempt fails.
 
-    Lack of memory, or a file that changes while it is read, are not caused by the sample.
+    Lack of memory is not caused by the sample, nor is a file that changes while it is read.
     """
     if isinstance(error, TransformError):
         return not isinstance(error.__cause__, MemoryError)
-    if isinstance(error, OSError):  # in a mapped file, EIO crashes workers instead
+    if isinstance(error, OSError):  # only without mmap: an EIO in a mapped file crashes the worker
         return error.errno == errno.EIO
     return isinstance(error, ShardCorrupt | MediaError) and not isinstance(error, ShardChanged)
 
@@ -88,8 +88,9 @@ class RowByRowFiller:
         Args:
             layout, memory: the block and its layout.
             plan, step: the batch.
-            left_out: samples to skip because workers have crashed at them. If given, even if empty,
-                rows are claimed one by one, so that another crash identifies the sample.
+            left_out: samples to skip because workers have crashed at them. Any value but None, even
+                an empty one, makes rows be claimed one by one; another crash then identifies the
+                sample.
 
         Raises:
             TransformError, ShardCorrupt, …: no substitute was found for a sample, or the failure is
@@ -110,7 +111,7 @@ class RowByRowFiller:
         rows = _Rows(self._filler, self._seed, plan, step, scratch, left_out)
         n_rows, heap_bytes = self._filler.fill(layout, memory, plan, step, rows.fill)
         start, stop = plan.partition.share(step)
-        # The other rows are padding.
+        # Skips in later rows belong to padding, and are not reported.
         skips = tuple(each for each in rows.skips if each.row < stop - start)
         states = layout.origins(memory.bytes)["status"]
         for each in skips:
@@ -133,7 +134,7 @@ class _Rows:
         self._filler, self._seed, self._plan, self._step = filler, seed, plan, step
         self._scratch, self._left_out = scratch, left_out
         self.skips: list[Skipped] = []
-        """The samples that were skipped."""
+        """The skipped samples, in the order of their rows."""
 
     def fill(
         self,
@@ -162,9 +163,9 @@ class _Rows:
         origin: npt.NDArray[np.int64],
         state: npt.NDArray[np.int32],
     ) -> Skipped | None:
-        """Fill the scratch block with the sample at a position, or a substitute that does not fail.
+        """Fill the scratch block with the sample at a position or, if it fails, with a substitute.
 
-        Return the skipped sample, or None if the sample did not fail.
+        Return the skipped sample, or None if no sample failed.
         """
         found: Skipped | None = None
         first: Exception | None = None
@@ -191,7 +192,7 @@ class _Rows:
         try:
             raise first
         finally:
-            # Breaks the reference cycle of error and traceback, which keeps all frames alive.
+            # Break the reference cycle of error and traceback, which keeps all frames alive.
             first = error = None
 
     def _candidates(self, position: int) -> Iterator[int]:
@@ -211,9 +212,10 @@ class _Rows:
     def _try(
         self, index_chunk: IndexChunk, position: int, state: npt.NDArray[np.int32]
     ) -> Exception | None:
-        """Fill the scratch block with a sample; return its error, or None.
+        """Fill the scratch block with a sample, claimed meanwhile; return its error or None.
 
-        The sample is claimed meanwhile. Errors that are not caused by the sample are raised.
+        Raises:
+            Exception: an error that the sample did not cause.
         """
         scratch, part, epoch = self._scratch, slice(0, 1), self._plan.epoch
         try:
@@ -223,7 +225,7 @@ class _Rows:
         except Exception as error:
             if not may_skip(error):
                 raise
-            # The traceback refers to this frame, and so to the error itself.
+            # Drop the traceback: it refers to this frame, and the frame to the error.
             return error.with_traceback(None)
         finally:
             state[:] = _EMPTY

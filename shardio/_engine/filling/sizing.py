@@ -1,4 +1,4 @@
-"""The size and number of blocks, computed before the first is created, to check the budget."""
+"""Estimate the size and number of blocks before the first is created, to check the budget."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def block_bytes(
     memory_bytes: int,
     heap_bytes: int = 0,
 ) -> int:
-    """Return the size of a new block; varying sizes are estimated from the first shard.
+    """Return the size of a new block, with varying sizes estimated from the first shard.
 
     Args:
-        layout, batch_spec, view: the batches.
-        memory_bytes: the budget of all blocks.
+        layout, batch_spec, view: the layout and content of batches.
+        memory_bytes: the budget for all blocks together.
         heap_bytes: the size of a batch in its heap, estimated from the first sample or batch.
 
     Raises:
@@ -73,10 +73,11 @@ def heap_bytes_by(sample: Mapping[str, Any], schema: Schema, n_rows: int) -> int
 def n_blocks_wanted(n_workers: int, prefetch: int | None, n_bytes: int) -> int:
     """Return the number of blocks of n_bytes that an iteration needs.
 
-    This is one per worker, `prefetch` more, and one for the batch that the loop holds; without
-    workers nothing is filled ahead. Few blocks are faster than many, because they stay in the
-    cache. But small blocks are filled faster than the main process can assign tasks: by default,
-    there are enough of them for QUICK_DEPTH tasks per worker and as many waiting batches.
+    The number is one block per worker, `prefetch` more, and one for the batch that the loop holds;
+    without workers, two are enough, because nothing is filled ahead. Few blocks are faster than
+    many, because they stay in the cache. But small blocks are filled faster than the main process
+    can assign tasks: by default, there are enough small blocks for QUICK_DEPTH tasks per worker and
+    QUICK_DEPTH batches that wait for the loop.
     """
     if not n_workers:
         return 2
@@ -89,7 +90,8 @@ def n_blocks_wanted(n_workers: int, prefetch: int | None, n_bytes: int) -> int:
 def _expected_heap(layout: BlockLayout, batch_spec: BatchSpec, view: SampleView) -> int:
     """Return the expected size of a heap.
 
-    Blocks that have to grow cost main 20 ms of CPU time in the first epoch (125 batches of 1 MB).
+    A good estimate pays off: if all blocks must grow in the first epoch (125 batches of 1 MB), the
+    main process spends 20 ms of CPU time on it.
     """
     dataset = view.dataset
     names = [slot.name for slot in layout.varying if slot.name in batch_spec.fields]
@@ -115,7 +117,7 @@ def _expected_heap(layout: BlockLayout, batch_spec: BatchSpec, view: SampleView)
 
 
 def _heard_bytes(view: SampleView, field: AudioField, rows: Rows) -> float:
-    """Return the size of the longest decoded audio among `rows`, with its mask if padded.
+    """Return the size of the longest decoded audio among `rows`, with a byte per sample for a mask.
 
     Return 0 for clips, whose length is unknown here.
     """
@@ -128,7 +130,7 @@ def _heard_bytes(view: SampleView, field: AudioField, rows: Rows) -> float:
 
 
 def _stated_bytes(layout: BlockLayout) -> int:
-    """Return the size of the arrays that are padded to a given shape, with their masks."""
+    """Return the size of the arrays whose padded shape the user has given, with their masks."""
     n_items = [
         (math.prod(n or 0 for n in join.rule.sizes or (0,)), join.field.numpy.itemsize + 1)
         for join, _, _ in layout.joins
@@ -137,7 +139,10 @@ def _stated_bytes(layout: BlockLayout) -> int:
 
 
 def _padded_bytes(join: JoinedField, varying: npt.NDArray[np.uint64]) -> int:
-    """Estimate the size of a sample's padded array and mask from the largest of `varying`."""
+    """Estimate the size of a sample's padded array and its mask.
+
+    `varying` has the lengths of the varying axes for some samples; the largest is used.
+    """
     largest = iter(varying.max(0).tolist())
     found = [next(largest) if n is None else n for n in join.field.shape]
     wanted = join.rule.sizes or found

@@ -26,13 +26,13 @@ from shardio.samples.sample_reader import SampleReader
 from shardio.samples.view import SampleView
 
 _DEPTH: Final = 2
-"""Levels of lists: a batch has a list of its samples' values, each of which may be a list."""
+"""The maximum nesting of lists: a batch has a list of values, each of which may be a list."""
 
 
 def plain(made: Any) -> Any:
     """Return a sample or a batch of user code with torch tensors converted to arrays.
 
-    Other values are returned as they are, and checked later. `made` is not modified.
+    Other values are returned unchanged, and checked later. `made` is not modified.
 
     Raises:
         SchemaError: a value is a masked array, or a tensor that cannot be converted. The message
@@ -56,7 +56,7 @@ _HERE: Final = os.path.dirname(os.path.dirname(__file__))
 _READ_ONLY: Final = "\n  arrays given to a transform are read-only: write into a copy, x = x.copy()"
 
 Call = Callable[[int, Callable[..., Any], tuple[Any, ...]], Any]
-"""A function that calls a user function: (seed of its random numbers, function, arguments)."""
+"""A function that calls a user function; its arguments are (random seed, function, arguments)."""
 
 
 def call_keyed(key: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -68,8 +68,8 @@ def call_keyed(key: int, function: Callable[..., Any], arguments: tuple[Any, ...
 class TransformRunner:
     """A runner of the user's transform on samples of a view. Borrows the view.
 
-    `passes` are exception types of user code that are not wrapped in a TransformError; `call` calls
-    user functions.
+    Exceptions of the types in `passes` are not wrapped in a TransformError if user code raises
+    them. `call` is the function that calls user functions.
     """
 
     def __init__(
@@ -100,14 +100,15 @@ class TransformRunner:
 
         Args:
             layout, memory: the block and its layout.
-            index_chunk, part: the samples.
+            index_chunk, part: the samples, as a chunk and their slice of it.
             states: the samples' entries in the status column of the origin table.
-            epoch, start: the position of the first sample, which seeds its generators.
+            epoch, start: the epoch, and the first sample's position in it; they seed the
+                generators of the samples.
 
         Raises:
             ShardCorrupt, TransformError, InsufficientMemory: the message names the sample.
         """
-        # The arrays stay valid when the block grows, because the pages remain the same.
+        # The arrays stay valid when the block grows, because growing does not replace its pages.
         n = part.stop - part.start
         arrays = [(s.name, layout.fixed_rows(memory.bytes, s, n)) for s in layout.fixed]
         presence = [(p.name, layout.present(memory.bytes, p)) for p in layout.presence]
@@ -139,7 +140,7 @@ class TransformRunner:
         return f"the first sample ({place})"
 
     def sample(self, index_chunk: IndexChunk, k: int, *, epoch: int, position: int) -> Any:
-        """Return the transform of sample k of a chunk, run with seeded generators."""
+        """Return the transform's result for sample k of a chunk; its generators are seeded."""
         generators, reader = self._generators, self._reader
         if reader.reads_rows:
             sample = reader.read_row(int(index_chunk.shards[k]), int(index_chunk.origins[k, 1]))
@@ -179,7 +180,7 @@ def _make_read_only(sample: Mapping[str, Any]) -> None:
     """Clear the writable flag of a sample's arrays.
 
     Stored arrays are views of a mapped file, which must not be written to. Decoded arrays could be
-    written to, but such a transform would fail on a dataset that stores the same values.
+    writable, but a transform that writes to them would fail on a dataset that stores the values.
     """
     for value in sample.values():
         if isinstance(value, np.ndarray):
@@ -193,7 +194,10 @@ def named(dataset: Dataset, row: int, shard: int) -> str:
 
 
 def describe_error(what: str, error: BaseException) -> tuple[str, str]:
-    """Return the error text of a user function, and its traceback without shardio's frames."""
+    """Return a line about a user function's error, and the traceback without shardio's frames.
+
+    `what` is the name of the function in the line.
+    """
     frames = error.__traceback__
     while frames and frames.tb_frame.f_code.co_filename.startswith(_HERE):
         frames = frames.tb_next
