@@ -53,74 +53,74 @@ class ShardLoader(Closing):
 
     Args:
         dataset: a folder; the URL of a dataset in an object store (s3://, gs://, az://, https://);
-            an open dataset (`shardio.open`, `shardio.mix`), or a view of one (`dataset.clips`,
-            `dataset.pack`), whose samples are opened again, with the verification and the cache
-            that it was opened with. A dataset with videos is loaded as clips, those that it was
-            converted for. For batches that a server decodes, see `shardio.connect`.
+            an open dataset (`shardio.open`, `shardio.mix`); or a view of one (`dataset.clips`,
+            `dataset.pack`). The loader opens an open dataset again, with the same verification and
+            cache. A dataset with videos is loaded as the clips that its conversion chose. For
+            batches that a server decodes, see `shardio.connect`.
         batch_size: samples per batch.
         fields: the fields to read, by default all; other fields are not read.
         shuffle: True or "full" permutes all samples, differently each epoch; "blocks" permutes
             within windows of 256 MiB, for data larger than memory; "shards" within windows of 8
             shards; False keeps the order.
         seed: the seed of the order and of the transform's generators, from 0 up.
-        sampler: the numbers of an epoch's samples in their order, repetitions allowed; a torch
+        sampler: the indices of an epoch's samples in order, with or without repetitions; a torch
             sampler, iterated for each epoch with the global generators seeded; or a function that
-            maps the number of an epoch to such numbers, always the same ones. A
+            maps the number of an epoch to such indices, always the same for an epoch. A
             `shardio.WeightedSampler` draws samples by their weights.
         num_workers: the number of worker processes; by default the number of CPUs that this process
             may use. 0 does all work in this process, with the same batches.
         transform: `f(sample)` or `f(sample, rng)`, from a dict of fields to a dict of fields, run
-            in the workers. The arrays that it gets are read-only. `rng` is a NumPy Generator keyed
-            by (seed, epoch, position); the global generators of Python, NumPy and torch (on the
-            CPU) are keyed in the same way. All results must have the fields, dtypes and shapes of
-            the first one.
+            in the workers. The arrays in `sample` are read-only. `rng` is a NumPy Generator seeded
+            by (seed, epoch, position), and so are the global generators of Python, NumPy and torch
+            (on the CPU). All results must have the fields, dtypes and shapes of the first result.
         batch_transform: `f(batch)` or `f(batch, rng)`, from a dict of the arrays and lists of a
-            whole batch to another dict, run in the workers; its generators are keyed by the
-            position of the first sample, so its draws depend on batch_size, rank and world_size.
+            whole batch to another dict, run in the workers. The position of the first sample seeds
+            its generators, so its draws depend on batch_size, rank and world_size.
         output: "tinygrad", "torch" or "jax" for tensors or arrays of these frameworks, or "numpy".
         device: the name of the tensors' device; for tinygrad also a tuple of names, to shard along
             the batch. By default the CPU for torch, otherwise the default of tinygrad or JAX.
         tail: "short" delivers the last, incomplete batch as it is; "drop" leaves it out; "pad"
             fills it up with copies of its rows, for which `batch.valid` is False. The default is
             "pad" with several ranks, otherwise "short".
-        rank, world_size: the part of every epoch that this process loads, and the number of parts;
+        rank, world_size: the rank of this process and the number of ranks, as in torch.distributed;
             batch_size is per rank. By default taken from the environment of torchrun, mpirun or
             srun, otherwise 0 of 1. Ranks share seed and dataset; together they load one epoch.
         prefetch: the number of blocks filled ahead, beyond one per worker; by default 2 or, for
-            blocks of at most 1 MiB, 10 and 7 more for each worker.
-        memory_bytes: the budget of all blocks; by default half of the available memory.
-        on_error: "raise", or "skip": the row of a sample that fails is filled by another sample,
-            drawn as a substitute; `batch.valid` is False there, and `batch.skipped` names the
-            sample and the reason.
+            blocks of at most 1 MiB, 10 plus 7 per worker.
+        memory_bytes: the budget for all blocks; by default half of the available memory.
+        on_error: "raise", or "skip" to replace a failing sample by a substitute, which is drawn at
+            random; `batch.valid` is False in its row, and `batch.skipped` names the failing sample
+            and the reason.
         max_skips: the number of samples of an epoch that may fail, required with "skip"; one more
             raises TooManySkipped.
-        timeout_s: how long the loop waits for a batch before it raises a BatchTimeout that shows
-            what every worker is doing; None waits for ever. Without workers nothing is interrupted.
+        timeout_s: the time that the loop waits for a batch before it raises BatchTimeout, whose
+            message shows what every worker is doing; None for no limit. Without workers there is
+            no timeout.
         reuse: True if a batch may become invalid as soon as the next one is requested, which is
             faster.
-        collate: how arrays of different shapes are combined: "stack" (an error for them; fields
-            that the dataset declares as varying become lists), "pad" (with zeros at the end, and
-            `NAME_mask`), "ragged" (concatenated, with `NAME_offsets`) or "list"; a dict from fields
-            to one of these, or to the shape to pad to; or `f(samples)`, from a list of dicts to a
-            dict.
-        start_method: how workers start: "zygote" forks them from a small process of shardio;
+        collate: the way to combine arrays of different shapes: "stack" (different shapes are an
+            error, except in fields that the dataset declares as varying, which become lists), "pad"
+            (with zeros at the end, and `NAME_mask`), "ragged" (concatenated, with `NAME_offsets`)
+            or "list"; a dict from fields to one of these or to the shape to pad to; or
+            `f(samples)`, from a list of dicts to a dict.
+        start_method: the way to start workers: "zygote" forks them from a small process of shardio;
             "spawn" executes an interpreter for each; "thread" uses threads of this program. The
             batches are the same.
-        decode: True delivers pictures as pixels, uint8 (height, width, 3), stacked if all have one
-            size, otherwise as `collate` says; clips of videos; and sound as samples, with
-            `NAME_span` for those that are not padding. False delivers the bytes of their files. A
-            dict decides field by field: True, False, or for sound a `shardio.Sound`.
+        decode: True delivers pictures as pixels, uint8 (height, width, 3), stacked if all have the
+            same size, otherwise combined according to `collate`; videos as clips; and sound as
+            samples, with `NAME_span` for the range that is not padding. False delivers the bytes of
+            the files. A dict decides field by field: True, False, or for sound a `shardio.Sound`.
 
     Raises:
-        InvalidArgument: an option is not acceptable; the message lists the accepted values.
+        InvalidArgument: an option is invalid; the message lists the accepted values.
         DatasetNotFound, DatasetCorrupt, ShardNotFound, …: the dataset cannot be opened.
-        ShardCorrupt, TransformError, WorkerDied, InsufficientMemory: in the loop, naming the
-            sample.
-        TooManySkipped: in the loop, naming the last sample.
+        ShardCorrupt, TransformError, WorkerDied, InsufficientMemory: (in the loop) a batch failed;
+            the message names the sample.
+        TooManySkipped: (in the loop) too many samples failed; the message names the last ones.
     """
 
     def __new__(cls, *_: Any, **options: Any) -> Self:
-        """Refuse options typed by habit, and say what to write instead."""
+        """Refuse unknown options; for those of similar interfaces, suggest what to write."""
         if cls.__init__ is ShardLoader.__init__:
             known = list(inspect.signature(cls.__init__).parameters)[1:]
             habits = TORCH_HABITS | OPEN_OPTIONS | VIEW_OPTIONS
@@ -196,23 +196,23 @@ class ShardLoader(Closing):
 
     @property
     def dataset(self) -> Dataset:
-        """The dataset that it reads; closed with the loader."""
+        """The dataset; closed with the loader."""
         return self.view.dataset
 
     @property
     def view(self) -> SampleView:
-        """The view of the dataset that it loads; it is closed with the loader."""
+        """The view of the dataset; closed with the loader."""
         return self._engine.view
 
     @property
     def epoch(self) -> int:
-        """The epoch of the latest iteration, or the one to be resumed next; 0 at first."""
+        """The epoch of the latest iteration; 0 at first. `load_state_dict` sets the next epoch."""
         return self._epochs.number
 
     def __repr__(self) -> str:
         asked, view = self._options, self.view
         workers = f"{asked.num_workers} worker{'s' * (asked.num_workers != 1)}"
-        latest = self._epochs.latest  # `epoch` might call a sampler of the user's
+        latest = self._epochs.latest
         epoch = "" if latest is None else f", epoch {latest.plan.epoch}"
         return (
             f"ShardLoader({view.dataset.path!r}: {len(view)} samples in batches of "
@@ -224,7 +224,7 @@ class ShardLoader(Closing):
         return self._epochs.n_batches
 
     def __iter__(self) -> Iterator[Batch]:
-        """Start the next epoch, or go on with the one that `load_state_dict` was given."""
+        """Start the next epoch, or resume the epoch given to `load_state_dict`."""
         return self._iterate()
 
     def _iterate(self) -> LoaderIterator:
@@ -235,14 +235,14 @@ class ShardLoader(Closing):
         return LoaderIterator(self, self._engine, self._assembler, iteration)
 
     def progress(self, title: str | None = None, *, file: TextIO | None = None) -> ProgressBar:
-        """Iterate, as `iter(loader)` does, and show how far it is.
+        """Iterate, as `iter(loader)` does, and show the progress.
 
-        A terminal gets a bar with batches, rate, time left, and the share of the time that the
-        loop waits; anything else a line every ten seconds, and one at the end.
+        On a terminal, show a bar with batches, rate, time left, and the share of the time that the
+        loop waits; otherwise write a line every ten seconds, and one at the end.
 
         Args:
-            title: stands before it; the epoch by default.
-            file: where it is shown; standard error by default.
+            title: the text before the bar; the epoch by default.
+            file: the output; standard error by default.
         """
         batches = self._iterate()
         plan = batches.iteration.plan
@@ -258,42 +258,43 @@ class ShardLoader(Closing):
     def state_dict(self) -> dict[str, Any]:
         """Return the state for `load_state_dict` to resume after the loop's current batch.
 
-        It is a small dict of numbers and texts, the same on every rank after the same step: keep it
-        with the model. It describes the latest iteration, whose batches count as consumed when the
-        loop has got them.
+        The state is a small dict of JSON values, equal on all ranks after the same step: save it
+        with the model. It describes the latest iteration; a batch counts as consumed once the loop
+        has received it.
         """
         return self._epochs.state(self.view)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume the next iteration where the state was taken, with the very next sample.
+        """Make the next iteration resume with the first sample that was not consumed in `state`.
 
-        num_workers, batch_size, rank and world_size may differ. An epoch that was begun before the
-        dataset grew ends with the samples that it had then; the next has all.
+        num_workers, batch_size, rank and world_size may differ. An epoch that began before the
+        dataset grew ends with the samples of that time; the next epoch has all samples.
 
         Raises:
-            InvalidArgument: it is no such state, or one of another dataset, subset, seed or order.
+            InvalidArgument: the state is invalid, or belongs to another dataset, subset, seed or
+                order.
         """
         self._epochs.load_state(state, self.view)
 
     def stats(self) -> LoaderStats:
-        """Return the loading figures of the latest iteration, and of all together.
+        """Return the loading figures of the latest iteration, and of all iterations together.
 
-        Collecting them costs nothing; call it also in the loop, from another thread, or after
-        `close`. See `LoadingStats` for each figure.
+        The figures are collected at no cost; call this at any time, even from another thread or
+        after `close`. See `LoadingStats` for each figure.
         """
         latest, total = self._engine.stats(self._epochs.latest)
         return LoaderStats(self.epoch, self._options.num_workers, latest, total)
 
     def trace(self, path: str | os.PathLike[str] | None = None) -> Trace:
-        """Record who fills which batch when, and what the loop does meanwhile, inside a `with`.
+        """Record, inside a `with` block, when workers fill batches and what the loop does.
 
-        `with loader.trace("trace.json"):` around a loop writes a file for https://ui.perfetto.dev:
-        the iterations that begin inside it, their latest 512 batches of each worker and 4,096 of
-        the loop. Without a path, `trace.save(path)` writes it later.
+        `with loader.trace("trace.json"):` around a loop writes a file for https://ui.perfetto.dev.
+        It covers the iterations that begin inside the block: the latest 512 batches of each worker,
+        and the latest 4,096 of the loop. Without a path, call `trace.save(path)` after the block.
 
         Raises:
             InvalidArgument: the loader is being traced already.
-            OSError: the file cannot be written; at the start, before anything is loaded.
+            OSError: (on entering the block) the file cannot be written.
         """
         if self._trace is not None and self._trace.is_recording:
             raise InvalidArgument("the loader is being traced; leave that `with` first")
@@ -301,7 +302,7 @@ class ShardLoader(Closing):
         return self._trace
 
     def close(self) -> None:
-        """End the workers; batches that are held stay valid. May be called again."""
+        """Stop the workers. Batches that are still referenced stay valid. Idempotent."""
         self._finalizer()
 
 
@@ -310,7 +311,8 @@ def _open(
 ) -> OpenDataset | SampleView:
     """Open the dataset or the view of a loader, with files of its own.
 
-    Of shards in an object store, workers download whole ones, and main itself reads small ranges.
+    From an object store, workers download whole shards, while the main process reads small ranges;
+    without workers, the main process downloads whole shards.
     """
     if is_address(dataset):
         raise InvalidArgument(

@@ -39,36 +39,35 @@ class MultiLoader(Closing):
     """Iterates over the samples that several processes read from a dataset, as they arrive.
 
     Each worker iterates the whole dataset from its beginning: n workers yield every sample n times,
-    unless the dataset skips the samples of the other workers (see `worker_info`). The samples of a
-    worker arrive in its order. Larger arrays arrive without a copy, in memory that belongs to the
-    caller as long as anything refers to it. A fork of this process does not own it: copy the arrays
-    first.
+    unless the dataset skips the samples of the other workers (see `worker_info`). The samples of
+    one worker arrive in their order. Larger arrays arrive without a copy, in memory that belongs to
+    the caller as long as anything refers to it. A fork of this process does not own the memory:
+    copy the arrays before forking.
 
-    Every iteration starts new workers, and ends those of the iteration before. Workers end with
-    their iteration: when it is exhausted, has failed or is dropped, at `kill()`, and with this
-    process.
+    Every iteration starts new workers, and ends those of earlier iterations. Workers also exit when
+    their iteration is exhausted, fails or is garbage-collected, at `kill()`, and with this process.
 
     Args:
-        dataset: any iterable; None with `address`. It is pickled for the workers. An object that
-            cannot be pickled, such as a generator or an open file, reaches them by a fork of this
+        dataset: any iterable; None with `address`. It is pickled for the workers. If it cannot be
+            pickled, because it has a generator or an open file, workers are forked from this
             process, with a warning.
         workers: the number of processes.
         verbose: True prints the path of the socket, and the workers that have finished, to standard
             error.
         nokill: True lets earlier iterations continue when another one begins.
-        prefix: the beginning of the path of the socket's folder, which only this user may enter and
-            which exists while workers connect.
-        memory_bytes: the limit for samples that the workers have sent and that were not delivered
-            yet; and, separately, for the blocks that hold their larger arrays.
-        timeout_s: how long to wait for a sample before a BatchTimeout that shows what every worker
-            is doing; None waits for ever.
-        start_method: how workers start, as for `ShardLoader`: "zygote" or "spawn".
-        on_error: "raise" the exception of the dataset, or "skip" the sample and continue with its
-            iterator. An iterator that cannot continue, such as a generator, ends there, with a
-            warning, and the other workers continue. A crash of a worker is always raised.
+        prefix: the beginning of the path of the socket's folder, which exists while workers connect
+            and is accessible to this user only.
+        memory_bytes: the limit for samples that workers have sent and that are not delivered yet.
+            The same limit applies separately to the blocks that hold larger arrays.
+        timeout_s: the time to wait for a sample before BatchTimeout is raised, whose message shows
+            what every worker is doing; None for no limit.
+        start_method: the way to start workers, as for `ShardLoader`: "zygote" or "spawn".
+        on_error: "raise" the exception of the dataset, or "skip" the sample and continue with the
+            same iterator. If the iterator cannot continue, as a generator cannot, its worker ends
+            with a warning, and the other workers continue. A crash of a worker is always raised.
         max_skips: the number of samples of an iteration that may be skipped, from 0 up.
-        address: the address of a server that `shardio serve` runs, or a list of addresses of
-            servers of one dataset. Each server counts as a worker with its part of the dataset;
+        address: the address of a server started with `shardio serve`, or a list of addresses of
+            servers of one dataset. Each server counts as a worker with a share of the dataset;
             every sample arrives once, as a dict, and every iteration is one epoch. `start_method`
             is then ignored.
         keys: with `address`, the folder of this client's keys; by default SHARDIO_KEYS from the
@@ -77,11 +76,12 @@ class MultiLoader(Closing):
             `batch_size` is the number of samples in a message, by default 32.
 
     Raises:
-        InvalidArgument: an argument is not acceptable; the message lists the accepted values.
-        ServerUnreachable: also in the loop: a server does not answer.
+        InvalidArgument: an argument is invalid; the message lists the accepted values.
+        ServerUnreachable: (also in the loop) a server does not answer.
         UnsupportedEnvironment: pyzmq is missing: pip install '.[zmq]'.
-        WorkerDied, TransformError, BatchTimeout: in the loop, naming the worker.
-        TooManySkipped: in the loop: one sample more failed than allowed.
+        WorkerDied, TransformError, BatchTimeout: (in the loop) loading failed; the message names
+            the worker.
+        TooManySkipped: (in the loop) more than `max_skips` samples failed.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class MultiLoader(Closing):
         return f"MultiLoader({source}, workers={self.workers})"
 
     def __iter__(self) -> Iterator[Any]:
-        """Start workers, each of which iterates the dataset; of servers, begin the next epoch."""
+        """Start workers that iterate the dataset or, with `address`, begin the next epoch."""
         if self._far.address is not None:
             return self._next_epoch()
         if not self.nokill:
@@ -178,17 +178,17 @@ class MultiLoader(Closing):
 
     @property
     def skipped(self) -> tuple[SkippedItem, ...]:
-        """The samples that were left out so far of the iteration that was begun last.
+        """The samples that the latest iteration has skipped so far.
 
-        `index` is the number of the sample in its worker, `item` says which worker that is. Of
-        servers, it is the number in the dataset, and says which server.
+        `index` counts the samples of one worker, and `item` names the worker. With `address`,
+        `index` is the index in the dataset, and `item` names the server.
         """
         if self._servers is not None:
             return tuple(self._servers.skipped)
         return tuple(self._error_budget.skipped)
 
     def kill(self) -> None:
-        """End the workers of all iterations, whatever they are doing; disconnect from servers."""
+        """Stop the workers of all iterations, even busy ones, and disconnect from servers."""
         if self._servers is not None:
             self._servers.close()
             self._servers = None
@@ -199,7 +199,7 @@ class MultiLoader(Closing):
         self._iterations.clear()
 
     def close(self) -> None:
-        """End the workers, as `kill` does; called at the end of a `with`."""
+        """Stop the workers, as `kill` does; called at the end of a `with` block."""
         self.kill()
 
 
@@ -208,4 +208,4 @@ def _say(line: str) -> None:
 
 
 def _say_nothing(line: str) -> None:
-    """Be silent."""
+    """Print nothing."""

@@ -40,10 +40,10 @@ _ADVICE: Final = "load it into a loader with the same options as the one that it
 
 
 class LoaderState(NamedTuple):
-    """The epoch, the number of its consumed positions, the number it has, and its order.
+    """The progress of an epoch: `position` of its `n_samples` samples in `order` are consumed.
 
-    `tokens` is the number of tokens of each source's stream when it began, if the last ones are
-    padded to a window.
+    `tokens` has the number of tokens of each source when the epoch began, if the last tokens of a
+    source are padded to a window.
     """
 
     epoch: int
@@ -56,7 +56,7 @@ class LoaderState(NamedTuple):
 def state_of(
     progress: LoaderState, view: SampleView, epoch_sampler: EpochSampler
 ) -> dict[str, Any]:
-    """Return the state for `progress_of`, as JSON values."""
+    """Return a progress as JSON values, for `progress_of`."""
     state = {
         "version": _VERSION,
         "epoch": progress.epoch,
@@ -70,7 +70,7 @@ def state_of(
 
 
 def _identity(view: SampleView, epoch_sampler: EpochSampler, order: Order) -> dict[str, Any]:
-    """Return everything that the meaning of a position depends on.
+    """Return everything that determines which sample is at a position.
 
     Options without effect are None.
     """
@@ -84,7 +84,7 @@ def progress_of(state: object, view: SampleView, epoch_sampler: EpochSampler) ->
     """Return the progress recorded in a state.
 
     Raises:
-        InvalidArgument: it is not a state of a loader like this one.
+        InvalidArgument: the state is not one of a loader like this one.
     """
     if not isinstance(state, Mapping) or state.get("version") != _VERSION:
         found = state.get("version") if isinstance(state, Mapping) else state
@@ -118,7 +118,7 @@ def _tokens(
 ) -> tuple[int, ...]:
     """Return the number of tokens of each source when the state's epoch began.
 
-    `had` is the number of windows.
+    `had` is the number of windows of each source then; None if it is unknown.
     """
     found, now = state.get("tokens"), view.windows.n_tokens
     if isinstance(found, list | tuple) and len(found) == len(now):
@@ -145,11 +145,11 @@ class EpochSampler:
     """The samples of each epoch and their order.
 
     Args:
-        view: the samples; only their number is read, now.
-        options: of the loader.
+        view: the samples of the dataset.
+        options: the options of the loader.
 
     Raises:
-        InvalidArgument: a sampler, weights, or an order that do not fit the dataset.
+        InvalidArgument: the sampler, its weights or the order do not fit the dataset.
     """
 
     def __init__(self, view: SampleView, options: LoaderOptions) -> None:
@@ -157,13 +157,13 @@ class EpochSampler:
         self._sampler = options.sampler
         self._tokens = view.stream_tokens
         self._draw: Callable[..., Positions] | None = None
-        """Draws the samples of an epoch without replacement."""
+        """A function that draws the samples of an epoch without replacement."""
         self._origin: dict[str, Any] = {}
         """The options that determine weighted draws."""
         self._latest: tuple[int, Listed] | None = None
-        """The latest epoch that was listed, and its samples."""
+        """The latest epoch whose samples were listed, and its order."""
         self.order: Order | None = None
-        """The order of epochs that begin now; None if each is listed anew."""
+        """The order of epochs that begin now; None if the samples of each epoch must be listed."""
         self.n_at_most: int | None = None
         """The number of positions of any epoch that begins now; None if unknown."""
         if isinstance(self._sampler, WeightedSampler):
@@ -188,7 +188,7 @@ class EpochSampler:
         return self._listed(epoch) if self.order is None else self.order
 
     def _listed(self, epoch: int) -> Listed:
-        """Return the listed samples of an epoch; the latest are cached."""
+        """List the samples of an epoch and return its order; the latest epoch is cached."""
         if self._latest is None or self._latest[0] != epoch:
             numbers = self._sampled(epoch) if self._draw is None else self._draw(epoch=epoch)
             origin = self._origin or {"sampler": _hash_of(numbers)}
@@ -202,11 +202,11 @@ class EpochSampler:
         return self.order_of(epoch).n_positions(self.samples) if n is None else n
 
     def beginning(self, epoch: int) -> LoaderState:
-        """Return the first position of an epoch that begins now."""
+        """Return the progress at the start of an epoch that begins now."""
         return LoaderState(epoch, 0, self.n_positions(epoch), self.order_of(epoch), self._tokens)
 
     def _set_weights(self, sampler: WeightedSampler, weights: npt.NDArray[np.float64]) -> None:
-        """Draw the samples of every epoch by weights."""
+        """Make every epoch draw its samples by these weights."""
         self._origin = {"weights": _hash_of(weights), "replacement": sampler.replacement}
         self.n_at_most = n = _count_draws(sampler, weights)
         if sampler.replacement:
@@ -216,10 +216,10 @@ class EpochSampler:
             self._draw = functools.partial(draw_without_replacement, weights, n, seed=self.seed)
 
     def _check_sampler(self) -> None:
-        """Make sure that a sampler gives positions, and the same ones again for the same epoch.
+        """Check that the sampler yields positions, and the same positions for the same epoch.
 
         Raises:
-            InvalidArgument: it does not.
+            InvalidArgument: the sampler does not.
         """
         listed = self._listed(0)
         if holds_positions(self._sampler):
@@ -245,9 +245,10 @@ class EpochSampler:
 
 
 def _iterated(sampler: Any, *, seed: int, epoch: int) -> list[Any]:
-    """Iterate a sampler for an epoch, with the global generators seeded for it.
+    """Iterate a sampler for an epoch, with the global generators seeded for this epoch.
 
-    So one that draws from them, as torch's do, gives all ranks the same, and a resumed epoch too.
+    A sampler that draws from the global generators, as torch's samplers do, then yields the same
+    samples on all ranks and in a resumed epoch.
     """
     with GENERATOR_LOCK.held():
         seed_generators(SampleGenerators(seed, OF_SAMPLERS).key(epoch, 0))
@@ -257,7 +258,7 @@ def _iterated(sampler: Any, *, seed: int, epoch: int) -> list[Any]:
 
 
 def _checked(weights: Any, n: int) -> npt.NDArray[np.float64]:
-    """Return a copy of the weights, one for each of n samples."""
+    """Return a copy of the weights as floats; check them for n samples."""
     what = f"weights must be {n} numbers from 0 up, one for each sample, not all 0"
     try:
         if is_masked(weights):

@@ -1,4 +1,4 @@
-"""One iteration over a loader: filled blocks become batches, and the loader's place advances."""
+"""One iteration over a loader: turn filled blocks into batches, and track the progress."""
 
 from __future__ import annotations
 
@@ -30,37 +30,37 @@ class Epochs:
     """The epochs of a loader, for one rank.
 
     Args:
-        view: the loader's.
-        options: of the loader.
+        view: the view that the loader loads.
+        options: the options of the loader.
 
     Raises:
-        InvalidArgument: a sampler or weights that do not fit the dataset.
+        InvalidArgument: the sampler or its weights do not fit the dataset.
     """
 
     def __init__(self, view: SampleView, options: LoaderOptions) -> None:
         self.epoch_sampler = EpochSampler(view, options)
         """The samples of each epoch and their order."""
         self.latest: EpochIteration | None = None
-        """The latest that was begun since there is a loader, or since a state was loaded."""
+        """The latest iteration; None before the first one, and after `load_state`."""
         self._options = options
         self._next: LoaderState | int = 0
-        """The start of the next epoch: a loaded state, or its number."""
+        """The next epoch: the progress at which a loaded state resumes it, or its number."""
         self._has_warned = False
 
     @property
     def number(self) -> int:
-        """The number of the latest epoch, or of the next one at first: 0."""
+        """The number of the latest epoch; before the first iteration, that of the next epoch."""
         if self.latest is not None:
             return self.latest.plan.epoch
         return self._next.epoch if isinstance(self._next, LoaderState) else self._next
 
     @property
     def n_batches(self) -> int:
-        """Return the number of batches of a whole epoch that begins now."""
+        """The number of batches of a whole epoch that begins now."""
         return self._partition(0, self.epoch_sampler.n_positions(self.number)).last_step
 
     def begin(self, engine: Engine) -> EpochIteration:
-        """Begin the next one."""
+        """Begin the next epoch."""
         start = self._start()
         self._warn_of_no_batch(start)
         self.latest = engine.iterate(self._plan(start))
@@ -68,7 +68,7 @@ class Epochs:
         return self.latest
 
     def _warn_of_no_batch(self, start: LoaderState) -> None:
-        """Warn, once for a loader, of a whole epoch of which tail="drop" leaves nothing."""
+        """Warn, once per loader, if tail="drop" leaves no batch of a whole epoch."""
         asked, n = self._options, start.n_samples
         if asked.tail != "drop" or self._has_warned or start.position or not n:
             return
@@ -81,10 +81,11 @@ class Epochs:
         return state_of(self._progress(), view, self.epoch_sampler)
 
     def load_state(self, state: Mapping[str, Any], view: SampleView) -> None:
-        """Begin the next epoch where a state was taken.
+        """Make the next iteration resume where `state` was returned.
 
         Raises:
-            InvalidArgument: it is not a state, or one of another dataset, subset, seed or order.
+            InvalidArgument: the state is invalid, or belongs to another dataset, subset, seed or
+                order.
         """
         self._next = progress_of(state, view, self.epoch_sampler)
         self.latest = None
@@ -111,18 +112,18 @@ class Epochs:
 
 
 _EVERY_BLOCK: Final = -1
-"""Instead of a block's number: tensors that the batches of all blocks are copied to."""
+"""A key in place of a block's index, for tensors that receive the batches of all blocks."""
 
 
 class BatchAssembler:
     """Assembles the batches of a loader from the blocks that its engine fills.
 
     Args:
-        engine: owns the blocks.
-        adapter: makes tensors; None for arrays.
-        dataset: the loader's.
-        reuses: True if a batch is valid only until the next one.
-        most_skips: how many samples of an epoch may be skipped.
+        engine: the engine, which owns the blocks.
+        adapter: the converter of arrays to tensors; None for arrays.
+        dataset: the loader's dataset.
+        reuses: True if a batch is valid only until the next batch is requested.
+        most_skips: the maximum number of samples that may be skipped in an epoch.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class BatchAssembler:
         }
 
     def hand_over(self, delivered: Delivered, iteration: EpochIteration) -> Batch:
-        """Make the batch that the loop gets from a filled block."""
+        """Return a filled block as the batch for the loop."""
         layout = iteration.layout
         number, step, n_rows, heap_bytes = delivered
         skipped: tuple[Skipped, ...] = ()
@@ -164,7 +165,7 @@ class BatchAssembler:
         batch = Batch(
             layout, block, n_rows, values, epoch, step, self._paths, self._beside, skipped
         )
-        iteration.n_handed_over = step + 1  # set last: from here on the batch counts as consumed
+        iteration.n_handed_over = step + 1  # last: from now on the batch counts as consumed
         return batch
 
     def _values(
@@ -180,7 +181,10 @@ class BatchAssembler:
     def _lane(
         self, layout: BlockLayout, number: int, n_rows: int, block: npt.NDArray[np.uint8]
     ) -> dict[str, Any]:
-        """Return the arrays or tensors of reuse=True: one set per block, or one for all copies."""
+        """Return the arrays or tensors for reuse=True.
+
+        There is one set per block or, if tensors are copies, one set for all blocks.
+        """
         lanes = self._engine.pool.kept
         if self._adapter is not None and not self._adapter.aliases:
             arrays, adapter = layout.arrays(block, n_rows), self._adapter
@@ -213,15 +217,16 @@ class BatchAssembler:
 
 
 class LoaderIterator:
-    """One iteration over a loader: an iterator that keeps its loader alive.
+    """An iterator over one epoch of a loader. It keeps the loader alive.
 
-    Leaving it, in any way, ends its tasks and frees its blocks.
+    When the iterator is exhausted, fails or is garbage-collected, its tasks are cancelled and its
+    blocks are freed.
 
     Args:
-        loader: held, to keep its workers alive.
-        engine: fills the blocks.
-        assembler: makes batches of the filled blocks.
-        iteration: the pass.
+        loader: the loader; referenced to keep its workers alive.
+        engine: the engine that fills the blocks.
+        assembler: the assembler that turns filled blocks into batches.
+        iteration: the iteration of the engine.
     """
 
     def __init__(
@@ -251,7 +256,7 @@ class LoaderIterator:
                 timer.left_ns += now_ns() - began_ns
                 return batch
         except BaseException as error:
-            if not isinstance(error, Exception):  # Ctrl-C: a batch may have been lost on the way
+            if not isinstance(error, Exception):  # Ctrl-C may have lost a batch
                 self._engine.mark_torn()
             self._end()
             raise

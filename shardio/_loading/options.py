@@ -1,4 +1,4 @@
-"""The options of a loader: flat for users, one frozen and checked record inside."""
+"""The options of a loader: parameters for users, internally one frozen and checked record."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ OnError = Literal["raise", "skip"]
 _ON_ERROR: Final = get_args(OnError)
 _MAX_RANKS: Final = 1 << 24
 _LONGEST_S: Final = 1_000_000
-"""The kernel counts milliseconds in 31 bits."""
+"""The longest timeout; the kernel counts milliseconds in 31 bits."""
 
 TORCH_HABITS: Final = {
     "batch_sampler": "give sampler= the order of samples, and batch_size",
@@ -65,7 +65,7 @@ TORCH_HABITS: Final = {
     "weights": "write sampler=shardio.WeightedSampler(weights)",
     "worker_init_fn": "nothing has to be seeded: write transform(sample, rng), and draw from rng",
 }
-"""The options of torch's DataLoader, each with what to write here."""
+"""Options of torch's DataLoader, each with the advice what to write for a ShardLoader."""
 OPEN_OPTIONS: Final = {
     name: f"write ShardLoader(shardio.open(path, {name}=…), batch_size)"
     for name in (
@@ -78,7 +78,7 @@ OPEN_OPTIONS: Final = {
         "verify",
     )
 }
-"""The options of `shardio.open`, which says where the bytes of a loader come from."""
+"""Options of `shardio.open`, each with the advice what to write."""
 VIEW_OPTIONS: Final = {
     "clip": "write ShardLoader(shardio.open(path).clips(frames=…), batch_size)",
     "clips": "write ShardLoader(shardio.open(path).clips(frames=…), batch_size)",
@@ -86,11 +86,11 @@ VIEW_OPTIONS: Final = {
     "preload": "write dataset.preload(fields) before, with the dataset that the loader is given",
     "sound": 'write decode={"audio": shardio.Sound(…)}, with the name of the field',
 }
-"""Options that say what a sample is, which a view of the dataset does."""
+"""Options that belong to a view of the dataset, because they define its samples."""
 
 
 def one_of(name: str, value: Any, known: tuple[Any, ...]) -> Any:
-    """Return the value if it is one of those known."""
+    """Return the value; raise InvalidArgument unless it is one of `known`."""
     if not any(value is k or (isinstance(value, str) and value == k) for k in known):
         raise InvalidArgument(
             f"{name} must be one of {', '.join(map(repr, known))}; found {value!r}"
@@ -99,7 +99,7 @@ def one_of(name: str, value: Any, known: tuple[Any, ...]) -> Any:
 
 
 def count(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """Return the value if it is an integer within bounds."""
+    """Return the value; raise InvalidArgument unless it is an integer from `least` to `most`."""
     is_count = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not is_count or value < least or (most is not None and value > most):
         limit = "up" if most is None else f"to {most}"
@@ -108,10 +108,10 @@ def count(name: str, value: Any, least: int, most: int | None = None) -> int:
 
 
 def refuse_path(name: str, value: Any) -> None:
-    """Refuse a path or text where items are expected: its characters would be the items.
+    """Refuse a path or text where items are expected: each character would be an item.
 
     Raises:
-        InvalidArgument: naming what loads a dataset at a path.
+        InvalidArgument: the value is a path or text; the message shows how to load a path.
     """
     if not isinstance(value, str | bytes | bytearray | os.PathLike):
         return
@@ -124,7 +124,7 @@ def refuse_path(name: str, value: Any) -> None:
 
 
 def place_among_ranks(rank: Any, world_size: Any) -> tuple[int, int]:
-    """Return the rank of this process and the number of ranks, as given or from its launcher."""
+    """Return the rank of this process and the number of ranks, as given or set by a launcher."""
     if (rank is None) != (world_size is None):
         raise InvalidArgument(
             f"rank and world_size belong together; found rank={rank!r}, world_size={world_size!r}"
@@ -151,7 +151,10 @@ def warn_of_no_batch(epoch: int, n_samples: int, batch_size: int, world_size: in
 
 
 def most_skips(on_error: Any, max_skips: Any) -> int | None:
-    """Return how many samples of an epoch may be skipped; None if none are."""
+    """Return the maximum number of samples that may be skipped in an epoch.
+
+    None means that errors are raised.
+    """
     skips = one_of("on_error", on_error, _ON_ERROR) == "skip"
     if max_skips is None:
         if skips:
@@ -169,7 +172,7 @@ def most_skips(on_error: Any, max_skips: Any) -> int | None:
 
 
 def seconds(name: str, value: Any) -> float | None:
-    """Return a span of time, or None for ever."""
+    """Return a number of seconds, or None for no limit; check the value."""
     if value is None:
         return None
     is_number = isinstance(value, int | float | np.integer | np.floating)
@@ -181,14 +184,14 @@ def seconds(name: str, value: Any) -> float | None:
 
 
 def callable_or_none(name: str, function: Any) -> Any:
-    """Return the function if it is callable or None."""
+    """Return the function; raise InvalidArgument unless it is callable or None."""
     if function is not None and not callable(function):
         raise InvalidArgument(f"{name} must be callable; found {function!r}")
     return function
 
 
 def check_devices(collation: Collation, device: Any) -> None:
-    """Check that batches can be cut over several devices, if there are."""
+    """Check that batches can be sharded if there are several devices."""
     rules = collation.others, *collation.named.values()
     if isinstance(device, tuple | list) and any(rule.kind == "ragged" for rule in rules):
         raise InvalidArgument(
@@ -198,7 +201,7 @@ def check_devices(collation: Collation, device: Any) -> None:
 
 
 def _collation(name: str, asked: Any) -> Collation:
-    """Return the collation that `collate` asks for."""
+    """Return the collation for the value of `collate`."""
     collation = parse_collate(asked)
     if collation.function is not None:
         check_one_argument(name, "samples", collation.function)
@@ -206,7 +209,7 @@ def _collation(name: str, asked: Any) -> Collation:
 
 
 def device_or_none(device: Any, output: str) -> Any:
-    """Return the name of a device or several, or None for the default."""
+    """Return a device name, a tuple of names, or None for the default; check the value."""
     if device is None:
         return None
     if output == "numpy":
@@ -226,7 +229,7 @@ Collate = (
 )
 _START_METHODS: Final = ("zygote", "spawn", "thread")
 _MAX_WORKERS: Final = 1024
-"""More of them than any machine has use for; each takes descriptors, and 10 MB of memory."""
+"""More workers than any machine can use; each takes file descriptors and 10 MB of memory."""
 
 
 Decode = bool | Mapping[str, bool | Sound]
@@ -234,7 +237,7 @@ Decode = bool | Mapping[str, bool | Sound]
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """The fields to read, and those of them whose pictures and sound are decoded."""
+    """The fields to read, and the image and audio fields among them that are decoded."""
 
     fields: tuple[str, ...]
     pictures: tuple[str, ...]
@@ -242,9 +245,9 @@ class Media:
 
 
 def _option(check: Callable[..., Any], *args: Any, default: Callable[[], Any] | None = None) -> Any:
-    """Declare an option, whose value `check(name, value, *args)` returns.
+    """Declare an option whose checked value is the result of `check(name, value, *args)`.
 
-    If there is a `default`, None stands for what it returns.
+    If `default` is given, its result replaces None, unchecked.
     """
 
     def checked(name: str, value: Any) -> Any:
@@ -254,15 +257,16 @@ def _option(check: Callable[..., Any], *args: Any, default: Callable[[], Any] | 
 
 
 def _none() -> None:
-    """Return the value of an option that is not given."""
+    """Return None, as the default of an option that may remain None."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
-    """The options of a ShardLoader, checked, with defaults filled in; see there.
+    """The options of a ShardLoader, which documents them; checked, with defaults filled in.
 
     Raises:
-        InvalidArgument: naming the option, the accepted values, and the value found.
+        InvalidArgument: an option is invalid; the message names the option, the accepted values and
+            the value found.
     """
 
     batch_size: int = _option(count, 1)
@@ -315,12 +319,12 @@ class LoaderOptions:
 
     @property
     def takes_rng(self) -> bool:
-        """True if `transform` takes a generator, too."""
+        """True if `transform` has a parameter for a generator."""
         return self.transform is not None and takes_rng("transform", "sample", self.transform)
 
     @property
     def batch_takes_rng(self) -> bool:
-        """True if `batch_transform` takes a generator, too."""
+        """True if `batch_transform` has a parameter for a generator."""
         given = self.batch_transform
         return given is not None and takes_rng("batch_transform", "batch", given)
 
@@ -328,12 +332,12 @@ class LoaderOptions:
 def resolve_view(
     given: OpenDataset | SampleView, fields: Any, decode: Any
 ) -> tuple[SampleView, Media]:
-    """Return the view that a loader loads, and what it reads and decodes.
+    """Return the view that a loader loads, and the fields that it reads and decodes.
 
-    Of a dataset, that is its default view: clips of its videos, if they are read, or rows.
+    For a dataset, return its default view: clips if a video is decoded, otherwise rows.
 
     Raises:
-        InvalidArgument: fields do not exist, or do not go with each other or with the view.
+        InvalidArgument: fields do not exist, or cannot be combined with each other or the view.
     """
     dataset = given.dataset if isinstance(given, SampleView) else given
     if isinstance(dataset, Mixture):
@@ -382,7 +386,7 @@ def _decoded(decode: Any, names: Sequence[str], schema: Schema) -> dict[str, Any
 
 
 def _default_view(dataset: OpenDataset, videos: Sequence[str]) -> SampleView:
-    """Return the view of a dataset that a loader loads by default, given the videos it reads."""
+    """Return the view that a loader loads by default; `videos` are the video fields to decode."""
     if not videos:
         return RowView(dataset)
     if len(videos) > 1:
@@ -401,7 +405,7 @@ def _default_view(dataset: OpenDataset, videos: Sequence[str]) -> SampleView:
 
 
 def _check_collation(collation: Collation, view: SampleView, media: Media) -> None:
-    """Check a collation against the samples, except for clips, whose sizes decide."""
+    """Check a collation against the fields of samples; clips are checked later, by their sizes."""
     if isinstance(view, ClipView):
         return
     chosen = Schema({name: view.dataset.schema[name] for name in media.fields})
@@ -412,12 +416,15 @@ def _check_collation(collation: Collation, view: SampleView, media: Media) -> No
 def batch_spec_of(
     options: LoaderOptions, view: SampleView, media: Media, n_at_most: int | None
 ) -> BatchSpec:
-    """Return the BatchSpec of a loader whose epochs have n positions, None if unknown.
+    """Return the BatchSpec of a loader.
+
+    `n_at_most` is the maximum number of positions of an epoch; None if it is unknown.
 
     Raises:
-        InvalidArgument, ShardCorrupt: from planning the sound.
+        InvalidArgument: the collation or the decoded audio do not fit the dataset.
+        ShardCorrupt: the lengths of audio could not be read.
     """
-    # No more rows than positions, unless batches are padded.
+    # Unless batches are padded, a block needs no more rows than an epoch has positions.
     is_whole = n_at_most is None or options.tail == "pad"
     most = options.batch_size if is_whole else max(1, n_at_most or 0)
     dataset = view.dataset

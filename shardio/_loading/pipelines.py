@@ -26,10 +26,10 @@ _VERSION: Final = 1
 
 
 class MapIterator:
-    """An iterator over the values of a mapping, in the order in which a sampler yields its keys.
+    """An iterable over the values of a mapping, in the order in which a sampler yields the keys.
 
     Args:
-        mapping: a mapping, or a sequence, whose keys are 0, 1, ….
+        mapping: a mapping or a sequence; the keys of a sequence are 0, 1, ….
         sampler: an iterable of keys, iterated again for every iteration. To resume in the middle of
             an iteration, it must yield the same keys again. None for all keys in order.
 
@@ -62,7 +62,7 @@ class MapIterator:
         return len(self._mapping if self._sampler is None else self._sampler)  # type: ignore[arg-type]
 
     def iterate_from(self, index: int) -> Iterator[Any]:
-        """Yield the values from the key at position `index` on; do not look earlier ones up."""
+        """Yield the values from the key at position `index` on, without looking up earlier keys."""
         for place, key in enumerate(self._keys()):
             if place >= index:
                 yield self._mapping[key]
@@ -74,7 +74,10 @@ class MapIterator:
 
 
 class ResumePosition(NamedTuple):
-    """A position in an iteration: numbers of finished items and of results of the next item."""
+    """A position in an iteration.
+
+    `item` items are finished, and `n_passed_over` results of the next item have been yielded.
+    """
 
     item: int = 0
     n_passed_over: int = 0
@@ -83,14 +86,14 @@ class ResumePosition(NamedTuple):
 
 
 def behind(origin: SourceItem) -> ResumePosition:
-    """Return the position behind a result: the next item, or a generator's next result."""
+    """Return the position after a result: the next item, or the next result of a generator."""
     if origin.n_given:
         return ResumePosition(origin.last, origin.n_given, origin.before)
     return ResumePosition(origin.last + 1, 0, origin.after)
 
 
 class PipelineSource:
-    """A source that can be positioned; `name` is its name in messages.
+    """The source of an iteration, and its positions; `name` is its name in messages.
 
     Raises:
         InvalidArgument: the source cannot be iterated.
@@ -123,9 +126,9 @@ class PipelineSource:
         return len(self.source)
 
     def begin_at(self, position: ResumePosition) -> tuple[Any, PipelineStart, ResumePosition]:
-        """Return an iterable that starts at a position, the start for the runner, and the position.
+        """Return an iterable that starts at a position, the runner's start, and the position.
 
-        The returned position has the state of the source.
+        The returned position includes the state of the source.
         """
         start = PipelineStart(position.item, position.n_passed_over)
         if self._has_state:
@@ -207,8 +210,8 @@ class _WatchedIterator:
 
 
 def _is_iterable(value: Any) -> bool:
-    # An object with only __getitem__ is iterated with 0, 1, …. Looked up on the type, because a
-    # class whose instances are iterable is not iterable itself.
+    # An object with only __getitem__ is iterated with 0, 1, …. Look at the type: a class has the
+    # attributes of its instances, but is not iterable itself.
     return hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__")
 
 
@@ -217,7 +220,7 @@ _UNUSED: Final = PipelineStats((), 0, (), 0.0, 0.0, 0.0)
 
 
 class PipelineIterations(Closing):
-    """The base of objects that start an iteration whenever they are iterated, and track them."""
+    """The base of DataLoader and Pipeline: starts and tracks iterations."""
 
     def __init__(self) -> None:
         self._lines: weakref.WeakSet[PipelineRunner] = weakref.WeakSet()
@@ -230,7 +233,10 @@ class PipelineIterations(Closing):
         timeout_s: float | None,
         note: Callable[[SourceItem | None], None],
     ) -> Iterator[Any]:
-        """Start an iteration with a new runner; call `note` with each result's item, then None."""
+        """Start an iteration with a new runner.
+
+        `note` is called with each result's source item, and with None at the end.
+        """
         self.check_open()
         with interrupts_held():
             line = make()
@@ -249,14 +255,17 @@ class PipelineIterations(Closing):
         return _UNUSED if self._latest is None else self._latest.stats()
 
     def close(self) -> None:
-        """End all running iterations; no other can be started. Idempotent."""
+        """End all running iterations, and allow no further ones. Idempotent."""
         self._is_closed = True
         for line in list(self._lines):
             line.close()
 
 
 class _Iteration:
-    """An iterator over results. Its end, an exception, or garbage collection ends the runner."""
+    """An iterator over results.
+
+    The runner ends when the iterator is exhausted, raises or is garbage-collected.
+    """
 
     def __init__(
         self,

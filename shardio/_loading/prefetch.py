@@ -20,24 +20,24 @@ _SAMPLES_AT_ONCE: Final = 1 << 14
 
 
 class RemotePrefetch:
-    """Downloads shards for a loader's latest pass ahead of their use; does nothing for folders.
+    """Downloads shards for a loader's latest iteration ahead of use; does nothing for folders.
 
     Args:
-        dataset: opened by main.
-        batch_spec: determines the content of batches.
-        order: of its epochs; None if the user draws them.
+        dataset: the main process's own instance.
+        batch_spec: the specification of batches.
+        order: the order of epochs; None if a sampler determines it.
 
     Raises:
-        InvalidArgument: epochs need more at once than the cache may hold.
+        InvalidArgument: an epoch needs more bytes at the same time than the cache may hold.
     """
 
     def __init__(self, dataset: Dataset, batch_spec: BatchSpec, order: Order | None) -> None:
         self._dataset, self._batch_spec = dataset, batch_spec
         self._ahead: Prefetcher | None = None
         self._at_once = 0
-        """The bytes that a pass uses at a time, which must not evict each other."""
+        """The bytes that an iteration uses at the same time, which must all stay in the cache."""
         self._here = set[str]()
-        """The paths of files that have come, and stay, if all fit into the cache."""
+        """The paths of downloaded files; if all files fit into the cache, these stay there."""
         self._is_done = not dataset.remote_storages
         if not self._is_done and order is not None and not self._all_fit():
             most, by_shard = self._most_bytes(), self._sizes().reshape(-1, len(dataset.shards))
@@ -45,7 +45,7 @@ class RemotePrefetch:
             self._at_once = order.check_cache(by_shard.sum(axis=0), most, room)
 
     def follow(self, iteration: EpochIteration, view: SampleView) -> None:
-        """Download for a pass, and stop downloading for the one before."""
+        """Download for an iteration, and stop downloading for the previous one."""
         if self._is_done or self._has_all():
             return
         if self._ahead is not None:
@@ -72,14 +72,14 @@ class RemotePrefetch:
         return remote_sizes(self._dataset, self._batch_spec.fields)
 
     def _most_bytes(self) -> int:
-        """Return how many bytes the caches may hold."""
+        """Return the smallest size limit of the caches, in bytes."""
         return min(storage.max_bytes for storage in self._dataset.remote_storages)
 
     def _all_fit(self) -> bool:
         return all(storage.fits(self._sizes()) for storage in self._dataset.remote_storages)
 
     def end_with(self, close: Callable[[], None]) -> None:
-        """Stop downloading, and close the engine at the same time."""
+        """Stop downloading, and close the engine by `close` while downloads are ending."""
         if self._ahead is not None:
             self._ahead.cancel()
         try:
@@ -88,12 +88,15 @@ class RemotePrefetch:
             if self._ahead is not None:
                 self._ahead.close()
                 for storage in self._dataset.remote_storages:
-                    # Closed again: nothing uses the downloads that were still under way
+                    # The last downloads may have opened files again after the engine closed them
                     storage.close()
 
 
 def _wanted(view: SampleView, batch_spec: BatchSpec, plan: EpochPlan) -> Iterator[PrefetchRequest]:
-    """Yield the files of a pass, each where it is first needed, and again after a long gap."""
+    """Yield the files that an iteration needs, in the order in which it needs them.
+
+    A file is yielded at the first step that needs it, and again after a long gap.
+    """
     partition, dataset = plan.partition, view.dataset
     index_planner = IndexPlanner(view, seed=batch_spec.seed)
     n_steps = max(1, _SAMPLES_AT_ONCE // partition.batch_size)

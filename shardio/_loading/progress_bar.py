@@ -22,12 +22,12 @@ _LINE_EVERY_S: Final = 10.0
 
 
 class ProgressBar:
-    """An iterator over batches that shows its progress. It does not keep batches.
+    """An iterator over batches that shows its progress. It keeps no reference to batches.
 
     Args:
         batches: the iterator to wrap.
         n_batches: the number of batches of the epoch.
-        n_done: the number of batches consumed before.
+        n_done: the number of batches consumed before this iteration.
         stats: a function that returns the loading figures.
         title: the text before the bar.
         file: the output; standard error by default.
@@ -50,7 +50,7 @@ class ProgressBar:
         self._bar = _bar(self._file, title, n_batches, n_done) if self._file.isatty() else None
         self._every_s = _LINE_EVERY_S if self._bar is None else _EVERY_S
         self._next_s = time.monotonic() + self._every_s
-        # A loop that is left early restores the terminal as well.
+        # Restore the terminal even if the loop is left early.
         self._stop = weakref.finalize(self, _stopped, self._bar)
 
     def __iter__(self) -> Self:
@@ -75,7 +75,7 @@ class ProgressBar:
         elapsed_s = stats.elapsed_s or 1.0
         rate = f"{stats.n_samples / elapsed_s:,.0f} samples/s"
         note = f"{rate}, waiting {stats.waiting_s / elapsed_s:.0%} of the time"
-        # The terminal is gone, or the file is closed.
+        # Errors mean that the terminal is gone, or that the file is closed.
         with contextlib.suppress(OSError, ValueError):
             if self._bar is None:
                 done = f"{self._n_done:,} of {self._n_batches:,} batches"

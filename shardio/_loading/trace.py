@@ -28,7 +28,7 @@ Event = dict[str, Any]
 
 _N_DELIVERIES: Final = 4096
 _MAIN: Final = 0
-"""The row of the loop; worker k has row k + 1."""
+"""The row of the main process; worker k has row k + 1."""
 
 
 class Delivery(NamedTuple):
@@ -44,13 +44,13 @@ class Delivery(NamedTuple):
 class Trace:
     """A recording of a loader's work during a `with` block.
 
-    It has the latest 512 batches of each worker and the latest 4,096 of the loop, of iterations
-    that begin inside the block.
+    It covers the iterations that begin inside the block: the latest 512 batches of each worker, and
+    the latest 4,096 batches of the loop.
 
     Args:
         engine: the engine of the loader; borrowed.
-        path: the file, opened at the start and written at the end, also after an exception. With
-            None, the caller calls `save`.
+        path: the file, opened at the start and written at the end, even after an exception; None
+            if the caller calls `save`.
     """
 
     def __init__(self, engine: Engine, path: str | os.PathLike[str] | None = None) -> None:
@@ -125,7 +125,7 @@ class Trace:
         if one.pass_ns in self._epochs:
             details["epoch"] = self._epochs[one.pass_ns]
         yield self._span(f"batch {one.step}", row, one.start_ns, whole_ns, details)
-        # One record in seven is timed: with few records, the estimate may exceed the whole.
+        # Only one record in seven is timed: with few records, the estimates may exceed the total.
         check_ns = min(one.check_ns, whole_ns)
         decode_ns = min(one.decode_ns, whole_ns - check_ns)
         transform_ns = min(one.transform_ns, whole_ns - check_ns - decode_ns)
@@ -149,7 +149,7 @@ class Trace:
             yield self._span("waiting", _MAIN, one.asked_ns, one.waited_ns, details)
             over_ns = one.got_ns - waited_until_ns
             yield self._span("handing over", _MAIN, waited_until_ns, over_ns, details)
-            # If iterations alternate, the time to the next batch is not the time of one body.
+            # If iterations alternate, the time to the next batch is not the duration of the body.
             if i + 1 < len(deliveries) and deliveries[i + 1].pass_ns == one.pass_ns:
                 body_ns = deliveries[i + 1].asked_ns - one.got_ns
                 yield self._span("the loop's body", _MAIN, one.got_ns, body_ns, details)

@@ -55,7 +55,7 @@ from shardio.errors import (
 from shardio.samples.view import SampleView
 
 _NEXT, _SPREAD = 8, 24
-"""How many samples are tried for the schema: at the start of the view, and spread over it."""
+"""The numbers of samples to try for the schema: at the start of the view, and spread over it."""
 _ASKED = 0
 """The index of the worker that computes the schema."""
 
