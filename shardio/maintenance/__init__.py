@@ -1,7 +1,7 @@
 """Maintenance of finished shards and datasets: verify, repair, rewrite, extend, count, compare.
 
-Names are imported on first use: a process that only verifies does not import the code that
-rewrites.
+Names are imported on first use, so that a process that only verifies does not import the code that
+rewrites shards.
 """
 
 from __future__ import annotations

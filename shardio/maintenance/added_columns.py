@@ -41,7 +41,7 @@ def add_computed(
     engine: Engine,
     progress: Progress | None,
 ) -> None:
-    """Compute the values of each shard of a dataset and write them to a shard of their own.
+    """Compute the values for each shard of a dataset and write them to a separate new shard.
 
     Raises:
         InvalidArgument: the function returns a wrong number of values for a batch.
@@ -61,7 +61,7 @@ def add_computed(
 
 
 class _Column(ShardJob):
-    """A job that computes the values of one shard's samples into a shard in its own folder."""
+    """A job that computes the values of one shard's samples and writes them to a new shard."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ def _is_sequence(values: Any) -> bool:
 
 
 def misfit(path: str, row: int, error: SchemaError) -> SchemaError:
-    """Return the error of a value with its sample, without the path of the unpublished shard."""
+    """Return an error that names the value's sample, not the path of the unpublished shard."""
     return SchemaError(f"{path}, sample {row}: {error.__cause__ or error}")
 
 

@@ -1,9 +1,9 @@
 """Compare two datasets or shards: find the samples that differ, by 64-bit digests.
 
-A *stored* digest is made of the hashes in the shard, where possible without reading or decoding the
-data. Equal stored digests mean equal values; different ones do not imply different values, which
-may be stored by another codec or codec version. A *value* digest is made of the decoded value and
-does not depend on the codec.
+A *stored* digest is computed from the hashes in the shard, where possible without reading or
+decoding the data. Equal stored digests mean equal values. Different stored digests do not mean
+different values, because equal values may be stored by different codecs or codec versions. A
+*value* digest is computed from the decoded value and does not depend on the codec.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DigestsOf = Callable[[ShardReader, str, Rows], Digests]
 
 _WORD: Final = 8
 _MISSING: Final = b"None"
-"""Bytes that no value of an optional field has."""
+"""The bytes that are hashed for a missing value; they differ from the bytes of every value."""
 
 
 def stored_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
@@ -40,7 +40,7 @@ def stored_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
         return _column_digests(reader, name, rows)
     entries = reader.records.entries(name, rows)
     kinds = codecs(entries)
-    # The meaning of the stored bytes may depend on a dictionary.
+    # With a dictionary, equal stored bytes may decode to different values.
     if any(BY_CODE[kind].has_dictionary for kind in np.unique(kinds).tolist()):
         return value_digests(reader, name, rows)
     digests = mix(entries["hash"].astype(np.uint64), kinds)
@@ -90,7 +90,7 @@ def _column_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
 
 
 def _row_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
-    """Return a digest for each row: its hash if a unit holds one row, else made of its bytes."""
+    """Return a digest for each row: its stored hash if it has one, else computed from its bytes."""
     field = reader.schema.columns[name]
     n_bytes = field.row_bytes or 0
     if rows_per_unit(n_bytes, field.stride) == 1:
@@ -113,10 +113,11 @@ _CHUNK_ROWS: Final = 1 << 14
 class DiffReport:
     """The differences between `a` and `b`.
 
-    With equal numbers of samples, samples are compared by number: `changed` lists the samples that
-    differ, each with its differing fields. Otherwise samples are compared by content, in any order:
-    `only_a` and `only_b` list the numbers of samples that the other side lacks. At most
-    `MAX_LISTED` are listed; `n_changed`, `n_only_a` and `n_only_b` count all.
+    If both sides have the same number of samples, samples with the same index are compared:
+    `changed` lists the samples that differ, each with its differing fields. Otherwise samples are
+    compared by content, in any order: `only_a` and `only_b` list the indices of the samples that
+    the other side lacks. At most `MAX_LISTED` samples are listed; `n_changed`, `n_only_a` and
+    `n_only_b` count all.
     """
 
     a: str
@@ -169,7 +170,7 @@ class _Side:
         return int(self._starts[-1])
 
     def digests(self, of: DigestsOf, name: str, rows: Rows) -> Digests:
-        """Return a digest of a field for each of `rows`, which are numbered across all shards."""
+        """Return a digest of a field for each of `rows`, which count across all shards."""
         found = np.zeros(len(rows), np.uint64)
         shards = np.searchsorted(self._starts, rows, side="right") - 1
         for shard in np.unique(shards).tolist():
@@ -282,7 +283,7 @@ def _whole_digests(
 
 
 def _unmatched(a: Digests, b: Digests) -> tuple[Rows, Rows]:
-    """Return the ascending positions of digests in `a` and `b` that the other side lacks.
+    """Return the ascending indices of digests in `a` and `b` that the other side lacks.
 
     If one side has a digest more often, only the surplus occurrences are unmatched.
     """
@@ -293,7 +294,7 @@ def _unmatched(a: Digests, b: Digests) -> tuple[Rows, Rows]:
 
 
 def _last_of(numbers: npt.NDArray[np.intp], wanted: npt.NDArray[np.intp]) -> Rows:
-    """Return the positions of the last `wanted[k]` occurrences of each number k, ascending."""
+    """Return the ascending indices of the last `wanted[k]` occurrences of each k in `numbers`."""
     order = np.argsort(numbers, kind="stable")
     ordered = numbers[order]
     ends = np.searchsorted(ordered, ordered, side="right")

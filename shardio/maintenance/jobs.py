@@ -1,7 +1,7 @@
 """Run a job for each shard of a dataset: in this process, in workers, or on a Ray cluster.
 
-A job is repeated if its process crashes or its machine is lost. If it writes files, it therefore
-writes them to a new folder of its own.
+A job is repeated if its process crashes or its machine is lost. A job that writes files therefore
+writes them to a new folder in each attempt.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ R = TypeVar("R")
 class ShardJob:
     """A job that reads shards of a dataset. It borrows the dataset; other processes reopen it.
 
-    It always reads the same generation, even after others are published.
+    The job always reads the same generation, even after later generations are published.
     """
 
     def __init__(self, dataset: ShardDataset) -> None:
@@ -78,7 +78,7 @@ def done_for_each(
 def _in_workers(
     function: Callable[[int], R], n_shards: int, n_workers: int
 ) -> Iterator[tuple[int, R]]:
-    """Run the jobs in worker processes; an idle worker takes the next job."""
+    """Run the jobs in worker processes; each idle worker is assigned the next job."""
     with TaskPool(
         partial(_try, function),
         n_workers,
@@ -101,7 +101,7 @@ def _in_workers(
 
 
 def _try(function: Callable[[int], R], number: int) -> tuple[R | None, bytes | None]:
-    """Return the result of a job, or its packed error if that needs no traceback."""
+    """Return the result of a job, or a packed ShardioError or OSError, without its traceback."""
     try:
         return function(number), None
     except (ShardioError, OSError) as error:

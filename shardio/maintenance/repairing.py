@@ -38,7 +38,7 @@ from shardio.storage.fs import make_folder, read_checksummed_json
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A shard file, and its entry in the generation if that can be read."""
+    """A shard file, and its entry in the generation if the entry can be read."""
 
     path: str
     schema: Schema
@@ -54,9 +54,9 @@ class Part:
 class RepairPlan:
     """The plan of a repair: shards, each with the files of its column groups, and the schema.
 
-    `unnamed` maps shards that only unreadable generations name to the reason for giving them up. If
-    the shard list of `generation` is damaged, `shards` are the shards in the folder, and
-    `generation` lists none.
+    `unnamed` has the names of shards that only unreadable generations can list, each with the
+    reason why the repair leaves it out. If the shard list of `generation` is damaged, `shards` are
+    the shards in the folder, and `generation` lists none.
     """
 
     shards: tuple[tuple[Part, ...], ...]
@@ -103,7 +103,7 @@ def _last_readable(root: Path) -> Generation | None:
 
 
 def _without_shards(root: Path) -> Generation | None:
-    """Return the last readable generation without its lists; their files may be damaged."""
+    """Return the last readable generation without its lists, whose files may be damaged."""
     for number in sorted(_numbers(root), reverse=True):
         place = root / GENERATIONS / f"{number:06d}.json"
         with contextlib.suppress(DataError, OSError):
@@ -115,7 +115,7 @@ def _without_shards(root: Path) -> Generation | None:
 
 
 def _numbers(root: Path) -> set[int]:
-    """Return the numbers of all generations that have a file, and of the published one."""
+    """Return the numbers of all generation files, and the number in `dataset.json`."""
     files = (root / GENERATIONS).glob("[0-9]*.json")
     numbers = {int(path.stem) for path in files if path.stem.isdecimal()}
     with contextlib.suppress(DataError, OSError):
@@ -125,7 +125,7 @@ def _numbers(root: Path) -> set[int]:
 
 
 def _unnamed(root: Path, generation: Generation) -> dict[str, str]:
-    """Return the shards that only unreadable later generations can name, each with a reason."""
+    """Return the shards that only unreadable later generations can list, each with a reason."""
     later = [number for number in _numbers(root) if number > generation.number]
     if not later:
         return {}
@@ -182,7 +182,7 @@ class ShardRepair:
 
     @property
     def outcome(self) -> str:
-        """One of "sound", "mended" (no sample is lost), "damaged" and "lost" (all samples are)."""
+        """The outcome: "sound", "mended" (without loss), "damaged" (some samples lost), "lost"."""
         if self.losses:
             return "damaged" if self.n_kept else "lost"
         return "mended" if self.mended else "sound"
@@ -193,7 +193,7 @@ class ShardRepair:
         return sum(loss.n_samples or 0 for loss in self.losses)
 
     def lose(self, row: int, reason: str) -> None:
-        """Record a lost sample; rows must come in ascending order."""
+        """Record a lost sample; successive calls must have ascending rows."""
         last = self.losses[-1] if self.losses else None
         if last and last.last == row - 1 and last.reason == reason:
             self.losses[-1] = Loss(last.first, row, reason)
@@ -337,7 +337,7 @@ def _save(parts: Sequence[Part], output: GenerationWriter, found: ShardRepair) -
 
 
 def _folder_for(part: Part, parts: Sequence[Part], output: GenerationWriter) -> Path:
-    """Return the folder for the mended copy of a file: one per part, as all are open together."""
+    """Return the folder for the mended copy of a file: one per part, as all are open at once."""
     if part is parts[0]:
         return output.staging
     folder = output.staging / f"beside-{parts.index(part)}"
@@ -346,7 +346,7 @@ def _folder_for(part: Part, parts: Sequence[Part], output: GenerationWriter) -> 
 
 
 def _lose_all(part: Part, reason: str, found: ShardRepair) -> None:
-    """Record that all samples are lost, because one of their files cannot be opened."""
+    """Record that all samples of a shard are lost, because `part` cannot be opened."""
     n = part.named.n_samples if part.named else None
     if n != 0:
         found.losses.append(Loss(None, None, reason) if n is None else Loss(0, n - 1, reason))
@@ -397,11 +397,11 @@ def _save_samples(
 
 
 def _reason(error: Exception, path: str) -> str:
-    """Return the reason of a loss without file and offset, which differ from sample to sample."""
+    """Return the reason of a loss, without the file and the offset, which differ by sample."""
     if isinstance(error, ShardCorrupt):
         where = f"field {error.field!r}: " if error.field else ""
         section = f" ({error.section})" if error.section else ""
         return f"{where}{error.what}{section}"[:_MAX_REASON]
     if isinstance(error, SchemaError):
-        return str(error.__cause__ or error)[:_MAX_REASON]  # without the new shard's name
+        return str(error.__cause__ or error)[:_MAX_REASON]  # the cause does not name the new shard
     return str(error).removeprefix(f"{path}: ")[:_MAX_REASON]

@@ -151,11 +151,11 @@ def compact(
     """Merge adjacent small shards of a dataset, as its next generation.
 
     A shard is small if it has less than half of `shard_bytes`. Sample numbers and lineage stay the
-    same. Files of older generations are kept for readers that have them open, unless `remove_old`
-    removes the shards that the published generation does not name: readers of an older generation
-    then keep the shards that they have mapped, and get ShardNotFound for the others. If the dataset
-    has column groups, all shards are rewritten as whole shards. Shards are verified before they are
-    rewritten.
+    same. Files of older generations are kept for processes that read them. With `remove_old`, the
+    shards that the published generation does not name are removed: readers of an older generation
+    can still use the shards that they have mapped, and get ShardNotFound for the others. If the
+    dataset has column groups, all shards are rewritten as whole shards. Shards are verified before
+    they are rewritten.
 
     Args:
         folder: the dataset.
@@ -187,9 +187,9 @@ def compact(
 
 
 def _groups(previous: Generation, shard_bytes: int) -> list[list[int]]:
-    """Return the shard numbers in order: adjacent small shards as one group, others alone.
+    """Group the shard numbers: adjacent small shards together, each other shard alone.
 
-    With column groups, all shards are in one group.
+    If the dataset has column groups, all shards are in one group.
     """
     shards = previous.shards
     if previous.column_groups:
@@ -247,12 +247,12 @@ def _remove_old(root: Path) -> int:
 
 def _older_names(root: Path, number: int) -> Iterator[str]:
     for older in range(1, number):
-        with contextlib.suppress(DataError):  # verification reports it
+        with contextlib.suppress(DataError):  # verification reports damaged generations
             yield from (shard.name for shard, _ in load_generation(root, older).files)
 
 
 LABEL = "label"
-"""The name of the field that holds class numbers."""
+"""The name of the field that holds class indices."""
 
 
 def merge(
@@ -345,7 +345,8 @@ def check_same_fields(a: ShardDataset, b: ShardDataset) -> None:
     """Raise InvalidArgument unless two datasets have the same fields, in any order.
 
     Raises:
-        InvalidArgument: names the fields that only one has, or whose definitions differ.
+        InvalidArgument: the fields differ; the message names the fields that only one dataset has,
+            or whose definitions differ.
     """
     if dict(a.schema) == dict(b.schema):
         return
@@ -364,7 +365,7 @@ def _all_classes(datasets: Sequence[ShardDataset]) -> tuple[str, ...]:
 
 
 def _renumbering(dataset: ShardDataset, classes: tuple[str, ...]) -> dict[int, int] | None:
-    """Return the new number of each of a dataset's classes; None if no number changes.
+    """Map each class index of a dataset to its new index; return None if no index changes.
 
     Raises:
         InvalidArgument: the dataset has labels but no class names.
@@ -392,7 +393,7 @@ def _has_labels(schema: Schema) -> bool:
 
 
 def _renumbered(value: Any, numbers: Mapping[int, int], shard: str, row: int) -> Any:
-    """Return a label's new number; a negative or missing label means no class and is kept."""
+    """Return the new value of a label; a negative or missing label means no class and is kept."""
     if value is None or int(value) < 0:
         return value
     if int(value) not in numbers:

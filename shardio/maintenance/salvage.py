@@ -1,7 +1,7 @@
-"""Salvage: restore a damaged shard, in a copy, from its redundant parts until it opens again.
+"""Salvage: restore the redundant parts of a damaged shard, in a copy, so that it can be opened.
 
 The header is stored in the first and in the last page; the schema also in the dataset's generation;
-block hashes and chunk hashes can be recomputed from the data they cover, if that is intact. Each
+block hashes and chunk hashes can be recomputed from the data that they cover, if it is intact. Each
 restored part is confirmed by an undamaged hash. Other damage stays and is detected by reading.
 """
 
@@ -83,13 +83,13 @@ def chunk_hashes_again(
 
 
 def _items(content: memoryview, section: Section, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return the items of a section that lie within the file."""
+    """Return the items of a section, as far as the file has them."""
     stored = content[section.offset : section.offset + section.size]
     return np.frombuffer(stored, dtype, len(stored) // dtype.itemsize)
 
 
 class _Records:
-    """The records of a stream field, and the number of the first chunk of each."""
+    """The records of a stream field, and the index of each record's first chunk."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class _Records:
     def hashes(self, first: int, last: int) -> bytes:
         """Return the hashes of chunks `first` to `last` - 1; b"" if a chunk cannot be located."""
         numbers = np.arange(first, last).astype(np.uint64)
-        # A record without chunks has the same first chunk as the next record.
+        # Take the last of the records with this first chunk: those before it have no chunks.
         rows = np.searchsorted(self._firsts, numbers, side="right") - 1
         if not len(rows) or rows.min() < 0:
             return b""
@@ -133,7 +133,7 @@ class Mended:
 
 @dataclass
 class _Draft:
-    """A damaged shard, and the patches for its copy by file offset."""
+    """A damaged shard, and the patches for its copy, which map a file offset to the new bytes."""
 
     path: str
     content: memoryview
@@ -146,7 +146,7 @@ class _Draft:
         return self.content[section.offset : section.offset + section.size]
 
     def put(self, offset: int, content: bytes, note: str) -> None:
-        """Replace bytes in the copy, unless they are equal already."""
+        """Replace bytes in the copy and add a note, unless the bytes are equal."""
         if self.content[offset : offset + len(content)] != content:
             self.patches[offset] = content
             if note not in self.notes:
@@ -154,7 +154,7 @@ class _Draft:
 
 
 def mend(path: str, folder: Path, schema: Schema | None = None) -> Mended:
-    """Restore redundant parts in a copy of the shard in `folder`; return the file itself if sound.
+    """Restore redundant parts in a copy of a shard; return the shard itself if nothing is restored.
 
     Args:
         path: the shard; it is only read.
@@ -163,7 +163,7 @@ def mend(path: str, folder: Path, schema: Schema | None = None) -> Mended:
 
     Raises:
         ShardNotFound: there is no such file.
-        ShardIncomplete, ShardCorrupt, ShardUnsupported: the file cannot be opened even so.
+        ShardIncomplete, ShardCorrupt, ShardUnsupported: the copy cannot be opened either.
         OSError: the file cannot be opened, or the copy cannot be written.
     """
     copy, notes = folder / "mended.shard", []
@@ -210,7 +210,7 @@ def schema_of(path: str) -> Schema:
 
 
 def _map_around(path: str, copy: Path) -> tuple[memoryview, int]:
-    """Map a file, or a copy without its unreadable pages; return also the number of these pages."""
+    """Map a file, or if pages are unreadable, a copy without them; also return their number."""
     fs.unlink(copy)
     holes = unreadable_pages(path)
     if holes:
@@ -221,7 +221,7 @@ def _map_around(path: str, copy: Path) -> tuple[memoryview, int]:
 def unreadable_pages(path: str) -> list[int]:
     """Read a whole file, and return the offset of each page that the disk cannot read.
 
-    Read calls are used because touching such a page in a mapping kills the process.
+    The file is read by calls of pread, because touching such a page in a mapping kills the process.
     """
     fd = open_shard(path)
     try:
@@ -268,7 +268,7 @@ def _open_any(content: memoryview, path: str) -> tuple[Header, Sections]:
             reason = reason or header
             continue
         try:
-            check_place(header, header.file_size, path)  # the file itself may be shorter or longer
+            check_place(header, header.file_size, path)  # not the actual size, which may differ
             end = header.table_offset + header.table_size
             if end > len(content):
                 raise ShardCorrupt(
@@ -335,7 +335,7 @@ def _mend_block_hashes(draft: _Draft) -> None:
 
 
 def _mend_column_hashes(draft: _Draft, schema: Schema) -> None:
-    """Recompute damaged hashes of columns, block by block, where the rows they cover are intact."""
+    """Recompute damaged blocks of column hashes, if the rows that they cover are intact."""
     for name, field_ in schema.columns.items():
         number = schema.field_id(name)
         keys = [

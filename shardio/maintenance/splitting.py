@@ -1,4 +1,4 @@
-"""Split a dataset into named subsets, whole groups at a time, as its next generation."""
+"""Split a dataset into named subsets, without dividing groups, as its next generation."""
 
 from __future__ import annotations
 
@@ -122,9 +122,9 @@ def _check_parts(parts: Any) -> None:
 def _groups(
     dataset: ShardDataset, group: str | None
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
-    """Return the group number of each row, and the number of rows of each group.
+    """Return the group index of each row, and the number of rows of each group.
 
-    Groups are numbered in order of first appearance, so the numbers do not depend on the shards.
+    Groups are in order of first appearance, so the indices do not depend on the shards.
     """
     n_rows = len(dataset)
     if group is None:
@@ -147,7 +147,10 @@ def _allot(
     shares: list[float],
     seed: int,
 ) -> npt.NDArray[np.int64]:
-    """Assign the groups in random order, each to the part that lacks the most; return the parts."""
+    """Assign each group, in random order, to the part that lacks the most samples.
+
+    Return the index of each group's part.
+    """
     numbered, key = np.arange(len(counts)), np.full(len(counts), derive_key(seed), np.uint64)
     keys = mix(key, numbered, key, key)  # enough rounds to decorrelate the keys of adjacent groups
     lacking = [share * len(groups) for share in shares]

@@ -31,9 +31,10 @@ class StatsReport:
     """The statistics, and the generation that holds them.
 
     `stats` has `samples` and `fields`. Each numeric field has `count` (numbers, not samples),
-    `mean`, `std`, `min`, `max`, `not_finite` (the count of numbers that are excluded), `missing`
-    (the count of samples without a value), `smallest` and `largest` (per dimension). If the dataset
-    has class names and labels, `stats` also has `classes` and `without_class`.
+    `mean`, `std`, `min`, `max`, `not_finite` (how many numbers are excluded because they are not
+    finite), `missing` (the number of samples without a value), `smallest` and `largest` (the
+    smallest and largest size of each dimension). If the dataset has class names and labels, `stats`
+    also has `classes` and `without_class`.
     """
 
     dataset: Path
@@ -94,7 +95,7 @@ def compute_stats(
 
 
 def _count(dataset: ShardDataset, engine: Engine, progress: Progress | None) -> dict[str, Any]:
-    """Count each shard separately; join the counts in shard order, whichever finishes first."""
+    """Count each shard separately; join the counts in shard order, so that they are repeatable."""
     schema = dataset.schema.items()
     arrays = {name: array for name, field in schema if (array := field.array or field.item)}
     whole = _Counts({name: _Tally(array) for name, array in arrays.items()}, _ClassTally(dataset))
@@ -150,13 +151,13 @@ class _Counting(ShardJob):
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """The counts of some samples."""
+    """The statistics of some samples: a tally for each numeric field, and the class counts."""
 
     tallies: dict[str, _Tally]
     by_class: _ClassTally
 
     def join(self, other: _Counts) -> None:
-        """Add the counts of the samples that follow."""
+        """Add the statistics of the following samples."""
         for name, tally in self.tallies.items():
             tally.join(other.tallies[name])
         self.by_class.join(other.by_class)
@@ -165,7 +166,7 @@ class _Counts:
 def _values(
     reader: ShardReader, name: str, array: Array, rows: Rows
 ) -> Iterator[npt.NDArray[Any] | None]:
-    """Yield arrays of a field's values: many rows of a column at once, else one row at a time.
+    """Yield a field's values as arrays, of many rows for a column, of one row for other fields.
 
     Yield None for a sample without a value.
     """
@@ -184,9 +185,9 @@ def _values(
 
 
 class _Tally:
-    """Mean, deviation and range of numbers that are added piece by piece.
+    """The running mean, deviation and range of a field's numbers.
 
-    The moments of two pieces are combined as in T. F. Chan, G. H. Golub and R. J. LeVeque,
+    The moments of two sets of numbers are combined as in T. F. Chan, G. H. Golub, R. J. LeVeque,
     "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
     """
 
@@ -207,7 +208,7 @@ class _Tally:
         self._see_shape(values.shape[1:])
         if values.dtype.kind == "b":
             values = values.view(np.uint8)
-        if self._dtype == "bfloat16":  # stored as the upper halves of float32
+        if self._dtype == "bfloat16":  # a bfloat16 is the upper half of a float32
             values = (values.astype(np.uint32) << 16).view(np.float32)
         flat = values.reshape(-1)
         for first in range(0, len(flat), _CHUNK_ITEMS):
@@ -234,7 +235,7 @@ class _Tally:
             return
         self._see_range(numbers.min().item(), numbers.max().item())
         wide = numbers.astype(np.float64)
-        with np.errstate(all="ignore"):  # sums of values near the largest float64 overflow
+        with np.errstate(all="ignore"):  # sums of values near the largest float64 may overflow
             n, mean = len(wide), float(wide.mean())
             wide -= mean
             squares = float(wide @ wide)

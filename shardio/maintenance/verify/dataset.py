@@ -3,8 +3,8 @@
 Operations that rewrite shards verify them first: new hashes over damaged data would hide the
 damage.
 
-`survey_shard` reads only the metadata. Opening refuses a shard that breaks any rule; a survey reads
-such a shard as far as possible. If the first page is damaged, the last page replaces it.
+`survey_shard` reads only the metadata. A shard that breaks any rule cannot be opened, but a survey
+reads its metadata as far as possible. If the first page is damaged, the last page replaces it.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _any_header(content: Content, path: str) -> Header | None:
 def _sections(content: Content, header: Header, findings: Findings) -> _Sections:
     end = header.table_offset + header.table_size
     if end > content.nbytes:
-        return {}  # truncated, which is recorded already
+        return {}  # the file is truncated, which is recorded already
     with findings.catching():
         table = bytes(content[header.table_offset : end])
         return {s.key: s for s in unpack_table(table, header, findings.path)}
@@ -184,7 +184,7 @@ def verify_shard(
     if not workers:
         return list(verify_file(path, access).findings)
     place = Path(path)
-    with contextlib.suppress(ShardIncomplete):  # recorded as a finding
+    with contextlib.suppress(ShardIncomplete):  # reported as a finding below
         open_content(os.fspath(place), "pread")  # raise ShardNotFound here, not as a finding
     found = verify_all(place.parent, [place.name], 1, None, access)
     return list(found[place.name].findings)
@@ -209,8 +209,8 @@ def verify_dataset(
     Args:
         folder: the dataset.
         workers: the number of processes, at most one per shard. By default one per usable CPU,
-            including this process unless shards are mapped; less than half a GiB is verified in
-            this process alone. With 0 all work is done in this process.
+            including this process unless shards are mapped; if the shards have less than half a
+            GiB in total, this process alone. With 0 all work is done in this process.
         progress: called in this process, at the start and after every shard.
         access: how shards are read, as in `verify_shard`.
         engine: "local", or "ray" to use the machines of a Ray cluster, all of which must see the
@@ -242,7 +242,7 @@ def verify_dataset(
     else:
         names = [name for name in unknown if name.endswith(".shard")]
         unknown = []
-    # Without column groups, there is one file per shard.
+    # The files of column groups come last; do not count their samples again.
     n_whole = len(published.shards) if published else len(names)
     examined = verify_all(root, names, workers, progress, access, where)
     if published is not None:
@@ -265,7 +265,7 @@ def verify_dataset(
 def _verify_generations(root: Path) -> tuple[list[Generation], list[Finding]]:
     """Check `dataset.json` and all generations up to the published one.
 
-    Return the readable generations, the published one last; none if that cannot be read.
+    Return the readable generations, the published one last; if that is unreadable, an empty list.
     """
     try:
         published = load(root)
@@ -300,7 +300,7 @@ def _check_inputs(generations: Sequence[Generation]) -> list[Finding]:
 
 
 def _departure(root: Path) -> list[Finding]:
-    """Report a finding if the dataset has been removed or damaged during verification."""
+    """Return a finding if the dataset was removed or damaged during verification."""
     try:
         load(root)
     except DatasetNotFound:
@@ -344,7 +344,7 @@ def _unknown(root: Path, generations: Sequence[Generation]) -> list[str]:
 def _names_of_next(root: Path, published: Generation) -> set[str]:
     """Return the shards of a complete generation whose writer was killed before publishing it.
 
-    The next writer publishes it, so its shards are not unknown.
+    The next writer publishes this generation, so its shards are not unknown.
     """
     with contextlib.suppress(DatasetCorrupt, ShardUnsupported):
         following = load_generation(root, published.number + 1)

@@ -11,13 +11,13 @@ from typing import Any, Final
 from shardio.errors import ShardCorrupt, ShardIncomplete, ShardUnsupported
 
 MAX_FINDINGS: Final = 100
-"""The maximum number of findings listed per file; further ones are only counted."""
+"""The maximum number of findings listed per file; further findings are only counted."""
 _MAX_TEXT: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong with a file; attributes that do not apply are None.
+    """An error in a file; attributes that do not apply are None.
 
     `code` is the stable name of the broken rule, `sample` the row in the shard, `offset` the byte
     offset in the file.

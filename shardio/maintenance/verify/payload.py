@@ -63,7 +63,7 @@ class _Walk:
     """The state of a pass over the records in file order."""
 
     end: int = 0
-    """The end of the last record, relative to the payload; -1 if unknown."""
+    """The offset in the payload at which the last record ends; -1 if unknown."""
     features: Required = Required(0)
     """The features that the records need."""
 
@@ -101,7 +101,7 @@ def verify_payload(
         _check_tiling(payload, walk, first_row, entries, bad)
         for k, verifier in streams.items():
             verifier.check(first_row, entries[k :: len(fields)], bad[k :: len(fields)])
-            bad[k :: len(fields)] = True  # streams are fully checked above
+            bad[k :: len(fields)] = True  # skip streams below: they are fully checked here
         _check_records(payload, walk, first_row, entries, bad)
     for verifier in streams.values():
         verifier.close()
@@ -144,7 +144,7 @@ def _check_whole(
 def _dictionaries(
     content: Content, schema: Schema, sections: Sections, findings: Findings
 ) -> dict[str, Dictionary | None]:
-    """Return the compression dictionaries; an unusable one is None and adds a finding."""
+    """Return the compression dictionaries; for an unusable one, return None and add a finding."""
     found: dict[str, Dictionary | None] = {}
     for name, field in schema.records.items():
         if SPECS[field.codec].has_dictionary:
@@ -195,7 +195,7 @@ def _check_tiling(
     entries: Entries,
     bad: npt.NDArray[np.bool_],
 ) -> None:
-    """Check that each record begins where the previous one ends, after zeros for alignment."""
+    """Check that each record begins where the previous one ends, except for zero padding."""
     fields = payload.fields
     offsets = entries["offset"].astype(np.int64)
     ends = offsets + stored_bytes(entries).astype(np.int64)
@@ -282,9 +282,10 @@ def _check_records(
 def _are_valid(
     payload: _Payload, first_row: int, numbers: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
-    """Return True for each record that is valid if it is raw and its hash is right.
+    """Return a mask of the records whose values need no check if they are raw and match their hash.
 
-    Any other can break a rule in spite of its hash, as any of an optional field.
+    Other records may be invalid although their hash matches, such as any record of an optional
+    field.
     """
     fields, found = payload.fields, np.zeros(len(numbers), np.bool_)
     for k, (name, field) in enumerate(fields):
@@ -296,7 +297,7 @@ def _are_valid(
 
 
 def _are_texts(payload: _Payload, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return True for each record of a mandatory field that is valid exactly if it is UTF-8."""
+    """Return a mask of the records of mandatory fields whose only rule is that they are UTF-8."""
     fields = payload.fields
     plain = [field.is_utf8 and name not in payload.present for name, field in fields]
     found: npt.NDArray[np.bool_] = np.array(plain)[numbers % len(fields)]
@@ -304,7 +305,7 @@ def _are_texts(payload: _Payload, numbers: npt.NDArray[np.int64]) -> npt.NDArray
 
 
 class _Part(NamedTuple):
-    """A run of adjacent records: the first, the one after the last, and its range in the file."""
+    """A run of adjacent records, from `first` to before `last`, and its byte range in the file."""
 
     first: int
     last: int
@@ -315,7 +316,7 @@ class _Part(NamedTuple):
 def _parts(
     starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], n_bytes: int
 ) -> tuple[list[_Part], npt.NDArray[np.int64]]:
-    """Split records into parts of about n_bytes; return also, per record, the start of its part."""
+    """Split records into parts of about n_bytes; also return the start of each record's part."""
     gaps = starts[1:] - ends[:-1]
     is_cut = np.diff(np.cumsum(ends - starts) // n_bytes) > 0
     is_cut |= (gaps < 0) | (gaps >= RECORD_ALIGNMENT)

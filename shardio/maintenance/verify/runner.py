@@ -1,8 +1,8 @@
 """Verify many shards in this process and in workers; each verifies one shard at a time.
 
 Processes are used rather than threads because hashing small rows holds the interpreter lock. Also,
-touching a mapped page that the disk cannot read kills the process. The death of
-a worker is reported as a finding, so this process maps shards only if it has no workers.
+touching a mapped page that the disk cannot read kills the process. If the process is a worker, this
+is reported as a finding; this process therefore maps shards only if there are no workers.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ LITTLE_BYTES: Final = 512 << 20
 """Below this total size, shards are verified without workers."""
 
 MAX_AHEAD: Final = 3
-"""The number of shards queued for a worker in advance. With 1, a worker that had small shards
-waited until the main process had finished a large shard."""
+"""The maximum number of shards queued for a worker in advance. With 1, a worker with small shards
+ran out of work while the main process verified a large shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def verify_all(
         engine: the engine that runs the processes.
 
     Raises:
-        WorkerDied: two workers crashed on the same shard, and not because of unreadable bytes.
+        WorkerDied: two workers crashed on the same shard for a reason other than unreadable bytes.
     """
     tally = _Tally(root, names, progress)
     if engine.is_ray:
@@ -101,7 +101,7 @@ def _verify_on_nodes(
     tally: _Tally, root: Path, workers: int | None, access: Access, engine: Engine
 ) -> None:
     """Verify shards on the machines of a cluster, each shard as a whole."""
-    # Imported late: verification in this process needs no code that reads datasets.
+    # Imported here, because verification in this process needs no code that reads datasets.
     from shardio.dataset.manifest import POINTER
 
     there, pointer = Path(os.path.abspath(root)), root / POINTER
@@ -167,8 +167,8 @@ def _verify_in_workers(
 ) -> None:
     """Verify shards in worker processes; with `takes_part`, also some of them in this process.
 
-    Shards are queued in advance because this process may be busy with a shard of its own; towards
-    the end, fewer are queued, so that each of the last shards goes to the first idle worker.
+    Shards are queued in advance, because this process may be busy verifying a shard itself. Towards
+    the end fewer shards are queued, so that each of the last shards goes to the first idle worker.
     """
     waiting, under_way = deque(tally.names), dict[int, str]()
     with TaskPool(
@@ -185,7 +185,7 @@ def _verify_in_workers(
             while waiting and len(under_way) < n_workers * (1 + _n_ahead(len(waiting), n_workers)):
                 name = waiting.popleft()
                 under_way[pool.put(name)] = name
-            # Workers take a quarter of a second to start.
+            # Verify a shard here meanwhile: workers take a quarter of a second to start.
             if takes_part and waiting:
                 name = waiting.popleft()
                 tally.enter(name, verify_or_report(root / name, "pread"))
@@ -198,12 +198,12 @@ def _verify_in_workers(
 
 
 def _n_ahead(n_waiting: int, n_workers: int) -> int:
-    """Return the number of shards queued in advance per worker; it falls towards the end."""
+    """Return the number of shards to queue in advance per worker, which falls towards the end."""
     return min(MAX_AHEAD, (n_waiting - 1) // (2 * n_workers))
 
 
 def _unreadable(root: Path, name: str, _: int | None, died: WorkerExit) -> VerifiedShard | None:
-    """Return the finding for a worker killed by SIGBUS: it touched a page that cannot be read."""
+    """Return the finding if a worker was killed by SIGBUS because it touched an unreadable page."""
     if died.signal != signal.SIGBUS:
         return None
     findings = Findings(root / name)

@@ -1,9 +1,9 @@
 """Verify every byte of one shard: header pages, hashes, padding, columns, records, values.
 
 Opening a shard checks everything whose cost does not depend on the number of samples, and reading
-checks the data it reads. Verification checks the rest too: both header pages, all hashes, all
+checks the data that is read. Verification checks the rest too: both header pages, all hashes, all
 padding, that the records fill the payload without gaps or overlaps, and that each value is valid
-for its field. After a finding it continues wherever the following data can still be located.
+for its field. After a finding, verification continues where the following data can be located.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def verify_column(
 ) -> None:
     """Check a column whose sections have valid offsets and sizes.
 
-    `present` is, for an optional field, a mask of the samples that have it; other rows must be
-    zero.
+    For an optional field, `present` is a mask of the samples that have a value; the rows of other
+    samples must be zero.
     """
     number, field = schema.field_id(name), schema.columns[name]
     column = sections[Kind.COLUMN, number, 0]
@@ -88,10 +88,13 @@ def verify_column(
 
 
 def _chunks(n_samples: int, stride: int, per_unit: int) -> Iterator[tuple[int, int]]:
-    """Yield first row and number of rows of windows: whole units and, if possible, whole pages."""
+    """Yield the first row and number of rows of each window, of whole units and whole pages.
+
+    If that takes much more than WINDOW_BYTES, windows have whole units only.
+    """
     unit = stride * per_unit
     n_bytes = math.lcm(unit, PAGE)
-    # Rounded to the nearest: two rows of 600 KB make one window.
+    # Round to the nearest number, so that the window is nearest to WINDOW_BYTES.
     n_whole = (WINDOW_BYTES + n_bytes // 2) // n_bytes
     step = (n_whole * n_bytes // unit or WINDOW_BYTES // unit or 1) * per_unit
     for first in range(0, n_samples, step):
@@ -107,7 +110,7 @@ class _ColumnVerifier:
         self._per_unit = rows_per_unit(self._row_bytes, self._stride)
         self._window = memoryview(b"")
         self._units: list[memoryview] = []
-        """The window, split into units. For units of 3 KB, splitting takes as long as hashing."""
+        """The units of the window; kept, as splitting takes as long as hashing units of 3 KB."""
 
     def check_units(self, window: memoryview, first: int, expected: bytes) -> None:
         """Check the hashes of a window of whole rows that starts at row `first`."""
@@ -176,8 +179,8 @@ def verify_file(path: str | os.PathLike[str], access: Access = "pread") -> Verif
 
     Args:
         path: the file.
-        access: with "pread", an unreadable part of the file is a finding; with "mmap", it raises
-            SIGBUS.
+        access: with "pread", an unreadable part of the file is a finding; with "mmap", reading it
+            raises SIGBUS.
 
     Raises:
         ShardNotFound: there is no such file.
@@ -304,7 +307,7 @@ def _audit_sections(content: Content, header: Header, findings: Findings) -> Sch
         return schema
     names = list(schema)
     for section in sections.values():
-        # For kinds that only later versions know, the field number may have another meaning.
+        # In section kinds of later versions, the field index may have another meaning.
         field = names[section.field] if section.field < len(names) else None
         _verify_section_hashes(content, section, sections, field, findings)
     n_samples = header.n_samples

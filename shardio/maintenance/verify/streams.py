@@ -36,7 +36,7 @@ from shardio.shard.opening import Sections
 def are_texts(parts: Iterable[Any]) -> bool:
     """Return True if all of these buffers are UTF-8.
 
-    The loop runs in C, without a bytecode per buffer; the caller locates the first invalid buffer.
+    The loop runs in C, without a bytecode per buffer. The caller must find the invalid buffer.
     """
     try:
         deque(map(str, parts, repeat("utf-8")), maxlen=0)
@@ -89,7 +89,7 @@ class StreamAudit:
         self._packets = sections[Kind.PACKETS, number, 0]
         self._hashes = sections[Kind.CHUNK_HASHES, number, 0]
         self._next = {"first_packet": 0, "first_chunk": 0}
-        """The values that the next line must have; _UNKNOWN after an invalid line."""
+        """The expected values of the next row of the table; _UNKNOWN after an invalid row."""
 
     def check(self, first_row: int, entries: Entries, bad: npt.NDArray[np.bool_]) -> None:
         """Check the streams of rows from `first_row` on, except those with invalid entries."""
@@ -169,7 +169,7 @@ class StreamAudit:
         n_data = n_bytes - n_parameters - int(line["extradata_bytes"])
         self._check_packets(row, line, n_data)
         if self._findings.n_found != n_before:
-            return  # damaged bytes are not interpreted
+            return  # do not interpret damaged bytes
         parameters = bytes(self._content.bytes[offset : offset + n_parameters])
         if (wrong := _why_parameters_are_wrong(parameters)) is not None:
             self._findings.add(
@@ -238,7 +238,7 @@ _BROKEN: Final = "the table row of a stream is invalid (packets, chunks, sizes o
 
 
 def _why_parameters_are_wrong(content: bytes) -> str | None:
-    """Return why the parameters of a stream are invalid: no object, no codec, or not canonical."""
+    """Return the reason why the parameters of a stream are invalid; None if they are valid."""
     try:
         found = check_parameters(read_json(content.decode("utf-8")))
         check_json(found)

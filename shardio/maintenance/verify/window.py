@@ -1,4 +1,4 @@
-"""The bytes of a shard under verification, read once, front to back, in a sliding window."""
+"""Read the bytes of a shard once for verification, front to back, in a sliding window."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from shardio.storage.file_access import Access, choose_access
 from shardio.storage.mmap import drop_pages
 
 CHUNK_BYTES: Final = 16 << 20
-"""The number of mapped bytes processed between calls of `forget`, except for longer records."""
+"""The number of mapped bytes to process before `forget` is called; more for a longer record."""
 
 DIGEST_BYTES: Final = 8
 """The number of bytes that `differing` compares at a time."""
 
 WINDOW_BYTES: Final = 512 << 10
-"""The number of bytes processed together, except for longer rows and records: they stay in the
-CPU cache."""
+"""The number of bytes to process together, so that they stay in the CPU cache; more for a longer
+row or record."""
 
 _SEGMENTS: Final = getattr(zstandard, "BufferWithSegments", None)
 
@@ -47,7 +47,7 @@ def access_once(access: Access) -> Access:
 
 
 class Content:
-    """A shard's bytes, mapped or read from a file. It borrows them; no view may outlive it."""
+    """A shard's bytes, mapped or read from a file; borrowed. No view may outlive this object."""
 
     def __init__(self, whole: Bytes) -> None:
         self.bytes = whole
@@ -60,7 +60,7 @@ class Content:
     def window(self, start: int, end: int) -> memoryview:
         """Return the bytes from start to end, valid until the next call overwrites them.
 
-        The same view is returned again if the same memory holds the next window.
+        If the next window is in the same memory, the next call returns the same view.
 
         Raises:
             ShardChanged: an unmapped file has become shorter.
@@ -71,7 +71,7 @@ class Content:
             if self._unforgotten > CHUNK_BYTES:
                 self.forget()
             return self.bytes[start:end]
-        # The file offset and the buffer both start at a page boundary: otherwise some processors
+        # Start reading at a page boundary, in the file and in the buffer: otherwise some processors
         # copy at a quarter of the speed.
         skipped = start % PAGE
         n_bytes = skipped + end - start
@@ -136,7 +136,7 @@ class Content:
 
 
 def _new_buffer(n_bytes: int) -> memoryview:
-    """Return page-aligned memory, in huge pages where available: they save 1 ms of page faults."""
+    """Return page-aligned memory, in huge pages if available, which saves 1 ms of page faults."""
     buffer = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(AttributeError, OSError):  # not available on this system or kernel
         buffer.madvise(mmap.MADV_HUGEPAGE)
@@ -151,8 +151,8 @@ def digests_of(hashes: npt.NDArray[np.uint64]) -> bytes:
 def parts_of(window: memoryview, places: npt.NDArray[np.uint64]) -> Iterable[Any]:
     """Return the parts of a window at the (start, length) in each row of `places`.
 
-    The parts are objects with the buffer interface. zstandard's BufferWithSegments is used if the
-    package has it: slicing memoryviews instead takes half as long as hashing 30 KB.
+    The parts are objects with the buffer interface, made by zstandard's BufferWithSegments if
+    available: slicing a memoryview takes half as long as hashing 30 KB.
     """
     if _SEGMENTS is not None:
         parts: Iterable[Any] = _SEGMENTS(window, places)
@@ -162,10 +162,10 @@ def parts_of(window: memoryview, places: npt.NDArray[np.uint64]) -> Iterable[Any
 
 
 def differing(parts: Iterable[Any], expected: bytes) -> list[tuple[int, int, int]]:
-    """Return number, expected and found hash of each part whose hash differs.
+    """Return the index, expected hash and found hash of each part whose hash differs.
 
-    The loop runs in C, without a bytecode or an int per part, which would take as long as hashing a
-    row of 3 KB.
+    The loop runs in C. Executing bytecode and creating an int for each part would take as long as
+    hashing a row of 3 KB.
     """
     found = b"".join(map(digest_bytes, parts))
     if found == expected:
@@ -181,7 +181,7 @@ Present = dict[str, npt.NDArray[Any]]
 def verify_validity(
     content: Content, schema: Schema, sections: Sections, n_samples: int, findings: Findings
 ) -> Present:
-    """Check that no validity bit after the last sample is set; return the masks of all samples."""
+    """Check that no validity bit after the last sample is set; return each field's mask."""
     present: Present = {}
     for name in schema.optional:
         section = sections[Kind.VALIDITY, schema.field_id(name), 0]
