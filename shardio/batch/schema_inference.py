@@ -46,13 +46,13 @@ def _infer(name: str, value: object, source: Field | None) -> Field:
 
 def _infer_present(name: str, value: object, source: Field | None) -> Field:
     plain = value is None or isinstance(value, str | bool | int | float | Mapping | list | tuple)
-    if isinstance(source, Json) and plain and not isinstance(value, np.generic):
+    if source and source.is_json and plain and not isinstance(value, np.generic):
         return Json()
     if isinstance(value, str):
         return Text()
     if isinstance(value, bytes | bytearray | memoryview):
         return Bytes()
-    if isinstance(value, list | tuple) and (value or isinstance(source, List)):
+    if isinstance(value, list | tuple) and (value or (source and source.item)):
         if all(isinstance(each, np.ndarray | np.generic) for each in value):
             return _infer_list(name, value, source)
     if value is None or isinstance(value, Mapping | list | tuple):
@@ -66,9 +66,9 @@ def _infer_present(name: str, value: object, source: Field | None) -> Field:
 
 
 def _infer_list(name: str, value: Sequence[Any], source: Field | None) -> List:
-    known = source.element if isinstance(source, List) else None
+    known = source.item if source else None
     if not value:
-        return List(known) if known is not None else List(Array("float64", (None,)))
+        return List(known or Array("float64", (None,)))
     element = _infer_array(name, np.asarray(value[0]), known)
     return List(Array(element.dtype, (None,) * len(element.shape)))
 
@@ -78,10 +78,10 @@ def _infer_array(name: str, value: np.ndarray[Any, Any], source: Field | None) -
     if dtype not in DTYPES:
         raise SchemaError(f"field {name!r}: dtype {value.dtype} is not one of {', '.join(DTYPES)}")
     shape: tuple[int | None, ...] = tuple(n if n else None for n in value.shape)
-    if isinstance(source, Array):
-        if dtype == "uint16" and source.dtype == "bfloat16":
+    if known := source.array if source else None:
+        if dtype == "uint16" and known.dtype == "bfloat16":
             dtype = "bfloat16"
-        if source.dtype == dtype and len(source.shape) == value.ndim and not source.is_fixed:
+        if known.dtype == dtype and len(known.shape) == value.ndim and not known.is_fixed:
             shape = (None,) * value.ndim
     return Array(dtype, shape)
 
@@ -136,9 +136,9 @@ def _infer_column(name: str, values: Any, n_rows: int, known: Field | None) -> F
     if first is None:
         return known if known is not None and known.optional else Json()
     found = _infer_present(name, first, known)
-    if isinstance(found, Array):
-        found = Array(found.dtype, (None,) * len(found.shape))
-    is_sparse = any(value is None for value in values) and not isinstance(found, Json)
+    if array := found.array:
+        found = Array(array.dtype, (None,) * len(array.shape))
+    is_sparse = any(value is None for value in values) and not found.is_json
     return found.as_optional(is_sparse or (known is not None and known.optional))
 
 
@@ -159,8 +159,9 @@ def check_batch(made: object, n_rows: int, schema: Schema, whole: Iterable[str])
     if made.keys() != schema.keys():
         raise SchemaError(f"the first batch had fields {list(schema)}, this has {list(made)}")
     arrays = set(whole)
-    for name, field in schema.items():
-        if name not in arrays or not isinstance(field, Array):
+    for name, kind in schema.items():
+        field = kind.array
+        if name not in arrays or field is None:
             _check_column(name, made[name], n_rows)
             continue
         given = made[name]
@@ -190,8 +191,9 @@ def check_sample(sample: object, schema: Schema, first: str = "the first sample"
         raise SchemaError(f"a sample must be a dict of fields, found {type(sample).__name__}")
     if sample.keys() != schema.keys():
         raise SchemaError(f"{first} had fields {list(schema)}, this has {list(sample)}")
-    for name, field in schema.items():
-        if not isinstance(field, Array) or (field.optional and sample[name] is None):
+    for name, kind in schema.items():
+        field = kind.array
+        if field is None or (field.optional and sample[name] is None):
             continue
         made = sample[name]
         if isinstance(made, _ARRAYS) and made.shape == field.shape and _is_dtype(made.dtype, field):

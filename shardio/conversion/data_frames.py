@@ -156,23 +156,25 @@ class _InferredType(NamedTuple):
     is_listed: bool = False
     """True if all values were lists; a Json field could store them too."""
 
+    @property
+    def may_be_json(self) -> bool:
+        """True if a Json field can store all values so far."""
+        return self.is_listed or (self.field is not None and self.field.is_json)
+
 
 def _merge_types(known: _InferredType, found: _InferredType) -> _InferredType | None:
     """Return a type that can store the values of both; None if there is none."""
     if known == found:
         return known
-    if (known.is_listed or isinstance(known.field, Json)) and (
-        found.is_listed or isinstance(found.field, Json)
-    ):
-        if known.field is None or found.field is None:
-            return known if found.field is None else found
-    if isinstance(known.field, Array) and isinstance(found.field, Array):
-        if (made := _merge_arrays(known.field, found.field)) is not None:
+    may_be_json = known.may_be_json and found.may_be_json
+    if known.field is None or found.field is None:
+        return (known if found.field is None else found) if may_be_json else None
+    if known.field.array and found.field.array:
+        if (made := _merge_arrays(known.field.array, found.field.array)) is not None:
             return _InferredType(made, known.is_listed and found.is_listed)
-    if isinstance(known.field, List) and isinstance(found.field, List):
-        if (made := _merge_arrays(known.field.element, found.field.element)) is not None:
+    if known.field.item and found.field.item:
+        if (made := _merge_arrays(known.field.item, found.field.item)) is not None:
             return _InferredType(List(made), known.is_listed and found.is_listed)
-    may_be_json = all(each.is_listed or isinstance(each.field, Json) for each in (known, found))
     return _InferredType(Json()) if may_be_json else None
 
 
@@ -194,12 +196,14 @@ def _merge_arrays(known: Array, found: Array) -> Array | None:
 
 def _type_name(found: _InferredType | None) -> str:
     field = found.field if found else None
-    if isinstance(field, List):
-        return f"a list of {_type_name(_InferredType(field.element))}"
-    if isinstance(field, Array):
-        dims = ", ".join("*" if n is None else str(n) for n in field.shape)
-        return f"{field.dtype}[{dims}]" if dims else field.dtype
-    return "lists or dicts" if field is None or isinstance(field, Json) else type(field).__name__
+    if field is None or field.is_json:
+        return "lists or dicts"
+    if field.item:
+        return f"a list of {_type_name(_InferredType(field.item))}"
+    if array := field.array:
+        dims = ", ".join("*" if n is None else str(n) for n in array.shape)
+        return f"{array.dtype}[{dims}]" if dims else array.dtype
+    return type(field).__name__
 
 
 def _infer_type(name: str, row: int, value: Any) -> _InferredType:
@@ -266,11 +270,11 @@ def _convert_value(name: str, row: int, field: Field, value: Any) -> Any:
     """Return a value in the form that the field of its column requires."""
     if value is None:
         return None
-    if isinstance(field, List):
-        return [np.asarray(each, field.element.numpy) for each in value]
-    if isinstance(field, Array) and isinstance(value, list | tuple):
-        return np.asarray(value, field.numpy)
-    return str(value) if isinstance(field, Text) else _to_plain_value(name, row, value, field)
+    if field.item:
+        return [np.asarray(each, field.item.numpy) for each in value]
+    if field.array and isinstance(value, list | tuple):
+        return np.asarray(value, field.array.numpy)
+    return str(value) if field.is_utf8 else _to_plain_value(name, row, value, field)
 
 
 _TEXT: Final = _InferredType(Text())

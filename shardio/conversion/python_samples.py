@@ -23,7 +23,7 @@ from shardio.conversion.report import ConversionReport
 from shardio.dataset.writer import DatasetWriter, GenerationWriter
 from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.schema import Schema
-from shardio.format.types import Array, Field, Image
+from shardio.format.types import Field, Image
 from shardio.format.types.array_values import is_of
 
 
@@ -157,7 +157,7 @@ def _to_plain(value: Any, field: Field | None) -> Any:
     if is_of(value, "torch", "Tensor"):
         return _from_torch(value)
     if is_pillow_image(value):
-        return np.asarray(value) if isinstance(field, Array) else _encode_png(value)
+        return np.asarray(value) if field and field.array else _encode_png(value)
     if isinstance(value, np.ndarray | np.generic):  # masked arrays are rejected later
         return value
     if callable(give := getattr(value, "numpy", None)):  # a tinygrad or TensorFlow tensor
@@ -218,11 +218,10 @@ def infer_sample_schema(sample: Mapping[str, Any]) -> Schema:
     values = {name: _to_plain_field(name, value) for name, value in sample.items()}
     found: dict[str, Field] = dict(infer_schema(values))
     for name, value in sample.items():
-        field = found[name]
         if is_pillow_image(value):
             found[name] = Image()
-        elif isinstance(field, Array) and str(getattr(value, "dtype", "")) == "torch.bfloat16":
-            found[name] = replace(field, dtype="bfloat16")
+        elif str(getattr(value, "dtype", "")) == "torch.bfloat16" and (array := found[name].array):
+            found[name] = replace(array, dtype="bfloat16")
     return Schema(found)
 
 

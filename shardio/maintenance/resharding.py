@@ -18,7 +18,6 @@ from shardio.dataset.transaction import detect_conflict
 from shardio.dataset.writer import SHARD_BYTES, GenerationWriter, check_shard_bytes
 from shardio.errors import DataError, InvalidArgument
 from shardio.format.schema import Schema
-from shardio.format.types import Array
 from shardio.maintenance.verify.dataset import (
     Progress,
     ends_of,
@@ -373,13 +372,13 @@ def _renumbering(dataset: ShardDataset, classes: tuple[str, ...]) -> dict[int, i
     if dataset.classes == classes[: len(dataset.classes)] and (dataset.classes or not classes):
         return None
     if not dataset.classes:
-        if not len(dataset) or not _has_labels(dataset.schema):
+        if not len(dataset) or not has_labels(dataset.schema):
             return None
         raise InvalidArgument(
             f"{dataset.path}: has no class names, while others have {', '.join(classes[:5])}: the "
             "meaning of its labels is unknown; convert it again with class names"
         )
-    if not _has_labels(dataset.schema):
+    if not has_labels(dataset.schema):
         raise InvalidArgument(
             f"{dataset.path}: its classes differ from those of the others, and there is no field "
             f"{LABEL!r} of whole numbers in which they could be renumbered"
@@ -387,9 +386,10 @@ def _renumbering(dataset: ShardDataset, classes: tuple[str, ...]) -> dict[int, i
     return {i: classes.index(name) for i, name in enumerate(dataset.classes)}
 
 
-def _has_labels(schema: Schema) -> bool:
-    field = schema.get(LABEL)
-    return isinstance(field, Array) and field.shape == () and "int" in field.dtype
+def has_labels(schema: Schema) -> bool:
+    """Return True if samples have a label, an integer."""
+    label = schema[LABEL].array if LABEL in schema else None
+    return label is not None and label.shape == () and "int" in label.dtype
 
 
 def _renumbered(value: Any, numbers: Mapping[int, int], shard: str, row: int) -> Any:

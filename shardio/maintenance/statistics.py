@@ -17,6 +17,7 @@ from shardio.dataset.manifest import load_generation, publish_next
 from shardio.dataset.transaction import detect_conflict
 from shardio.format.types import Array
 from shardio.maintenance.jobs import ShardJob, done_for_each
+from shardio.maintenance.resharding import has_labels
 from shardio.maintenance.verify.dataset import Progress, ends_of, report_step
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.shard.reader import ShardReader
@@ -282,10 +283,8 @@ class _ClassTally:
     """The number of samples of each class, by the field `label`."""
 
     def __init__(self, dataset: ShardDataset) -> None:
-        field = dataset.schema.get("label")
         self._names = dataset.classes
-        is_label = isinstance(field, Array) and field.shape == () and "int" in field.dtype
-        self._is_known = bool(self._names) and is_label
+        self._is_known = bool(self._names) and has_labels(dataset.schema)
         self._counts = np.zeros(len(self._names), np.int64)
         self._n_without = 0
 

@@ -66,6 +66,10 @@ class Field(ABC):
     """True if each shown packet of a stream is a frame."""
     is_utf8: ClassVar[bool] = False
     """True if every record in valid UTF-8 is valid, and no other is."""
+    is_json: ClassVar[bool] = False
+    """True if a value is any that JSON can represent, null included."""
+    is_opaque: ClassVar[bool] = False
+    """True if a value is bytes without a format."""
     alignment: ClassVar[int] = 1
     """The alignment of raw records and of values in a block, in bytes."""
 

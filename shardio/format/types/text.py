@@ -22,6 +22,7 @@ class Bytes(RecordField):
     """A field of opaque bytes of any length; see Array for codec and optional."""
 
     code: ClassVar[int] = FieldType.BYTES
+    is_opaque: ClassVar[bool] = True
 
     def record_encoder(self, name: str) -> Callable[[Any], Record]:
         """Return a function that returns bytes as they are."""
@@ -94,6 +95,7 @@ class Json(RecordField):
     """
 
     code: ClassVar[int] = FieldType.JSON
+    is_json: ClassVar[bool] = True
 
     def _encode(self, name: str, value: object) -> tuple[memoryview, tuple[int, ...]]:
         try:

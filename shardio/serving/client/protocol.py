@@ -41,7 +41,6 @@ from shardio.batch.batch import Batch, Skipped
 from shardio.batch.layout import SKIPPED, BlockLayout, layout_of_received_batches
 from shardio.errors import InvalidArgument, ShardCorrupt, ShardioError
 from shardio.format.schema import Schema
-from shardio.format.types import Array
 from shardio.format.types.text import canonical_json, read_json
 
 _FORM: Final = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+):(\d{1,5}|\*)")
@@ -277,7 +276,7 @@ def layout_of(content: str) -> BlockLayout:
             raise MalformedMessage("a layout that is not an object")
         schema = Schema.from_json(text(found, "schema").encode("utf-8"))
         whole, n_rows = items(found, "whole"), number(found, "rows", _MAX_ROWS)
-        if not all(isinstance(schema.get(n), Array) for n in whole if isinstance(n, str)):
+        if not all(n in schema and schema[n].array for n in whole if isinstance(n, str)):
             raise MalformedMessage("a layout with arrays that are not in its schema")
         return layout_of_received_batches(schema, n_rows, frozenset(map(str, whole)))
     except MalformedMessage:
@@ -377,11 +376,10 @@ def _check_extents(
         raise MalformedMessage(
             f"field {slot.name!r}: a value beyond the {heap_bytes} bytes of the heap"
         )
-    field = layout.schema[slot.name]
-    if isinstance(field, Array):
+    if array := layout.schema[slot.name].array:
         shapes = layout.shapes(block, slot)[:n_rows].astype(np.float64)
         # Floats are exact up to the largest possible heap. Dimensions are limited even if one is 0.
-        is_wrong = shapes.prod(axis=1) * field.numpy.itemsize != sizes
+        is_wrong = shapes.prod(axis=1) * array.numpy.itemsize != sizes
         if bool((is_wrong | (np.maximum(shapes, 1).prod(axis=1) >= _MAX_VALUES)).any()):
             raise MalformedMessage(
                 f"field {slot.name!r}: a value that is not as large as its shape"
