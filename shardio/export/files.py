@@ -29,7 +29,7 @@ from shardio.export.formats import (
     refuse_fields,
     safe_path,
 )
-from shardio.format.types import Array, Bytes, Field, Json, Text
+from shardio.format.types import Field
 from shardio.storage.fs import create, make_folder, sync_path
 
 TABLE: Final = "samples.jsonl"
@@ -60,7 +60,7 @@ class FilesExporter:
                 refused[name] = "a file cannot hold a list of arrays"
                 continue
             self._encoders[name] = encode
-            if isinstance(field, Array | Bytes):
+            if field.array or field.is_opaque:
                 specs[name] = "file?" if field.optional else "file"
             if (preparation := preparation_of(field)) is not None:
                 prepare[name] = preparation
@@ -68,15 +68,14 @@ class FilesExporter:
         self.schema_spec: Mapping[str, str] = specs
         self.prepare: Prepare = prepare
         self._fields = options.fields
-        self._numbers = {
-            n: number_converter(f) for n, f in options.fields.items() if isinstance(f, Array)
-        }
+        self._numbers = {n: number_converter(f.array) for n, f in options.fields.items() if f.array}
         several = len(self._encoders) > 1
         self._folders = (
             distinct_names(self._encoders, TABLE) if several else dict.fromkeys(specs, "")
         )
         self._classes = _class_folders(options)
-        self._has_source = isinstance(options.fields.get("source"), Text)
+        source = options.fields.get("source")
+        self._has_source = source is not None and source.is_utf8
         self._root = Path()
         self._created: set[Path] = set()
         self._table: IO[bytes] | None = None
@@ -165,12 +164,13 @@ def _is_in_table(field: Field) -> bool:
     """Return True if the values of a field are stored in the table itself."""
     if (array := field.array) is not None:
         return array.is_fixed and math.prod(n or 0 for n in array.shape) <= _MAX_TABLE_ITEMS
-    return isinstance(field, Text | Json)
+    return field.is_utf8 or field.is_json
 
 
 def _class_folders(options: ExportOptions) -> list[str]:
     """Return the folder name of each class; empty if labels are not exported, or not integers."""
-    label = options.fields.get("label")
-    if not isinstance(label, Array) or label.shape or export_dtype(label).kind not in "iu":
+    field = options.fields.get("label")
+    label = field.array if field else None
+    if label is None or label.shape or export_dtype(label).kind not in "iu":
         return []
     return list(distinct_names(options.dataset.classes, TABLE).values())

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from shardio.dataset.dataset import Dataset
 from shardio.errors import DataError, InvalidArgument
-from shardio.format.types import Array, Audio, Bytes, Field, Image, Json, Text, Video
+from shardio.format.types import Array, Field
 from shardio.media import MuxedStream, mux
 
 Prepare = Mapping[str, Callable[[Any], Any]]
@@ -268,15 +268,15 @@ Encode = Callable[[Any], tuple[str, bytes]]
 
 _INTEGER_SUFFIXES: Final = ("cls", "cls2", "id", "index", "inx")
 _SUFFIXES: Final = {
-    Array: ("npy",),
-    Text: ("txt", "text", "transcript"),
-    Json: ("json", "jsn"),
-    Image: (
+    "array": ("npy",),
+    "text": ("txt", "text", "transcript"),
+    "json": ("json", "jsn"),
+    "image": (
         *("avif", "bmp", "dib", "gif", "jfif", "jpe", "jpeg", "jpg", "pbm", "pgm", "png", "pnm"),
         *("ppm", "qoi", "tif", "tiff", "webp"),
     ),
-    Video: ("avi", "flv", "m4v", "mkv", "mov", "mp4", "mpeg", "mpg", "ogv", "webm", "wmv"),
-    Audio: ("aac", "aiff", "flac", "m4a", "mp3", "ogg", "opus", "wav", "wma"),
+    "video": ("avi", "flv", "m4v", "mkv", "mov", "mp4", "mpeg", "mpg", "ogv", "webm", "wmv"),
+    "audio": ("aac", "aiff", "flac", "m4a", "mp3", "ogg", "opus", "wav", "wma"),
 }
 """Suffixes by field type that WebDataset readers decode as this type."""
 _NOT_BYTES_SUFFIXES: Final = {*_INTEGER_SUFFIXES, "npz", "pickle", "pkl", "pt", "pth", "pyd"}.union(
@@ -297,11 +297,11 @@ _IMAGE_SIGNATURES: Final = (
 def has_suffix(name: str, field: Field) -> bool:
     """Return True if a field's name ends in a suffix that readers decode as its type."""
     suffix = name.lower().rpartition(".")[2]
-    if isinstance(field, Bytes):
+    if field.is_opaque:
         return suffix not in _NOT_BYTES_SUFFIXES
     if suffix in _INTEGER_SUFFIXES:
         return is_int64_scalar(field)
-    return suffix in _SUFFIXES.get(type(field), ())
+    return suffix in _SUFFIXES.get(field.word(), ())
 
 
 def is_int64_scalar(field: Field) -> bool:
@@ -316,8 +316,8 @@ def suffix_of(name: str, field: Field) -> str:
         name == "label" or name.lower().rpartition(".")[2] in _INTEGER_SUFFIXES
     ):
         return ".cls"
-    suffixes: dict[type, str] = {Array: ".npy", Text: ".txt", Json: ".json", Bytes: ".bin"}
-    return suffixes.get(type(field), "")
+    suffixes = {"array": ".npy", "text": ".txt", "json": ".json", "bytes": ".bin"}
+    return suffixes.get(field.word(), "")
 
 
 def file_encoder(name: str, field: Field) -> Encode | None:
@@ -332,14 +332,14 @@ def file_encoder(name: str, field: Field) -> Encode | None:
     if field.array is not None:
         array = npy_encoder(field.array)
         return lambda value: (suffix, array(value))
-    encode = _ENCODERS.get(type(field))
+    encode = _ENCODERS.get(field.word())
     return None if encode is None else lambda value: (suffix, encode(value))
 
 
-_ENCODERS: Final[dict[type, Callable[[Any], bytes]]] = {
-    Text: str.encode,
-    Json: lambda value: json.dumps(value, ensure_ascii=False).encode(),
-    Bytes: bytes,
+_ENCODERS: Final[dict[str, Callable[[Any], bytes]]] = {
+    "text": str.encode,
+    "json": lambda value: json.dumps(value, ensure_ascii=False).encode(),
+    "bytes": bytes,
 }
 """Encoders of values that are neither arrays nor media, as the bytes of a file."""
 

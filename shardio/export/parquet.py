@@ -24,14 +24,14 @@ from shardio.export.formats import (
     preparation_of,
     refuse_fields,
 )
-from shardio.format.types import Array, Field, Json, Text
+from shardio.format.types import Array, Field
 from shardio.storage.fs import create, sync
 
 _GROUP_BYTES: Final = 64 << 20
 """The size at which rows are written as a row group."""
-_TYPES: Final[dict[type, Any]] = {
-    Text: pa.string(),
-    Json: pa.json_() if hasattr(pa, "json_") else pa.string(),
+_TYPES: Final[dict[str, Any]] = {
+    "text": pa.string(),
+    "json": pa.json_() if hasattr(pa, "json_") else pa.string(),
 }
 """The types of fields that are neither arrays nor media, but for bytes."""
 _FILE: Final = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -54,7 +54,7 @@ class ParquetExporter:
         for name, field in options.fields.items():
             if (made := preparation_of(field)) is not None:
                 prepare[name] = made
-            elif isinstance(field, Json):
+            elif field.is_json:
                 prepare[name] = _as_json
         self.prepare: Prepare = prepare
         self._tree = _field_tree(options.fields)
@@ -163,7 +163,7 @@ def _type(field: Field) -> Any:
         return found
     if field.item is not None:
         return pa.list_(_element(_type(field.item)))
-    return _FILE if field.medium else _TYPES.get(type(field), pa.binary())
+    return _FILE if field.medium else _TYPES.get(field.word(), pa.binary())
 
 
 def _element(type_: Any) -> Any:

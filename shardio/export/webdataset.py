@@ -25,7 +25,7 @@ from shardio.export.formats import (
 )
 from shardio.format.checksum import hash_bytes
 from shardio.format.schema import Schema
-from shardio.format.types import Bytes, Field, Text
+from shardio.format.types import Bytes, Field
 from shardio.storage.fs import create, sync
 
 _BLOCK: Final = 512
@@ -149,7 +149,7 @@ def _check_names(options: ExportOptions, fields: Mapping[str, Field]) -> None:
 def _has_usable_keys(options: ExportOptions) -> bool:
     """Return True if the field `key` holds a distinct, valid key in every sample."""
     field = options.fields.get(_KEY)
-    if not isinstance(field, Text) or field.optional:
+    if field is None or not field.is_utf8 or field.optional:
         return False
     hashes: list[int] = []
     for batch in SampleReader(options.dataset, {_KEY: field}, skip_damaged=True):
