@@ -81,7 +81,7 @@ def parse_field(name: str, spec: Any) -> Field:
     """
     if isinstance(spec, str) and (of := _LIST.fullmatch(spec.strip())):
         element = parse_field(name, of[1])
-        if not isinstance(element, Array) or element.optional:
+        if not element.array or element.optional:
             raise InvalidArgument(f"field {name!r}: found {spec!r}; expected a list of arrays")
         return List(element, optional=bool(of[2]))
     found = _SPEC.fullmatch(spec.strip()) if isinstance(spec, str) else None

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from shardio import Array, Input, InvalidArgument, MediaError, Outcome, Text
+from shardio import Input, InvalidArgument, MediaError, Outcome
 from shardio_converters.inference import InputProbe, SchemaInference, common_dtype, widen
 from shardio_converters.schema_spec import (
     Field,
@@ -131,7 +131,7 @@ class ArraySamples(InferringConverter):
 
     def check_field(self, name: str, word: str, field: Field) -> None:
         """Check that a field is an array or text."""
-        if not isinstance(field, Array | Text):
+        if not (field.array or field.is_utf8):
             raise InvalidArgument(f"field {name!r}: found {word!r}; expected an array, or text")
 
     @abstractmethod
@@ -220,8 +220,8 @@ class ArraySamples(InferringConverter):
 
     def _made(self, array: NamedArray) -> Callable[[npt.NDArray[Any]], Any]:
         """Return a function that converts entries of an array to values of its field."""
-        field = self.schema()[array.name]
-        if isinstance(field, Array) and field.dtype != array.dtype:
+        field = self.schema()[array.name].array
+        if field and field.dtype != array.dtype:
             return partial(_widened, array, field.dtype)
         return partial(_value, array)
 
@@ -236,8 +236,8 @@ class ArraySamples(InferringConverter):
             found = format_spec(dtype, shape)
             if name not in (self.fields or ()):
                 raise MediaError(f"array {name!r}: found {found}, expected no such array")
-            field = schema[name]
-            known = (field.dtype, field.shape) if isinstance(field, Array) else (TEXT, ())
+            field = schema[name].array
+            known = (field.dtype, field.shape) if field else (TEXT, ())
             if common_dtype(dtype, known[0]) != known[0] or not fits(shape, known[1]):
                 raise MediaError(f"array {name!r}: expected {format_spec(*known)}, found {found}")
         there = {each.name for each in arrays}

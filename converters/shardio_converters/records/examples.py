@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio import Array, Bytes, Image, Json, List, MediaError, Schema, Text
+from shardio import Array, Image, MediaError, Schema
 from shardio.media import probe
 from shardio_converters.inference import DtypeShape, SchemaInference
 from shardio_converters.schema_spec import are_compatible_names, format_spec
@@ -319,14 +319,14 @@ def makers(schema: Schema) -> dict[bytes, Maker]:
 
     The functions raise MediaError if the values do not match the field.
     """
-    return {name.encode(): partial(_MAKERS[type(field)], field) for name, field in schema.items()}
+    return {name.encode(): partial(_MAKERS[field.word()], field) for name, field in schema.items()}
 
 
 def fits(field: Any) -> bool:
     """Return True if features can provide a field: arrays with at most one varying dimension."""
-    if isinstance(field, List):
-        return field.element == Array("uint8", (None,))
-    return type(field) in _MAKERS and getattr(field, "shape", ()).count(None) <= 1
+    if field.item:
+        return bool(field.item == Array("uint8", (None,)))
+    return field.word() in _MAKERS and getattr(field, "shape", ()).count(None) <= 1
 
 
 def _array(field: Array, values: Values) -> Any:
@@ -381,11 +381,11 @@ def _image(_: Image, values: Values) -> bytes:
     return data
 
 
-_MAKERS: Final[dict[type, Callable[[Any, Values], Any]]] = {
-    Array: _array,
-    Bytes: lambda _, values: _one(values),
-    Image: _image,
-    Json: lambda _, values: [_decoded(each) for each in _all(values)],
-    List: lambda _, values: [np.frombuffer(each, np.uint8) for each in _all(values)],
-    Text: lambda _, values: _decoded(_one(values)),
+_MAKERS: Final[dict[str, Callable[[Any, Values], Any]]] = {
+    "array": _array,
+    "bytes": lambda _, values: _one(values),
+    "image": _image,
+    "json": lambda _, values: [_decoded(each) for each in _all(values)],
+    "list": lambda _, values: [np.frombuffer(each, np.uint8) for each in _all(values)],
+    "text": lambda _, values: _decoded(_one(values)),
 }

@@ -9,16 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from shardio import (
-    Array,
-    Bytes,
-    Image,
     Input,
     InvalidArgument,
-    Json,
     MediaError,
     Outcome,
     Schema,
-    Text,
 )
 from shardio_converters.inference import SchemaInference, infer_fields
 from shardio_converters.records.mds_files import INDEX, SUFFIXES, MdsColumn, check_index, open_shard
@@ -46,9 +41,9 @@ class Mds(InferringConverter):
 
     def check_field(self, name: str, word: str, field: Field) -> None:
         """Check that columns can be converted to a field of this type."""
-        if not isinstance(field, Array | Bytes | Image | Json | Text):
+        if field.item or field.is_streamed:
             raise InvalidArgument(
-                f"field {name!r}: found {type(field).__name__.lower()}; expected an array, text, "
+                f"field {name!r}: found {field.word()}; expected an array, text, "
                 "json, image or bytes"
             )
 

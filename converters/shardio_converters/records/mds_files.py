@@ -24,13 +24,13 @@ import numpy.typing as npt
 import xxhash
 import zstandard
 
-from shardio import Array, Bytes, Image, Json, MediaError, Text
+from shardio import Array, MediaError
 from shardio.media import probe
 from shardio_converters.file_names import data_name, named_path
 from shardio_converters.inference import DtypeShape
 from shardio_converters.json_values import OutOfRange, float_of, read_json
 from shardio_converters.records.zstd_files import open_zstd
-from shardio_converters.schema_spec import DTYPES, fits, format_spec
+from shardio_converters.schema_spec import DTYPES, Field, fits, format_spec
 
 _SCALARS: Final = tuple(name for name in DTYPES if name != "bool")
 _WORDS: Final = {
@@ -103,21 +103,20 @@ class MdsColumn:
         value = self._array(data)
         return value.dtype.name, value.shape
 
-    def decoder(self, field: object) -> Callable[[Any], Any]:
+    def decoder(self, field: Field) -> Callable[[Any], Any]:
         """Return the function that decodes a value from the bytes in a shard.
 
         Raises:
             MediaError: the field does not match this encoding.
         """
-        if isinstance(field, Bytes):
+        if field.is_opaque:
             return bytes
-        if self.is_array and isinstance(field, Array):
+        if self.is_array and field.array:
             return partial(self._checked, field)
-        wanted = {"text": Text, "json": Json, "image": Image}.get(self._word, Array)
-        dtype = getattr(field, "dtype", None)
-        if not isinstance(field, wanted) or (wanted is Array and dtype != self._word):
+        dtype = field.dtype if field.array else ""
+        if (dtype or field.word()) != self._word:
             raise MediaError(
-                f"column {self.name!r}: expected {type(field).__name__} {dtype or ''}, found "
+                f"column {self.name!r}: expected {type(field).__name__} {dtype}, found "
                 f"encoding {self.encoding!r}"
             )
         named: dict[str, Callable[[bytes], Any]] = {

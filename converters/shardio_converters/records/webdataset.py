@@ -15,16 +15,10 @@ import numpy as np
 
 from shardio import (
     Array,
-    Audio,
-    Bytes,
-    Image,
     Input,
     InvalidArgument,
-    Json,
     MediaError,
     Outcome,
-    Text,
-    Video,
 )
 from shardio.media import demux, probe, sound_of
 from shardio_converters.arrays.array_samples import TEXT
@@ -123,14 +117,14 @@ def facts_of(field: str, member: Member) -> DtypeShape:
     return _WORD_OF.get(ending, "bytes"), ()
 
 
-def check_field(name: str, field: object) -> None:
+def check_field(name: str, field: Field) -> None:
     """Check that members of this name can be converted to a field.
 
     Raises:
         InvalidArgument: they cannot.
     """
     ending = name.rpartition(".")[2]
-    if not isinstance(field, Array) or ending == "npy":
+    if not field.array or ending == "npy":
         return
     if ending not in _NUMBERS.split() or (field.dtype, field.shape) != ("int64", ()):
         raise InvalidArgument(
@@ -139,29 +133,29 @@ def check_field(name: str, field: object) -> None:
         )
 
 
-def value_of(name: str, field: object, member: Member) -> Any:
+def value_of(name: str, field: Field, member: Member) -> Any:
     """Return the value of a member.
 
     Raises:
         MediaError: the member is damaged, or does not match the field.
     """
     data = member.read()
-    if isinstance(field, Image):
+    if field.medium == "image":
         probe(data)
         return data
-    if isinstance(field, Bytes):
+    if field.is_opaque:
         return data
-    if isinstance(field, Json):
+    if field.is_json:
         return read_json(data)
-    if isinstance(field, Video):
+    if field.medium == "video":
         return demux(data, name=member.name)
-    if isinstance(field, Audio):
+    if field.medium == "audio":
         if (sound := sound_of(data, member.name)) is None:
             raise MediaError("holds no sound")
         return sound
     if name.rpartition(".")[2] == "npy":
-        return _array(name, field if isinstance(field, Array) else None, data)
-    return _text(data) if isinstance(field, Text) else _number(data, name)
+        return _array(name, field.array, data)
+    return _text(data) if field.is_utf8 else _number(data, name)
 
 
 def _array(name: str, field: Array | None, data: bytes) -> Any:

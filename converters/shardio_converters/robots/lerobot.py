@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
-from shardio import Array, EncodedStream, Input, InvalidArgument, MediaError, Outcome, Text
+from shardio import EncodedStream, Input, InvalidArgument, MediaError, Outcome, Text
 from shardio.media import SpanReader, library_versions, times_of
 from shardio_converters.inference import SchemaInference
 from shardio_converters.robots.lerobot_metadata import (
@@ -416,6 +416,6 @@ def _is_info(source: Input) -> bool:
 
 def _fits(found: Any, known: Any) -> bool:
     """Return True if a feature can be stored in a field."""
-    if not (isinstance(found, Array) and isinstance(known, Array)):
+    if not (found.array and known.array):
         return type(found) is type(known)
     return found.dtype == known.dtype and fits(found.shape, known.shape)

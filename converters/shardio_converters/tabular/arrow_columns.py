@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shardio import Array, Bytes, Json, List, MediaError, Text
+from shardio import Array, MediaError
 from shardio.media import demux, probe
 from shardio_converters.inference import widen
 from shardio_converters.json_values import read_json
@@ -303,20 +303,20 @@ def values_of(
     try:
         if field.medium:
             found: Sequence[Any] = _files(array, field)
-        elif isinstance(field, Json):
+        elif field.is_json:
             is_written = column.word == "json" and is_text(array.type)
             found = _parsed(array) if is_written else _said(array)
-        elif isinstance(field, Bytes):
+        elif field.is_opaque:
             found = array.to_pylist()
-        elif isinstance(field, Text):
+        elif field.is_utf8:
             found = array.cast(pa.string()).to_pylist()
         elif array.type == pa.null():
             found = [None] * len(array)
         else:
             if has_nulls_inside(array):
                 raise MediaError("a null in a list; expected numbers only")
-            if isinstance(field, List):
-                found = _lists(array, field.element)
+            if field.item:
+                found = _lists(array, field.item)
             else:
                 found = _arrays(array, column, field)
             if array.null_count:
@@ -326,7 +326,7 @@ def values_of(
         raise MediaError(f"{place}: {error}") from error
     except ValueError as error:  # for example, text that is not UTF-8
         raise MediaError(f"{place}: damaged: {error}") from error
-    if not (field.optional or isinstance(field, Json)) and _is_missing(array, found):
+    if not (field.optional or field.is_json) and _is_missing(array, found):
         row = first_row + [one is None for one in found].index(True)
         raise MediaError(f"column {column.name!r}, row {row:,}: found null, expected a value")
     return found

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shardio import Array, Json, List, MediaError
+from shardio import MediaError
 from shardio_converters.inference import SchemaInference, common_dtype
 from shardio_converters.schema_spec import Field, are_compatible_names
 from shardio_converters.tabular.arrow_columns import (
@@ -128,17 +128,16 @@ def refuse_other_type(column: ArrowColumn, known: Field, spec: str) -> None:
     word = spec.removesuffix("?")
     if column.word == word or (column.word == UNKNOWN and known.optional):
         return
-    if isinstance(known, Json):
+    if known.is_json:
         check_json(column.name, column.type)
         return
     if column.word == "bytes" and word in ("image", "audio", "video"):
         return
     dims, _ = dims_of(column.name, column.type)
-    array = known.element if isinstance(known, List) else known
-    wanted = (
-        (None, *known.element.shape) if isinstance(known, List) else getattr(known, "shape", ())
-    )
-    is_same = isinstance(array, Array) and array.dtype == _stored_as(column, array.dtype)
+    array = known.array or known.item
+    shape = array.shape if array else ()
+    wanted = (None, *shape) if known.item else shape
+    is_same = array is not None and array.dtype == _stored_as(column, array.dtype)
     is_fitting = len(dims) == len(wanted) and all(
         want in (None, n) or n is None for n, want in zip(dims, wanted, strict=True)
     )

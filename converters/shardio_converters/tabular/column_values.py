@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio import Array, Json, MediaError, Text
+from shardio import Array, MediaError
 from shardio_converters.json_values import float_of
-from shardio_converters.schema_spec import format_spec
+from shardio_converters.schema_spec import Field, format_spec
 from shardio_converters.tabular.table_files import NESTED, inside, load
 
 INT: Final = "int"
@@ -131,12 +131,11 @@ _KIND_BY_DTYPE: Final = {"b": BOOL, "i": INT, "u": INT, "f": FLOAT}
 _ODD: Final = frozenset((float("inf"), float("-inf"), 0.0))
 """The results of rounding numbers outside the range of float64."""
 
-ValueField = Array | Json | Text
 Column = Sequence[Any]
 
 
 def values_of(
-    name: str, field: ValueField, column: Column, lines: Sequence[int], *, is_csv: bool
+    name: str, field: Field, column: Column, lines: Sequence[int], *, is_csv: bool
 ) -> Iterable[Any]:
     """Return the values of a field for some rows; None if an optional value is missing.
 
@@ -155,11 +154,11 @@ def values_of(
         raise MediaError(f"column {name!r}: {error}") from error
 
 
-def _of_cells(field: ValueField, cells: Column) -> Iterable[Any]:
+def _of_cells(field: Field, cells: Column) -> Iterable[Any]:
     """Return the values of CSV cells; an empty text cell is "", or missing if optional."""
-    if isinstance(field, Text):
+    if field.is_utf8:
         return [cell or None for cell in cells] if field.optional else cells
-    if isinstance(field, Json) or field.shape:
+    if field.is_json or field.shape:
         return _of_values(field, [load(cell) if cell else None for cell in cells])
     kind = _KIND_BY_DTYPE[field.numpy.kind]
     make = _MAKERS[kind]
@@ -180,9 +179,9 @@ def _is_true(cell: str) -> bool:
 _MAKERS: Final[dict[str, Callable[[str], Any]]] = {BOOL: _is_true, INT: int, FLOAT: float}
 
 
-def _of_values(field: ValueField, values: Column) -> Iterable[Any]:
+def _of_values(field: Field, values: Column) -> Iterable[Any]:
     """Return the field values of JSON values."""
-    if isinstance(field, Json):
+    if field.is_json:
         _check_json(values)
         return values
     if None in values:
@@ -190,7 +189,7 @@ def _of_values(field: ValueField, values: Column) -> Iterable[Any]:
             raise ValueError(f"is missing; expected {_spec(field)}")
         there = iter(_of_values(field, [each for each in values if each is not None]))
         return [None if each is None else next(there) for each in values]
-    if isinstance(field, Text):
+    if field.is_utf8:
         if {*map(type, values)} - {str}:
             raise ValueError(_expected(field, values[0]))
         "".join(values).encode()  # JSON can escape lone surrogates, which are not text
@@ -256,13 +255,11 @@ def _check_json(values: Column) -> None:
     raise ValueError(f"nested more than {_MAX_DEPTH} deep")
 
 
-def _spec(field: ValueField) -> str:
-    if isinstance(field, Array):
-        return format_spec(field.dtype, field.shape)
-    return type(field).__name__.lower()
+def _spec(field: Field) -> str:
+    return format_spec(field.dtype, field.shape) if field.array else field.word()
 
 
-def _expected(field: ValueField, value: Any) -> str:
+def _expected(field: Field, value: Any) -> str:
     text = repr(value)
     shown = text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
     return f"expected {_spec(field)}, found {shown}"

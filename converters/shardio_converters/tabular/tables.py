@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import Any, ClassVar
 
-from shardio import Array, Input, InvalidArgument, Json, List, MediaError, Outcome, Text
+from shardio import Input, InvalidArgument, MediaError, Outcome
 from shardio_converters.schema_spec import REFERENCES, Field, InferringConverter, schema_of
 from shardio_converters.tabular.column_values import values_of
 from shardio_converters.tabular.rows import row_samples
@@ -62,7 +62,7 @@ class Tables(InferringConverter):
     def check_field(self, name: str, word: str, field: Field) -> None:
         """Check that a column, or the files it references, can be converted to a field."""
         word = word.strip()
-        if isinstance(field, List):
+        if field.item:
             raise InvalidArgument(
                 f"field {name!r}: found {word!r}; tables have arrays, or 'json' of any lists"
             )
@@ -70,7 +70,7 @@ class Tables(InferringConverter):
             raise InvalidArgument(
                 f"field {name!r}: found {word!r}; tables support files instead: 'file'"
             )
-        if name in (self.references or ()) and isinstance(field, Array | Json | Text):
+        if name in (self.references or ()) and _is_in_cells(field):
             raise InvalidArgument(
                 f"field {name!r}: found {word!r}; a reference is {', '.join(REFERENCES)}"
             )
@@ -127,10 +127,15 @@ class Tables(InferringConverter):
                     line = f"line {block.lines[0]}, " if block.lines else ""
                     raise MediaError(f"{line}column {name!r} is missing")
                 yield name, repeat(None)
-            elif isinstance(field, Array | Json | Text):
+            elif _is_in_cells(field):
                 yield name, values_of(name, field, columns[name], block.lines, is_csv=cells)
-            elif not isinstance(field, List):
+            elif not field.item:
                 yield name, read_files(source, name, field, columns[name], block.lines, parts)
+
+
+def _is_in_cells(field: Field) -> bool:
+    """Return True if the cells of a column hold the values, not the names of files."""
+    return bool(field.array or field.is_json or field.is_utf8)
 
 
 def _references(table: Input, names: set[str]) -> Iterator[str]:
