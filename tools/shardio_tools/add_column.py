@@ -101,7 +101,7 @@ def read_column(path: str, name: str, field: Kind | None) -> tuple[Kind, Iterabl
         raise InvalidArgument(f"{path}: expected a file that ends in .npy, .jsonl or .csv")
     if field is None:
         raise InvalidArgument(f"{path}: does not state the type of {name}; pass --field")
-    if isinstance(field, shardio.Bytes):
+    if field.is_opaque:
         raise InvalidArgument(f"{path}: text file; for bytes use shardio.maintenance.add_column")
     return field, _as_utf8(path, readers[suffix](path, name, field))
 
@@ -214,13 +214,14 @@ def _place_of(path: str, name: str, names: list[str]) -> int:
 
 def _from_text(field: Kind) -> Callable[[str], Any] | None:
     """Return a function that converts a cell's text; None if cells cannot hold the field."""
-    if isinstance(field, shardio.Text):
+    if field.is_utf8:
         return str
-    if not isinstance(field, Array) or field.shape:
+    array = field.array
+    if array is None or array.shape:
         return None
-    if field.dtype == "bool":
+    if array.dtype == "bool":
         return _truth
-    return _real if "float" in field.dtype and field.dtype != "bfloat16" else _whole
+    return _real if "float" in array.dtype and array.dtype != "bfloat16" else _whole
 
 
 def _whole(text: str) -> int:

@@ -95,13 +95,13 @@ def field_lines(report: shardio.ConversionReport) -> Iterator[str]:
         yield f"a sample has {escaped(fields)}"
 
 
-def _field(name: str, field: object) -> str:
+def _field(name: str, field: Any) -> str:
     """Return a field as text, in the notation of the --schema file."""
-    is_optional = "?" if getattr(field, "optional", False) else ""
-    if isinstance(field, shardio.List):
-        return f"{_field(f'{name} list of', field.element)}{is_optional}"
-    if not isinstance(field, shardio.Array):
-        return f"{name} {type(field).__name__.lower()}{is_optional}"
+    is_optional = "?" if field.optional else ""
+    if field.item:
+        return f"{_field(f'{name} list of', field.item)}{is_optional}"
+    if not field.array:
+        return f"{name} {field.word()}{is_optional}"
     dims = ",".join("*" if n is None else str(n) for n in field.shape)
     return f"{name} {field.dtype}{f'[{dims}]' if dims else ''}{is_optional}"
 

@@ -59,22 +59,22 @@ class FrameSequence:
 
 def holds_pictures(kind: Any) -> bool:
     """Return True if a field's type holds pictures, clips or videos."""
-    if isinstance(kind, shardio.Image | shardio.Video):
+    if kind.medium in ("image", "video"):
         return True
-    if isinstance(kind, shardio.List):
-        return kind.element.dtype == "uint8" and (
-            kind.element.shape == (None,) or _layout(kind.element.shape) in ("HW", "HWC", "CHW")
+    if kind.item:
+        return kind.item.dtype == "uint8" and (
+            kind.item.shape == (None,) or _layout(kind.item.shape) in ("HW", "HWC", "CHW")
         )
-    if isinstance(kind, shardio.Array):
+    if kind.array:
         return kind.dtype == "uint8" and _layout(kind.shape) is not None
     return False
 
 
 def can_hold_files(kind: Any) -> bool:
     """Return True if the values of a field can be the bytes of picture files."""
-    if isinstance(kind, shardio.Array):
+    if kind.array:
         return kind.dtype == "uint8" and len(kind.shape) == 1
-    return isinstance(kind, shardio.Bytes)
+    return bool(kind.is_opaque)
 
 
 def _layout(shape: Sequence[int | None]) -> str | None:
@@ -106,7 +106,7 @@ def frames_of(
         MediaError: the value is not a picture.
         ShardCorrupt: the value is damaged.
     """
-    if isinstance(kind, shardio.Video):
+    if kind.medium == "video":
         return FrameSequence(
             value.n_frames,
             is_still=False,
@@ -114,9 +114,9 @@ def frames_of(
             take=partial(_from_video, value),
             times_s=_times_s(value),
         )
-    if isinstance(kind, shardio.List):
+    if kind.item:
         return _frames_of_list(value, times_s)
-    if isinstance(kind, shardio.Image) or can_hold_files(kind):
+    if kind.medium == "image" or can_hold_files(kind):
         return FrameSequence(1, True, _encoded_size(value), partial(_from_items, [value]))
     pixels = np.asarray(value)
     layout = _layout(kind.shape) or ""

@@ -26,19 +26,19 @@ def value_facts(value: Any, kind: Any) -> dict[str, Any]:
     """Return facts about a value; for an array its dtype, shape, range and first values."""
     if value is None and kind.optional:
         return {"type": type(kind).__name__, "absent": True}
-    if isinstance(kind, shardio.List):
+    if kind.item:
         shapes = [list(np.shape(array)) for array in value[:N_VALUES]]
-        return {"type": "List", "dtype": kind.element.dtype, "arrays": len(value), "first": shapes}
-    if isinstance(kind, shardio.Text):
+        return {"type": "List", "dtype": kind.item.dtype, "arrays": len(value), "first": shapes}
+    if kind.is_utf8:
         return {"type": "Text", "characters": len(value), "value": value}
-    if isinstance(kind, shardio.Bytes):
+    if kind.is_opaque:
         return {"type": "Bytes", "bytes": len(value), "first": value[: 2 * N_VALUES].hex(" ")}
-    if isinstance(kind, shardio.Image):
+    if kind.medium == "image":
         sides = {name: getattr(value, name) for name in ("height", "width", "channels")}
         return {"type": "Image", "bytes": len(value), **sides}
-    if isinstance(kind, shardio.Video | shardio.Audio):
+    if kind.is_streamed:
         return _stream_facts(value, type(kind).__name__)
-    if isinstance(kind, shardio.Json):
+    if kind.is_json:
         return {"type": "Json", "value": value}
     numbers = np.asarray(value)
     if kind.dtype == "bfloat16":  # stored as the upper halves of float32
@@ -167,8 +167,7 @@ def schema_facts(schema: shardio.Schema | None) -> Facts:
         facts[name] = {"type": type(kind).__name__, "codec": kind.codec}
         if kind.optional:
             facts[name]["optional"] = True
-        array = kind.element if isinstance(kind, shardio.List) else kind
-        if isinstance(array, shardio.Array):
+        if array := kind.array or kind.item:
             facts[name] |= {"dtype": array.dtype, "shape": list(array.shape)}
     return facts
 
