@@ -1,11 +1,11 @@
 """The pool of blocks, the shared memory that batches are written to, and the leases on blocks.
 
 A block is an anonymous memory file: it has no name, cannot leak, and is passed by descriptor. The
-main process creates and owns all blocks. A batch that the caller holds is a *lease*: an array over
-the whole block that every other array and tensor of the batch keeps alive. (NumPy sets an array's
-`base` to the last array in the chain of views, which is this one, as a map is under it.) When the
-last view is gone, a finalizer appends the block's number to a deque. It does nothing else, because
-it may run in any thread at any moment.
+main process creates and owns all blocks. A batch that the caller holds has a *lease*: an array over
+the whole block, kept alive by all other arrays and tensors of the batch. (In a chain of views,
+NumPy sets `base` to the last array. This is the lease, because its own base is a map.) When the
+last view is gone, a finalizer appends the lease to a deque. The finalizer does nothing else,
+because it may run in any thread at any moment.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ Bytes = npt.NDArray[np.uint8]
 class BlockMap:
     """A mapping of a block's memory file, in the main process or a worker; follows its growth.
 
-    It borrows the descriptor. Views of an earlier, smaller mapping stay valid, as they share the
-    pages. If `most` is given, the block may not grow beyond this number of bytes: memory_bytes, the
-    limit of all blocks.
+    The mapping borrows the descriptor. Views of an earlier, smaller mapping stay valid, because
+    they share the pages. `most` is the maximum size of the block in bytes: memory_bytes, the limit
+    for all blocks together; None for no limit.
     """
 
     def __init__(self, fd: int, most: int | None = None) -> None:
@@ -64,7 +64,7 @@ class BlockMap:
         self.views: BlockViews | None = None
 
     def backed_bytes(self) -> int:
-        """Return how many bytes at the file's start have memory: all but a trimmed end."""
+        """Return the number of bytes with allocated memory: all of the file but a trimmed end."""
         status = os.fstat(self._fd)
         return min(status.st_size, status.st_blocks * _STAT_BLOCK)
 
@@ -103,7 +103,7 @@ class BlockMap:
 
 
 class Block(BlockMap):
-    """One block of the main process's pool; owns its descriptor until the pool closes it."""
+    """A block of the main process's pool. It owns its descriptor until the pool closes it."""
 
     def __init__(self, number: int, n_bytes: int, most: int | None = None) -> None:
         self.number = number
@@ -115,14 +115,14 @@ class Block(BlockMap):
             raise
         self.use = 0
         self.n_counted = 0
-        """The number of bytes that count for this block in the size of the pool."""
+        """The number of bytes that this block contributes to the size of the pool."""
         self.known_to: set[int] = set()
-        """The workers that have received its descriptor."""
+        """The workers that have received the descriptor."""
 
     def trim(self, n_bytes: int) -> None:
         """Free the memory after the first n_bytes; `grow` allocates it again.
 
-        The file keeps its length, so that maps stay valid and read zeros there.
+        The file keeps its length: maps stay valid, and read zeros in the freed part.
         """
         first = -(-n_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         n_behind = len(self.bytes) - first
@@ -134,42 +134,42 @@ class Block(BlockMap):
 class _Lease(weakref.ref[Any]):
     """A weak reference that records the end of a lease.
 
-    It costs a third of `weakref.finalize`.
+    It takes a third of the time of `weakref.finalize`.
     """
 
     __slots__ = ("memory", "number")
 
     number: int
-    """The number of the block; negative for a copy."""
+    """The index of the block; negative for a copy."""
     memory: mmap.mmap
     """The memory of a copy, kept until the copy is returned."""
 
 
 class BlockPool:
-    """The blocks of one loader. It owns them.
+    """A pool of blocks, which it owns.
 
     Args:
         block_bytes: the size of a new block.
         budget: the total number of bytes up to which blocks are created.
         is_trimmed: True to free the memory of blocks that are returned while the budget is
-            exceeded; `grow` must allocate it before the next use.
+            exceeded; `grow` must be called before such a block is used again.
     """
 
     def __init__(self, block_bytes: int, budget: int, *, is_trimmed: bool = False) -> None:
         self.block_bytes = block_bytes
         self._budget, self._is_trimmed = budget, is_trimmed
         self.n_bytes = 0
-        """The number of bytes of memory of all blocks."""
-        self._most = max(2, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
+        """The number of bytes of memory of all blocks together."""
         # A block takes at most two descriptors per process: one for the block, one for its map.
+        self._most = max(2, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
         self._blocks: list[Block] = []
         self._idle: list[int] = []
         self._returned: deque[_Lease] = deque()
-        # Not a bound method, as a lease must not keep the pool alive. Not a Python function, as
-        # Ctrl-C could interrupt it.
+        # Not a method of the pool, because a lease must not keep the pool alive. Not a Python
+        # function, because Ctrl-C could interrupt it.
         self._end_lease = self._returned.append
         self.kept: dict[tuple[int, int], Any] = {}
-        """Views cached by the code that wraps blocks; dropped with the pool."""
+        """A cache of arrays or tensors over the blocks, for the code that wraps blocks."""
         self._leases: dict[int, _Lease] = {}
         self.n_copies = 0
         """The number of batches that were copied out of their blocks."""
@@ -191,11 +191,11 @@ class BlockPool:
         return len(self._idle)
 
     def take_idle(self) -> int | None:
-        """Take an idle block and return its number; None if there is none."""
+        """Take an idle block and return its index; None if there is none."""
         return self._idle.pop() if self._idle else None
 
     def make(self) -> int | None:
-        """Create a block and return its number; None if the budget or the memory is exhausted.
+        """Create a block and return its index; None if the budget or the memory is exhausted.
 
         Raises:
             InsufficientMemory: there is no memory even for the first block.
@@ -210,10 +210,10 @@ class BlockPool:
             return None
 
     def make_extra(self) -> int:
-        """Create a block regardless of the budget and return its number.
+        """Create a block regardless of the budget and return its index.
 
         Raises:
-            InsufficientMemory: there is no memory for it.
+            InsufficientMemory: there is no memory for the block.
             UnsupportedEnvironment: too many files are open.
         """
         with interrupts_held(), files_explained():
@@ -248,12 +248,12 @@ class BlockPool:
 
     @property
     def _has_budget(self) -> bool:
-        # The number is compared first: with many workers it alone decides, and the check is
-        # frequent.
+        # Compare the number of blocks first: with many workers it usually decides, and this check
+        # is frequent.
         return len(self._blocks) < self._most and self.n_bytes + self.block_bytes <= self._budget
 
     def give_back(self, number: int) -> None:
-        """Return a block, or a copy, to the pool."""
+        """Return a block or a copy to the pool."""
         if number < 0:
             del self._leases[number]
         else:
@@ -262,7 +262,7 @@ class BlockPool:
             self._idle.append(number)
 
     def lease(self, number: int) -> Bytes:
-        """Return an array over the whole block; when its last view is gone, the lease ends."""
+        """Return an array over the whole block; the lease ends when its last view is gone."""
         block = self._blocks[number]
         leased: Bytes = np.ndarray(block.bytes.shape, _BYTE, block.map, block.start)
         lease = _Lease(leased, self._end_lease)
@@ -287,8 +287,8 @@ class BlockPool:
         return leased
 
     def take_back_returned(self, settle: Callable[[], None] | None) -> None:
-        """Take back the blocks and copies whose leases have ended, after calling `settle`."""
-        # Only this thread removes from the deque, under the engine's lock; leases only append.
+        """Call `settle`, then take back the blocks and copies whose leases have ended."""
+        # Only the holder of the engine's lock removes entries from the deque; leases only append.
         if n_returned := len(self._returned):
             if settle is not None:
                 settle()

@@ -1,11 +1,11 @@
 """The channel between the main process and one worker: messages with file descriptors, both ways.
 
-It is a SOCK_SEQPACKET socket pair. The kernel keeps message boundaries, each side notices when the
-other exits, and nothing has a name in the file system.
+A channel is a SOCK_SEQPACKET socket pair. The kernel keeps message boundaries, each side notices
+when the other exits, and nothing has a name in the file system.
 
-A message that may exceed the maximum consists of a descriptor of fixed length and a payload:
-`pack_message` moves a long payload to a memory file and sends the descriptor and one extra byte,
-which no short message has.
+A message that may be too long for the socket consists of a header of DESCRIPTOR_BYTES bytes and a
+payload. `pack_message` moves a long payload to a memory file; the message then has the header, one
+extra byte and the file descriptor.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ __all__ = [
 ]
 
 
-# Fits into the smallest default socket buffer; longer payloads are sent in a memory file.
+# Messages of this size fit into the smallest default socket buffer.
 MAX_MESSAGE_BYTES = 65536
-# The kernel's limit (SCM_MAX_FD) per message.
+# The kernel's limit for one message (SCM_MAX_FD).
 MAX_FDS = 253
 
 # A plain int, because operators of enum members are slow.
@@ -44,14 +44,14 @@ LOST_FDS = int(socket.MSG_CTRUNC)
 Ancillary = list[tuple[int, int, bytes]]
 Received = tuple[bytes, Ancillary, int, object]
 
-# Arguments of `recvmsg`: room for the longest message and all its descriptors; close on exec.
+# The arguments of `recvmsg`: room for the longest message and its descriptors; close on exec.
 RECEIVE = (MAX_MESSAGE_BYTES, socket.CMSG_SPACE(4 * MAX_FDS), socket.MSG_CMSG_CLOEXEC)
 
 
 class Channel:
-    """A worker's end of its channel; owned by the worker, closed when its process exits.
+    """A worker's socket of its channel; owned by the worker, closed when its process exits.
 
-    `index` is the worker's number in its pool, `fds` are the descriptors given to the pool.
+    `index` is the worker's index in its pool; `fds` are the descriptors given to the pool.
     """
 
     __slots__ = ("_recvmsg", "_send", "_socket", "fds", "index")
@@ -64,11 +64,11 @@ class Channel:
         self._recvmsg = end.recvmsg
 
     def fileno(self) -> int:
-        """Return the descriptor to poll; it is readable if a message or the end has arrived."""
+        """Return the descriptor to poll; it is readable if `recv` would not block."""
         return self._socket.fileno()
 
     def send(self, message: bytes, fds: Sequence[int] = ()) -> None:
-        """Send a message of 1 to MAX_MESSAGE_BYTES bytes; block while the main process lags behind.
+        """Send a message of 1 to MAX_MESSAGE_BYTES bytes; block while the socket's buffer is full.
 
         The caller keeps `fds`. Raises BrokenPipeError if the main process has closed the pool.
         """
@@ -108,8 +108,8 @@ class Channel:
         try:
             return self._recvmsg(*RECEIVE)
         except ConnectionResetError:
-            # Raised once if the other side has closed with our messages unread; its earlier
-            # messages are still queued.
+            # Raised once if the main process closed its socket with messages unread. Messages that
+            # it sent before are still queued: receive again.
             return self._recvmsg(*RECEIVE)
 
 
@@ -139,12 +139,12 @@ def unpack_fds(ancillary: Ancillary, flags: int) -> tuple[int, ...]:
 
 
 DESCRIPTOR_BYTES: Final = 32
-"""The length of the descriptor at the start of a message: of a task's, and of an answer's."""
+"""The length of the header at the start of each task and each reply."""
 
 
 @contextlib.contextmanager
 def pack_message(parcel: bytes) -> Iterator[tuple[bytes, tuple[int, ...]]]:
-    """Yield the message and its file descriptors, which are closed at the end of the `with`."""
+    """Yield the message to send and its file descriptors, which are closed on leaving the block."""
     if len(parcel) <= MAX_MESSAGE_BYTES:
         yield parcel, ()
         return
@@ -156,7 +156,7 @@ def pack_message(parcel: bytes) -> Iterator[tuple[bytes, tuple[int, ...]]]:
 
 
 def unpack_message(message: bytes, fds: Sequence[int]) -> bytes:
-    """Return the descriptor and payload of a received message, and close its file descriptors."""
+    """Return the header and payload of a received message, and close its file descriptors."""
     if not fds:
         return message
     (fd,) = fds

@@ -1,9 +1,10 @@
 """Seed, save and restore the global random generators of Python, NumPy and torch.
 
-Of torch, this is the CPU generator, which is seeded only if user code has imported torch: shardio
-does not. If user code imports torch later, the generator is seeded at the end of that import, so
-that the first draws do not depend on which process has imported torch already. Seeding takes 1 µs;
-`torch.manual_seed`, which also queues seeds for uninitialized devices, takes 110.
+torch's generator is the one of the CPU. It is seeded only if user code has imported torch, because
+shardio does not import torch. If user code imports torch later, the generator is seeded at the end
+of that import; the first draws then do not depend on which process has already imported torch.
+Seeding the generator directly takes 1 µs; `torch.manual_seed` takes 110 µs, because it also queues
+seeds for uninitialized devices.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import numpy as np
 States = tuple[Any, Any, Any]
 """The states of Python's, NumPy's and torch's generators.
 
-If torch is not imported, the third is the seed to set when it is, or None.
+If torch is not imported, the third item is the seed to set when torch is imported, or None.
 """
 
 
@@ -51,9 +52,10 @@ def generator_states() -> States:
 
 
 def restore_generators(states: States) -> None:
-    """Restore states that `generator_states` has returned.
+    """Restore the states that `generator_states` returned.
 
-    If torch was imported since, its generator gets the seed pending at that time, or a new state.
+    If torch was imported after that call, its generator gets the seed that was pending then, or, if
+    none was, the state of a new generator.
     """
     random.setstate(states[0])
     np.random.set_state(states[1])
@@ -83,7 +85,7 @@ def _seed_torch(seed: int) -> None:
 class _TorchImport:
     """A finder on `sys.meta_path` that seeds torch's generator once torch is imported.
 
-    Installed only while `seed` is set.
+    The finder is installed only while `seed` is set.
     """
 
     seed: int | None = None

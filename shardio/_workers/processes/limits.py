@@ -1,10 +1,11 @@
 """The limits on CPUs and memory of this process.
 
-Every level of the control groups, in either version of the interface, can set a limit, so all are
-read. Functions take the root of the file system, so that tests can present another machine.
+Any control group from the process's own to the root can set a limit, so all are read; the interface
+has two versions. Functions have a parameter for the root of the file system, so that tests can
+simulate other machines.
 
-Inside a control group, reserving too much memory raises no error: the kernel's out-of-memory killer
-kills the process. `require` therefore checks first, and raises an error with figures.
+Inside a control group, reserving too much memory raises no error; the kernel's out-of-memory killer
+kills the process instead. `require` therefore checks first, and raises an error with figures.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class CgroupLevel(NamedTuple):
 def levels(controller: str, root: str = "/") -> list[CgroupLevel]:
     """Return the groups that may limit this process through `controller`, its own group first.
 
-    A version 2 group is included even if the controller is not enabled in it: its files are then
-    missing. The list is empty on systems without control groups.
+    A version 2 group is included even if the controller is not enabled in the group, whose files
+    are then missing. The list is empty on systems without control groups.
     """
     places = _group_paths(read_text(os.path.join(root, "proc/self/cgroup")), controller)
     found = []
@@ -103,8 +104,8 @@ def _version(kind: str, options: list[str], controller: str) -> int:
 def _relative_group(group: str, mounted_group: str) -> str:
     """Return the path of `group` below the mounted group; "" for the mounted group itself.
 
-    In a container, the mounted group is often the process's own, and a group outside the
-    container's view is shown as `/../…`; only the mounted group can be read then.
+    In a container, the mounted group is often the process's own group. A group outside the
+    container's view is shown as `/../…`; only the mounted group can then be read.
     """
     below = os.path.relpath(group, mounted_group)
     return "" if below == "." or below.startswith("..") or "/.." in group else below
@@ -121,7 +122,7 @@ def _unescape(text: str) -> str:
 
 
 def usable_cpus() -> int:
-    """Return the number of CPUs this process may use: its affinity, capped by its group's quota.
+    """Return the number of CPUs in this process's affinity, limited by its group's quota.
 
     A quota is rounded up to a whole number: with 1.5 CPUs, two busy processes use the whole quota.
     """
@@ -154,7 +155,7 @@ _DEFAULT_HINT = (
     "use a smaller batch_size, fewer num_workers or less prefetch, read fewer fields, or raise "
     "that limit"
 )
-_STRICT = 2  # vm.overcommit_memory: the kernel grants no more memory than it has
+_STRICT = 2  # the value of vm.overcommit_memory at which the kernel never overcommits memory
 
 
 class MemoryLimit(NamedTuple):
@@ -167,22 +168,23 @@ class MemoryLimit(NamedTuple):
 def available_bytes() -> int:
     """Return the number of bytes that this process can safely allocate now.
 
-    The minimum of the memory available on the machine, the memory that is left in each control
-    group above this process (page cache counts as free, because it can be reclaimed), and the room
-    under RLIMIT_AS.
+    The result is the minimum of the memory available on the machine, the memory left in each
+    control group of this process (page cache counts as free, because it can be reclaimed), and the
+    address space left under RLIMIT_AS.
     """
     return _tightest().n_bytes
 
 
 def default_budget() -> int:
-    """Return half of the available bytes; the rest is for the program that uses the batches."""
+    """Return half of the available bytes; the rest is left to the program that uses the batches."""
     return available_bytes() // 2
 
 
 def require(n_bytes: int, what: str, hint: str = _DEFAULT_HINT) -> None:
-    """Raise InsufficientMemory unless n_bytes are free for `what` (a plural: "12 blocks of 1 MiB").
+    """Raise InsufficientMemory unless n_bytes are free for `what`.
 
-    `hint` tells the user what to do; it ends the message.
+    `what` is a plural, such as "12 blocks of 1 MiB"; `hint` tells the user what to do, and ends the
+    message.
     """
     _require_within(_tightest(), n_bytes, what, hint)
 
@@ -190,7 +192,7 @@ def require(n_bytes: int, what: str, hint: str = _DEFAULT_HINT) -> None:
 def require_page_cache(n_bytes: int, what: str, hint: str) -> None:
     """Raise InsufficientMemory unless n_bytes are free for pages of files.
 
-    Page cache does not count against the address space or a commit limit.
+    Limits on address space and committed memory do not apply to page cache.
     """
     _require_within(_least(page_cache_limits()), n_bytes, what, hint)
 
@@ -204,7 +206,7 @@ def _require_within(tightest: MemoryLimit, n_bytes: int, what: str, hint: str) -
 
 
 def limits(root: str = "/") -> list[MemoryLimit]:
-    """Return all limits that apply below `root`, except RLIMIT_AS, which is not in a file.
+    """Return all limits that are set in files below `root`; RLIMIT_AS is not in a file.
 
     The list is empty if the kernel reports none, as on systems without /proc.
     """
@@ -232,7 +234,7 @@ def _tightest() -> MemoryLimit:
 
 
 def _least(found: list[MemoryLimit]) -> MemoryLimit:
-    if not found:  # on macOS, where the size of the machine is the best available figure
+    if not found:  # on macOS: the total memory of the machine is the best available figure
         return MemoryLimit(os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES, "memory of this machine")
     return min(found)
 
@@ -255,7 +257,7 @@ def _group_limit(level: CgroupLevel) -> MemoryLimit | None:
     """Return the room in one control group: limit - usage + page cache; None without a limit."""
     folder = level.folder
     if level.version == 2:
-        # Above "high" the kernel throttles instead of killing, which is no better for a loader.
+        # Above "high" the kernel throttles the process, which is as bad for a loader as a kill.
         caps = [read_number(f"{folder}/memory.{name}") for name in ("max", "high")]
         usage = "memory.current"
         cache: tuple[str, ...] = ("active_file", "inactive_file", "slab_reclaimable")
@@ -267,8 +269,8 @@ def _group_limit(level: CgroupLevel) -> MemoryLimit | None:
     used_bytes = read_number(f"{folder}/{usage}")
     if limit_bytes is None or used_bytes is None:
         return None
-    # Only file pages can be reclaimed; the group's "cache" figure also includes shared memory, such
-    # as blocks.
+    # Count file pages only, because the group's "cache" figure also includes shared memory such as
+    # blocks, which cannot be reclaimed.
     figures = _parse_key_values(read_text(f"{folder}/memory.stat"), unit_bytes=1)
     cache_bytes = min(used_bytes, sum(figures.get(name, 0) for name in cache))
     left_bytes = max(0, limit_bytes - used_bytes + cache_bytes)
@@ -276,7 +278,7 @@ def _group_limit(level: CgroupLevel) -> MemoryLimit | None:
 
 
 def _parse_key_values(text: str, *, unit_bytes: int) -> dict[str, int]:
-    """Parse lines of a name and a number, as in `MemFree:  12 kB` and `shmem 4096`."""
+    """Parse lines of names and numbers, such as `MemFree:  12 kB` or `shmem 4096`."""
     rows = (line.split() for line in text.splitlines())
     return {
         row[0].rstrip(":"): int(row[1]) * unit_bytes

@@ -1,6 +1,6 @@
 """Calls that exist only on Linux: process file descriptors, memory files, prctl, mallopt.
 
-If the kernel or a sandbox lacks one, UnsupportedEnvironment names the call.
+If the kernel or a sandbox lacks a call, UnsupportedEnvironment names it.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ _OF_MALLOC = {"MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHO
 Given = tuple[int, FrameType | None]
 Handler = Callable[[int, FrameType | None], object]
 
-# Loaded at import, as a forked worker calls prctl before anything else.
+# Load the library at import, because a forked worker calls prctl before anything else.
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _ThisProcess:
-    """`pid` is the id of this process, even after a fork; os.getpid() is slow per batch."""
+    """Caches `pid`, the id of this process, across forks; os.getpid() is slow for each batch."""
 
     def __init__(self) -> None:
         self.note_pid()
@@ -81,8 +81,8 @@ def interrupts_held() -> Iterator[None]:
     Other threads never receive a KeyboardInterrupt.
     """
     with _handler_held(lambda handler, given: handler(*given)):
-        # Inside the try, so that a late interrupt that another thread received cannot leave the
-        # mask changed.
+        # Block the signal only while interrupts are recorded: another thread may receive a late
+        # interrupt, which must not leave the mask changed.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             yield
@@ -93,8 +93,8 @@ def interrupts_held() -> Iterator[None]:
 class Finalizer(weakref.finalize):  # type: ignore[type-arg]  # not subscriptable at run time
     """A `weakref.finalize` that does not swallow Ctrl-C.
 
-    Python discards exceptions raised while an object is collected; an interrupt is therefore sent
-    again afterwards. Explicit calls behave normally.
+    Python discards exceptions that are raised while an object is collected. An interrupt is
+    therefore sent again after the collection. Explicit calls behave normally.
     """
 
     __slots__ = ()
@@ -140,9 +140,9 @@ class _HeldInterrupts:
 
 @contextlib.contextmanager
 def _handler_held(then: Callable[[Handler, Given], object]) -> Iterator[None]:
-    """Record interrupts, and afterwards call `then` with Python's handler for each.
+    """Record interrupts; at the end, call `then` with the program's handler for each.
 
-    Blocking the signal in this thread is not enough: a signal to the process then goes to another
+    Blocking the signal in this thread is not enough: the kernel then sends the signal to another
     thread, such as one of NumPy's, and Python still calls the handler in the main thread.
     """
     handler = signal.getsignal(signal.SIGINT)
@@ -184,7 +184,7 @@ def explain_files(error: OSError) -> None:
 def check_files(n_files: int) -> None:
     """Raise UnsupportedEnvironment unless n_files more files can be opened.
 
-    Called before ZeroMQ opens its own files, because ZeroMQ aborts the program if it cannot.
+    This is called before ZeroMQ opens files, because ZeroMQ aborts the program if it cannot.
     """
     with interrupts_held(), files_explained(), contextlib.ExitStack() as opened:
         for _ in range(n_files):
@@ -209,7 +209,7 @@ def open_pidfd(pid: int) -> int:
 
 
 def has_ended(pidfd: int, timeout_s: float | None = 0.0) -> bool:
-    """Return True if the process of `pidfd` has exited; wait for that up to `timeout_s`."""
+    """Return True if the process of `pidfd` has exited; wait for its exit up to `timeout_s`."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))
@@ -226,8 +226,8 @@ def end_process(pidfd: int) -> None:
 def memory_file(*parts: bytes) -> int:
     """Create an anonymous file in memory that contains `parts`, concatenated.
 
-    The caller owns the descriptor, which is closed on exec. Read with `os.pread`: the offset is at
-    the end, and all processes that receive the descriptor share it.
+    The caller owns the descriptor, which is closed on exec. Read the file with `os.pread`, because
+    the file offset is at the end, and is shared by all processes that receive the descriptor.
     """
     if not hasattr(os, "memfd_create"):
         raise _missing_call("memfd_create", f"this is {sys.platform}")
@@ -249,7 +249,7 @@ def memory_file(*parts: bytes) -> int:
 
 
 def resize_memory_file(fd: int, n_bytes: int, what: str) -> None:
-    """Set the length of a memory file for `what`; a page takes memory when it is touched.
+    """Set the length of a memory file for `what`; its pages take memory when they are touched.
 
     Raises:
         InsufficientMemory: RLIMIT_FSIZE does not allow a file of n_bytes.
@@ -276,10 +276,11 @@ def file_limit_explained(n_bytes: int, what: str) -> Iterator[None]:
 def die_with_parent(parent_pid: int) -> None:
     """Ask the kernel to kill this process when its parent exits; exit if the parent has exited.
 
-    The signal is tied to the *thread* that forked, so the parent must have a single thread.
+    The kernel also sends the signal when the parent's *thread* that forked exits, so the parent
+    must have a single thread.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent_pid:  # the parent exited between fork and prctl: no signal follows
+    if os.getppid() != parent_pid:  # the parent exited before prctl: there will be no signal
         os._exit(1)
 
 
@@ -289,10 +290,10 @@ def name_process(name: str) -> None:
 
 
 def yield_to_main() -> None:
-    """Prevent wake-ups of this process from preempting others on its CPU.
+    """Prevent this process from preempting others on its CPU when it wakes up.
 
-    If there are as many workers as CPUs, a task sent by the main process must not preempt the main
-    process in the middle of a step. The gain varies a lot between runs.
+    If there are as many workers as CPUs, a worker that wakes up for a task must not preempt the
+    main process in the middle of a step. The gain varies a lot between runs.
     """
     try:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -304,8 +305,8 @@ def keep_freed_memory() -> None:
     """Keep up to 128 MiB of freed memory in this process for reuse.
 
     By default, glibc returns arrays of 128 KiB and more to the kernel as soon as they are freed,
-    and the kernel zeroes every page of the next ones. This takes nine tenths of the time if each
-    sample allocates two arrays of 600 KB. Arrays above 32 MiB are still returned. Malloc settings
+    and the kernel zeroes every page of the next arrays. If each sample allocates two arrays of 600
+    KB, this takes nine tenths of the time. Arrays above 32 MiB are still returned. Malloc settings
     in the environment take precedence; with another libc nothing is changed.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
@@ -317,7 +318,7 @@ def keep_freed_memory() -> None:
 
 
 def read_umask() -> int:
-    """Return this process's umask without setting it, which would race with other threads."""
+    """Return this process's umask. os.umask() would have to set it, and race with other threads."""
     with open("/proc/self/status", "rb") as status:
         for line in status:
             if line.startswith(b"Umask:"):

@@ -1,7 +1,7 @@
 """The event loop of a worker pool, over its channels, its zygote, and its session with the zygote.
 
 Received events stay in the pool's state until `WorkerPool.wait` returns them, and every step can be
-repeated on that state. A KeyboardInterrupt at any moment thus neither loses nor duplicates an
+repeated on the same state. A KeyboardInterrupt at any moment thus neither loses nor duplicates an
 event.
 """
 
@@ -109,7 +109,7 @@ class PoolEventLoop:
                 end_s = timeout_s = 0.0
 
     def _handle_other(self, fd: int) -> bool:
-        """Handle a ready descriptor of no worker; return True if it was the wakeup event."""
+        """Handle a ready descriptor that is not a worker's; return True for the wakeup event."""
         held = self._held
         if held.bell is not None and fd == held.bell.fileno():
             held.bell.clear()
@@ -121,7 +121,7 @@ class PoolEventLoop:
         return False
 
     def queue(self, worker: WorkerHandle, message: bytes, fds: Sequence[int]) -> None:
-        """Queue a message that the socket did not take, with duplicates of its fds."""
+        """Queue a message for which the socket had no room, with duplicates of its fds."""
         if not worker.outgoing:
             self._held.epoll.modify(worker.end, _READABLE | _WRITABLE)
         copies = array.array("i", map(os.dup, fds))
@@ -130,15 +130,16 @@ class PoolEventLoop:
         worker.outgoing.append(([message], rights))
 
     def _flush(self, worker: WorkerHandle) -> None:
-        """Send queued messages as far as the socket takes them."""
+        """Send queued messages as long as the socket has room for them."""
         try:
-            # Each result is stored before the next send, so Ctrl-C cannot cause a second send.
+            # The result of each send is stored before the next send, so Ctrl-C cannot cause a
+            # message to be sent twice.
             unsent = worker.outgoing[len(worker.sent) :]
             worker.sent.extend(starmap(worker.end.sendmsg, unsent))
         except BlockingIOError:
             return
         except (BrokenPipeError, ConnectionResetError):
-            pass  # its exit will be reported
+            pass  # the worker's exit will be reported
         self._held.epoll.modify(worker.end, _READABLE)
         done_fds = worker.outgoing_fds
         worker.outgoing, worker.outgoing_fds, worker.sent = [], [], []
@@ -150,7 +151,7 @@ class PoolEventLoop:
         try:
             self._held.intake.extend(islice(worker.arrivals, 1))
         except (BlockingIOError, ConnectionResetError):
-            return  # a reset is reported once, before the data still queued
+            return  # a reset is reported once; data still queued can be received after it
 
     def _receive_letter(self, session: socket.socket) -> None:
         try:
@@ -159,7 +160,10 @@ class PoolEventLoop:
             return
 
     def _events(self) -> list[Event]:
-        """Return events of all that has arrived; after Ctrl-C, called again on the same state."""
+        """Convert everything received so far into events.
+
+        If Ctrl-C interrupts this, it is called again with the same state.
+        """
         events: list[Event] = []
         workers = self._held.workers
         for index, (data, ancillary, flags, _) in self._held.intake:
@@ -178,7 +182,7 @@ class PoolEventLoop:
         return events
 
     def _read_letters(self) -> None:
-        """Handle the zygote's replies; each is removed once it is completely handled."""
+        """Handle the zygote's replies; remove each once it is completely handled."""
         held = self._held
         while held.letters:
             data, ancillary, flags, _ = held.letters[0]
@@ -237,7 +241,7 @@ class PoolEventLoop:
                 intake.extend(islice(worker.arrivals, 1))
             except ConnectionResetError:
                 continue
-            # No data, but a process that the worker started still holds its end open.
+            # No data, but the socket is still open in a process that the worker started.
             except BlockingIOError:
                 break
             _, (data, ancillary, _, _) = intake[-1]
@@ -253,7 +257,7 @@ class PoolEventLoop:
         self._by_fd.pop(worker.end.fileno(), None)
 
     def _ignore(self, source: socket.socket | int | None) -> None:
-        """Remove a descriptor from the epoll; closing is not enough if a fork holds a copy."""
+        """Remove a descriptor from the epoll. Closing it is not enough if a fork has a copy."""
         if source is None:
             return
         try:
@@ -267,7 +271,7 @@ def _await_end(worker: WorkerHandle) -> None:
     if worker.pidfd is not None:
         has_ended(worker.pidfd, 1.0)
         return
-    # The zygote exited while starting this worker: only the end of the channel shows the exit.
+    # The zygote exited while it started this worker, so only the channel shows the exit.
     poll = select.poll()
     poll.register(worker.end, 0)
     poll.poll(1000)

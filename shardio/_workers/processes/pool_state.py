@@ -26,7 +26,7 @@ from shardio.errors import UnsupportedEnvironment
 # The time to wait after SIGKILL until the kernel has ended the processes.
 _PATIENCE_S = 0.8
 
-Arrival = tuple[int, Received]  # the worker's number, and the result of `recvmsg`
+Arrival = tuple[int, Received]  # the worker's index, and the result of `recvmsg`
 Rights = list[tuple[int, int, "array.array[int]"]]
 
 RECEIVE_NOW = (RECEIVE[0], RECEIVE[1], RECEIVE[2] | socket.MSG_DONTWAIT)
@@ -49,7 +49,7 @@ class WorkerExit(NamedTuple):
     def end(self) -> str:
         """A description of the exit, without the worker's name."""
         if self.signal is not None:
-            known = self.signal in set(signal.Signals)  # not a real-time signal
+            known = self.signal in set(signal.Signals)  # most real-time signals have no name
             name = f" ({signal.Signals(self.signal).name})" if known else ""
             return f"was killed by signal {self.signal}{name}"
         if self.exit_code is not None:
@@ -58,7 +58,7 @@ class WorkerExit(NamedTuple):
 
     @property
     def manner(self) -> str:
-        """A description of the exit, with the worker's number."""
+        """A description of the exit, with the worker's index and process."""
         process = "" if self.pid is None else f" (process {self.pid})"
         return f"worker {self.worker}{process} {self.end}"
 
@@ -87,8 +87,8 @@ class WorkerHandle:
         self.arrivals: Iterator[Arrival] = zip(repeat(index), received, strict=False)
         self.pid: int | None = None
         self.pidfd: int | None = None
-        # Messages that the full socket did not take, as arguments of `sendmsg`, and the results of
-        # the messages sent so far.
+        # Messages for which the socket had no room, as arguments of `sendmsg`; `sent` has the
+        # results of those sent so far.
         self.outgoing: list[tuple[list[bytes], Rights]] = []
         self.outgoing_fds: list[int] = []
         self.sent: list[int] = []
@@ -96,7 +96,7 @@ class WorkerHandle:
         self.ended: WorkerExit | None = None
 
     def close(self) -> None:
-        """Close the main process's descriptors of this worker; the process is not affected."""
+        """Close the main process's descriptors for this worker; the worker is not affected."""
         self.end.close()
         if self.pidfd is not None:
             os.close(self.pidfd)
@@ -117,10 +117,10 @@ class PoolState:
         self.zygote: Zygote | None = None
         self.session: socket.socket | None = None
         self.bell: WakeupEvent | None = None
-        self.own_fds: list[int] = []  # the payload's, then copies of the fds given to workers
-        self.letters: deque[Received] = deque()  # received from the zygote, not handled yet
-        self.intake: list[Arrival] = []  # received from workers, not returned yet
-        self.gone: list[WorkerHandle] = []  # exited, not reported yet
+        self.own_fds: list[int] = []  # the payload file, then copies of the fds given to workers
+        self.letters: deque[Received] = deque()  # replies of the zygote that are not handled yet
+        self.intake: list[Arrival] = []  # messages of workers that are not returned yet
+        self.gone: list[WorkerHandle] = []  # exited workers that are not reported yet
         self.is_closing = False
         self.is_closed = False
 
@@ -128,8 +128,8 @@ class PoolState:
 def end_all(held: PoolState) -> None:
     """End the workers, wait until they have exited, and close everything.
 
-    Idle workers exit when their channel ends; others are killed after GRACE_S. In a fork of the
-    owner this does nothing: a fork that exits must not end its parent's workers.
+    Idle workers exit when their channel is shut down; others are killed after GRACE_S. In a fork of
+    the owner this does nothing, because a fork that exits must not end its parent's workers.
     """
     if os.getpid() != held.owner_pid:
         return
@@ -148,9 +148,9 @@ def end_all(held: PoolState) -> None:
 
 
 def _shut_sockets(held: PoolState) -> None:
-    """Shut down the main process's half of every socket, which also wakes a `wait` in a thread.
+    """Shut down the main process's side of every socket; this also wakes a `wait` in a thread.
 
-    Closing would not suffice: the other side does not notice it while a fork holds a copy.
+    Closing would not suffice: the other side does not notice it while a fork has a copy.
     """
     ends = [(worker.end, socket.SHUT_RDWR) for worker in held.workers]
     if held.session is not None:
@@ -182,7 +182,7 @@ def _release_zygote(held: PoolState) -> None:
 
 
 def _is_over(held: PoolState, zygote_pidfd: int, timeout_s: float) -> bool:
-    """Read the zygote's last replies; return True at their end, False after the timeout."""
+    """Read the zygote's last replies; return True when all have arrived, False after a timeout."""
     if held.session is None:
         return True
     poll = select.poll()
@@ -197,7 +197,7 @@ def _is_over(held: PoolState, zygote_pidfd: int, timeout_s: float) -> bool:
             if is_zygote_gone:
                 return True
             continue
-        except ConnectionResetError:  # what it wrote before is returned by the next calls
+        except ConnectionResetError:  # the next calls return the zygote's earlier replies
             continue
         if not letter[0]:
             return True
@@ -224,7 +224,7 @@ def _kill(held: PoolState) -> None:
 
 
 def _let_go(held: PoolState) -> None:
-    # Suppressed if descriptors ran out, which was reported before.
+    # The error means that descriptors ran out, which was reported before.
     with contextlib.suppress(UnsupportedEnvironment):
         _note_starts(held)
     _kill(held)

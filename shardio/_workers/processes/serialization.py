@@ -1,9 +1,9 @@
 """Serialization between the main process and its workers: functions, values and exceptions.
 
-An exception keeps its class if it can be unpickled; otherwise a TransformError contains its text. A
-function is sent with the main process's environment in one memory file. Pickle is only used between
-a program and its own workers. Large arrays are pickled out of band, so that their memory is copied
-only once.
+An exception keeps its class if it can be unpickled; otherwise it becomes a TransformError with its
+text. A function is sent together with the main process's environment, in one memory file. Pickle is
+only used between a program and its own workers. Large arrays are pickled out of band, so that their
+memory is copied only once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["pack", "pickled", "unpack"]
 
 
 MAX_ERROR_BYTES: Final = MAX_MESSAGE_BYTES - 32
-"""The maximum length of a packed error: it is sent in one message, after a descriptor."""
+"""The maximum length of a packed error, which is sent in one message after a header."""
 
 
 def pack_error(error: BaseException) -> bytes:
@@ -66,7 +66,7 @@ def _pickle_error(error: BaseException, cause: BaseException | None) -> bytes | 
 
 
 def _described(error: BaseException) -> str:
-    """Return an exception's message, with its type unless it is a TransformError."""
+    """Return an exception's type and message; of a TransformError, the message only."""
     if isinstance(error, TransformError):
         return str(error)
     return "".join(traceback.format_exception_only(type(error), error)).strip()
@@ -76,7 +76,7 @@ def unpack_error(packed: bytes) -> BaseException:
     """Return the exception that a worker sent, with its cause."""
     try:
         found: BaseException
-        found, found.__cause__ = pickle.loads(packed)  # from our own worker, never from data
+        found, found.__cause__ = pickle.loads(packed)  # sent by a worker, never stored data
     except Exception as failure:  # noqa: BLE001  # user classes may raise anything
         return TransformError(f"a worker failed, and its exception cannot be unpickled: {failure}")
     return found
@@ -90,8 +90,8 @@ def pack_failure(error: BaseException, is_called: str) -> bytes:
 
 
 def unpack_failure(failure: bytes | memoryview, where: str) -> BaseException:
-    """Return the exception that a function raised, with a note that says where."""
-    # From our own worker, never from data.
+    """Return the exception that a function raised, with a note; `where` names the function."""
+    # Sent by a worker, never stored data.
     packed_error, text = pickle.loads(failure)
     error = unpack_error(packed_error)
     add_note(error, f"in {where}:\n\n{text}")
@@ -137,13 +137,13 @@ _PROTOCOL: Final = 5
 def pickle_out_of_band(
     value: Any, file: io.BytesIO, apart: list[pickle.PickleBuffer], least_bytes: int
 ) -> None:
-    """Append a value's pickle to a file, and its large arrays' memory, uncopied, to `apart`.
+    """Append a value's pickle to a file, and the memory of its large arrays, uncopied, to `apart`.
 
     Args:
-        value: the value; cloudpickle is used if pickle does not support it.
+        value: the value; cloudpickle is used if pickle does not support the value.
         file: the file; its position is at the end afterwards.
-        apart: the list of `buffers` for `pickle.loads`; each is contiguous.
-        least_bytes: the minimum size of an array whose memory is not copied into the pickle.
+        apart: the list that receives the `buffers` for `pickle.loads`; each is contiguous.
+        least_bytes: the size from which an array's memory is not copied into the pickle.
 
     Raises any exception that parts of the value raise when they are pickled.
     """
@@ -152,10 +152,10 @@ def pickle_out_of_band(
     arrays = {np.ndarray: reduce, np.memmap: reduce}
     try:
         pickler = pickle.Pickler(file, _PROTOCOL, buffer_callback=apart.append)
-        # Takes half the time of a `reducer_override` method, which is called for every object.
+        # This takes half the time of a `reducer_override` method, which is called for every object.
         pickler.dispatch_table = {**copyreg.dispatch_table, **arrays}
         pickler.dump(value)
-    except Exception:  # noqa: BLE001  # cloudpickle may support it, else raises the better error
+    except Exception:  # noqa: BLE001  # cloudpickle may support the value; if not, it raises
         file.seek(start)
         file.truncate()
         del apart[n_apart:]
@@ -163,9 +163,9 @@ def pickle_out_of_band(
 
 
 def _reduce_code(code: CodeType) -> Any:
-    """Reduce a function's code, keeping its file name, which tracebacks show.
+    """Reduce a function's code, and keep its file name, which tracebacks show.
 
-    cloudpickle replaces the name since 3.1.3.
+    Since 3.1.3, cloudpickle replaces the name.
     """
     make, parts = cloudpickle.Pickler.dispatch_table[CodeType](code)
     return make, tuple(code.co_filename if part == _DYNAMIC_CODE else part for part in parts)
@@ -181,17 +181,17 @@ class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
     def __init__(
         self, file: io.BytesIO, arrays: dict[Any, Any], apart: list[pickle.PickleBuffer]
     ) -> None:
-        # Set first, because the __init__ of pickle.Pickler reads it once.
+        # Set the table first, because the __init__ of pickle.Pickler reads it.
         self.dispatch_table = {**_DISPATCH_TABLE, **arrays}
         super().__init__(file, _PROTOCOL, apart.append)
 
 
 def _reduce_array(least_bytes: int, array: Any) -> Any:
-    """Reduce an array to its shape, dtype and memory, if it has nothing else.
+    """Reduce an array to its shape, dtype and memory, if these determine the array.
 
-    NumPy itself pickles all parts of a dtype with every array, which takes twice the time.
+    NumPy pickles all parts of a dtype with every array, which takes twice the time.
     """
-    if type(array) is np.memmap:  # a memory map is sent as its values
+    if type(array) is np.memmap:  # send the values of a memory map
         array = array.view(np.ndarray)
     dtype, flags = array.dtype, array.flags
     if dtype.hasobject or not dtype.itemsize:
@@ -224,7 +224,7 @@ def pack(target: Callable[..., object]) -> int:
     pickled by value, others by name. Values that they refer to are copied in their present state.
     Raises InvalidArgument if something cannot be pickled.
     """
-    # For a function of the engine, the user knows the function that it calls.
+    # Messages show the user's function rather than the engine's function around it.
     known = target.args[0] if isinstance(target, partial) and target.args else target
     packed = pickled(target, "make those inside the function", known)
     surroundings = pickle.dumps(
@@ -264,7 +264,7 @@ def pickled(value: object, hint: str, known: object = None) -> bytes:
 def unpack(fd: int) -> Callable[..., Any]:
     """Apply the environment that `pack` recorded to this process, and return the function.
 
-    Reads by offset and leaves `fd` open, as other workers read the same file.
+    Read by offset and leave `fd` open, because other workers read the same file.
     """
     stored = _read_all(fd)
     (n_bytes,) = _HEADER.unpack_from(stored)
@@ -293,7 +293,7 @@ def _apply_environment(
 def _cwd() -> str | None:
     try:
         return os.getcwd()
-    except FileNotFoundError:  # the folder was deleted; the worker stays where it is
+    except FileNotFoundError:  # the folder was deleted; workers keep their own folder
         return None
 
 
@@ -346,7 +346,7 @@ def _is_importable(name: str) -> bool:
     `importlib.util.find_spec` cannot tell, because it trusts `sys.modules`.
     """
     if name == "__main__" or name not in sys.modules:
-        return True  # cloudpickle has its own rules for both
+        return True  # cloudpickle has rules for both cases
     parent, _, _ = name.rpartition(".")
     path = None
     if parent:

@@ -1,9 +1,9 @@
 """Memory files, in large pages if the kernel supports them, and arrays that all workers map.
 
-Preparing a block in pages of 2 MiB takes a seventh of the time of 4 KiB pages, and the CPU, which
-tracks only few pages, copies to and from it faster. Linux collapses pages on request
-(`MADV_COLLAPSE`, 6.1 and later) even if shared memory has no large pages by default. If it cannot,
-the memory has ordinary pages.
+Allocating a block in pages of 2 MiB takes a seventh of the time of 4 KiB pages, and copies to and
+from the block are faster, because the CPU caches the addresses of few pages only. Linux collapses
+small pages into large ones on request (`MADV_COLLAPSE`, 6.1 and later), even if shared memory has
+no large pages by default. If it cannot, the memory has ordinary pages.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ from shardio.errors import InsufficientMemory
 from shardio.storage.mmap import map_over
 
 LARGE_BYTES: Final = 2 << 20
-"""The size of a large page on CPUs with small pages of 4 KiB; other CPUs refuse it."""
+"""The size of a large page on CPUs with small pages of 4 KiB; elsewhere requests are refused."""
 
 _STEP_BYTES: Final = 16 * LARGE_BYTES
-"""The bytes per request; each request makes all CPUs return pages they have set aside."""
+"""The bytes per request. Requests are large, because each makes all CPUs return reserved pages."""
 _MAX_NS: Final = 10_000_000
-"""The maximum time per large page. It takes 0.2 ms if one is free; small pages take 2 ms for the
-same memory. But if memory is fragmented, the kernel first moves other pages.
+"""The maximum time per large page, after which no more large pages are requested.
+
+A large page takes 0.2 ms if one is free; small pages for the same memory take 2 ms. But if memory
+is fragmented, the kernel must first move other pages.
 """
 
 _MAP_NORESERVE: Final = 0x4000
@@ -50,7 +52,7 @@ _MFD_NOEXEC_SEAL: Final = 8
 
 
 class _KernelSupport:
-    """The kernel's support: if it refuses once or takes too long, it is not asked again."""
+    """A flag that is False once the kernel has refused large pages or has taken too long."""
 
     is_asked = True
 
@@ -58,13 +60,13 @@ class _KernelSupport:
 def take_large_pages(fd: int, n_bytes: int) -> None:
     """Try to use large pages for the first n_bytes of an empty memory file, except a remainder.
 
-    No memory is guaranteed: parts that got no large pages are still empty.
+    No memory is guaranteed: parts without large pages remain empty.
     """
     n_large = n_bytes // LARGE_BYTES * LARGE_BYTES
     if not (n_large and _KernelSupport.is_asked):
         return
     try:
-        # Pages are collapsed around an existing page; without one, nothing is collapsed.
+        # Create a page in each range: the kernel collapses only ranges that have a page.
         for start in range(0, n_large, LARGE_BYTES):
             os.pwrite(fd, b"\0", start)
         memory, first = _map_aligned(fd, n_large)
@@ -91,7 +93,7 @@ def map_whole(fd: int, n_bytes: int, n_backed: int) -> tuple[mmap.mmap, int]:
         memory, first = _map_aligned(fd, n_bytes) if n_bytes >= LARGE_BYTES else _map_plain(fd)
     except (OSError, InsufficientMemory):
         memory, first = _map_plain(fd)
-    with contextlib.suppress(OSError):  # before Linux 5.14; pages are then mapped one by one
+    with contextlib.suppress(OSError):  # before Linux 5.14, pages are mapped one by one on access
         if n_backed:
             memory.madvise(_MADV_POPULATE_WRITE, first, n_backed)
     return memory, first
@@ -104,8 +106,8 @@ def _map_plain(fd: int) -> tuple[mmap.mmap, int]:
 def _map_aligned(fd: int, n_bytes: int) -> tuple[mmap.mmap, int]:
     """Map a file aligned to large pages; return the map and the file's offset in it.
 
-    The file is mapped over a part of an anonymous map, which unmaps it at the end: Python's mmap
-    cannot choose the address.
+    Python's mmap cannot choose the address. The file is therefore mapped over a part of a larger
+    anonymous map, and is unmapped with it.
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     memory = mmap.mmap(-1, n_bytes + LARGE_BYTES, flags)
@@ -123,7 +125,7 @@ def reserve_memory_file(n_bytes: int, what: str) -> int:
     Raises:
         InsufficientMemory: the memory is not available; nothing was allocated.
     """
-    # Checked before allocating: beyond a cgroup's limit the kernel kills instead of failing.
+    # Check before allocating: beyond a cgroup's limit, the kernel kills the process.
     require(n_bytes, what)
     with _new_memory_file(n_bytes, what) as fd:
         take_large_pages(fd, n_bytes)
@@ -173,7 +175,10 @@ def refusals_explained(n_bytes: int, what: str) -> Iterator[None]:
 
 
 _MAX_RESERVED: Final = 64 << 20
-"""The number of marks up to which memory is allocated at once; above, when pages are touched."""
+"""The maximum number of marks whose memory is allocated in advance.
+
+The memory of larger bitmaps is allocated when pages are touched.
+"""
 
 
 def create_bitmap_file(n_marks: int) -> int:
@@ -213,19 +218,19 @@ class SharedArray:
 
     @classmethod
     def received(cls, fd: int, dtype: str, n: int) -> Self:
-        """Map an array of another process by its descriptor, which the new object owns."""
+        """Map an array of another process; take ownership of its descriptor."""
         return cls(fd, _mapped(fd, np.dtype(dtype), n, mmap.ACCESS_READ))
 
 
 class _SharingPickler(pickle.Pickler):
-    """Leaves shared arrays out of a message, and lists them."""
+    """A pickler that leaves shared arrays out of the message, and lists them in `found`."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
         self.found: list[SharedArray] = []
 
     def persistent_id(self, value: Any) -> tuple[str, int] | None:
-        """Return the shape of a shared array."""
+        """Return the dtype and length of a shared array; None for other values."""
         if not isinstance(value, SharedArray):
             return None
         self.found.append(value)
@@ -233,21 +238,21 @@ class _SharingPickler(pickle.Pickler):
 
 
 class _SharingUnpickler(pickle.Unpickler):
-    """Maps the shared arrays of a message."""
+    """An unpickler that maps the shared arrays of a message."""
 
     def __init__(self, message: bytes, fds: Sequence[int]) -> None:
         super().__init__(io.BytesIO(message))
         self._fds = iter(fds)
 
     def persistent_load(self, shape: tuple[str, int]) -> SharedArray:
-        """Return the next one."""
+        """Map the next shared array, which has this dtype and length."""
         return SharedArray.received(next(self._fds), *shape)
 
 
 def pack_shared(value: Any) -> tuple[bytes, list[int]]:
-    """Serialize a value. Return the message, and the descriptors of its shared arrays, to be sent.
+    """Return a value as a message, and the descriptors of its shared arrays to send with it.
 
-    The arrays keep them.
+    The arrays keep ownership of the descriptors.
     """
     pickler = _SharingPickler(file := io.BytesIO())
     pickler.dump(value)
@@ -255,7 +260,7 @@ def pack_shared(value: Any) -> tuple[bytes, list[int]]:
 
 
 def unpack_shared(message: bytes, fds: Sequence[int]) -> Any:
-    """Restore a value packed by our own parent, never data; takes over the descriptors."""
+    """Restore a value that the main process packed, never stored data; take ownership of `fds`."""
     return _SharingUnpickler(message, fds).load()
 
 

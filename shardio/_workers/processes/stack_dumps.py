@@ -1,7 +1,7 @@
-"""Reports of workers: the step and place each is at, and Python stacks when a batch times out.
+"""Reports of workers: the current step and place of each, and Python stacks after a timeout.
 
 On a signal, a worker writes the stacks of its threads to a file that it shares with the main
-process. C code does this, so it works wherever the worker's Python code hangs.
+process. The signal handler is C code, so it works wherever the worker's Python code hangs.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ class StepFiles(Closing):
 
     def __init__(self) -> None:
         self.stacks: list[int] = []
-        """The file for the stacks of each worker."""
+        """For each worker, the file for its stacks."""
         self._fds = list[int]()
         self._steps: Steps = np.zeros((0, 2), np.uint64)
 
     def open(self, n_workers: int) -> int:
-        """Create the files; return the file of all steps, for `map_steps`. This object owns it."""
+        """Create the files; return the descriptor of the step file, which this object owns."""
         self.stacks.extend(stack_files(n_workers))
         self._fds.append(memory_file(bytes(16 * n_workers)))
         self._steps = map_steps(self._fds[0])
         return self._fds[0]
 
     def of(self, worker: int) -> int | None:
-        """Return the step that a worker is at, or was at when it exited; None if none."""
+        """Return the current step of a worker, or its last step if it has exited; None if none."""
         step = int(self._steps[worker, 0]) - 1
         return None if step < 0 else step
 
     def take(self, worker: int) -> tuple[int | None, int | None]:
-        """Return and clear the step that a worker exited at, and the place in it; None if none."""
+        """Return and clear the last step of an exited worker, and the place in it; None if none."""
         step, place = self.of(worker), int(self._steps[worker, 1]) - 1
         self._steps[worker] = 0
         return step, None if place < 0 else place
@@ -62,15 +62,15 @@ class StepFiles(Closing):
 
 
 def map_steps(fd: int) -> Steps:
-    """Map two words per worker: the step that it is at plus 1, or 0; the place likewise."""
+    """Map two words per worker: the current step plus 1, and the place plus 1; 0 for none."""
     return np.frombuffer(mmap.mmap(fd, 0), np.uint64).reshape(-1, 2)
 
 
 _PATIENCE_S: Final = 1.0
 _QUIET_S: Final = 0.02
-"""A stack is complete if it has not grown for this long."""
+"""The time without growth after which stacks count as complete."""
 _OURS: Final = str(Path(__file__).parents[2] / "_")
-"""A part of the path of every file between the start of a process and the user's code."""
+"""The start of the path of shardio's private modules, which call the user's code."""
 
 
 def stack_files(n_workers: int) -> Iterator[int]:
@@ -93,11 +93,11 @@ def timeout_error(
     """Return the error for a timeout, with the activity of every worker.
 
     Args:
-        what: the name of what did not arrive.
+        what: a phrase that names the missing batch or result.
         path: the path of the dataset.
         timeout_s: the time that the loop waited.
         workers: the name and the stacks of each worker.
-        tasks_of: describes the unanswered tasks of a worker, given its number.
+        tasks_of: a function that describes the unanswered tasks of a worker, given its index.
     """
     first = f"{what} of {path} did not come within {timeout_s:g} s"
     return BatchTimeout("\n".join([first, *describe_workers(workers, tasks_of)]))
@@ -117,13 +117,14 @@ def describe_workers(
 def ask_for_stacks(fds: Sequence[int], send: Callable[[int, int], bool]) -> list[str]:
     """Return the stacks of all workers, innermost frame first, down to the first frame of shardio.
 
-    All workers are asked at the same time, and must answer within `_PATIENCE_S`.
+    All workers are signalled at the same time, and must answer within `_PATIENCE_S`.
 
     Args:
-        fds: the file that each worker writes to.
-        send: sends a signal to a worker by number; returns False if there is no process.
+        fds: for each worker, the file that it writes to.
+        send: a function that sends a signal to a worker, given its index and the signal; returns
+            False if there is no process.
     """
-    for fd in fds:  # the offset at which the worker writes is shared, too
+    for fd in fds:  # the worker writes at the shared file offset: reset it too
         os.ftruncate(fd, 0)
         os.lseek(fd, 0, os.SEEK_SET)
     before = _sizes(fds)
@@ -156,7 +157,7 @@ def _said(fd: int, start: int, stop: int) -> str:
 
 
 def shortened(text: str) -> str:
-    """Return stacks without the frames of shardio below the user's code, for each thread."""
+    """Return the stack of each thread without the frames of shardio that called the user's code."""
     kept: list[str] = []
     is_ours = False
     for line in text.splitlines():

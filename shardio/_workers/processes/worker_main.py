@@ -21,10 +21,10 @@ from shardio._workers.processes.linux import name_process
 __all__ = ["EXECUTE", "FORK", "Start", "Target", "execute", "preload", "run"]
 
 Start = Literal["zygote", "spawn"]
-"""The start method of workers: a fork of the zygote, or one that executes an interpreter."""
+"""The start method of workers: fork the zygote, or also execute a new interpreter in the fork."""
 
 FORK, EXECUTE = range(2)
-"""The zygote's action for a worker: fork, or fork and execute an interpreter."""
+"""The zygote's action to start a worker: fork, or fork and execute an interpreter."""
 
 Target = Callable[[Channel], object]
 
@@ -42,15 +42,16 @@ def preload(names: tuple[str, ...]) -> None:
     for name in names:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    # A collection in a worker would write to, and so copy, every page of these objects. It is not
-    # run before: of 36,000 objects 500 are garbage, and finding them takes 12 ms.
+    # Exclude these objects from collections, which would write to all their pages in a worker and
+    # thus copy the pages. Do not collect garbage first: only 500 of 36,000 objects are garbage, and
+    # finding them takes 12 ms.
     gc.freeze()
 
 
 def execute(place: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
     """Replace this process, a fork of the zygote, by a new interpreter.
 
-    The kernel's settings of the process stay, such as the signal when the zygote exits.
+    The kernel keeps settings of the process, such as the signal that it gets if the zygote exits.
     """
     for fd in fds:
         os.set_inheritable(fd, True)
@@ -59,7 +60,7 @@ def execute(place: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
         "from shardio._workers.processes.worker_main import begin; "
         f"begin({place}, {fds!r}, {modules!r})"
     )
-    # The zygote's own command line, with the same interpreter and flags; the code comes last.
+    # Use the zygote's own command line, with other code as the last argument.
     os.execv(sys.executable, [*sys.orig_argv[:-1], code])
 
 
@@ -67,7 +68,7 @@ def begin(place: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
     """Run as a worker in a new interpreter."""
     for fd in fds:
         os.set_inheritable(fd, False)
-    # Done before the main process's environment is applied, so that libraries use one thread.
+    # Import before the main process's environment is applied, so that libraries use one thread.
     preload(modules)
     run(place, fds)
 
@@ -77,11 +78,11 @@ def run(place: int, fds: _Fds) -> NoReturn:
 
     Args:
         place: the index of the worker in its pool.
-        fds: the descriptors: its channel, the payload, and those given to the pool.
+        fds: the descriptors of the worker's channel and the payload, then those given to the pool.
     """
     name_process("shardio-worker")
     gc.enable()
-    # Imported late: the main process reads this module's constants before it needs NumPy.
+    # Import this late, because the main process imports this module before it needs NumPy.
     from shardio._workers.processes.global_generators import seed_generators_of_worker
 
     seed_generators_of_worker()
@@ -89,7 +90,7 @@ def run(place: int, fds: _Fds) -> NoReturn:
     channel = Channel(place, socket.socket(fileno=channel_fd), fds[GIVEN_AT:])
     code = 0
     try:
-        # Imported late, as above: the main process does not need cloudpickle yet.
+        # Import this late, because the main process imports this module before cloudpickle.
         from shardio._workers.processes.serialization import unpack
 
         target: Target = unpack(cargo_fd)
@@ -104,10 +105,10 @@ def run(place: int, fds: _Fds) -> NoReturn:
 
 
 def _report(channel: Channel, error: BaseException) -> None:
-    # Without the frame of `run` itself.
+    # Leave out the frame of `run` itself.
     frames = error.__traceback__.tb_next if error.__traceback__ else None
     text = "".join(traceback.format_exception(type(error), error, frames))
     try:
         channel.report_failure(text)
     except (BrokenPipeError, ConnectionResetError):
-        return  # the main process has closed the pool, which most often causes `error`
+        return  # the main process has closed the pool, which is the usual cause of `error`

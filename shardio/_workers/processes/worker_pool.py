@@ -36,8 +36,8 @@ class WorkerPool(Closing):
     `target` is pickled by cloudpickle. `fds` are duplicated and available as `channel.fds` in every
     worker; `preload` names modules that the zygote imports before it forks. Messages may be sent
     immediately: they wait in the socket until the worker runs. `send`, `wait` and `restart` must
-    not run in two threads at once; `close` may be called in any. A pool that is collected without
-    `close`, or still open when the interpreter exits, is closed then.
+    not run in two threads at once; `close` may be called in any thread. A pool that is
+    garbage-collected, or still open when the interpreter exits, is closed then.
 
     Raises InvalidArgument if `target` cannot be pickled, and UnsupportedEnvironment if processes
     cannot be started here.
@@ -88,9 +88,9 @@ class WorkerPool(Closing):
     def send(self, index: int, message: bytes, fds: Sequence[int] = ()) -> None:
         """Send a message of 1 to MAX_MESSAGE_BYTES bytes to worker `index`, without blocking.
 
-        Data that the socket does not take is queued and sent by later calls of `wait`. The caller
-        keeps `fds`. A message to a worker that has exited is dropped until `wait` has returned its
-        WorkerExit; after that, WorkerDied is raised.
+        If the socket has no room, the message is queued and sent by a later call of `wait`. The
+        caller keeps `fds`. A message to a worker that has exited is dropped; once `wait` has
+        returned the WorkerExit, WorkerDied is raised instead.
         """
         held = self._held
         if held.is_closing or this_process.pid != held.owner_pid:
@@ -113,12 +113,12 @@ class WorkerPool(Closing):
         except BlockingIOError:
             self._watch.queue(worker, message, fds)
         except (BrokenPipeError, ConnectionResetError):
-            return  # `wait` reports its exit
+            return  # `wait` reports the worker's exit
 
     def set_cleanup_folder(self, folder: str) -> None:
         """Register a folder to be removed if this process is killed; "" for none.
 
-        It replaces the folder registered before, which the caller must remove.
+        The new folder replaces the one registered before, which the caller must remove.
         """
         with self._held.lock:
             if self._held.session is not None and not self._held.is_closing:
@@ -147,12 +147,12 @@ class WorkerPool(Closing):
         return ask_for_stacks(fds, self.signal)
 
     def enable_nudge(self) -> None:
-        """Let `nudge` end a wait. Call this in the thread that waits, before another one nudges."""
+        """Allow `nudge` to end a wait. Call this in the thread that waits, before any `nudge`."""
         self._held.bell = WakeupEvent()
         self._watch.add_bell()
 
     def nudge(self) -> None:
-        """Make `wait` return, now or the next time, with the events so far; for any thread."""
+        """Make the current or next `wait` return with the events so far; callable in any thread."""
         if self._held.bell is not None:
             self._held.bell.ring()
 
@@ -160,7 +160,7 @@ class WorkerPool(Closing):
         """Wait for events and return at least one, or none after `timeout_s`.
 
         All messages of a worker come before its WorkerExit. Raises ClosedError if the pool is
-        closed, also during the wait, and UnsupportedEnvironment if no worker can be started here.
+        closed before or during the wait, and UnsupportedEnvironment if no worker can be started.
         """
         held = self._held
         if held.is_closing or this_process.pid != held.owner_pid:
@@ -169,7 +169,7 @@ class WorkerPool(Closing):
             events = [] if held.is_closing else self._watch.gather(timeout_s)
         if not events:
             self._check_usable()  # closed by another thread, or by a signal handler in this one
-        # No call between here and the caller, so no KeyboardInterrupt can occur.
+        # No function is called from here to the caller, so no KeyboardInterrupt can occur.
         held.intake, held.gone = [], []
         return events
 
@@ -187,9 +187,9 @@ class WorkerPool(Closing):
             held.workers[index] = self._start(index)
 
     def close(self) -> None:
-        """End all workers, whatever they are doing; they have exited when this returns.
+        """End all workers, even busy ones; they have exited when this returns.
 
-        Idempotent, and safe in any thread. Workers have GRACE_S to exit by themselves.
+        Workers have GRACE_S to exit by themselves. Idempotent, and callable in any thread.
         """
         with interrupts_held():
             end_all(self._held)  # waits for another thread that may be closing
@@ -226,7 +226,7 @@ class WorkerPool(Closing):
                     asked = REQUEST.pack(index, self._action)
                     socket.send_fds(held.session, [asked], request)
                 except (BrokenPipeError, ConnectionResetError):
-                    pass  # the zygote has exited, which `wait` notices by its pidfd
+                    pass  # the zygote has exited, which `wait` notices by the zygote's pidfd
         worker = WorkerHandle(index, ours)
         self._watch.add(worker)
         return worker

@@ -1,26 +1,28 @@
 """The zygote: a small single-threaded process that forks workers for the main process.
 
-It is started by exec, so it has none of the main process's threads, locks or memory. It has
-imported NumPy and the codecs, so that forking a worker takes a few milliseconds. It never imports
-the user's `__main__` or tinygrad. `Zygote` is the main process's side, `worker_main` the worker's.
+The zygote is started by exec, so it has none of the main process's threads, locks or memory. It has
+imported NumPy and the codecs, so that forking a worker takes only a few milliseconds. It never
+imports the user's `__main__` or tinygrad. The class `Zygote` is the main process's handle;
+`worker_main` is the code of a new worker.
 
-Every pool has a *session*: a socket on which the main process requests workers and receives their
-exits.
+Every pool has a *session*: a socket pair by which the main process requests workers and learns of
+their exits.
 
-    main -> zygote   control   names of modules to import         + the zygote's end of a session
+    main -> zygote   control   names of modules to import         + the zygote's socket of a session
     main -> zygote   session   REQUEST (place, way)               + channel, payload, the pool's fds
-    main -> zygote   session   CLEANUP, path of a folder to remove if it exits; empty for none
+    main -> zygote   session   CLEANUP, path of a folder to remove if main exits; empty for none
     zygote -> main   session   REPLY STARTED (place, pid)         + pidfd of the worker
     zygote -> main   session   REPLY EXITED (place, pid, how, status)
     zygote -> main   session   REPLY NOT_STARTED (place, errno)
 
-`place` is a worker's number in its pool. If the main process ends its half of a session, the pool
-is closed: its workers have GRACE_S to exit by themselves, then they are killed; after the last exit
-the zygote ends its half too. When the main process exits, in any way, the zygote exits, and the
-kernel kills the workers.
+`place` is a worker's index in its pool. The main process closes a pool by shutting down its side of
+the session: the workers have GRACE_S to exit by themselves, then they are killed; after the last
+exit the zygote shuts down its side too. When the main process exits, for any reason, the zygote
+exits, and the kernel kills the workers.
 
 The main process has one zygote for all its pools. `acquire` and `release` count its users, start it
-and end it. Both may be called in any thread; a finalizer that interrupts either may call `release`.
+and end it. Both may be called in any thread; a finalizer that interrupts one of them may call
+`release`.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ __all__ = [
 ]
 
 
-REQUEST = struct.Struct("<IB")  # number of the worker in its pool, action (see `worker_main`)
+REQUEST = struct.Struct("<IB")  # index of the worker in its pool, action (see `worker_main`)
 REPLY = struct.Struct("<BIiii")  # kind, place, pid, how (CLD_*), status
 STARTED, EXITED, NOT_STARTED = 1, 2, 3
 CLEANUP = b"folder "
@@ -82,8 +84,9 @@ ASK_FOR_STACKS = signal.SIGRTMIN + 7
 
 
 def serve(control_fd: int, main_pidfd: int, modules: tuple[str, ...]) -> NoReturn:
-    """Run the zygote until the main process exits or ends its half of the control socket."""
-    # Keep only these descriptors of the main process: a pipe kept open here would hide its end.
+    """Run the zygote until the main process exits or shuts down the control socket."""
+    # Keep only these two of the inherited descriptors: readers of a pipe that stayed open here
+    # would never see its end.
     os.closerange(max(control_fd, main_pidfd) + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     os.set_inheritable(control_fd, False)
     os.set_inheritable(main_pidfd, False)
@@ -93,8 +96,8 @@ def serve(control_fd: int, main_pidfd: int, modules: tuple[str, ...]) -> NoRetur
 
 
 def _set_up() -> None:
-    # Ctrl-C reaches the whole group; the main process handles it. With an inherited SIG_IGN for
-    # SIGCHLD, the kernel would discard exit statuses.
+    # Ctrl-C is sent to the whole process group; only the main process handles it. If SIG_IGN for
+    # SIGCHLD was inherited, the kernel would discard exit statuses.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -109,9 +112,9 @@ class _Session:
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
-        self.workers: dict[int, tuple[int, int]] = {}  # pidfd: (number in the pool, pid)
-        self.replies: deque[tuple[bytes, list[int]]] = deque()  # not read by the main process yet
-        self.is_ending = False  # True once the main process has ended its half
+        self.workers: dict[int, tuple[int, int]] = {}  # pidfd: (index in the pool, pid)
+        self.replies: deque[tuple[bytes, list[int]]] = deque()  # replies that are not sent yet
+        self.is_ending = False  # True once the main process has closed the pool
         self.kill_at_s: float | None = None  # monotonic; set while ending, until workers are killed
         self.cleanup_folder = b""  # the folder to remove if the main process exits
 
@@ -132,8 +135,7 @@ class _Zygote:
 
     def run(self) -> NoReturn:
         while True:
-            # One event at a time: the next one could concern a descriptor that the first has
-            # closed.
+            # Handle one event at a time, because handling it may close the descriptor of the next.
             for fd, mask in self.epoll.poll(self._pause_s(), 1):
                 if fd == self.main_pidfd:
                     self._leave()
@@ -176,7 +178,7 @@ class _Zygote:
         if mask & ~select.EPOLLOUT:
             try:
                 data, ancillary, flags, _ = session.socket.recvmsg(*RECEIVE)
-            # The main process exited with replies unread; the end of its socket comes next.
+            # The main process exited with replies unread; the next call reports the end.
             except ConnectionResetError:
                 return
             if data.startswith(CLEANUP):
@@ -219,7 +221,8 @@ class _Zygote:
     def _become_worker(self, place: int, way: int, fds: tuple[int, ...]) -> NoReturn:
         try:
             die_with_parent(self.pid)
-            # A worker that held the zygote's sockets open would hide that they were closed.
+            # Close the zygote's sockets here: otherwise the main process would not notice that the
+            # zygote has closed them.
             self.epoll.close()
             self.control.close()
             for session in self.sessions.values():
@@ -243,12 +246,13 @@ class _Zygote:
         self._close_if_over(session)
 
     def _reply(self, session: _Session, data: bytes, pidfd: int | None = None) -> None:
-        # Duplicated: the worker may exit, and its pidfd be closed, before the main process reads.
+        # Duplicate the pidfd: the worker may exit, and its pidfd be closed, before the reply is
+        # sent.
         session.replies.append((data, [] if pidfd is None else [os.dup(pidfd)]))
         self._flush(session)
 
     def _flush(self, session: _Session) -> None:
-        """Send as many replies as the socket takes; the rest later."""
+        """Send as many replies as the socket has room for; keep the rest for later."""
         while session.replies:
             data, fds = session.replies[0]
             try:
@@ -256,14 +260,14 @@ class _Zygote:
             except BlockingIOError:
                 break
             except (BrokenPipeError, ConnectionResetError):
-                pass  # the main process has closed its end: there is nobody to report to
+                pass  # the main process has closed its socket: drop the reply
             session.replies.popleft()
             for fd in fds:
                 os.close(fd)
         self._watch(session)
 
     def _watch(self, session: _Session) -> None:
-        # Edge-triggered for a session that is ending: level-triggered, its end would wake the
+        # If the session is ending, use edge triggering: its end of file would otherwise wake the
         # zygote all the time.
         mask = select.EPOLLET if session.is_ending else select.EPOLLIN
         self.epoll.modify(session.socket, mask | (select.EPOLLOUT if session.replies else 0))
@@ -273,7 +277,7 @@ class _Zygote:
         if session.is_ending and not session.workers and not session.replies:
             self.epoll.unregister(session.socket)
             del self.sessions[session.socket.fileno()]
-            # Closing is not enough, as a fork of the main process may hold a copy of this end.
+            # Closing is not enough, because another process may have a copy of this socket.
             session.socket.shutdown(socket.SHUT_RDWR)
             session.socket.close()
 
@@ -295,8 +299,8 @@ PRELOAD = (
     "shardio._workers.processes.global_generators",
 )
 
-# One thread per library and process: parallelism comes from the worker processes, and a zygote must
-# be single-threaded to fork.
+# Libraries use one thread per process: parallelism comes from the worker processes, and the zygote
+# must be single-threaded to fork.
 _SINGLE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 _CONTROL_FD, _MAIN_PIDFD = 3, 4
@@ -339,10 +343,10 @@ class Zygote:
         self._control = ours
 
     def open_session(self, preload: tuple[str, ...]) -> socket.socket:
-        """Open a session for one pool; the caller owns the returned end.
+        """Open a session for one pool, and return its socket, which the caller then owns.
 
         `preload` names modules to import before workers are forked. If the zygote has exited, the
-        session's other end is closed.
+        other socket of the session is already closed.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -350,7 +354,7 @@ class Zygote:
             try:
                 socket.send_fds(self._control, [names or b" "], [theirs.fileno()])
             except (BrokenPipeError, ConnectionResetError):
-                pass  # its pidfd reports the exit, and callers watch that
+                pass  # the zygote has exited, which callers notice by its pidfd
         return ours
 
     def is_running(self) -> bool:
@@ -358,7 +362,7 @@ class Zygote:
         return not has_ended(self.pidfd)
 
     def exit_code(self) -> int | None:
-        """Return the exit code of a zygote that exited by itself, else None."""
+        """Return the exit code if the zygote exited by itself, else None."""
         try:
             ended = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:  # other code of this program has reaped it
@@ -397,7 +401,7 @@ def acquire() -> Zygote:
 
 
 def release(zygote: Zygote) -> None:
-    """Drop one use of `zygote`; the last one ends the process before this returns.
+    """Drop one use of `zygote`; dropping the last use ends the process before this returns.
 
     If `acquire` or `release` is running in another thread, or in an interrupted frame of this
     thread, that call does the work before it returns.
@@ -409,8 +413,8 @@ def release(zygote: Zygote) -> None:
 def _settle() -> None:
     """Handle queued releases, unless another call is about to do so.
 
-    Never waits for the lock, because a finalizer may have interrupted the code that holds it. The
-    holder of the lock calls this afterwards.
+    Never wait for the lock, because a finalizer may have interrupted the code that holds it. The
+    holder of the lock calls this function after releasing it.
     """
     global _current
     while _released and _lock.acquire(blocking=False):
@@ -439,7 +443,7 @@ def _spawn(control_fd: int, main_pidfd: int) -> int:
     environ = dict(os.environ)
     for name in _SINGLE_THREAD:
         environ.setdefault(name, "1")
-    # Above the target numbers, so that no source is overwritten.
+    # Duplicate to numbers above the targets, so that no source is overwritten.
     sources = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (control_fd, main_pidfd)]
     try:
         return os.posix_spawn(
@@ -451,7 +455,7 @@ def _spawn(control_fd: int, main_pidfd: int) -> int:
                 (os.POSIX_SPAWN_DUP2, sources[0], _CONTROL_FD),
                 (os.POSIX_SPAWN_DUP2, sources[1], _MAIN_PIDFD),
             ],
-            # Blocked until the zygote ignores it: Ctrl-C during its imports would kill it.
+            # Block Ctrl-C until the zygote ignores it: it would kill the zygote during its imports.
             setsigmask=[signal.SIGINT],
         )
     finally:
@@ -460,7 +464,7 @@ def _spawn(control_fd: int, main_pidfd: int) -> int:
 
 
 def _forget() -> None:
-    """Reset in a fork of the main process, which must not use its parent's zygote."""
+    """Reset the module's state in a fork, which must not use its parent's zygote."""
     global _lock, _current
     _lock, _current = threading.Lock(), None
     _released.clear()

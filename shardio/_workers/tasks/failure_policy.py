@@ -17,7 +17,7 @@ _NOT_OF_AN_ITEM: Final = (UnsupportedEnvironment, ClosedError, InsufficientMemor
 
 
 MAX_CRASHES: Final = 2
-"""The number of crashed workers after which an item is reported or skipped, not tried again."""
+"""The number of crashes after which an item is reported or skipped instead of tried again."""
 
 
 class CrashLoop:
@@ -30,13 +30,13 @@ class CrashLoop:
     def __init__(self, n_workers: int) -> None:
         self._most = 2 * n_workers + MAX_CRASHES
         self.n_crashes = 0
-        """The number of crashes; reset by the owner whenever a worker completes something."""
+        """The number of crashes; the owner resets it whenever a worker completes something."""
 
     def count(self, how: str) -> None:
-        """Count a crash; `how` describes it.
+        """Count a crash; `how` describes the exit.
 
         Raises:
-            UnsupportedEnvironment: every worker was restarted about twice without success.
+            UnsupportedEnvironment: workers were restarted about twice each without success.
         """
         self.n_crashes += 1
         if self.n_crashes > self._most:
