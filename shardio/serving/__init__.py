@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Server", "make_keys", "make_server"]
 
-# The module of each public name.
+# The module that defines each public name.
 _HOMES = {
     "Server": "shardio.serving.server",
     "make_keys": "shardio.serving.client.connection",
@@ -23,7 +23,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name from its module, once (PEP 562)."""
+    """Import a public name from its module on first use (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module 'shardio.serving' has no attribute {name!r}")
     from importlib import import_module

@@ -1,4 +1,4 @@
-"""The server: one socket for all clients, a session per client, and a gatekeeper for keys.
+"""The server: one socket for all clients, a session per client, and a gatekeeper for the keys.
 
     main thread    socket ──▶ sessions (tell)      threads of sessions ──▶ outgoing ──▶ socket
                    gatekeeper                                  (an event wakes the main thread)
@@ -7,7 +7,8 @@ The gatekeeper checks each client's key by the ZAP protocol (RFC 27), before Zer
 else. A ZAP request has version, id, domain, the client's address, identity, mechanism and
 credentials; the answer has version, id, status code, status text, user and metadata.
 
-`stop` may be called from any thread or signal handler, `close` from any thread but that of `run`.
+`stop` may be called from any thread or signal handler, and `close` from any thread except that of
+`run`.
 """
 
 from __future__ import annotations
@@ -99,14 +100,15 @@ class Gatekeeper:
 
 _BEAT_S: Final = 1.0
 _GRACE_S: Final = 10.0
-"""The time for which the session of a lost client is kept, in case the client reconnects."""
+"""The time for which a lost client's session is kept, in case the client reconnects."""
 _TOKEN_LETTERS: Final = 32
 _MAX_READS: Final = 64
-"""Messages read before anything else is done."""
+"""The maximum number of messages to read before doing other work."""
 _MAX_UNSENT: Final = 4 * MAX_AHEAD
-"""Messages queued for one client. Credit bounds them; a client that reads none counts as lost."""
+"""The maximum number of messages queued for one client. Credit keeps a working client far below it;
+a client that reads no messages reaches it and counts as lost."""
 _MAX_UNREAD: Final = 16
-"""Unread messages of one client, each of up to 4 MiB."""
+"""The maximum number of unread messages from one client, each of up to 4 MiB."""
 _CLOSE_TIMEOUT_S: Final = 2.0
 
 
@@ -125,8 +127,8 @@ class Server(Closing):
     """A server of batches. It owns its socket and all sessions.
 
     Args:
-        make_loader: makes a loader from a client's options.
-        served: values that batches depend on, apart from the dataset and the client's options.
+        make_loader: creates a loader from a client's options.
+        served: the server's own options on which batches depend, as JSON values.
         bind: the address to listen at; the port `*` stands for any free port.
         keys: CURVE keys; None to serve only this machine.
         most_clients: the maximum number of sessions.
@@ -161,14 +163,14 @@ class Server(Closing):
         self._outgoing: deque[tuple[Session, Frames]] = deque()
         self._is_stopping = False
         self._run_lock = threading.Lock()
-        """Held by `run`: no other thread may close its sockets."""
+        """Held by `run`, so that no other thread closes its sockets."""
         self._wakeup_lock = threading.RLock()  # reentrant, because signal handlers acquire it
         check_files(OWN_FILES)
         self._wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._context = zmq.Context()
         self.n_garbled = 0
         try:
-            # First, because ZeroMQ accepts every client while there is no gatekeeper.
+            # Create the gatekeeper first: without one, ZeroMQ accepts every client.
             self._gatekeeper = None if keys is None else Gatekeeper(self._context, keys)
             self._socket = self._listen(asked, keys)
             self.address: str = self._socket.last_endpoint.rstrip(b"\0").decode()
@@ -181,7 +183,7 @@ class Server(Closing):
         zmq, socket = self._zmq, self._context.socket(self._zmq.ROUTER)
         socket.linger = 0
         socket.sndhwm, socket.rcvhwm = _MAX_UNSENT, _MAX_UNREAD
-        # A client that connects and stays silent would hold a file descriptor.
+        # Limit the handshake: a client that connects and stays silent holds a file descriptor.
         socket.handshake_ivl = SILENCE_MS
         socket.router_mandatory = True
         socket.maxmsgsize = MAX_HEAD_BYTES
@@ -400,7 +402,7 @@ def make_server(
         DatasetNotFound, DatasetCorrupt, …: the dataset cannot be opened.
         UnsupportedEnvironment: pyzmq is missing: pip install '.[zmq]'.
     """
-    # Checked here, because only clients would see the errors of a loader.
+    # Check the functions now: later, only the clients would see the errors of a loader.
     for name, given, function in (
         ("transform", "sample", transform),
         ("batch_transform", "batch", batch_transform),
@@ -443,7 +445,7 @@ def make_server(
 
 
 def _named(function: Callable[..., Any] | None) -> str | None:
-    """Return a name by which clients can tell functions apart; None for no function."""
+    """Return a name that distinguishes a function for clients; None for no function."""
     if function is None:
         return None
     name = getattr(function, "__qualname__", type(function).__name__)

@@ -1,7 +1,8 @@
 """The session of one client: its loader, and a thread that sends its batches.
 
-The server's thread passes messages in (`tell`); the session's thread sends through `post`. It sends
-batches ahead within the client's credit and its own limit of bytes.
+The server's thread passes a client's messages in with `tell`; the session's thread sends messages
+with `post`. It sends batches ahead, as far as the client's credit and the session's own limit of
+bytes allow.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from shardio.serving.client.protocol import (
 )
 
 MAX_UNTAKEN_BYTES: Final = 256 << 20
-"""The limit for batches that the client's loop has not taken, and for batches still in ZeroMQ's
-queue. A single batch may exceed it."""
+"""The limit for the batches that the client's loop has not taken, and likewise for the batches in
+ZeroMQ's queue. A single batch may exceed it."""
 MAX_AHEAD: Final = 1 << 10
-"""The maximum number of batches sent ahead, however many a client grants."""
+"""The maximum number of batches sent ahead, even if a client grants more."""
 _MAX_INBOX: Final = 16
-"""The maximum number of unhandled messages; clients wait for the answers to most messages."""
+"""The maximum number of unhandled messages. A correct client has few, because it waits for the
+answers to most messages."""
 _POLL_S: Final = 0.05
 """The interval at which a session checks whether ZeroMQ has sent its blocks."""
 
@@ -45,9 +47,9 @@ class Session:
 
     Args:
         head: the client's "open" message.
-        make_loader: makes a loader from the client's options.
-        served: values that batches depend on, apart from the dataset and the client's options.
-        post: queues the frames of a message to the client.
+        make_loader: creates a loader from the client's options.
+        served: the server's own options on which batches depend, as JSON values.
+        post: queues the frames of a message for the client.
 
     Raises:
         MalformedMessage: the message is invalid.
@@ -70,15 +72,15 @@ class Session:
         self._initial_state: dict[str, Any] = {}
         """The initial state of the loader."""
         self._next_state: dict[str, Any] = {}
-        """The state with which the loader's next iteration begins unless a state is loaded."""
+        """The state from which the loader's next iteration begins if no other state is loaded."""
         self._number: int | None = None
-        """The client's number for the current iteration."""
+        """The number by which the client identifies the current iteration."""
         self._batches: LoaderIterator | None = None
         self._step = self._taken = self._upto = 0
         self._untaken: deque[tuple[int, int]] = deque()
-        """Step and bytes of each batch that was sent and not taken by the client's loop."""
+        """Step and size of each batch that was sent, but not yet taken by the client's loop."""
         self._unsent: deque[tuple[weakref.ref[Any], int]] = deque()
-        """Blocks that ZeroMQ may still hold, with their bytes; also those of earlier iterations."""
+        """The blocks that ZeroMQ may still hold, even of earlier iterations, with their sizes."""
         self._n_untaken_bytes = self.n_sent = 0
         self._thread = threading.Thread(target=self._run, name="shardio session", daemon=True)
         try:
@@ -95,7 +97,7 @@ class Session:
 
     @property
     def n_untaken_bytes(self) -> int:
-        """Bytes of the batches that were sent and not taken by the client's loop."""
+        """The total size of the batches that were sent, but not yet taken by the client's loop."""
         return self._n_untaken_bytes
 
     def tell(self, head: Head) -> None:
@@ -126,7 +128,7 @@ class Session:
         self._thread.join(timeout_s)
 
     def _grant(self, head: Head) -> None:
-        """Record the client's credit: the batches that its loop took, and those it now allows."""
+        """Record the client's credit: the batches its loop took, and the number it now allows."""
         if number(head, "number") != self._number:
             return
         self._taken = max(self._taken, min(self._step, number(head, "taken")))
@@ -201,7 +203,7 @@ class Session:
 
     @property
     def n_unsent_bytes(self) -> int:
-        """Bytes of the blocks in ZeroMQ's queue; a client may grant credit and yet read nothing."""
+        """The size of the blocks in ZeroMQ's queue, which grows if a client reads no messages."""
         while self._unsent and self._unsent[0][0]() is None:
             self._unsent.popleft()
         return sum(n_bytes for _, n_bytes in self._unsent)
@@ -225,7 +227,7 @@ class Session:
         self._stop()
         self._number = number(head, "number")
         state, ahead = mapping(head, "state"), number(head, "ahead", MAX_AHEAD)
-        if state != self._next_state:  # if equal, workers may already be filling its batches
+        if state != self._next_state:  # if equal, workers may be filling its batches already
             loader.load_state_dict(state)
         self._next_state = {}
         self._batches = batches = cast(LoaderIterator, iter(loader))

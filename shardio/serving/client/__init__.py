@@ -1,5 +1,5 @@
 """The client of a server of batches: connection, messages, and loaders that receive batches.
 
-`shardio.serving` has the server. Nothing is pickled: messages are JSON and raw bytes, checked
-before use.
+The server is in `shardio.serving`. Nothing is pickled: messages are JSON and raw bytes, and are
+checked before use.
 """

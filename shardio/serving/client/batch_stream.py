@@ -1,11 +1,11 @@
-"""Stream of batches from a server, across epochs and lost connections.
+"""A stream of batches from a server, across epochs and lost connections.
 
     lost ──(connect)──▶ opening ──(opened)──▶ open ──▶ batches
       ▲                    │                   │
       └──── after a while ─┴── lost, silent ───┘
 
 A batch depends only on the loader's state before it. After a lost connection, the same server or
-another server of the dataset therefore resumes with the batch after the last received one.
+another server of the dataset can therefore continue with the batch after the last received one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from shardio.serving.client.protocol import (
 )
 
 _FIRST_AHEAD: Final = 2
-"""The number of batches requested while their size is unknown."""
+"""The number of batches to request before the size of a batch is known."""
 _SILENCE_S: Final = SILENCE_MS / 1000
 _STEP_S: Final = 0.1
 _NO_ERROR: Final = "the server is alive and reports no error"
@@ -51,10 +51,10 @@ class Stream(Closing):
         addresses: the servers; when one is lost, the next is tried.
         keys: CURVE keys; None for no encryption.
         options: the options of the loader, as JSON values.
-        most_bytes: the maximum size of the batches received and not taken.
-        most_ahead: the maximum number of batches received and not taken.
-        timeout_s: the maximum time to wait for a batch, and for an unreachable server; None waits
-            for a batch without limit, and for a server 60 seconds.
+        most_bytes: the maximum total size of received batches that the loop has not taken.
+        most_ahead: the maximum number of received batches that the loop has not taken.
+        timeout_s: the maximum time to wait for a batch, or while no server can be reached; None
+            waits for a batch without limit, and 60 seconds for a server.
     """
 
     def __init__(
@@ -80,10 +80,10 @@ class Stream(Closing):
         self.n_losses = 0
         self.opened: Opened | None = None
         self._pending_check: bytes | None = None
-        """The "check" message that has no answer yet."""
+        """The "check" message that has no answer yet; sent again after a reconnection."""
         self._answer: State | None = None
         self._number = 0
-        """The number of the current iteration in messages."""
+        """The number that identifies the current iteration in messages."""
         self._is_iterating = False
         """True while batches of the iteration are still to be received."""
         self._begun: State | None = None
@@ -120,7 +120,7 @@ class Stream(Closing):
             self._pending_check = None
 
     def begin(self, state: State) -> tuple[int, int, int]:
-        """Start an iteration; return its epoch, its first step, and the step after its last."""
+        """Start an iteration; return its epoch, its first step, and its last step plus 1."""
         self.queue.clear()
         self._begun, self._state, self._is_iterating = None, state, True
         with self._lock:
@@ -155,7 +155,7 @@ class Stream(Closing):
 
     @property
     def last_error(self) -> str:
-        """The last messages of the servers that were lost and have not returned."""
+        """The reasons why servers were lost, since a server last made progress."""
         return self._servers.last_error
 
     @property
@@ -206,7 +206,7 @@ class Stream(Closing):
         """Handle messages until `is_there` returns a true value.
 
         Raises:
-            BatchTimeout: `timeout_s` has passed, although the server is alive.
+            BatchTimeout: `timeout_s` has passed while the server is alive.
         """
         entered_s = time.monotonic()
         while not is_there():
@@ -219,9 +219,9 @@ class Stream(Closing):
                 )
 
     def _process_one(self, wait_s: float, entered_s: float) -> None:
-        """Handle one message, or a silent server.
+        """Handle one message; treat a server that has been silent for too long as lost.
 
-        Silence counts from `entered_s` at the earliest, because nothing was received before.
+        Silence counts from `entered_s` at the earliest: before that time, nobody was receiving.
         """
         with self._lock:
             self._check_open()
@@ -249,7 +249,7 @@ class Stream(Closing):
             )
 
     def _connect(self, wait_s: float) -> Link | None:
-        """Return the connection, made if needed; None before the next attempt is due."""
+        """Return the connection, connecting if needed; None until the next attempt is due."""
         if self._link is not None:
             return self._link
         if not self._servers.wait(wait_s):
@@ -287,7 +287,7 @@ class Stream(Closing):
             self._advance(kind, head, block)
 
     def _handle_opened(self, head: dict[str, Any]) -> None:
-        """Handle "opened": resume with the server's new loader if it has the same batches."""
+        """Handle "opened": resume with the server's new loader if its batches are the same."""
         opened = Opened.of(head, self._servers.current)
         if self.opened is not None:
             opened.check_follows(self.opened, self._servers.current)
@@ -326,7 +326,7 @@ class Stream(Closing):
             self._begun, self._next = head, first
             return
         left = range(self._next, self._begun["last"])
-        # As ranges, which are equal if both are empty: at the end of an epoch, servers may differ
+        # Compare ranges, because empty ranges are equal: at the end of an epoch, servers may differ
         # in whether they count an incomplete batch.
         if epoch != self._begun["epoch"] or range(first, last) != left:
             raise Lost(
@@ -350,7 +350,7 @@ class Stream(Closing):
         if head.get("number") is not None and number(head, "number") != self._number:
             return
         error = protocol.from_json(mapping(head, "error"))
-        if not self._is_open:  # this server could not create the loader; another one may
+        if not self._is_open:  # this server could not create the loader, but another may succeed
             if self.opened is not None and isinstance(error, UnsupportedEnvironment):
                 raise Lost(str(error))  # e.g. it is full of clients of another lost server
             self._leave()

@@ -5,8 +5,8 @@ Keys are CURVE keys. Each is a file with one line, the key as 40 characters of Z
     FOLDER/server.secret           the server's key, kept at the server
     FOLDER/server.public
     FOLDER/clients/NAME.public     the key of an accepted client
-    FOLDER/NAME/server.public      copied to the client: the key of the server
-    FOLDER/NAME/client.secret      copied to the client: its own key
+    FOLDER/NAME/server.public      the server's key, to be copied to the client
+    FOLDER/NAME/client.secret      the client's own key, to be copied to the client
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class ClientKeys:
 
 
 def make_keys(folder: str | os.PathLike[str], client: str = "client") -> Path:
-    """Create the keys of a client, and those of the server if missing; return the client's folder.
+    """Create a client's keys, and the server's if they are missing; return the client's folder.
 
     Only this user may read the files of secret keys.
 
@@ -108,7 +108,7 @@ def make_keys(folder: str | os.PathLike[str], client: str = "client") -> Path:
     fs.make_folder(own, 0o700)
     _write(own / "client.secret", secret, 0o600)
     _write(own / "server.public", _read(place / "server.public"), 0o644)
-    _write(listed, public, 0o644)  # last, when the client's files are complete
+    _write(listed, public, 0o644)  # last: the server accepts the client from here on
     return own
 
 
@@ -133,7 +133,7 @@ def server_keys(folder: str | os.PathLike[str]) -> ServerKeys:
 def client_keys(folder: str | os.PathLike[str] | None) -> ClientKeys | None:
     """Read the keys of a client from `folder`, by default the folder named by SHARDIO_KEYS.
 
-    Return None if neither is set.
+    Return None if `folder` is None and SHARDIO_KEYS is not set.
 
     Raises:
         InvalidArgument: a file is missing or not a key, or others may read a secret.
@@ -187,12 +187,12 @@ def _read(path: Path) -> bytes:
 
 
 HEARTBEAT_MS: Final = 2_000
-"""The interval of heartbeats in both directions, sent by ZeroMQ's own thread."""
+"""The interval of the heartbeats that ZeroMQ's own thread sends in both directions."""
 SILENCE_MS: Final = 10_000
 """The time without a message after which a connection counts as lost."""
 
 ASK_AGAIN: Final = 300
-"""The ZAP code sent if clients' keys cannot be read: a temporary error."""
+"""The ZAP status code for a temporary error, sent if the clients' keys cannot be read."""
 
 _LEAVE_MS: Final = 200
 _EVENT: Final = struct.Struct("=HI")
@@ -204,11 +204,11 @@ _NO_HANDSHAKE: Final = (
 
 
 class Lost(Exception):
-    """The connection is unusable; the message has the reason."""
+    """Raised if a connection is unusable; the message has the reason."""
 
 
 class Denied(Lost):
-    """The server does not accept this client's key."""
+    """Raised if the server does not accept this client's key."""
 
 
 class Link(Closing):
@@ -217,7 +217,7 @@ class Link(Closing):
     Args:
         address: the address of the server.
         keys: CURVE keys; None only for a server on this machine.
-        most_bytes: the maximum size of a received block.
+        most_bytes: the maximum size of a received block in bytes.
 
     Raises:
         InvalidArgument: ZeroMQ does not accept the address.
@@ -270,7 +270,7 @@ class Link(Closing):
             self._socket.send(message, self._zmq.NOBLOCK)
 
     def receive(self, wait_s: float) -> tuple[dict[str, Any], Any] | None:
-        """Return the next message and its block or None; None if nothing arrives within `wait_s`.
+        """Return the next message and its block (or None); None if none arrives within `wait_s`.
 
         Raises:
             Lost: the connection is lost, or the data is not a message.
@@ -324,11 +324,11 @@ class Link(Closing):
 
     @property
     def sockets(self) -> tuple[Any, Any]:
-        """The sockets that become readable when `receive` has something to do."""
+        """The sockets that become readable when there is something to receive."""
         return self._socket, self._monitor
 
     def leave(self, message: bytes) -> None:
-        """Send a last message, waiting at most `_LEAVE_MS` for it, and close the connection."""
+        """Send a last message, for at most `_LEAVE_MS`, and close the connection."""
         if not self._context.closed:
             self.send(message)
             self._end(_LEAVE_MS)
@@ -352,8 +352,8 @@ class Servers:
     """The servers of a dataset, tried in turn.
 
     Args:
-        addresses: their addresses.
-        timeout_s: the time for which all servers may be unreachable; None for 60 seconds.
+        addresses: the addresses of the servers.
+        timeout_s: the maximum time for which all servers are unreachable; None for 60 seconds.
     """
 
     def __init__(self, addresses: Sequence[Address], timeout_s: float | None) -> None:
@@ -361,7 +361,7 @@ class Servers:
         self._patience_s = _PATIENCE_S if timeout_s is None else timeout_s
         self._denied: set[Address] = set()
         self._reasons: dict[Address, str] = {}
-        """The reason of each server's last loss."""
+        """The reason why each server was last lost."""
         self._first_loss_s: float | None = None
         """The time of the first loss since a server last made progress."""
         self._back_off_s, self._next_try_s = _MIN_BACK_OFF_S, 0.0
@@ -373,7 +373,7 @@ class Servers:
 
     @property
     def last_error(self) -> str:
-        """The reasons of the losses since a server last made progress."""
+        """The reasons why servers were lost, since a server last made progress."""
         return "; ".join(f"{where}: {what}" for where, what in self._reasons.items())
 
     def wait(self, wait_s: float) -> bool:
@@ -400,13 +400,13 @@ class Servers:
         away_s = now_s - self._first_loss_s
         if away_s >= self._patience_s or self._denied.issuperset(self._addresses):
             message = self.last_error
-            self.see_progress()  # after progress, the full patience applies again
+            self.see_progress()  # a later attempt has the full time limit again
             raise ServerUnreachable(f"no server to load from for {away_s:.0f} s: {message}")
         self._next_try_s = now_s + self._back_off_s
         self._back_off_s = min(_MAX_BACK_OFF_S, self._back_off_s * 2)
 
     def see_progress(self) -> None:
-        """Record that a server works: reset the back-off and the reasons of losses."""
+        """Record that a server works: reset the back-off, the time limit and the reasons."""
         self._back_off_s, self._first_loss_s = _MIN_BACK_OFF_S, None
         self._reasons.clear()
         self._denied.clear()

@@ -29,7 +29,7 @@ from shardio.serving.client.protocol import (
 )
 
 RECORDS: Final[dict[str, type[Clip | Pack]]] = {"clips": Clip, "pack": Pack}
-"""The options that make a view, each a dict with the arguments of the dataset's method."""
+"""The options that select a view. Each is a dict with the arguments of a method of the dataset."""
 
 AS_THEY_ARE: Final = frozenset(
     {
@@ -58,7 +58,7 @@ ELSEWHERE: Final = {
     "start_method": "the server starts the workers",
     "reuse": "every received batch has its own memory",
 }
-"""Options that a remote loader does not take, with what decides them instead."""
+"""Options that a remote loader refuses, with the setting to use instead."""
 
 
 def as_json(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def from_json(found: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of ShardLoader in a client's message; the loader checks their values.
 
     Raises:
-        MalformedMessage: an option is not for clients.
+        MalformedMessage: clients may not set one of the options.
         InvalidArgument: an option of a view or of sound is invalid.
     """
     if unknown := found.keys() - KNOWN:
@@ -159,7 +159,7 @@ def _record(kind: type[Any], value: Any) -> Any:
         return kind(**given)
     except InvalidArgument:
         raise
-    # ArithmeticError: for numbers too large to compute with
+    # ArithmeticError is raised for numbers that are too large.
     except (ArithmeticError, TypeError, ValueError) as error:
         raise MalformedMessage(f"an option is not a {kind.__name__}: {error}") from error
 
@@ -190,10 +190,10 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A server's loader.
+    """The facts about a loader that a server has opened for this client.
 
-    `state` is the loader's initial state. `served` has the values that batches depend on, apart
-    from the dataset and the client's options.
+    `state` is the loader's initial state. `served` has the server's own options on which batches
+    depend.
     """
 
     lineage: str
@@ -225,7 +225,7 @@ class Opened:
         )
 
     def check_follows(self, before: Opened, address: Address) -> None:
-        """Check that the loader has the same batches as the one before.
+        """Check that the loader has the same batches as the loader `before`.
 
         Raises:
             InvalidArgument: the loaders differ; the message names the difference.

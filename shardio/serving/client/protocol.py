@@ -18,8 +18,8 @@ The first frame of a message is its head, a JSON object with its `kind`; a batch
 client without a session. Errors are sent as JSON: class name, message, and location in a shard. No
 code is sent.
 
-A batch is sent as the used part of the block that a worker filled. After `check`, the receiver
-reads it like a block of its own.
+A batch is sent as the used part of the block that a worker filled. The receiver validates it with
+`check`, and then reads it like a block of its own.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Address(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
-        """True if the address is only reachable from this machine; of names, only localhost is."""
+        """True if only this machine can reach the address; the only such name is localhost."""
         try:
             return ipaddress.ip_address(self.host.strip("[]")).is_loopback
         except ValueError:
@@ -102,7 +102,7 @@ def parse_all(value: str | Sequence[str]) -> tuple[Address, ...]:
 
 
 VERSION: Final = 1
-"""The version of the protocol; both sides must have the same."""
+"""The version of the protocol, which must be the same on both sides."""
 
 MAX_HEAD_BYTES: Final = 4 << 20
 
@@ -115,19 +115,19 @@ _ENCODER: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 class MalformedMessage(ValueError):
-    """The received data is not a valid message."""
+    """Raised if received data is not a valid message."""
 
 
 def pack(kind: str, **more: Any) -> bytes:
-    """Return the head of a message as JSON in ASCII, because file names may not be UTF-8."""
+    """Return the head of a message as ASCII JSON, which can also express non-UTF-8 file names."""
     return _ENCODER.encode({"kind": kind, **more}).encode("ascii")
 
 
 def pack_given(kind: str, **more: Any) -> bytes:
-    """Return the head of a message that holds values of the user.
+    """Return the head of a message that contains a user's values.
 
     Raises:
-        InvalidArgument: JSON cannot represent the values, or they are too long for a server.
+        InvalidArgument: JSON cannot represent the values, or the head is too long for a server.
     """
     try:
         message = pack(kind, **more)
@@ -143,7 +143,7 @@ def pack_given(kind: str, **more: Any) -> bytes:
 
 
 def unpack(frames: Sequence[Any], kinds: frozenset[str]) -> dict[str, Any]:
-    """Check the frames of a message, which must be of one of `kinds`; return its head.
+    """Check the frames of a message, whose kind must be one of `kinds`; return the head.
 
     Raises:
         MalformedMessage: the message is invalid.
@@ -209,7 +209,7 @@ _MAX_CHARACTERS: Final = 1 << 16
 
 
 def as_json(error: BaseException) -> dict[str, Any]:
-    """Return an error as JSON values; one that is not of shardio becomes a ShardioError."""
+    """Return an error as JSON values; errors of other libraries become a ShardioError."""
     name = type(error).__name__
     if not isinstance(error, ShardioError) or name not in errors.__all__:
         return {"class": "ShardioError", "text": _cut(f"{name}: {error}")}
@@ -240,7 +240,7 @@ def from_json(found: Mapping[str, Any]) -> ShardioError:
 
 
 def _cut(message: str) -> str:
-    """Return a text with its middle cut out if it is too long."""
+    """Return a text, without its middle if it is too long."""
     if len(message) <= _MAX_CHARACTERS:
         return message
     half = _MAX_CHARACTERS // 2
@@ -286,7 +286,7 @@ def layout_of(content: str) -> BlockLayout:
 
 
 def pack_batch(batch: Batch) -> tuple[dict[str, Any], Block]:
-    """Return the values of a batch's head, and the used part of its block."""
+    """Return the values for the head of a batch's message, and the used part of its block."""
     layout, block, n_rows = batch.filled
     head = {
         "layout": layout_text(layout),
@@ -378,7 +378,8 @@ def _check_extents(
         )
     if array := layout.schema[slot.name].array:
         shapes = layout.shapes(block, slot)[:n_rows].astype(np.float64)
-        # Floats are exact up to the largest possible heap. Dimensions are limited even if one is 0.
+        # Products as floats are exact up to the largest possible heap. Other dimensions are limited
+        # even if one of them is 0.
         is_wrong = shapes.prod(axis=1) * array.numpy.itemsize != sizes
         if bool((is_wrong | (np.maximum(shapes, 1).prod(axis=1) >= _MAX_VALUES)).any()):
             raise MalformedMessage(

@@ -48,18 +48,18 @@ class RemoteLoader(Closing):
 
     Args:
         address: "tcp://host:port", or a list of addresses of servers of the same dataset.
-        batch_size: as in ShardLoader, like `output`, `device` and all other options that are data.
-            Options that the server decides are refused. `clips` and `pack`, dicts of the arguments
-            of these methods of a dataset, make a view of it.
+        batch_size: as in ShardLoader; so are `output`, `device` and all further options that can be
+            sent as data. Options that the server decides are refused. `clips` and `pack` select a
+            view of the dataset; each is a dict with the arguments of that method.
         keys: the folder of this client's keys, by default the one named by SHARDIO_KEYS; required
-            for other machines.
+            for servers on other machines.
         prefetch: the number of batches requested ahead, 16 by default.
         memory_bytes: the limit for received batches, by default at most 1 GiB.
-        timeout_s: the maximum time to wait for a batch or an answer, and for an unreachable server;
-            None waits for a batch without limit, and for a server 60 seconds.
+        timeout_s: the maximum time to wait for a batch or an answer, or while no server can be
+            reached; None waits for a batch without limit, and 60 seconds for a server.
 
     Raises:
-        InvalidArgument: this side or the server does not accept an option.
+        InvalidArgument: an option is refused, by the client or by the server.
         ServerUnreachable: (also in the loop) no server answers, or none accepts this client's key.
         BatchTimeout: (also in the loop) the server is alive but does not answer in time.
         ShardCorrupt, TransformError, …: errors of the server's loader.
@@ -162,7 +162,7 @@ class RemoteLoader(Closing):
         return begun
 
     def _warn_of_no_batch(self, begun: RemotePass) -> None:
-        """Warn, once per loader, if tail="drop" leaves no batch of an epoch."""
+        """Warn, once per loader, if an epoch has no batch because of tail="drop"."""
         asked, n = self._asked, begun.state["rows"]
         if asked.get("tail") != "drop" or self._has_warned or begun.state["position"] or not n:
             return
@@ -185,13 +185,13 @@ class RemoteLoader(Closing):
     def state_dict(self) -> dict[str, Any]:
         """Return the state from which to resume after the loop's current batch.
 
-        States of a ShardLoader with the same dataset and options are interchangeable with it.
+        The state is interchangeable with that of a ShardLoader of the same dataset and options.
         """
         latest = self._latest
         return dict(self._next if latest is None or latest.is_exhausted else latest.state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Make the next iteration resume from a state, with the sample after its last batch.
+        """Make the next iteration resume from a state, with the sample after the last batch.
 
         Raises:
             InvalidArgument: `state` is invalid or belongs to another dataset, subset, seed or
@@ -208,7 +208,7 @@ class RemoteLoader(Closing):
         self._next, self._latest = dict(state), None
 
     def stats(self) -> LoaderStats:
-        """Return the figures of this side: waiting, handing over, bytes received.
+        """Return the client's figures: time waiting and handing over, bytes received.
 
         `n_restarts` is the number of lost connections.
         """
@@ -216,7 +216,7 @@ class RemoteLoader(Closing):
         return LoaderStats(self.epoch, 0, latest, self._totals + latest)
 
     def close(self) -> None:
-        """Leave the server. Batches that are held stay valid. Idempotent."""
+        """Leave the server. Returned batches stay valid. Idempotent."""
         self._finalizer()
 
     def interrupt(self) -> None:
@@ -263,8 +263,8 @@ class RemotePass:
 
     Args:
         stream: the stream of batches, borrowed.
-        adapter: converts arrays to tensors; None leaves arrays.
-        state: the loader's state to start from.
+        adapter: converts arrays to tensors; None returns arrays.
+        state: the loader's state from which to start.
     """
 
     def __init__(self, stream: Stream, adapter: TensorAdapter | None, state: State) -> None:
@@ -277,7 +277,7 @@ class RemotePass:
         self.epoch, self.first_step, self.last_step = stream.begin(state)
 
     def take(self, wait_s: float | None) -> Batch | None:
-        """Return the next batch; None at the end (`is_exhausted`) or after `wait_s` without one."""
+        """Return the next batch; None at the end (`is_exhausted`) or if none came in `wait_s`."""
         if self.is_over:
             if not self.is_exhausted:
                 raise ClosedError("this iteration was ended by close() or by a new iteration")
@@ -307,7 +307,7 @@ class RemotePass:
         self._n_skipped += len(batch.skipped)
         if self._adapter is not None:
             batch = batch.of(self._adapter.wrap)
-        self.state = arrived.state  # last: from here on the batch counts as consumed
+        self.state = arrived.state  # set last: this marks the batch as consumed
         return batch
 
     def end(self) -> None:
@@ -331,7 +331,7 @@ class RemotePass:
         )
 
     def so_far(self) -> str:
-        """Describe the progress, and the reason if a server was lost."""
+        """Describe the progress and, if a server was lost, the reason."""
         n_done, n = self.first_step + self._n_batches, self.last_step
         message = f": {self._stream.last_error}" if self._stream.last_error else ""
         return f"{n_done} of {n} batches received{message}"

@@ -1,6 +1,6 @@
 """Samples from several servers of one dataset, in order of arrival; used by MultiLoader.
 
-Each server sends the share of one rank, so that an epoch has each sample once.
+Each server sends the share of one rank, so that each sample arrives once per epoch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RESERVED: Final = (
     *("output", "device", "rank", "world_size", "tail", "collate"),
     *("keys", "memory_bytes", "timeout_s"),
 )
-"""Options of a loader that RemoteSamples sets itself."""
+"""The options of a loader that RemoteSamples sets itself."""
 
 
 class RemoteSamples(Closing):
@@ -38,9 +38,9 @@ class RemoteSamples(Closing):
         options: options of ShardLoader for all servers.
         keys: the folder of this client's keys.
         memory_bytes: the limit for the received batches of all servers together.
-        timeout_s: the maximum time to wait for a sample, and for an unreachable server; None waits
-            for a sample without limit, and for a server 60 seconds.
-        say: called with a line of text about each event.
+        timeout_s: the maximum time to wait for a sample, or while a server cannot be reached; None
+            waits for a sample without limit, and 60 seconds for a server.
+        say: called with a line of text for each event, such as the end of a server's share.
 
     Raises:
         InvalidArgument: an option is invalid, or the servers have different datasets.
@@ -121,7 +121,7 @@ class RemoteSamples(Closing):
     def _begin(self, number: int) -> Iterator[Any]:
         self.skipped.clear()
         passes = []
-        # A server that was lost and has returned may have changed its dataset.
+        # A server may have been restarted with another dataset.
         for rank in range(len(self._loaders)):
             self._check_shares(rank)
         for loader in self._loaders:
@@ -149,7 +149,7 @@ class RemoteSamples(Closing):
                 each.end()
 
     def _take(self, going: deque[tuple[int, RemotePass]]) -> tuple[int, Batch] | None:
-        """Return a batch of the first server in turn that has one; None if none has."""
+        """Return the next batch from the first server, in turn, that has one; None if none has."""
         for _ in range(len(going)):
             server, each = going.popleft()
             try:
