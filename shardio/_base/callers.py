@@ -12,7 +12,7 @@ from shardio.errors import InvalidArgument
 
 
 def takes_rng(name: str, given: str, function: Callable[..., Any]) -> bool:
-    """Return True if a user's function has to be called as f(given, rng) rather than f(given).
+    """Return True if a user's function must be called as f(given, rng), not as f(given).
 
     Args:
         name: the option that holds the function, for the message.
@@ -39,13 +39,13 @@ def takes_rng(name: str, given: str, function: Callable[..., Any]) -> bool:
 def refuse_unknown_options(
     name: str, given: Iterable[str], known: Iterable[str], habits: Mapping[str, str]
 ) -> None:
-    """Raise an error for options that a function does not have, with what to write instead.
+    """Raise an error for an unknown option of a function; the message says what to write instead.
 
     Args:
         name: the name of the function, for the message.
-        given: the names of the options that the caller wrote.
+        given: the names of the options that the caller passed.
         known: the names of the function's options.
-        habits: advice on options of other libraries, by name.
+        habits: advice for options that other libraries have, by name.
 
     Raises:
         TypeError: an option is unknown.
@@ -62,7 +62,7 @@ def refuse_unknown_options(
 
 
 def caller_stacklevel() -> int:
-    """Return the `stacklevel` that makes a warning of the calling function point at user code."""
+    """Return the `stacklevel` with which a warning of the calling function points at user code."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals["__name__"].startswith("shardio."):
         frame, level = frame.f_back, level + 1

@@ -1,7 +1,7 @@
 """Conversion of file names between stored UTF-8 text and Python strings.
 
-Python decodes file names by the locale: in an ASCII locale, `ß` becomes two surrogates. Stored
-names do not depend on the locale.
+Python decodes file names with the encoding of the locale: in an ASCII locale, `ß` becomes two
+surrogates. Stored names do not depend on the locale.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ESCAPE: Final = re.compile(rb"\\(?:\\|x([0-9a-f]{2}))")
 def stored_name(name: str) -> str:
     r"""Return a file name as text that can be stored; bytes that are not UTF-8 become `\xNN`.
 
-    Different names stay different: in a name that gets escapes or already contains `\x`,
+    Different names stay different: if a name needs such escapes or already contains `\x`, its
     backslashes are doubled.
     """
     raw = os.fsencode(name)
@@ -32,7 +32,7 @@ def stored_name(name: str) -> str:
 
 
 def original_name(stored: str) -> str:
-    """Return the file name of which `stored` is the stored name, decoded by the current locale."""
+    """Return the file name for a result of `stored_name`, decoded by the current locale."""
     raw = stored.encode()
     if "\\x" in stored:
         raw = _ESCAPE.sub(lambda found: bytes.fromhex((found[1] or b"5c").decode()), raw)
@@ -50,7 +50,7 @@ def utf8_name(name: str) -> str:
 
 
 def check_encodable(path: str | os.PathLike[str], what: str) -> None:
-    """Check that the file system encoding can encode a path. Paths that Python listed always pass.
+    """Check that the file system encoding can encode a path, as it can every path listed by Python.
 
     Raises:
         InvalidArgument: the path cannot be encoded; the message starts with `what`.
@@ -58,7 +58,7 @@ def check_encodable(path: str | os.PathLike[str], what: str) -> None:
     try:
         os.fsencode(path)
     except UnicodeEncodeError as error:
-        if error.encoding == "utf-8":  # half of a surrogate pair
+        if error.encoding == "utf-8":  # the path contains half of a surrogate pair
             reason = "which no file or folder can be called"
         else:
             reason = (

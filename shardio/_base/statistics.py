@@ -16,15 +16,14 @@ from typing import Any, Final, Self
 class LoadingStats:
     """Times (in seconds) and counters of one iteration, or the sum of several.
 
-    `elapsed_s` is the time from the start of the loop to now or to its end. It is the sum of
-    `waiting_s` for data, `hand_over_s` for building batches and sending tasks, and `body_s` in the
-    loop's own code.
+    `elapsed_s` is the time from the start of the loop to its end, or to now. It is the sum of
+    `waiting_s` (waiting for data), `hand_over_s` (building batches and sending tasks), and `body_s`
+    (the loop's own code).
 
     `filling_s` is the time that all workers together spent filling batches. It is the sum of
-    `reading_s` for copying stored values, `checking_s` for hashes, `decoding_s` for compressed
-    records, and `transforming_s` in the transform, the batch_transform and a collate function. One
-    record in seven is timed and counts for seven. Without workers, `filling_s` is part of
-    `waiting_s`.
+    `reading_s` (copying stored values), `checking_s` (hashes), `decoding_s` (compressed records),
+    and `transforming_s` (transform, batch_transform and a collate function). One record in seven is
+    timed and counts for seven. Without workers, `filling_s` is part of `waiting_s`.
 
     `ready_s` is the time that filled batches waited for the loop, summed over batches.
     """
@@ -124,14 +123,14 @@ class ItemStats:
     n_copies: int = 0
     """Values copied out of their blocks because user code held all other blocks."""
     n_bytes: int = 0
-    """Bytes of the values that arrived in blocks; small values do not."""
+    """Bytes of the values that arrived in blocks; small values arrive in messages instead."""
     calling_s: float = 0.0
     """Time in the function, summed over workers."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageStats:
-    """One stage of one iteration, so far; times in seconds."""
+    """The figures of one stage in one iteration so far; times in seconds."""
 
     name: str
     concurrency: int
@@ -169,7 +168,7 @@ class PipelineStats:
     """The result of `stats()` of a DataLoader or Pipeline: the latest iteration, so far."""
 
     stages: tuple[StageStats, ...]
-    """The stages in the order of the pipeline, batching excluded."""
+    """The stages in the order of the pipeline, without batching."""
     n_results: int
     """Results received by the loop."""
     skipped: tuple[SkippedItem, ...]
@@ -197,12 +196,13 @@ CHECK, DECODE, TRANSFORM = range(3)
 """Indexes into `PHASE_TIMES.sums_ns`."""
 
 TIMED_EVERY: Final = 7
-"""One record in seven is timed and counts for seven, because two clock readings cost as much as the
-hash of a short record. A prime number, because clips of a video may come in groups of eight.
+"""One record in seven is timed and counts for seven, because two clock readings take as long as
+hashing a short record. The number is prime so that it does not divide regular groups, such as eight
+clips of a video.
 """
 
 now_ns = perf_counter_ns
-"""The clock of all timers; the processes of a machine share it."""
+"""The clock of all timers, which is the same in all processes of a machine."""
 
 
 class _PhaseTimes(threading.local):

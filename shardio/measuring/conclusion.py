@@ -9,9 +9,9 @@ from typing import Any, Final
 from shardio._base.statistics import LoadingStats
 
 _MAX: Final = 0.75
-"""A thread or worker that is busy for at least this share of the time is the limit."""
+"""The busy share of the time from which a thread or the workers count as the limit."""
 _NEAR_LIMIT: Final = 0.7
-"""Memory is the limit from this share of the plain copying speed on."""
+"""The share of the plain copying speed from which memory counts as the limit."""
 _CACHED: Final = 0.9
 _IDLE: Final = 0.1
 _SMALL_BATCH_BYTES: Final = 256 << 10
@@ -34,18 +34,18 @@ class Limit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures from which a conclusion is drawn.
+    """The measurements from which a conclusion is drawn.
 
     Args:
         stats: the statistics of one or more iterations.
         n_workers: the number of the loader's workers; 0 for none.
         n_cpus: the number of CPUs available to this process.
-        main_cpu_s: CPU time of the thread that iterates.
+        main_cpu_s: the CPU time of the thread that iterates.
         copy_bytes_per_s: the maximum copying speed of the machine.
-        verify: the option of the dataset that tells when hashes are checked.
+        verify: the dataset's `verify` option: when hashes are checked.
         cached_share: the share of the files in the page cache before the run; None if unknown.
         idle_share: the idle share of the machine's CPU time; None if unknown.
-        tried: all measured numbers of workers; none of them is faster.
+        tried: all numbers of workers that were measured; none is faster than `n_workers`.
         has_body: True if the loop does anything with its batches.
         fits: True if the files fit into the available memory.
     """
@@ -65,14 +65,14 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """The limit, the figures that show it, and advice, the best first."""
+    """The limit, the figures that show it, and advice, the most effective first."""
 
     limit: Limit
     because: str
     advice: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the same as JSON values."""
+        """Return the conclusion as JSON values."""
         return {"limit": str(self.limit), "because": self.because, "advice": list(self.advice)}
 
 
@@ -119,7 +119,7 @@ def _main_limits(figures: Figures, main: float) -> Conclusion:
 
 
 def _workers_limit(figures: Figures, busy: float) -> Conclusion:
-    """Return the conclusion for workers (or the main process, without any) that are always busy."""
+    """Return the conclusion if the workers, or without any the main process, are always busy."""
     stats = figures.stats
     whole_s = max(stats.filling_s, 1e-9)
     phases = {
@@ -178,7 +178,7 @@ def _advice_on(limit: Limit, figures: Figures) -> tuple[str, ...]:
 
 
 def _round_trips_limit(figures: Figures, busy: float, main: float) -> Conclusion:
-    """Return the conclusion for processes that wait for one another, or for a CPU."""
+    """Return the conclusion if processes wait for one another, or for a CPU."""
     because = (
         f"no process is always busy: workers fill batches {busy:.0%} of the time, and the main "
         f"process is busy {main:.0%} of the time"

@@ -26,13 +26,13 @@ from shardio.samples.view import SampleView
 from shardio.storage.mmap import PAGE_BYTES, is_cached
 
 _SOURCE_BYTES: Final = 64 << 20
-"""Larger than a CPU's caches."""
+"""The size of the memory to copy from; larger than a CPU's caches."""
 _MIN_COPY_BYTES: Final = 1 << 20
 _N_PROBES: Final = 256
 
 
 def copy_bytes_per_s(n_threads: int, block_bytes: int, *, seconds: float) -> float:
-    """Measure the speed of copying memory into blocks that are reused.
+    """Measure the speed of copying memory into reused blocks.
 
     Args:
         n_threads: the number of threads that copy at the same time, each into its own block.
@@ -100,17 +100,19 @@ def idle_share(before: tuple[int, int] | None, after: tuple[int, int] | None) ->
 
 
 _COPY_SHARE: Final = 0.05
-"""The duration of a copying measurement as a share of a run's; the fastest of several counts."""
+"""The duration of a copying measurement, as a share of a run's duration. Several are made, and the
+fastest counts."""
 _N_COPY_TIMES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class LoadingRun:
-    """The figures for one number of workers: a first reading, and warm ones of the same samples.
+    """The figures for one number of workers: of a first and of warm readings of the same samples.
 
-    `main_cpu_s` is the CPU time of the iterating thread and `idle_share` the idle share of the
-    machine's CPU time in the warm readings; `first_main_cpu_s` and `first_idle_share` are those of
-    the first reading. `limit_bytes_per_s` is the copying speed with one thread per worker.
+    `main_cpu_s` is the CPU time of the iterating thread during the warm readings, and `idle_share`
+    the idle share of the machine's CPU time; `first_main_cpu_s` and `first_idle_share` are the same
+    figures for the first reading. `limit_bytes_per_s` is the copying speed with one thread per
+    worker.
     """
 
     n_workers: int
@@ -124,17 +126,17 @@ class LoadingRun:
 
     @property
     def samples_per_s(self) -> float:
-        """The rate of the warm readings."""
+        """The number of samples per second in the warm readings."""
         return _rate(self.warm.n_samples, self.warm)
 
     @property
     def bytes_per_s(self) -> float:
-        """The rate of the warm readings."""
+        """The number of bytes per second in the warm readings."""
         return _rate(self.warm.n_bytes, self.warm)
 
     @property
     def first_samples_per_s(self) -> float:
-        """The rate of the first reading."""
+        """The number of samples per second in the first reading."""
         return _rate(self.first.n_samples, self.first)
 
     def as_json(self) -> dict[str, Any]:
@@ -204,9 +206,9 @@ def measure_loading(
 ) -> LoadingReport:
     """Measure how fast a dataset loads on this machine, and find the limit.
 
-    For each number of workers, samples are read for `seconds` or one epoch; then the same samples
-    are read repeatedly for as long. Only the first reading of the first run finds the page cache as
-    it was; later runs check hashes again, but read from memory.
+    For each number of workers, samples are read for `seconds`, at most one epoch; then the same
+    samples are read again for `seconds`. Only the first reading of the first run uses the page
+    cache as it was. Later runs check hashes again, but read from memory.
 
     Args:
         dataset: a folder, an open dataset, or a view of one.
@@ -216,8 +218,8 @@ def measure_loading(
         seconds: the duration of each half of a run.
         wants_trace: True to trace the fastest number of workers as well.
         progress: called with the number of workers before each run.
-        **options: other options of the loader, such as transform. The defaults are shuffle=True
-            and output="numpy".
+        **options: other options of the loader, such as transform. By default, shuffle is True and
+            output is "numpy".
 
     Raises:
         InvalidArgument: the dataset is empty, or an option is invalid.
@@ -282,7 +284,7 @@ def _worker_counts(n_cpus: int) -> list[int]:
 
 
 def _figures(run: LoadingRun, n_cpus: int, verify: str, tried: tuple[int, ...]) -> Figures:
-    """Return the figures of the warm readings of a run; its loop has no body."""
+    """Return the figures of a run's warm readings, whose loop has no body."""
     return Figures(
         run.warm,
         run.n_workers,
@@ -317,7 +319,7 @@ def _run(
         warm, main_cpu_s, end_s = LoadingStats(), 0.0, time.perf_counter() + seconds
         before = cpu_times()
         while not warm.n_batches or time.perf_counter() < end_s:
-            loader.load_state_dict(start)  # the same samples, which are now in memory
+            loader.load_state_dict(start)  # read the same samples, which are now in memory
             begin_s = time.thread_time()
             _iterate(loader, n_batches, None)
             main_cpu_s += time.thread_time() - begin_s

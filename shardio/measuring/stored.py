@@ -33,9 +33,9 @@ _BEST_DB: Final = 100.0  # instead of infinity, for equal pixels
 class StoredReport:
     """Measurements of some samples of a converted dataset.
 
-    `samples_per_s` is the number of random samples that one core reads and decodes per second, in
-    the dataset's default view. `psnr_db` has the PSNR of some inputs' stored pictures against their
-    source, by input name; it is empty if nothing was lost, or if the loss is unknown.
+    `samples_per_s` is the number of random samples of the dataset's default view that one core
+    reads and decodes per second. `psnr_db` has, by the name of an input, the PSNR of its stored
+    pictures against the source; it is empty if the conversion is lossless, or the loss is unknown.
     """
 
     samples_per_s: float
