@@ -7,7 +7,7 @@ import os
 
 def named_path(folder: str, name: str) -> str:
     """Return the path of a file that data names relative to a folder."""
-    # JSON can escape lone surrogates; no file has such a name, so none is found.
+    # Encode lone surrogates, which JSON can escape; no file has such a name.
     return os.path.join(folder, os.fsdecode(name.encode("utf-8", "surrogatepass")))
 
 

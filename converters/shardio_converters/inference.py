@@ -24,8 +24,8 @@ _WORD: Final = re.compile(r"(list\[)?(\w+)(.*)")
 def common_dtype(one: str, other: str) -> str | None:
     """Return the dtype that can store numbers of both dtypes; None if there is none.
 
-    As in NumPy's promotion, except that two integer dtypes never become a float. An integer and a
-    float dtype become a float; `widen` rejects values that it cannot represent exactly.
+    The result is NumPy's promotion, except that two integer dtypes never become a float. An integer
+    and a float dtype become a float; `widen` rejects integers that the float cannot represent.
     """
     if one == other:
         return one
@@ -101,12 +101,12 @@ DtypeShape = tuple[str, tuple[int | None, ...]]
 
 
 class SchemaInference:
-    """Merges the fields of samples or files; the first with a field defines the field.
+    """Merges the fields of samples or files; the first sample with a field determines its type.
 
-    Dimensions whose sizes differ vary, and fields that are missing somewhere are optional.
+    A dimension whose sizes differ becomes variable, and a field that is missing somewhere optional.
 
     Args:
-        names: the plural noun for names in messages; None to accept any names for now.
+        names: the plural noun for names in messages; None if names are not checked here.
         widens: True if other numeric dtypes widen a field; else they are errors.
     """
 
@@ -172,7 +172,7 @@ class SchemaInference:
             merged = tuple([n if n == m and n else None for n, m in zip(shape, dims, strict=True)])
             if known != (both, merged):
                 changed[name] = (both, merged)
-        if not changed:  # the usual case, of each sample
+        if not changed:  # the usual case
             return
         if self._names and (new := changed.keys() - self._facts.keys()):
             check_names(sorted({*self._facts, *new}), self._names)

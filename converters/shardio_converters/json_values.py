@@ -15,7 +15,7 @@ _RUN: Final = 96  # any 200 consecutive digits contain a block of 96 that starts
 _DIGITS: Final = np.frombuffer(b"\1" * 8, np.uint64)[0]  # eight True bytes as one word
 _PART: Final = (
     1 << 15
-)  # characters at a time; larger arrays are newly allocated each time, at a third of the speed
+)  # characters to search at a time; larger arrays are allocated anew, at a third of the speed
 _PADDING: Final = b"    "  # room for lookups after an "e" at the end of a text
 _MAX_SHOWN: Final = 40
 

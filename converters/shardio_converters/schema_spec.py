@@ -1,6 +1,6 @@
 """Field specs, the short strings with which options declare fields: `float32[3,*]`, `text?`.
 
-Also the base class of converters that infer their fields or take them from the option `fields`.
+Also defines the base class of converters that infer their fields or have an option `fields`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ REFERENCES: Final[dict[str, Callable[..., Field]]] = {
     "video": Video,
     "audio": Audio,
 }
-"""Fields whose values a table gives as file names."""
+"""Types of fields whose values are file names in a table."""
 _NAMED: Final[dict[str, Callable[..., Field]]] = {
     "text": Text,
     "json": Json,
@@ -193,7 +193,7 @@ class InferringConverter(Converter):
         """Check that files can provide a field.
 
         Raises:
-            InvalidArgument: they cannot.
+            InvalidArgument: files cannot provide the field.
         """
 
     def about(self) -> Mapping[str, str]:
@@ -206,7 +206,7 @@ class InferringConverter(Converter):
         return {name: spec for name, spec in self.about().items() if name not in taken}
 
     def additional_values(self, source: Input, /, **others: Any) -> dict[str, Any]:
-        """Return the values of the additional fields: those of an input, and others."""
+        """Return the values of the additional fields: `label` and `source`, and `others`."""
         every = {"label": np.int64(source.label), "source": source.name, **others}
         return {name: every[name] for name in self.additional_fields()}
 
@@ -221,7 +221,7 @@ class InferringConverter(Converter):
         return {**fields, **self.additional_fields()}
 
     def class_names(self) -> Sequence[str] | None:
-        """Return no names if labels come from the files, as folders are then not classes."""
+        """Return () if labels come from the files, because folders are then not classes."""
         return None if "label" in self.additional_fields() else ()
 
     def libraries(self) -> Mapping[str, str]:

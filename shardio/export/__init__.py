@@ -3,7 +3,7 @@
 | module | contents |
 |---|---|
 | `api` | `export`: select fields, write, publish |
-| `formats` | `SampleReader`: verified batches; `Exporter`: a format's interface; values as files |
+| `formats` | `SampleReader`: verified batches; `Exporter`: a format's methods; values as files |
 | `webdataset`, `parquet`, `files` | the formats |
 """
 

@@ -24,7 +24,7 @@ from shardio.samples.shard_dataset import ShardDataset
 from shardio.storage.fs import create, sync
 
 ABOUT_FILE: Final = "_export.json"
-"""Metadata of an export; Parquet readers ignore names with this prefix."""
+"""The file with an export's metadata; Parquet readers ignore files whose names start with `_`."""
 FORMATS: Final = {
     "files": ("shardio.export.files", "FilesExporter"),
     "parquet": ("shardio.export.parquet", "ParquetExporter"),
@@ -38,7 +38,7 @@ _PACKAGES: Final = {"parquet": ("pyarrow", "arrow")}
 
 @dataclass(frozen=True, slots=True)
 class ExportProgress:
-    """Progress of an export; bytes are those stored in the dataset.
+    """The progress of an export; bytes are counted as stored in the dataset.
 
     `is_syncing` is True once all samples are written and the export waits for the disk.
     """
@@ -121,7 +121,7 @@ def export(
             StagedFolder(place, ABOUT_FILE) as target,
             detect_conflict(source.path, source.generation),
         ):
-            _check_replaceable(place, overwrite=overwrite)  # an earlier export may be back
+            _check_replaceable(place, overwrite=overwrite)  # StagedFolder may have restored one
             n_samples = _write_samples(samples, exporter, target.folder, progress)
             about = {"format": format, "samples": n_samples, **_provenance(source, samples)}
             _write_json(target.folder / ABOUT_FILE, about)
@@ -144,7 +144,7 @@ def _check_folder(out: str | os.PathLike[str], source: str) -> Path:
     """Return the absolute path of a folder to which the dataset `source` can be exported.
 
     Raises:
-        InvalidArgument: `out` lies in the folder of a dataset, or `source` lies in `out`.
+        InvalidArgument: `out` is inside the folder of a dataset, or contains `source`.
     """
     check_folder_name(out)
     place = Path(os.path.abspath(out))
@@ -246,7 +246,7 @@ def _write_samples(
 
 
 def _provenance(dataset: Dataset, samples: SampleReader) -> dict[str, Any]:
-    """Return the contents of `_export.json` about the exported dataset."""
+    """Return the entries of `_export.json` that describe the exported dataset."""
     return {
         "fields": list(samples.fields),
         "classes": list(dataset.classes),

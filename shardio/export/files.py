@@ -36,7 +36,9 @@ TABLE: Final = "samples.jsonl"
 _MAX_TABLE_ITEMS: Final = 1024
 """Fixed-shape arrays of up to this many numbers are stored in the table; larger ones are files."""
 _CONCURRENT_SYNCS: Final = 16
-"""Disks sync many files in about the time of one: 1,000 small ones took 0.5 s, not 5.4 s."""
+"""The number of files synced at a time. Disks sync many files in about the time of one: 1,000 small
+files took 0.5 s instead of 5.4 s.
+"""
 
 
 class FilesExporter:
@@ -123,7 +125,7 @@ class FilesExporter:
             self._table = None
 
     def _stem(self, number: int, sample: Mapping[str, Any]) -> str:
-        """Return the path of a sample's files without suffix, relative to the field's folder."""
+        """Return the path of a sample's files, without suffix, relative to the field's folder."""
         name = f"{number:09d}"
         if self._has_source and sample["source"]:
             stem, dot, suffix = sample["source"].rpartition(".")
@@ -137,11 +139,11 @@ class FilesExporter:
     def _write_file(
         self, folder: str, sample_stem: str, number: int, suffix: str, data: bytes
     ) -> str:
-        """Write a file and return its relative path; add the sample's number to a name in use."""
+        """Write a file and return its path; if the name is in use, append the sample's number."""
         stem = os.path.join(folder, sample_stem)
         try:
             self._make_folder((self._root / local_name(stem)).parent)
-        except (FileExistsError, NotADirectoryError):  # a file has the name of this folder
+        except (FileExistsError, NotADirectoryError):  # a file, not a folder, has this name
             stem = os.path.join(folder, f"{number:09d}")
         for name in (stem, f"{stem}-{number}", *(f"{stem}-{number}-{i}" for i in range(2, 99))):
             path = self._root / local_name(f"{name}{suffix}")

@@ -66,7 +66,7 @@ class Exporter(Protocol):
 def refuse_fields(options: ExportOptions, reasons: Mapping[str, str]) -> None:
     """Raise InvalidArgument if there are fields that a format cannot hold.
 
-    `reasons` has the reason for each such field; the message lists the other fields.
+    `reasons` maps each such field to the reason; the message also lists the other fields.
     """
     if not reasons:
         return
@@ -78,7 +78,7 @@ def refuse_fields(options: ExportOptions, reasons: Mapping[str, str]) -> None:
 
 _MAX_ROWS: Final = 4096
 _MAX_BYTES: Final = 16 << 20
-"""The limit for columns, and for all other values, of one batch; a larger sample is a batch."""
+"""The maximum size of a batch's columns, and of its other values; a larger sample is one batch."""
 _NUMBER_BYTES: Final = 8  # approximate; true, false and null count the same
 Rows = npt.NDArray[np.int64]
 
@@ -95,8 +95,8 @@ class Skipped:
 class SampleBatch:
     """Consecutive samples by field: columns as arrays, other fields as lists.
 
-    `present` masks each optional column: True where a sample has a value. In lists, a missing value
-    is None.
+    `present` has a mask for each optional column, True where a sample has a value. In lists, a
+    missing value is None.
     """
 
     numbers: list[int]
@@ -182,7 +182,7 @@ class SampleReader:
     def _records(
         self, shard: int, numbers: Rows, rows: Rows, names: Sequence[str]
     ) -> Iterator[tuple[list[int] | slice, dict[str, list[Any]]]]:
-        """Yield (indices into rows, values) of fields that are not columns, `_MAX_BYTES` each."""
+        """Yield (indices into rows, values) for fields that are not columns, in limited batches."""
         if not names:
             yield slice(None), {}
             return
@@ -207,7 +207,7 @@ class SampleReader:
         sample = self.dataset.sample(shard, row, names)
         for name, prepare in self.prepare.items():
             if sample[name] is not None or not self.fields[name].optional:
-                sample[name] = prepare(sample[name])  # None may be a value: JSON's null
+                sample[name] = prepare(sample[name])  # even None, which may be JSON's null
         return sample
 
     def _skip(self, number: int, error: DataError) -> None:
@@ -341,11 +341,11 @@ _ENCODERS: Final[dict[str, Callable[[Any], bytes]]] = {
     "json": lambda value: json.dumps(value, ensure_ascii=False).encode(),
     "bytes": bytes,
 }
-"""Encoders of values that are neither arrays nor media, as the bytes of a file."""
+"""Functions that encode a value as the bytes of a file, for fields without arrays or media."""
 
 
 def preparation_of(field: Field) -> Callable[[Any], Any] | None:
-    """Return a function to apply to values when they are read, such as muxing, which may fail."""
+    """Return a function to apply to values as they are read: muxing, which may fail; or None."""
     return mux if field.is_streamed else None
 
 
@@ -362,7 +362,7 @@ def npy_encoder(field: Array) -> Callable[[Any], bytes]:
         array = numbers(np.asarray(value, field.numpy))
         head = heads.get(array.shape)
         if head is None:
-            if len(heads) > 4096:  # every sample may have another shape
+            if len(heads) > 4096:  # limit the cache: every sample may have another shape
                 heads.clear()
             header = {"descr": dtype.str, "fortran_order": False, "shape": array.shape}
             file = io.BytesIO()

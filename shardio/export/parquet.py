@@ -28,12 +28,12 @@ from shardio.format.types import Array, Field
 from shardio.storage.fs import create, sync
 
 _GROUP_BYTES: Final = 64 << 20
-"""The size at which rows are written as a row group."""
+"""The size at which pending rows are written as a row group."""
 _TYPES: Final[dict[str, Any]] = {
     "text": pa.string(),
     "json": pa.json_() if hasattr(pa, "json_") else pa.string(),
 }
-"""The types of fields that are neither arrays nor media, but for bytes."""
+"""The Arrow types of fields that are neither arrays nor media; a Bytes field is binary."""
 _FILE: Final = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 

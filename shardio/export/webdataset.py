@@ -40,7 +40,7 @@ class WebDatasetExporter:
     The key is the sample's number, or the text of its field `key` if all samples have usable keys.
     """
 
-    schema_spec = None  # member names and headers are enough
+    schema_spec = None  # fields can be inferred from member names and .npy headers
 
     def __init__(self, options: ExportOptions) -> None:
         self._options = options

@@ -27,7 +27,7 @@ from shardio_converters.schema_spec import (
 )
 
 _BLOCK_BYTES: Final = 4 << 20
-_MAX_BLOCK_BYTES: Final = 256 << 20  # for rows that share chunks; if larger, chunks are read again
+_MAX_BLOCK_BYTES: Final = 256 << 20  # for rows that share chunks; larger chunks are read repeatedly
 _MAX_PLAIN_BYTES: Final = 1 << 30
 _MAX_RATIO: Final = 1000  # roughly the best ratio of deflate
 
@@ -58,7 +58,7 @@ class BlockArray:
     def rows(self) -> Iterator[Any]:
         """Yield the rows.
 
-        Reads chunk by chunk: reading row by row would decode each chunk many times.
+        The array is read chunk by chunk: reading row by row would decode each chunk many times.
 
         Raises:
             MediaError: the array is damaged.
@@ -200,7 +200,7 @@ class ArraySamples(InferringConverter):
             for sample in self._samples(arrays):
                 sample.update(about)
                 if has_row:
-                    # A plain int would be range-checked.
+                    # An np.int64, because a plain int would take a range check.
                     sample["row"] = np.int64(n_samples)
                 yield sample
                 n_samples += 1

@@ -35,7 +35,7 @@ _REFUSED: Final = {
 
 @dataclass(frozen=True)
 class _Kind:
-    """The element type of a dataset: `dtype` is shardio's name; ragged elements are arrays."""
+    """The element type of a dataset: shardio's name of the dtype; if ragged, of arrays of it."""
 
     dtype: str
     is_ragged: bool = False
@@ -50,7 +50,7 @@ def open_datasets(path: str, name: str, files: ExitStack) -> list[BlockArray] | 
     """
     h5py = importlib.import_module("h5py")
     with contextlib.suppress(ModuleNotFoundError):
-        importlib.import_module("hdf5plugin")  # more filters, if it is installed
+        importlib.import_module("hdf5plugin")  # registers more filters, if it is installed
     with open(path, "rb"):
         pass  # raises OSError with the system's reason
     if not h5py.is_hdf5(path):
@@ -58,7 +58,7 @@ def open_datasets(path: str, name: str, files: ExitStack) -> list[BlockArray] | 
             raise MediaError("not HDF5: signature not found")
         return None
     try:
-        # Without locks: nothing is written, and the conversion detects files that change.
+        # Do not lock the file: nothing is written, and the conversion detects files that change.
         file = files.enter_context(h5py.File(path, "r", locking=False))
         return [_open(h5py, one, where, path) for where, one in _walk(h5py, file)]
     except MediaError:
@@ -155,7 +155,7 @@ def _kind_of(h5py: Any, dataset: Any, path: str) -> _Kind:
 
 
 def _numbers(h5py: Any) -> tuple[type, ...]:
-    """Return the HDF5 types of numbers; bit fields and times, which read as numbers, are not."""
+    """Return the HDF5 types of numbers, without bit fields and times, which read as numbers."""
     return h5py.h5t.TypeIntegerID, h5py.h5t.TypeFloatID, h5py.h5t.TypeEnumID
 
 

@@ -343,7 +343,7 @@ class Arrays(ArraySamples):
     are inferred from the files: the first file determines dtypes and numbers of dimensions,
     dimensions that differ vary, and arrays missing in some files are optional.
 
-    Fields: the arrays, by name; and unless an array has the name: `label` int64; `source`, the
+    Fields: the arrays, by name; and, if no array has that name: `label` int64; `source`, the
     file's name below the source folder; with `rows`, `row` int64, from 0.
 
     Raises:

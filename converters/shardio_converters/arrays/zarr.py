@@ -116,7 +116,7 @@ def open_store(source: Input, files: ExitStack) -> list[BlockArray] | None:
         else:
             return None
         with warnings.catch_warnings():
-            # Warnings about features that other versions of zarr may not support.
+            # Ignore warnings about features that other versions of zarr may not support.
             warnings.simplefilter("ignore")
             arrays = _arrays_of(found)
             return [_open_array(found, *each) for each in arrays.items()]
@@ -153,7 +153,7 @@ def _open_zip(zarr: Any, source: Input, files: ExitStack) -> _Store:
     names = archive.namelist()
     if len({*names}) < len(names):
         raise MediaError("damaged: two members of the archive have one name")
-    for member in archive.infolist():  # a chunk with a wrong name would count as missing
+    for member in archive.infolist():  # check the names: a misnamed chunk would count as missing
         archive.open(member).close()
 
     def read(name: str, n_bytes: int) -> bytes:

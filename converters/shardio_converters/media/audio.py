@@ -76,7 +76,7 @@ def is_media(source: Input) -> bool:
             return has_media_signature(file.read(HEAD_BYTES)) or has_media_suffix(source.name)
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ELOOP) and not has_media_suffix(source.name):
-            return False  # a dangling link
+            return False  # a broken link
         raise MediaError(f"{source.path}: cannot be read: {error.strerror}") from error
 
 
@@ -84,9 +84,9 @@ _AUDIO_FACTS = {"codec": "codec", "rate": "rate", "layout": "layout", "audio_str
 
 
 class AudioTrack:
-    """The first audio track of a video file, if there is one and it is wanted.
+    """The first audio track of a video file, if the file has one and it is wanted.
 
-    A damaged track is dropped; the pictures are stored without it.
+    A damaged track is dropped; the video is stored without it.
     """
 
     def __init__(self, path: str, *, is_wanted: bool) -> None:
@@ -132,7 +132,7 @@ def with_sound(
     """
     outcome = yield from samples
     if sound.failure is not None:
-        # The frames before the damage may be kept, so facts about their audio are recorded.
+        # Record the facts even so: the frames before the damage may be kept, with their audio.
         if outcome.kind == "broken":
             return outcome
         reason = str(sound.failure).removeprefix(f"{sound.path}: ")

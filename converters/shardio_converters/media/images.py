@@ -143,7 +143,7 @@ def _read(source: Input) -> bytes | None:
             return head + file.read()
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ELOOP) and not promised:
-            return None  # a dangling link
+            return None  # a broken link
         raise MediaError(f"{source.path}: cannot be read: {error.strerror}") from error
 
 

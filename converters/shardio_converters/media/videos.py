@@ -49,7 +49,7 @@ JPEG_QUALITY: Final = 90
 GOP: Final = 16
 
 LIMITS: Final = {"frames": 1 << 31, "stride": 1 << 31, "step": 1 << 62, "size": MAX_SIDE}
-"""The largest value of each option; the span of a clip, frames * stride, has to fit in 64 bits."""
+"""The largest value of each option. The span of a clip, frames * stride, must fit in 64 bits."""
 _STORES_OF: Final = {
     "codec": ("h264",),
     "gop": ("h264",),
@@ -57,7 +57,7 @@ _STORES_OF: Final = {
     "check": ("packets",),
     "fps": ("raw", "jpeg", "h264"),
 }
-_MIN_CODED: Final = 16  # pixels; encoders refuse smaller pictures
+_MIN_CODED: Final = 16  # pixels; encoders reject smaller frames
 _MAX_CODED: Final = 8192  # pixels; the largest size that all encoders accept
 
 
@@ -188,7 +188,7 @@ def packets(path: str, size: int, *, check: bool | None) -> tuple[EncodedStream,
 
 
 def pixels_of(store: str) -> str:
-    """Return the pixel format that the store's encoder takes."""
+    """Return the pixel format of the frames that the store's encoder receives."""
     return "rgb" if store == "jpeg" else "yuv420"
 
 
@@ -209,7 +209,8 @@ def encoded(
 ) -> tuple[EncodedStream, int, MediaError | None]:
     """Encode frames up to the end or an error.
 
-    Return the stream, the number of frames whose non-increasing time was replaced, and the error.
+    Return the stream, the number of frames whose time was replaced because it did not increase, and
+    the error.
 
     Raises:
         MediaError: there is no frame before the error.
@@ -374,7 +375,7 @@ class Videos(Converter):
     def _whole(
         self, source: Input, sound: AudioTrack
     ) -> Generator[Mapping[str, Any], None, Outcome]:
-        """Yield a file as one video; of a damaged file, the frames before the damage."""
+        """Yield a file as one video; if the file is damaged, with the frames before the damage."""
         failure: MediaError | None = None
         if self.store == "packets":
             stream, facts = packets(source.path, self.size, check=self.check)
@@ -425,11 +426,11 @@ class Videos(Converter):
 
     @property
     def _span(self) -> int:
-        """Number of frames from a clip's first to its last, inclusive."""
+        """The number of frames of the file from the first to the last frame of a clip."""
         return (self.frames - 1) * self.stride + 1
 
     def _is_used(self, n: int) -> bool:
-        """Return True if the n-th frame belongs to a clip; others need not be converted."""
+        """Return True if the n-th frame belongs to a clip; other frames need not be converted."""
         first = max(0, -(-(n - self._span + 1) // self._step))
         return any(
             (n - k * self._step) % self.stride == 0 for k in range(first, n // self._step + 1)

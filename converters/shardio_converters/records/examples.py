@@ -31,7 +31,7 @@ _TOO_EARLY: Final = "the message ends within a field"
 def read_example(record: bytes) -> dict[bytes, Values]:
     """Return the features of a tf.train.Example by name; features without a value are omitted.
 
-    As in protobuf, unknown fields are skipped, and the last of several features of one name is
+    As in protobuf, unknown fields are skipped, and of several features with one name, the last is
     used.
 
     Raises:
@@ -54,7 +54,7 @@ def read_example(record: bytes) -> dict[bytes, Values]:
 def is_example(record: bytes) -> bool | None:
     """Return True if a record is certainly a tf.train.Example: it has features and nothing else.
 
-    Return None if that is undecided, as for a record that would be an Example without values.
+    Return None if this is undecided, as for a record that could be an Example without values.
     """
     try:
         if any(field[:2] != (1, _LENGTH) for field in _fields(record, 0, len(record))):
@@ -158,7 +158,7 @@ def _strings(data: bytes, at: int, end: int) -> list[bytes]:
 def _floats(data: bytes, start: int, end: int) -> npt.NDArray[Any]:
     if (end - start) % 4:
         raise ValueError(f"{end - start} bytes of floats, expected a multiple of 4")
-    # Copied, so that a few numbers do not keep a large record in memory.
+    # Copy the numbers: a view would keep the whole record in memory.
     return np.frombuffer(data, "<f4", (end - start) // 4, start).astype(np.float32)
 
 

@@ -29,7 +29,7 @@ class Mds(InferringConverter):
     `{"tokens": "uint16[*]", "image": "image"}`. By default, fields follow from the encodings; for
     arrays with a shape per sample, all samples are read, and a dimension that differs varies.
 
-    Fields: the columns; and unless a column has the name: `label` int64; `source`, the shard's name
+    Fields: the columns; and, if no column has that name: `label` int64; `source`, the shard's name
     below the source folder.
 
     Raises:

@@ -58,7 +58,7 @@ _DIM_DTYPES: Final = ("<u1", "<u2", "<u4", "<u8")
 _MAX_DIMS: Final = 16
 
 Piece = bytes | memoryview
-"""The bytes of a column of a sample; for an array, a view of the sample's bytes."""
+"""The bytes of one column in one sample; for an array, a view of the sample's bytes."""
 
 
 @dataclass(frozen=True)
@@ -372,7 +372,7 @@ def _rows(
     file: IO[bytes], columns: Sequence[MdsColumn], sizes: npt.NDArray[np.int64], n_bytes: int | None
 ) -> Iterator[list[Piece]]:
     fixed = [column.n_bytes for column in columns]
-    arrays = [column.is_array for column in columns]  # arrays are not copied
+    arrays = [column.is_array for column in columns]  # arrays are decoded from views, not copies
     n_head = 4 * fixed.count(None)
     for number, size in enumerate(sizes.tolist()):
         data = _read(file, size, n_bytes)

@@ -35,7 +35,7 @@ class RecordConverter(InferringConverter):
     the features, such as `{"image": "image", "box": "float32[*,4]", "note": "text?"}`; by default,
     fields are inferred by reading all records.
 
-    Fields: the features, by name, or `record`; and unless a feature has the name: `label` int64;
+    Fields: the features, by name, or `record`; and, if no feature has that name: `label` int64;
     `source`, the file's name below the source folder.
 
     Raises:
@@ -108,7 +108,7 @@ class RecordConverter(InferringConverter):
             ) from error
 
     def _first_of(self, source: Input) -> str | None:
-        """Return the kind of records, as decided by the first conclusive record of a file."""
+        """Return the kind of records, which the first unambiguous record of a file determines."""
         records = self.read(source)
         if records is None:
             return None

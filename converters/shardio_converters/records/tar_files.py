@@ -1,7 +1,7 @@
 """A streaming reader of tar members.
 
-`tarfile` is not used, because it takes damage after the first member for the end of the file.
-Skipped data is checked too: an archive ends with two zero blocks, and only zeros may follow.
+`tarfile` is not used, because it treats damage after the first member as the end of the file. Here,
+an archive must end with two blocks of zeros, and only zeros may follow them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ SUFFIXES: Final = (".tar", ".tar.gz", ".tgz", ".tar.zst")
 
 _BLOCK: Final = 512
 _HEADER: Final = Struct("100s 24x 12s 12x 8s s 100x 8s 80x 155s 12x")
-"""Name, size, checksum, type, magic and prefix; the rest concerns owners, times and links."""
-_CHECKSUM: Final = slice(148, 156)  # counted as spaces in the checksum
+"""Name, size, checksum, type, magic and prefix; owners, times and links are skipped."""
+_CHECKSUM: Final = slice(148, 156)  # these bytes count as spaces in the checksum
 _USTAR: Final = b"ustar\0"  # POSIX; the magic of GNU tar, with two spaces, has no prefix field
 _REGULAR: Final = (b"0", b"\0", b"7")
 _FOLDER: Final = b"5"
@@ -41,7 +41,7 @@ _LONG_NAME, _LONG_LINK, _PAX, _PAX_FOR_ALL = b"L", b"K", b"x", b"g"
 _EXTENSIONS: Final = (_LONG_NAME, _LONG_LINK, _PAX, _PAX_FOR_ALL)
 _MAX_EXTENSION: Final = 1 << 20  # the maximum size of a name, or of another extension header
 _MAX_MEMBER: Final = 4 << 30  # the maximum size of a member that is read into memory
-_PIECE: Final = 16 << 20  # the size of single reads, so that a false size allocates little
+_PIECE: Final = 16 << 20  # the size of single reads: a wrong size in a header allocates little
 _DAMAGED: Final = (gzip.BadGzipFile, zlib.error, zstandard.ZstdError, EOFError)
 
 

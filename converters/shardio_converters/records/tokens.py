@@ -18,7 +18,7 @@ LENGTH: Final = 1024
 
 _MAX_LENGTH: Final = 1 << 24
 _BLOCK_TOKENS: Final = 1 << 20  # the number of tokens read at a time
-_HEADER_BYTES: Final = 1024  # 256 numbers int32: magic, version, number of tokens, zeros
+_HEADER_BYTES: Final = 1024  # 256 int32 numbers: magic, version, number of tokens, zeros
 _HEADERS: Final = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
 """The magic and version of llm.c files, and the dtype of their tokens."""
 
@@ -29,10 +29,10 @@ Tokens = npt.NDArray[Any]
 class TokenFiles(Converter):
     """A converter that splits a token stream into samples; concatenated, they give the stream.
 
-    With `eot`, the token between documents, each document is a sample. It begins with that token if
-    the file does; otherwise it ends with it. Without `eot`, a sample has `length` tokens; the last
-    sample of a file may be shorter. `dtype` is the dtype of tokens in the file; llm.c files state
-    it themselves.
+    With `eot`, the token between documents, each document is a sample. Samples begin with `eot` if
+    the file begins with it; otherwise they end with it. Without `eot`, a sample has `length`
+    tokens; the last sample of a file may be shorter. `dtype` is the dtype of tokens in the file;
+    llm.c files have it in their header.
 
     Fields: `tokens`, a one-dimensional array of varying length; `label` int64; `source`, the file's
     name below the source folder.
@@ -168,7 +168,7 @@ def _joined(waiting: list[Tokens], tokens: Tokens) -> Tokens:
 
 
 def _documents(blocks: Iterator[Tokens], eot: int) -> Iterator[Tokens]:
-    """Split a stream at a token; the token leads each document if it leads the first one."""
+    """Split a stream into documents. They begin with `eot` if the stream does; else they end so."""
     waiting: list[Tokens] = []
     leads: bool | None = None
     for block in blocks:

@@ -42,7 +42,7 @@ _WORDS: Final = {
 _WORD_OF: Final = {ending: word for some, word in _WORDS.items() for ending in some.split()}
 _PICKLES: Final = frozenset("pickle pkl pt pth pyd".split())
 _NPY_HEAD: Final = (64 << 10) + 12
-"""The size of data that includes the header of any .npy that can be stored."""
+"""The number of bytes that include the header of any .npy that can be stored."""
 
 
 def split(name: str) -> tuple[str, str] | None:
@@ -59,8 +59,8 @@ def split(name: str) -> tuple[str, str] | None:
 class TarSamples:
     """The samples of a tar: consecutive members with the same key.
 
-    Yields each key, and the results of `take` for its members by field. `n_aside` counts members
-    that belong to no sample.
+    Yields each key with a dict that maps the fields of its members to the results of `take`.
+    `n_aside` counts members that belong to no sample.
 
     Raises:
         MediaError: a key occurs again after another one, or a field twice in a sample.
@@ -121,7 +121,7 @@ def check_field(name: str, field: Field) -> None:
     """Check that members of this name can be converted to a field.
 
     Raises:
-        InvalidArgument: they cannot.
+        InvalidArgument: members cannot be converted to the field.
     """
     ending = name.rpartition(".")[2]
     if not field.array or ending == "npy":
@@ -206,7 +206,7 @@ class WebDataset(InferringConverter):
     "float32[3,*]?"}`. By default, fields follow from suffixes, and for arrays from their headers: a
     dimension that differs varies, and fields missing in some samples are optional.
 
-    Fields: the members; and unless a member has the name: `key` text; `label` int64; `source`, the
+    Fields: the members; and, if no member has that name: `key` text; `label` int64; `source`, the
     tar's name below the source folder.
 
     Raises:

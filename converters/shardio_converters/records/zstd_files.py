@@ -10,13 +10,13 @@ import zstandard
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_CHUNK_BYTES = 16 << 10  # of input: even a very repetitive frame expands this to at most 500 MB
+_CHUNK_BYTES = 16 << 10  # of input per step; even a very repetitive frame makes it at most 500 MB
 
 
 def open_zstd(file: IO[bytes]) -> IO[bytes]:
     """Return a reader of the decompressed content of `file`, which stays open.
 
-    Reading raises `EOFError` for a truncated frame, which `zstandard`'s own reader takes for the
+    Reading raises `EOFError` for a truncated frame, which `zstandard`'s own reader treats as the
     end, and `zstandard.ZstdError` for a damaged frame.
     """
     return io.BufferedReader(_ZstdFrames(file), 1 << 20)

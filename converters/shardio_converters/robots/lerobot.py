@@ -39,7 +39,7 @@ _HALF: Final = 0.5  # half the time between two frames
 
 
 class Cameras:
-    """The open video files, one per camera; owned until `close`. They hold episodes in order."""
+    """The open video files, one per camera, with episodes in order. Owned until `close`."""
 
     def __init__(self, paths: Mapping[str, str], fps: Fraction, *, check: bool | None) -> None:
         self._paths, self._fps, self._check = paths, fps, check
@@ -106,7 +106,7 @@ _TEXTS: Final = "json"
 
 @dataclass(frozen=True)
 class EpisodeFrames:
-    """The rows of an episode: the position of the first row in the file, and values by column."""
+    """The rows of an episode: the index of the first row in the file, and the values by column."""
 
     number: int
     first_row: int
@@ -213,7 +213,7 @@ class LeRobot(InferringConverter):
 
     Fields: the features by name. Numbers have one value per frame, except `episode_index`, which is
     a single number. A camera is a video of the episode's own frames, with unchanged packets; its
-    time 0 is that of `timestamp`. And unless a feature has the name: `label` int64, -1; `source`,
+    time 0 is that of `timestamp`. And, if no feature has that name: `label` int64, -1; `source`,
     the name of the data file below the source folder; `task`, the task of the first frame; `tasks`,
     the tasks of all frames by the numbers in `task_index`.
 

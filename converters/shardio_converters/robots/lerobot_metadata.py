@@ -155,7 +155,7 @@ def _check(columns: Columns) -> None:
     """Check that episode numbers are valid and unique.
 
     Raises:
-        MediaError: they are not.
+        MediaError: an episode number is invalid, or an episode is listed twice.
     """
     for key, values in columns.items():
         least = 1 if key == "length" else 0
@@ -226,7 +226,7 @@ class RobotSet:
         specs: the field spec of each feature; cameras are `video`.
         tasks: the task texts by number.
         columns: the columns of the episode list, with one number per episode.
-        rows: for each data file, the positions in `columns` of its episodes.
+        rows: for each data file, the indices of its episodes in `columns`.
         video_path: the template of video file names.
         tables: the files that list the episodes.
     """
@@ -367,7 +367,7 @@ def _spec(name: str, feature: Mapping[str, Any]) -> str:
 
 
 def _rows_of(template: str, places: Mapping[str, Numbers]) -> dict[str, Numbers]:
-    """Return the positions of episodes by data file."""
+    """Return the indices of the episodes of each data file."""
     distinct, which = np.unique(np.stack([*places.values()], 1), axis=0, return_inverse=True)
     order = np.argsort(which.ravel(), kind="stable")
     groups = np.split(order, np.cumsum(np.bincount(which.ravel()))[:-1])

@@ -33,7 +33,7 @@ class Arrow(InferringConverter):
     `units` (the units of integers that were times) and `classes` (the names of the numbers in a
     column `label`).
 
-    Fields: the columns; and unless a column has the name: `label` int64; `source`, the file's name
+    Fields: the columns; and, if no column has that name: `label` int64; `source`, the file's name
     below the source folder.
 
     Raises:
@@ -89,7 +89,7 @@ class Arrow(InferringConverter):
         """Return the number of rows of a data frame with `__arrow_c_stream__`, and its columns.
 
         Raises:
-            InvalidArgument: fields do not support the type of a column; if Arrow does not, the
+            InvalidArgument: fields or Arrow do not support the type of a column; for Arrow, the
                 message is `refused`.
         """
         from shardio_converters.tabular.arrow_frames import frame_columns, read_frame

@@ -60,8 +60,9 @@ _TIMES: Final = {
 class ArrowColumn:
     """A column, or a member of a struct column, that becomes one field.
 
-    `top` is the column of the table, `path` the positions in nested structs below it; `word` is the
-    field spec, `unit` the unit of integers that were times, `classes` the names of labels.
+    `top` is the name of the table's column, `path` the indices of the members that lead from this
+    column to a nested one. `word` is the field spec, `unit` the unit of integers that were times,
+    `classes` the names of labels.
     """
 
     name: str
@@ -81,7 +82,7 @@ def columns_of(
     Args:
         schema: the schema of the table.
         only: the columns to take; by default all.
-        whole: the field specs by name; a struct that is a field itself is not taken apart.
+        whole: the field specs by name; a struct whose name has a spec is one field.
 
     Raises:
         MediaError: a column cannot be stored, its name conflicts with others, or a column of `only`
@@ -293,10 +294,11 @@ def _shape_of(feature: dict[str, Any]) -> tuple[int | None, ...] | None:
 def values_of(
     batch: pa.RecordBatch, column: ArrowColumn, field: Field, first_row: int
 ) -> Sequence[Any]:
-    """Return the values of all rows of a batch; `first_row` is its position in the file.
+    """Return the values of all rows of a batch; `first_row` is the index of its first row.
 
     Raises:
-        MediaError: a value is missing or does not match the field; names column and row.
+        MediaError: a value is missing or does not match the field; the message names column and
+            row.
     """
     place = f"column {column.name!r}, rows {first_row:,} to {first_row + batch.num_rows - 1:,}"
     array = array_at(batch, column)
@@ -437,9 +439,9 @@ def _split(array: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array]:
 
 
 def _numbers(array: pa.Array, wanted: str) -> npt.NDArray[Any]:
-    """Return a copy of the numbers in the field's dtype, times included; nulls are arbitrary.
+    """Return a copy of the numbers or times in the field's dtype; nulls become arbitrary numbers.
 
-    They are copied so that they do not change with a memory-mapped file.
+    A copy does not change if a memory-mapped file does.
     """
     if pa.types.is_boolean(array.type):
         return np.array(array.fill_null(False).to_numpy(zero_copy_only=False))
@@ -447,7 +449,7 @@ def _numbers(array: pa.Array, wanted: str) -> npt.NDArray[Any]:
     if not pa.types.is_temporal(array.type):
         dtype = np.dtype(array.type.to_pandas_dtype())
     if dtype != wanted and array.null_count:
-        array = array.fill_null(0)  # the value of a null is arbitrary
+        array = array.fill_null(0)  # any number will do for a null
     data = array.buffers()[1]
     if data is None or not len(array):
         return np.zeros(len(array), wanted)

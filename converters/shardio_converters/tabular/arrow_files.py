@@ -33,7 +33,7 @@ _NOT_READABLE: Final = (pa.ArrowException, OSError, ValueError, MemoryError, Rec
 
 
 class ParquetTable:
-    """A Parquet file, read in pieces of columns, whatever the size of its row groups."""
+    """A Parquet file, read in batches of limited size, even if its row groups are larger."""
 
     def __init__(self, path: str) -> None:
         self._file = pq.ParquetFile(
@@ -179,7 +179,7 @@ def _listed(path: str) -> frozenset[str] | None:
     return _listed_then(path, stat.st_mtime_ns, stat.st_size)
 
 
-@lru_cache(maxsize=16)  # the tables of a folder are consecutive
+@lru_cache(maxsize=16)  # a small cache is enough, as the tables of a folder are consecutive
 def _listed_then(path: str, changed_ns: int, n_bytes: int) -> frozenset[str] | None:
     try:
         with open(path, "rb") as file:

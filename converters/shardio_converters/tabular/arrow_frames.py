@@ -23,15 +23,15 @@ from shardio_converters.tabular.arrow_columns import (
 )
 
 FrameColumn = tuple[str, Field, Callable[[int, int], Sequence[Any]]]
-"""The name, the field and the values of a range of rows."""
+"""The name, the field, and a function that returns the values of a range of rows."""
 
 
 def read_frame(frame: Any, refused: str) -> pa.Table:
     """Return a data frame as a table, without a copy where its library allows it.
 
     Raises:
-        InvalidArgument: the frame is no stream of columns, or Arrow lacks a type; with the message
-            `refused`.
+        InvalidArgument: the frame is not a stream of columns, or has a type that Arrow lacks; the
+            message is `refused`.
     """
     try:
         return pa.table(frame)
@@ -42,8 +42,8 @@ def read_frame(frame: Any, refused: str) -> pa.Table:
 def frame_columns(table: pa.Table) -> Iterator[FrameColumn]:
     """Yield the columns of a table; members of structs have dotted names.
 
-    Lists of times are refused, as the units would be lost. Arrays of several
-    dimensions that all vary are JSON: their rows may be ragged.
+    Lists of times are refused, as the units would be lost. Arrays of several dimensions that all
+    vary become JSON, because their rows may be ragged.
 
     Raises:
         InvalidArgument: fields do not support the type of a column.

@@ -1,4 +1,4 @@
-"""Fields of Arrow columns, inferred from all files and compared with those of each."""
+"""Infer the fields of Arrow columns from all files, and compare the columns of each file."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Nulls:
 def nulls_of(table: ParquetTable | ArrowTable, columns: Sequence[ArrowColumn]) -> Nulls:
     """Return the columns of a table that have nulls.
 
-    Columns are read until nothing more can be learnt. Statistics of Parquet would be faster, but if
-    they contradict the schema, pyarrow 26 crashes the process that asks for them.
+    The values are read until further nulls would not change the result. Statistics of Parquet would
+    be faster, but if they contradict the schema, pyarrow 26 crashes the process that reads them.
     """
     sure = {one.name for one in table.schema if not (one.nullable or pa.types.is_nested(one.type))}
     left = {column.name: column for column in columns if column.top not in sure}
@@ -57,12 +57,12 @@ def nulls_of(table: ParquetTable | ArrowTable, columns: Sequence[ArrowColumn]) -
 
 
 def _lacks_files(array: pa.Array) -> bool:
-    """Return True if a column of files with paths lacks the bytes of some."""
+    """Return True if some entries of a column of files have no bytes, only a path."""
     return is_struct(array.type) and bool(pc.struct_field(array, "bytes").null_count)
 
 
 class ArrowInference:
-    """Merges the columns of files; other numeric dtypes widen a field, and shapes must be equal."""
+    """Merges the columns of files; different numeric dtypes are widened, shapes must be equal."""
 
     def __init__(self) -> None:
         self._fields = SchemaInference(None, widens=True)
@@ -120,10 +120,10 @@ def is_null_record(column: ArrowColumn, names: Iterable[str]) -> bool:
 
 
 def refuse_other_type(column: ArrowColumn, known: Field, spec: str) -> None:
-    """Require that a column can be stored in a field.
+    """Check that a column can be stored in a field.
 
     Raises:
-        MediaError: it cannot.
+        MediaError: the column cannot be stored.
     """
     word = spec.removesuffix("?")
     if column.word == word or (column.word == UNKNOWN and known.optional):
@@ -146,7 +146,7 @@ def refuse_other_type(column: ArrowColumn, known: Field, spec: str) -> None:
 
 
 def _stored_as(column: ArrowColumn, dtype: str) -> str | None:
-    """Return the common dtype of a column's numbers and another dtype; times stay as they are."""
+    """Return the common dtype of a column's numbers and another dtype; times keep their dtype."""
     own = column.word.removeprefix("list[").partition("[")[0].rstrip("]")
     return own if column.unit else common_dtype(own, dtype)
 
@@ -154,7 +154,7 @@ def _stored_as(column: ArrowColumn, dtype: str) -> str | None:
 def refuse_other_meaning(
     column: ArrowColumn, units: Mapping[str, str], classes: Sequence[str]
 ) -> None:
-    """Require numbers of a file to have the same unit and classes as in other files.
+    """Check that a column's numbers have the same unit and classes as in other files.
 
     Raises:
         MediaError: the unit or the classes differ.

@@ -23,7 +23,7 @@ BOOL: Final = "bool"
 TEXT: Final = "text"
 
 _MAX_NUMBER: Final = 400  # the maximum length of a number in characters; Python also has a limit
-# Digits after a leading zero are not a number, but a postal code, for example.
+# Digits with a leading zero are not a number; they may be a postal code.
 _WHOLE: Final = r"[+-]?(?:0|[1-9][0-9]*+)"
 _TOKENS: Final = {
     BOOL: r"(?i:true|false)",
@@ -39,7 +39,7 @@ _COLUMNS: Final = {
 
 
 def holds_only(kind: str, cells: Sequence[str]) -> bool:
-    """Return True if all cells are empty or of a kind; spaces around numbers are ignored."""
+    """Return True if all cells are empty or of this kind; spaces around numbers are ignored."""
     text = "\n".join((*cells, ""))
     return (
         bool(_COLUMNS[kind].fullmatch(text))
@@ -61,7 +61,7 @@ def cell_kind(cells: Sequence[str], known: str | None) -> str | None:
 
 MAX_EXACT: Final = 1 << 53
 """The largest magnitude up to which float64 represents every integer."""
-_MAX_DIMS: Final = 17  # the dimensions of a field, and one for rows
+_MAX_DIMS: Final = 17  # the maximum number of dimensions of a field, plus one for rows
 
 
 def as_numbers(values: list[Any]) -> npt.NDArray[Any] | None:
@@ -92,7 +92,7 @@ def as_numbers(values: list[Any]) -> npt.NDArray[Any] | None:
 
 
 def _whole_numbers(values: list[Any], flat: list[int]) -> npt.NDArray[Any]:
-    """Return int64, or uint64 if the values require it and allow it."""
+    """Return an int64 array, or uint64 if a value is too large for int64 and none is negative."""
     try:
         return np.array(values, np.int64)
     except OverflowError:
@@ -129,7 +129,7 @@ _MAX_DEPTH: Final = 256  # the limit of a Json field
 _MAX_SHOWN: Final = 40
 _KIND_BY_DTYPE: Final = {"b": BOOL, "i": INT, "u": INT, "f": FLOAT}
 _ODD: Final = frozenset((float("inf"), float("-inf"), 0.0))
-"""The results of rounding numbers outside the range of float64."""
+"""The values that numbers outside the range of float64 are rounded to."""
 
 Column = Sequence[Any]
 
@@ -140,7 +140,7 @@ def values_of(
     """Return the values of a field for some rows; None if an optional value is missing.
 
     Raises:
-        MediaError: a row has no matching value; names the line.
+        MediaError: a row has no matching value; the message names the line.
     """
     make = partial(_of_cells if is_csv else _of_values, field)
     try:
@@ -227,7 +227,7 @@ def _rows(field: Array, values: Column) -> Iterable[npt.NDArray[Any]]:
 
 def _array(field: Array, value: Any) -> npt.NDArray[Any]:
     found = as_numbers([value]) if type(value) is list or not field.shape else None
-    if value == [] and len(field.shape) > 1:  # an empty list, of any number of dimensions
+    if value == [] and len(field.shape) > 1:  # [] may have any number of dimensions
         return np.empty((0, *(n or 0 for n in field.shape[1:])), field.numpy)
     if found is None or found.ndim != 1 + len(field.shape):
         raise ValueError(_expected(field, value))

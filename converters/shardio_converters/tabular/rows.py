@@ -12,10 +12,10 @@ def row_samples(
     n_rows: int,
     n_together: int = 256,
 ) -> Iterator[dict[str, Any]]:
-    """Yield `n_rows` samples from columns; all have the values of `about`.
+    """Yield `n_rows` samples from columns; `about` has values that all samples share.
 
-    Columns are filled into `n_together` samples at a time, whose values are then all in memory;
-    `dict(zip(...))` per sample takes four times as long.
+    For speed, `n_together` samples are filled column by column, and are in memory together;
+    `dict(zip(...))` for each sample takes four times as long.
     """
     template = {**dict.fromkeys(columns), **about}
     left = {name: iter(values) for name, values in columns.items()}

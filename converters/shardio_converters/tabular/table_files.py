@@ -64,7 +64,7 @@ def read_blocks(path: str, name: str) -> Iterator[RowBlock]:
     """Yield the blocks of a UTF-8 table; a CSV without rows yields one empty block.
 
     Raises:
-        MediaError: the file is damaged or not such a table; names the line.
+        MediaError: the file is damaged or not such a table; the message names the line.
         OSError: the file cannot be read.
     """
     delimiter = DELIMITERS.get(os.path.splitext(name)[1].lower())
@@ -100,7 +100,7 @@ class _Lines:
 def _read_csv(lines: _Lines, delimiter: str) -> Iterator[RowBlock]:
     blocks = _blocks_of_csv(lines, delimiter)
     while True:
-        # The limit (131,072 by default) is global to the process, and restored afterwards.
+        # The limit, 131,072 by default, is global to the process, so it is restored afterwards.
         limit = csv.field_size_limit(MAX_LINE)
         try:
             block = next(blocks, None)
@@ -217,7 +217,7 @@ def _load_all(texts: Sequence[str]) -> list[dict[str, Any]] | None:
     whole = "\n".join(texts)
     scan = _SCAN_CHECKED if may_be_out_of_range(whole) else _SCAN
     try:
-        # Stops at a text that does not begin with a value.
+        # map() stops at a text that does not begin with a value.
         found = [*map(scan, texts, repeat(0))]
     except (ValueError, RecursionError):
         return None
@@ -232,7 +232,7 @@ def _load_all(texts: Sequence[str]) -> list[dict[str, Any]] | None:
             inner = inside(inner)
     if n_names == whole.count(":"):
         return rows
-    # The colon after a name follows a quote or a space; colons in texts rarely do.
+    # Count the names: a colon after a name follows a quote or space, colons in texts rarely do.
     return rows if n_names == sum(map(whole.count, ('":', " :", "\t:"))) else None
 
 
@@ -274,7 +274,7 @@ def load(text: str) -> Any:
     """
     text = text.strip(_SPACE)
     value, end = _DECODER.raw_decode(text)
-    # Raises an error that shows the extra characters.
+    # If characters follow the value, `decode` raises an error that shows them.
     return value if end == len(text) else _DECODER.decode(text)
 
 
@@ -282,7 +282,7 @@ def leaves_of(block: RowBlock, schema: Schema) -> dict[str, Sequence[Any]]:
     """Return the columns of a block; members of nested records have dotted names.
 
     Raises:
-        MediaError: a column is not a field of the schema; names the line.
+        MediaError: a column is not a field of the schema; the message names the line.
     """
     found: dict[str, Sequence[Any]] = {}
     _add_leaves(block.columns, block.lines, schema, found, "")
@@ -327,7 +327,7 @@ def name_of(table: Input, reference: str) -> str:
 
 
 def file_spec(references: Sequence[str] | set[str]) -> str:
-    """Return the spec of a field of files: image, audio or video if all suffixes are, else file."""
+    """Return the spec of a field of files: the medium that all suffixes have in common, or file."""
     if all(map(has_image_suffix, references)):
         return "image"
     if all(map(has_sound_suffix, references)):
@@ -348,7 +348,8 @@ def read_files(
     """Yield the values of a field, each read when it is requested.
 
     Raises:
-        MediaError: a row names a damaged file, or no file of the source; names the line.
+        MediaError: a row names a damaged file, or no file of the source; the message names the
+            line.
     """
     for line, reference in zip(lines, column, strict=True):
         try:

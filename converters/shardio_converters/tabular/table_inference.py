@@ -1,4 +1,4 @@
-"""Infer table fields from all values of all tables; values are not kept."""
+"""Infer table fields from all values of all tables, without keeping the values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from shardio_converters.tabular.table_files import (
 )
 
 _MAX_NAMES: Final = 256
-"""Objects with more distinct names over all rows are lookups, not records; they become JSON."""
+"""The maximum number of names in a nested record, over all rows; objects with more become JSON."""
 _MAX_NESTED: Final = 16
 _NO_NUMBERS: Final = "json"
 

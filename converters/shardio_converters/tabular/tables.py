@@ -30,11 +30,11 @@ class Tables(InferringConverter):
 
     `fields` declares the columns, such as `{"x": "float32[3,*]", "y": "int64?"}`; by default,
     fields are inferred from all rows of all tables. A column declared as `file`, `image`, `video`
-    or `audio` references files, whose contents become the values. By default, the columns in
-    `references` do, and the suffixes determine the type. Paths are relative to the table's folder,
-    and must lead to files of the source.
+    or `audio` references files, whose contents become the values. If fields are inferred, these are
+    the columns in `references`, and the suffixes of the files determine the type. Paths are
+    relative to the table's folder, and must lead to files of the source.
 
-    Fields: the columns; and unless a column has the name: `label` int64; `source`, the table's name
+    Fields: the columns; and, if no column has that name: `label` int64; `source`, the table's name
     below the source folder.
 
     Raises:
@@ -139,7 +139,7 @@ def _is_in_cells(field: Field) -> bool:
 
 
 def _references(table: Input, names: set[str]) -> Iterator[str]:
-    """Yield the values of some columns up to damage, which is reported when the table is read."""
+    """Yield the values of some columns; stop at damage, which is reported by `samples`."""
     try:
         for block in read_blocks(table.path, table.name):
             for name in names:
