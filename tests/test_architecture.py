@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from shardio.format.types import FIELD_TYPES
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # A package's rank is that of everything in it; a module in no rank is an error.
@@ -439,6 +441,16 @@ def test_library_code_never_prints() -> None:
     calls = ((p, n) for p in library for n in _nodes(_tree(p)) if isinstance(n, ast.Call))
     prints = {"print", "sys.stdout.write"}
     assert [(p, call.lineno) for p, call in calls if ast.unparse(call.func) in prints] == []
+
+
+def test_only_field_types_are_told_apart_by_their_classes() -> None:
+    """All other code asks the field, so that a new type needs no change elsewhere."""
+    kinds = {prefix + kind.__name__ for kind in FIELD_TYPES.values() for prefix in ("", "shardio.")}
+    others = (p for m, p in MODULES.items() if not _is_within(m, "shardio.format.types"))
+    calls = ((p, n) for p in others for n in _nodes(_tree(p)) if isinstance(n, ast.Call))
+    tests = ((p, n) for p, n in calls if ast.unparse(n.func) == "isinstance")
+    named = ((p, n, {ast.unparse(each) for each in ast.walk(n.args[1])}) for p, n in tests)
+    assert [(p, n.lineno) for p, n, names in named if names & kinds] == []
 
 
 def test_the_map_of_the_engine_names_every_module_of_it() -> None:

@@ -125,13 +125,12 @@ def refuse_other_type(column: ArrowColumn, known: Field, spec: str) -> None:
     Raises:
         MediaError: the column cannot be stored.
     """
-    word = spec.removesuffix("?")
-    if column.word == word or (column.word == UNKNOWN and known.optional):
+    if column.word == spec.removesuffix("?") or (column.word == UNKNOWN and known.optional):
         return
     if known.is_json:
         check_json(column.name, column.type)
         return
-    if column.word == "bytes" and word in ("image", "audio", "video"):
+    if column.word == "bytes" and known.medium:
         return
     dims, _ = dims_of(column.name, column.type)
     array = known.array or known.item
