@@ -31,13 +31,7 @@ from shardio.order.sampling import (
 )
 from shardio.outputs import OUTPUTS, Output
 from shardio.samples.clip_view import ClipView, default_clip
-from shardio.samples.media import (
-    audio_fields,
-    audio_schema,
-    image_fields,
-    image_schema,
-    span_field,
-)
+from shardio.samples.media import audio_schema, image_schema, media_fields, span_field
 from shardio.samples.mixture import Mixture
 from shardio.samples.open_dataset import OpenDataset, known_fields
 from shardio.samples.shard_dataset import ShardDataset
@@ -345,7 +339,7 @@ def resolve_view(
     schema, is_asked = dataset.schema, fields is not None
     names = known_fields(fields, schema)
     decoded = _decoded(decode, names, schema)
-    videos = [name for name in names if schema[name].medium == "video"]
+    videos = media_fields(schema, names, "video")
     if isinstance(given, SampleView):
         view = given
         if isinstance(view, ClipView) and decoded.get(view.video) is False:
@@ -355,14 +349,14 @@ def resolve_view(
     else:
         view = _default_view(given, [name for name in videos if decoded[name]])
     names = view.chosen(names, is_asked=is_asked)
-    sounds = {name: decoded[name] for name in audio_fields(schema, names) if decoded[name]}
+    sounds = {name: decoded[name] for name in media_fields(schema, names, "audio") if decoded[name]}
     for name in sounds:
         if span_field(name) in names:
             raise InvalidArgument(
                 f"the sound of {name!r} adds {span_field(name)!r}, which is a field already: leave "
                 "one of them out with `fields`"
             )
-    pictures = tuple(name for name in image_fields(schema, names) if decoded[name])
+    pictures = tuple(name for name in media_fields(schema, names, "image") if decoded[name])
     found = {name: Sound() if sound is True else sound for name, sound in sounds.items()}
     return view, Media(names, pictures, found)
 

@@ -25,9 +25,9 @@ Sizes = Mapping[str, tuple[int, int]]
 """Height and width of the fields whose images all have the same size."""
 
 
-def image_fields(schema: Schema, names: Iterable[str]) -> tuple[str, ...]:
-    """Return those of some fields that hold images."""
-    return tuple(name for name in names if schema[name].medium == "image")
+def media_fields(schema: Schema, names: Iterable[str], medium: str) -> tuple[str, ...]:
+    """Return those of some fields that hold a medium: "image", "video" or "audio"."""
+    return tuple(name for name in names if schema[name].medium == medium)
 
 
 def image_schema(schema: Schema, names: Iterable[str], sizes: Sizes | None = None) -> Schema:
@@ -127,11 +127,6 @@ class AudioSpec:
 def span_field(name: str) -> str:
     """Return the name of the field with the range of another field's audio."""
     return f"{name}_span"
-
-
-def audio_fields(schema: Schema, names: Iterable[str]) -> tuple[str, ...]:
-    """Return those of some fields that hold audio."""
-    return tuple(name for name in names if schema[name].medium == "audio")
 
 
 def audio_schema(

@@ -23,9 +23,8 @@ from shardio.samples.media import (
     AudioSpec,
     SecondsRange,
     audio_field,
-    audio_fields,
-    image_fields,
     image_schema,
+    media_fields,
     row_seconds,
 )
 from shardio.samples.sample_reader import SamplePlace, SampleReader
@@ -95,12 +94,13 @@ class SampleView(Sequence[dict[str, Any]]):
 
     @cached_property
     def _audio(self) -> AudioSpec:
-        names = audio_fields(self.dataset.schema, self.fields)
+        names = media_fields(self.dataset.schema, self.fields, "audio")
         return self.audio(dict.fromkeys(names, Sound()))
 
     @cached_property
     def _reader(self) -> SampleReader:
-        return self.reader(self.fields, image_fields(self.dataset.schema, self.fields), self._audio)
+        pictures = media_fields(self.dataset.schema, self.fields, "image")
+        return self.reader(self.fields, pictures, self._audio)
 
     def __getitem__(self, index: Any) -> Any:
         """Return a sample as a dict, or a list of them for a slice."""
