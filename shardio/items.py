@@ -1,4 +1,4 @@
-"""Loading of arbitrary items in worker processes: the interface of tinyloader.
+"""Load arbitrary items in worker processes: the interface of tinyloader.
 
 A `Loader` loads one item. `load` calls it in this process; `load_with_workers` calls it in worker
 processes, whose arrays arrive in shared memory, and returns an `ItemIteration`.
@@ -28,10 +28,11 @@ __all__ = ["ItemIteration", "Loader", "SharedMemoryShim", "load", "load_with_wor
 
 
 class Loader(ABC):
-    """An interface for loading items, in three steps: make a request, load it, finish the result.
+    """An interface for loading items in three steps: make a request, load it, finish the result.
 
     `make_request` and `post_process` run in the process and thread that iterates. `load` runs in a
-    worker, on a copy of the loader made when the worker starts; changes of the copy stay there.
+    worker, on a copy of the loader that is made when the worker starts; changes to the copy do not
+    reach this process.
     """
 
     @abstractmethod
@@ -57,8 +58,8 @@ class ItemIteration(Closing, Generator[Any, None, None]):
     """The iterator that `load_with_workers` returns: a generator and a context manager.
 
     Workers start on entering the `with` block, or with the first item. They stop when the iterator
-    is exhausted, fails, is closed or is garbage-collected; then the loader's `shutdown` is called,
-    within a `with` block not before its end.
+    is exhausted, fails, is closed or is garbage-collected. The loader's `shutdown` is called then
+    or, in a `with` block, at the end of the block.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class ItemIteration(Closing, Generator[Any, None, None]):
             ClosedError: the iteration was closed before its end.
             InvalidArgument: another thread, or the source itself, is already in this call.
         """
-        with self._single_caller:  # a second caller gets the error, the first one continues
+        with self._single_caller:  # a second caller gets an error; the first call continues
             return self._next()
 
     def _next(self) -> Any:
@@ -124,7 +125,7 @@ class ItemIteration(Closing, Generator[Any, None, None]):
         return super().throw(*raised)
 
     def _finish(self) -> None:
-        """End the iteration; within a `with` block, its end shuts the loader down."""
+        """End the iteration; shut the loader down, unless the end of a `with` block will do so."""
         self._is_over = True
         if self._is_within and self._task_pool is not None:
             self._body = None
@@ -156,7 +157,7 @@ def values(
     feed = _Feed(task_pool, loader, source)
     ready: list[tuple[int, Any]] = []
     while _await_next(task_pool, feed, ready, timeout_s):
-        # Not bound to a name here, which would keep the value alive while the caller uses it.
+        # Do not bind the value to a name, which would keep it alive until the next one is loaded.
         yield _post_process(loader, feed.given, *ready.pop())
     feed.raise_failure()
 
@@ -167,7 +168,7 @@ def _await_next(
     ready: list[tuple[int, Any]],
     timeout_s: float | None,
 ) -> bool:
-    """Wait until an item is loaded; return False if there are no more."""
+    """Append the next loaded item to `ready`, waiting for it; return False if there are no more."""
     end_s = None if timeout_s is None else time.monotonic() + timeout_s
     feed.fill()
     while (found := task_pool.take()) is None:
@@ -183,9 +184,9 @@ def _await_next(
 
 
 class _Feed:
-    """Feeds the items of a source to a pool.
+    """A feeder that puts the items of a source into a pool.
 
-    An exception of the source is kept, and raised after the items before it.
+    An exception of the source is kept, and raised after the items that came before it.
     """
 
     def __init__(
@@ -197,7 +198,7 @@ class _Feed:
         self._failures: list[Exception] = []
 
     def fill(self) -> None:
-        """Put as many items as the pool has room for."""
+        """Put items into the pool while it has room."""
         while self._task_pool.has_room:
             try:
                 self._put_next()
@@ -226,7 +227,7 @@ class _Feed:
     def raise_failure(self) -> None:
         """Raise the exception that ended the source, if there is one."""
         if self._failures:
-            raise self._failures.pop()  # popped, because its traceback refers to this frame
+            raise self._failures.pop()  # keep no reference: the traceback refers to this frame
 
 
 def _post_process(loader: Loader, given: dict[int, Any], number: int, response: Any) -> Any:
@@ -282,12 +283,12 @@ _METHODS: Final = ("make_request", "load", "post_process")
 
 
 class SharedMemoryShim(Loader):
-    """A wrapper around a loader, for compatibility with tinyloader; it adds nothing.
+    """A wrapper around a loader, for compatibility with tinyloader; it does not change the loader.
 
     Args:
         loader: the wrapped loader.
-        smm: ignored; a SharedMemoryManager or None.
-        memory_pool_block_count: the default for `load_with_workers`.
+        smm: a SharedMemoryManager or None; ignored.
+        memory_pool_block_count: the default of this option of `load_with_workers`.
     """
 
     def __init__(self, loader: Loader, smm: Any, memory_pool_block_count: int | None) -> None:
@@ -341,17 +342,17 @@ def load_with_workers(
 
     Args:
         loader: the loader; pickled once, by cloudpickle.
-        items: an iterable, possibly endless; a bounded number of items is taken ahead.
+        items: an iterable, possibly endless; it is read only a bounded number of items ahead.
         num_worker: the number of processes; 0 loads in this process. By default the number of CPUs
             available to this process.
         shared_memory_enabled: ignored; arrays always pass through shared memory.
-        memory_pool_block_count: the number of items in flight; at least, and by default, two per
-            worker plus two.
+        memory_pool_block_count: the maximum number of items in flight. The default is two per
+            worker plus two; lower numbers are raised to it.
         order: the order of the results: "input" or "completion".
         on_error: "raise" the first failure of `load`, or "skip" the item.
         max_skips: with "skip", the number of items that may be skipped.
         timeout_s: the maximum time to wait for an item; None for no limit.
-        memory_bytes: the budget of shared memory, and the limit for one item; by default half of
+        memory_bytes: the budget for shared memory, and the limit for one item; by default half of
             the available memory.
         start_method: the start method of workers: "zygote" or "spawn".
 

@@ -1,7 +1,7 @@
 """MapView: a map-style dataset over shards, for torch's DataLoader.
 
-Its samples are those of a ShardLoader: chosen fields, pictures and clips decoded, transformed. It
-is meant for code that has to keep its DataLoader; a ShardLoader copies less.
+A sample has the same content as in a ShardLoader: fields are selected, media decoded, and the
+transform applied. MapView is for code that has to keep its DataLoader; a ShardLoader copies less.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class MapView(Closing):
     Args:
         dataset: a folder, an open dataset, or a view of one, such as `dataset.clips(frames=16)`.
         options: the options of ShardLoader that define a sample: `fields`, `transform` and
-            `decode`. Random numbers of a sample do not depend on its position: their seed is drawn
-            from Python's global generator, which DataLoader seeds per worker.
+            `decode`. The seed of the transform's random numbers is drawn from Python's global
+            generator, which DataLoader seeds per worker.
 
     Raises:
-        InvalidArgument: an option is invalid or not one of these.
+        InvalidArgument: an option is invalid, or is not one of these three.
         DatasetNotFound, …: opening the dataset failed.
         IndexError, TypeError: (later) an index is out of range or not an integer.
     """
@@ -114,9 +114,9 @@ class MapView(Closing):
             if self._loader is not None and self._pid == os.getpid():
                 self._loader.close()
             elif self._loader is not None:
-                # Inherited from the parent, which releases it: keep it from being collected here.
+                # The loader belongs to the parent process: keep it from being collected here.
                 self._inherited = self._loader
-            # Each worker draws its own seed; a common one would make them draw the same numbers.
+            # Each worker draws a seed: with a common seed, all would draw the same numbers.
             seed = random.getrandbits(63)
             self._loader = self._new_loader(n_rows, lambda _: np.array(self._indices), seed)
             self._pid, self._batch_size = os.getpid(), n_rows
@@ -140,5 +140,5 @@ def _unpacked(kind: type[MapView], packed: bytes) -> MapView:
 
 
 def _copied(value: Any) -> Any:
-    """Return a value that outlives its batch; arrays are copies, which torch may write to."""
+    """Return the value, or a copy if it is an array: valid after its batch, and writable."""
     return np.array(value) if isinstance(value, np.ndarray | np.generic) else value

@@ -1,4 +1,4 @@
-"""Concurrent processing of a stream of items: `Pipeline`, and `DataLoader`, its form for training.
+"""Concurrent processing of a stream of items: `Pipeline`, and `DataLoader` for training.
 
     source ─▶ preprocess, many at once ─▶ batches ─▶ aggregate ─▶ transfer ─▶ buffer ─▶ the loop
 
@@ -80,12 +80,12 @@ class Pipeline(PipelineIterations):
         """Add a step that calls a function with every item.
 
         Args:
-            function: a function of an item. It returns a result, or None to drop the item; each
-                value that a generator function yields becomes an item. Async functions and
+            function: a function of an item. It returns a result, or None to drop the item. Each
+                value that a generator function yields becomes an item. Async functions and async
                 generators run in an event loop. A mapping or a sequence is indexed by the item.
             concurrency: the maximum number of items processed at once.
-            executor: None for threads, "process" for worker processes, which return arrays through
-                shared memory, or an Executor of the caller.
+            executor: None for threads; "process" for worker processes, which return arrays through
+                shared memory; or an Executor that the caller owns.
             order: the order of the results: "completion", or "input" for the order of the items.
             name: the name of the step in errors and statistics; by default the function's name.
         """
@@ -102,7 +102,7 @@ class Pipeline(PipelineIterations):
         return self._with(step)
 
     def aggregate(self, n: int, *, drop_last: bool = False) -> Pipeline:
-        """Collect items into lists of `n`; a shorter last list is dropped if `drop_last`."""
+        """Collect items into lists of `n`; `drop_last` drops a shorter last list."""
         drop = one_of("drop_last", drop_last, (True, False))
         return self._with(BatchStep(count("n", n, 1), drop))
 
@@ -132,7 +132,7 @@ class Pipeline(PipelineIterations):
         """Start an iteration of the source.
 
         The iterator raises an exception of a function in place of its result, BatchTimeout if a
-        result is late, TooManySkipped and WorkerDied. After an exception it is exhausted.
+        result is late, TooManySkipped and WorkerDied. After an exception the iterator is exhausted.
         """
         make = partial(
             PipelineRunner,
@@ -150,13 +150,13 @@ class DataLoader(PipelineIterations):
 
     Args:
         src: an iterable or async iterable; iterated again for every iteration of the loader. A
-            one-shot iterable, such as a generator, is exhausted after the first.
+            one-shot iterable, such as a generator, is exhausted after the first iteration.
         preprocessor: a function of an item, sync or async, or a mapping in which the item is looked
             up. It returns None to drop the item; a generator function yields any number of results.
         batch_size: the number of results in a list; None passes them on one by one.
         drop_last: True to drop the last list if it is shorter.
         aggregator: a function of a list, or of a result if `batch_size` is None. Sync or async.
-        transfer_fn: a function of an aggregated result; one thread makes all calls.
+        transfer_fn: a function of an aggregated result; all calls are made in one thread.
         buffer_size: the maximum number of finished results that wait for the loop.
         num_threads: the number of threads shared by preprocessor and aggregator.
         timeout: the maximum time to wait for a result, in seconds; None for no limit.
@@ -220,7 +220,7 @@ class DataLoader(PipelineIterations):
         """Start an iteration of `src`, or resume at the position given to `load_state_dict`.
 
         The iterator raises an exception of a function in place of its result, BatchTimeout if a
-        result is late, TooManySkipped and WorkerDied. After an exception it is exhausted.
+        result is late, TooManySkipped and WorkerDied. After an exception the iterator is exhausted.
         """
         self.check_open()
         source, start, begin = self._supply.begin_at(self._loaded)
@@ -243,7 +243,7 @@ class DataLoader(PipelineIterations):
         return self.iterate(make, self._timeout_s, note)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the latest iteration, behind the last result that it yielded.
+        """Return the position of the latest iteration, after the last result that it yielded.
 
         Raises:
             InvalidArgument: `output_order` is not "input", or the source cannot resume in the
@@ -256,7 +256,8 @@ class DataLoader(PipelineIterations):
         """Make the next iteration start at the position in `state`, a result of `state_dict`.
 
         Raises:
-            InvalidArgument: `state` is invalid or belongs to another source, or as in `state_dict`.
+            InvalidArgument: `state` is invalid or belongs to another source, or an iteration cannot
+                resume (see `state_dict`).
         """
         self._check_order()
         self._loaded = self._position = self._supply.position_in(state)
@@ -270,7 +271,7 @@ class DataLoader(PipelineIterations):
             )
 
     def __len__(self) -> int:
-        """Return the number of results of an iteration, dropped and skipped ones included.
+        """Return the number of results of an iteration if no item is dropped or skipped.
 
         Raises:
             TypeError: the source has no length, or the preprocessor is a generator function.

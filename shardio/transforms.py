@@ -33,9 +33,9 @@ Change = Callable[[Pixels], npt.NDArray[Any]]
 class PictureTransform(ABC):
     """A transform of the pictures and clips of a sample, with one draw for all of them.
 
-    Called as f(sample, rng). It changes the named `fields`, by default all uint8 arrays of shape
-    (height, width, 3) or (frames, height, width, 3). It returns a new sample; other fields pass
-    through.
+    The transform is called as f(sample, rng). It returns a new sample in which the named `fields`
+    are changed, by default all uint8 arrays of shape (height, width, 3) or (frames, height, width,
+    3); other fields are unchanged.
 
     Raises:
         InvalidArgument: from the constructor, for invalid parameters.
@@ -59,7 +59,7 @@ class PictureTransform(ABC):
 
     @abstractmethod
     def _draw(self, height: int, width: int, rng: np.random.Generator) -> Change:
-        """Draw the change for the pictures of one sample, all of this size."""
+        """Draw the change for the pictures of one sample, which all have this size."""
 
     def _pictures(self, sample: Mapping[str, Any]) -> dict[str, Pixels]:
         """Return the pictures of a sample, without the missing ones of optional fields."""
@@ -136,11 +136,11 @@ def _describe(sample: Mapping[str, Any]) -> str:
 class Compose:
     """A chain of transforms, each called with the result of the previous one.
 
-    User functions may be mixed in: f(sample) or f(sample, rng), dict to dict. All draw from the
-    same generator, in order.
+    User functions from dict to dict, called as f(sample) or f(sample, rng), may be among them. All
+    draw from the same generator, in order.
 
     Raises:
-        InvalidArgument: there is no transform, or one takes other arguments.
+        InvalidArgument: no transform is given, or one has other parameters.
     """
 
     def __init__(self, *transforms: Callable[..., Mapping[str, Any]]) -> None:
@@ -161,11 +161,15 @@ class Compose:
 Floats = npt.NDArray[np.floating[Any]]
 
 _GREY: Final = np.array([0.299, 0.587, 0.114])
-"""Weights of red, green and blue in luma (BT.601)."""
+"""The weights of red, green and blue in luma (BT.601)."""
 _TO_YIQ: Final = np.array([_GREY, [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
 _FROM_YIQ: Final = np.linalg.inv(_TO_YIQ)
 _CHUNK_PIXELS: Final = 8192
-"""Chunks whose floats fit a core's cache take little more than half of the time of a whole clip."""
+"""The number of pixels to convert at once.
+
+The floats of a chunk fit into a core's cache; converting a clip in chunks takes little more than
+half the time of converting it as a whole.
+"""
 
 
 class ColorJitter(PictureTransform):
@@ -175,11 +179,12 @@ class ColorJitter(PictureTransform):
     brightness, contrast or saturation is uniform from max(0, 1 - x) to 1 + x; the shift of hue is
     uniform from -x to x, where 1 is a full turn. A pair instead of x sets the two bounds.
 
-    Brightness scales all levels, contrast their distance from the mean grey of the picture or clip,
-    saturation the distance of each pixel from its own grey. Hue rotates colours around the grey
-    axis and keeps their luma, as in NVIDIA DALI; torchvision rotates them in HSV, which takes much
-    longer. The four are applied as one linear map of a pixel's levels, rounded and clipped once.
-    Without clipping in between, their order makes no difference, so none is drawn.
+    Brightness scales all levels. Contrast scales their distance from the mean grey of the picture
+    or clip, saturation the distance of each pixel from its own grey. Hue rotates colours around the
+    grey axis and keeps their luma, as in NVIDIA DALI; torchvision rotates them in HSV, which takes
+    much longer. All four are applied as one linear map of a pixel's levels, which are rounded and
+    clipped once. Without clipping in between, the order of the changes makes no difference, so no
+    order is drawn.
 
     Raises:
         InvalidArgument: a parameter is not valid.
@@ -205,7 +210,7 @@ class ColorJitter(PictureTransform):
         self._hue = check_bounds("hue", hue, least=-0.5, most=0.5)
 
     def _draw(self, height: int, width: int, rng: np.random.Generator) -> Change:
-        # Always four draws: a parameter then does not change the draws of the others.
+        # Always draw four numbers, so that no parameter changes the draws of the others.
         brightness, contrast, saturation = (rng.uniform(*factor) for factor in self._factors)
         angle = 2 * math.pi * rng.uniform(*self._hue)
         colours = brightness * contrast * _colour_map(saturation, angle)
@@ -223,7 +228,8 @@ class Normalize(PictureTransform):
     Use Normalize last: the other transforms take uint8.
 
     Args:
-        mean, std: three numbers, or one for all channels, for levels from 0 to 1 as in torchvision.
+        mean, std: three numbers, or one for all channels; for levels from 0 to 1, as in
+            torchvision.
         dtype: the dtype of the result.
         fields: the names of the pictures; all by default.
 
@@ -253,7 +259,7 @@ class Normalize(PictureTransform):
         return self._normalized
 
     def _normalized(self, pixels: Pixels) -> Floats:
-        # Whole rows at once: NumPy is four times slower when it broadcasts over three channels.
+        # Process whole rows: NumPy is four times slower if it broadcasts over three channels.
         width = pixels.shape[-2]
         rows = np.ascontiguousarray(pixels).reshape(-1, width * 3)
         made = np.multiply(rows, np.tile(self._scale, width), dtype=np.float32)
@@ -262,7 +268,7 @@ class Normalize(PictureTransform):
 
 
 def _colour_map(saturation: float, angle: float) -> Floats:
-    """Return the matrix of saturation and hue; its columns are the images of R, G and B."""
+    """Return the matrix for saturation and hue, by which colours (R, G, B) are multiplied."""
     cos, sin = saturation * math.cos(angle), saturation * math.sin(angle)
     turned = np.array([[1, 0, 0], [0, cos, sin], [0, -sin, cos]])  # from red towards green
     found: Floats = _FROM_YIQ @ turned @ _TO_YIQ
@@ -335,16 +341,16 @@ _MAX_SIDE: Final = 16384
 class RandomResizedCrop(PictureTransform):
     """A crop of random area, aspect ratio and position, resized to `size`.
 
-    The draw is that of C. Szegedy et al., "Going deeper with convolutions" (2014), as in
-    torchvision: the share of the picture's area is uniform between the bounds of `scale`, the
-    aspect ratio is log-uniform between the bounds of `ratio`, and the position is uniform. A box
-    that does not fit the picture is drawn again; after ten tries, the largest centred box that
+    The box is drawn as in torchvision, after C. Szegedy et al., "Going deeper with convolutions"
+    (2014): the share of the picture's area is uniform between the bounds of `scale`, the aspect
+    ratio is log-uniform between the bounds of `ratio`, and the position is uniform. If the box does
+    not fit into the picture, another is drawn; after ten tries, the largest centred box that
     `ratio` allows is used. Resizing is linear, with antialiasing when shrinking.
 
     Args:
         size: (height, width) of the result in pixels, or one number for both.
-        scale: bounds of the crop's share of the picture's area.
-        ratio: bounds of width / height.
+        scale: the bounds of the crop's share of the picture's area.
+        ratio: the bounds of width / height.
         fields: the names of the pictures; all by default.
 
     Raises:
@@ -411,7 +417,7 @@ class HorizontalFlip(PictureTransform):
 
 
 def _mirror(pixels: Pixels) -> Pixels:
-    # Viewed as pixels of three bytes: less than half the time of single bytes.
+    # Move pixels of three bytes, which takes less than half the time of single bytes.
     whole = np.ascontiguousarray(pixels).view("V3")
     return np.ascontiguousarray(whole[..., ::-1, :]).view(np.uint8)
 

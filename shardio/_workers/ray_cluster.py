@@ -1,8 +1,8 @@
 """Run jobs on the machines of a Ray cluster; the only module that imports Ray.
 
-A job is a function of one value. If a machine is lost, its jobs are repeated on others, although it
-may still be running them. A job must therefore write to new files of its own, and the process that
-hands out the jobs decides which result counts.
+A job is a function call with one value. If a machine is lost, its jobs are repeated on others,
+although the lost machine may still be running them. A job must therefore write to new files of its
+own, and the process that submits the jobs decides which result counts.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def ray_module() -> Any:
 
 
 def connect(ray: Any, address: str | None) -> None:
-    """Connect to a cluster, or start Ray here; without logs, and by default without usage reports.
+    """Connect to a cluster, or start Ray on this machine; disable its logs.
+
+    Usage reports are disabled unless RAY_USAGE_STATS_ENABLED is set.
 
     Raises:
         UnsupportedEnvironment: the cluster cannot be reached.
@@ -66,7 +68,7 @@ def connect(ray: Any, address: str | None) -> None:
     try:
         _refuse_silence(place)
         with warnings.catch_warnings():
-            # A warning about a future change in how Ray sets GPUs.
+            # Ray warns of a future change to the assignment of GPUs.
             warnings.simplefilter("ignore", FutureWarning)
             ray.init(place, **options)
     except (OSError, ValueError, RuntimeError) as error:
@@ -76,10 +78,10 @@ def connect(ray: Any, address: str | None) -> None:
 
 
 def _refuse_silence(place: str) -> None:
-    """Check that something listens at an address with host and port; Ray would wait for minutes.
+    """Check that an address with host and port accepts connections; Ray would wait for minutes.
 
     Raises:
-        OSError: nothing listens there.
+        OSError: the address accepts no connections.
     """
     host, _, port = place.removeprefix("ray://").rpartition(":")
     if host and port.isdecimal():
@@ -87,7 +89,7 @@ def _refuse_silence(place: str) -> None:
 
 
 def _said(error: Exception) -> str:
-    """Return the message of an error; all of it if the first line only introduces the others."""
+    """Return the first line of an error's message, or all lines if the first ends with a colon."""
     line = first_line(error)
     return " ".join(str(error).split()) if line.endswith(":") else line
 
@@ -104,7 +106,7 @@ def do_job(held: list[Any], sees: str, version: str, value: Any) -> Any:
     """Run a job; return its result, or the exception that it raised.
 
     `held` contains the reference to the function. `sees` is a path that must exist on this machine,
-    and `version` the version of shardio on the machine that hands out jobs.
+    and `version` is the version of shardio on the machine that submits jobs.
     """
     try:
         _end_with(os.getppid())
@@ -122,7 +124,7 @@ def do_job(held: list[Any], sees: str, version: str, value: Any) -> Any:
     except SystemExit:  # Ray would only report that a process has ended
         where = f"on machine {platform.node()}:\n{traceback.format_exc()}"
         return WorkerDied(f"a job called sys.exit {where}")
-    except Exception as error:  # noqa: BLE001  # raised by the process that hands out jobs
+    except Exception as error:  # noqa: BLE001  # raised by the process that submits jobs
         if not isinstance(error, ShardioError | OSError):  # these errors need no traceback
             error.add_note(f"on machine {platform.node()}:\n{traceback.format_exc()}")
         return _portable(error)
@@ -133,7 +135,7 @@ def _portable(error: Exception) -> Exception:
     import cloudpickle  # type: ignore[import-untyped]
 
     try:
-        again = pickle.loads(cloudpickle.dumps(error))  # our own, never data
+        again = pickle.loads(cloudpickle.dumps(error))  # pickled here, never stored data
     except Exception:  # noqa: BLE001  # user classes may raise anything
         again = None
     if isinstance(again, Exception):
@@ -143,7 +145,7 @@ def _portable(error: Exception) -> Exception:
 
 @functools.lru_cache(1)
 def _function(reference: Any) -> Callable[[Any], Any]:
-    """Return the function, which keeps its state from the first job of this process on."""
+    """Return the function, unpickled once per process, so that it keeps state between jobs."""
     found: Callable[[Any], Any] = ray_module().get(reference)
     return found
 
@@ -152,7 +154,7 @@ def _function(reference: Any) -> Callable[[Any], Any]:
 def _end_with(parent: int) -> None:
     """End this process when its parent exits, which is Ray's process on this machine.
 
-    Otherwise Ray would wait for the end of the job, and the process that wants the result for Ray.
+    Otherwise Ray would wait for the end of the job, and the process that submitted it for Ray.
     """
 
     def watch() -> None:
@@ -165,9 +167,10 @@ def _end_with(parent: int) -> None:
 
 EngineName = Literal["local", "ray"]
 MAX_LOST: Final = 8
-"""The number of lost machines after which a job is given up, as it may be the cause.
+"""The number of lost machines after which a job is given up, because it may be the cause.
 
-If it is unknown whether the machines ran the job, the number of running machines counts if larger.
+If it is unknown whether the lost machines ran the job, the limit is at least the number of running
+machines.
 """
 _LOOK_S: Final = 5.0
 _AHEAD: Final = 2
@@ -181,9 +184,9 @@ R = TypeVar("R")
 class Engine:
     """The place where work is done: processes on this machine, or a Ray cluster.
 
-    `address` is the address of the cluster, as `ray.init` takes it; by default RAY_ADDRESS; if that
-    is not set, Ray is started on this machine and stopped again. `gpus` is the number of GPUs per
-    job, or a fraction; in the job, CUDA_VISIBLE_DEVICES names them.
+    `address` is the address of the cluster, as for `ray.init`; by default RAY_ADDRESS. If neither
+    is set, Ray is started on this machine and stopped at the end. `gpus` is the number of GPUs per
+    job, or a fraction of one GPU; in the job, CUDA_VISIBLE_DEVICES names them.
 
     Raises:
         InvalidArgument: the engine is unknown, does not support an address, or `gpus` is invalid.
@@ -201,7 +204,7 @@ class Engine:
             raise InvalidArgument(f"address {self.address!r}: only with engine='ray'")
         if self.gpus < 0 or (self.gpus and self.name == "local"):
             raise InvalidArgument(f"gpus is {self.gpus}; only engine='ray' gives any, from 0 up")
-        # Also true for nan.
+        # This comparison is also true for nan.
         if self.gpus != (round(self.gpus, 4) if self.gpus < 1 else self.gpus // 1):
             raise InvalidArgument(
                 f"gpus is {self.gpus}; it must be a whole number, or a share of one GPU such as 0.5"
@@ -219,13 +222,13 @@ LOCAL: Final = Engine()
 
 
 class Cluster(Closing):
-    """A connection to a Ray cluster, owned for the length of a `with`; its jobs end with it.
+    """A connection to a Ray cluster, owned during a `with` block, at whose end its jobs end.
 
     If the program is already connected to Ray, that connection is borrowed and stays open.
 
     Args:
         engine: the engine that specifies the cluster.
-        sees: a path that every machine must see; a machine that does not see it is an error.
+        sees: a path that must exist on every machine.
         n_at_once: the number of jobs at a time; by default twice the number of CPUs of the cluster.
 
     Raises:
@@ -271,9 +274,9 @@ class Cluster(Closing):
 
         Args:
             function: the job; sent to each process once, by cloudpickle.
-            next_job: returns another job (a number and a value), or None. Called whenever there is
-                room, even after it has returned None.
-            name_of: describes a job in errors.
+            next_job: a function that returns another job (a number and a value), or None. It is
+                called whenever there is room, even after it has returned None.
+            name_of: a function that describes a job, given its number, for messages.
 
         Raises:
             WorkerDied: too many processes crashed, or machines were lost, on one job.
@@ -283,8 +286,8 @@ class Cluster(Closing):
         """
         self._refuse_lack_of_gpus()
         remote = self._ray.remote(num_cpus=1, num_gpus=self._engine.gpus, max_retries=0)
-        # In a list, the reference is not resolved; else Ray would unpickle the function for each
-        # job.
+        # Pass the reference in a list: Ray resolves references that are arguments, and would then
+        # unpickle the function for each job.
         held = [self._ray.put(function)]
         do = functools.partial(remote(do_job).remote, held, self._sees, __version__)
         self._dead = self._dead_nodes()
@@ -316,7 +319,7 @@ class Cluster(Closing):
     def _next_done(self) -> Any:
         """Wait for a job and return its reference; return None if a machine is lost first.
 
-        Ray may notice only much later that the connection to a job's process is lost.
+        Machines are checked here, because Ray may notice much later that a connection is lost.
         """
         while True:
             done, _ = self._ray.wait(list(self._running), num_returns=1, timeout=_LOOK_S)
@@ -340,7 +343,7 @@ class Cluster(Closing):
         self._is_told = is_waiting
 
     def _can_work(self, node: Mapping[str, Any]) -> bool:
-        """Return True if a machine has the resources for a job, free or in use by one."""
+        """Return True if a machine has the resources for a job, even if they are in use."""
         there = node["Resources"]
         has_gpus = there.get("GPU", 0) >= self._engine.gpus
         return bool(node["Alive"]) and there.get("CPU", 0) >= 1 and has_gpus
@@ -350,7 +353,7 @@ class Cluster(Closing):
         return {node["NodeID"] for node in self._ray.nodes() if not node["Alive"]}
 
     def _repeat_all(self, do: Callable[[Any], Any], name_of: Callable[[int], str]) -> None:
-        """Submit all jobs again, as any may be lost; the first result of each counts."""
+        """Submit all jobs again, because any may be lost; the first result of each counts."""
         self._dead |= self._dead_nodes()
         n_may_be_lost = max(MAX_LOST, sum(node["Alive"] for node in self._ray.nodes()))
         for number, value in {number: value for number, value in self._running.values()}.items():
@@ -374,7 +377,7 @@ class Cluster(Closing):
             )
 
     def _room(self) -> int:
-        """Return how many jobs may run now; machines come and go."""
+        """Return the number of jobs that may run now; it changes with the machines."""
         if self._n_at_once is not None:
             return self._n_at_once
         return _AHEAD * max(1, int(self._ray.cluster_resources().get("CPU", 1)))

@@ -22,22 +22,22 @@ OUTPUTS: Final = get_args(Output)
 class TensorAdapter(Protocol):
     """A converter from arrays over a block to tensors.
 
-    `aliases` is True if a tensor shares the memory of its array: it then shows later writes to the
-    block.
+    `aliases` is True if tensors share the memory of their arrays; later writes to the block then
+    change the tensors.
     """
 
     aliases: bool
 
     def wrap(self, array: npt.NDArray[Any], owner: object, dtype: str | None = None) -> Any:
-        """Return a tensor of a field; the tensor and its views keep `owner`."""
+        """Return an array as a tensor; the tensor and its views keep `owner` alive."""
 
     def fixed(
         self, array: npt.NDArray[Any], dtype: str | None = None
     ) -> Callable[[npt.NDArray[Any]], Any]:
-        """Return a function that copies a field's values into a tensor that batches share."""
+        """Return a function that copies a field's values into a tensor shared by all batches."""
 
     def synchronize(self) -> None:
-        """Wait until queued work no longer reads released memory."""
+        """Wait until no queued work reads memory that has been released."""
 
 
 def create_adapter(output: str, device: Any) -> TensorAdapter | None:

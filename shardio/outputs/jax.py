@@ -35,7 +35,7 @@ class JaxAdapter:
         self._device = None if device is None else _find_device(self._jax, device)
 
     def wrap(self, array: Ndarray, owner: object, dtype: str | None = None) -> Any:
-        """Return a JAX array of an array, with its bits reinterpreted if `dtype` is given.
+        """Return an array as a JAX array, with its bits reinterpreted if `dtype` is given.
 
         The result keeps the source array, which refers to the memory of `owner`.
         """
@@ -68,7 +68,7 @@ def _find_device(jax: Any, name: str) -> Any:
     """Return the device with this platform name and optional number after a colon."""
     platform, _, number = name.partition(":")
     try:
-        if number.startswith("-"):  # would count from the last device
+        if number.startswith("-"):  # as an index, it would count from the last device
             raise ValueError("device numbers start at 0")
         return jax.devices(platform)[int(number or 0)]
     except (IndexError, RuntimeError, ValueError) as error:

@@ -1,6 +1,6 @@
 """Convert arrays to torch tensors: shared memory on the CPU, copies elsewhere.
 
-A tensor, its views, and arrays made from it keep the source array, and so its block.
+A tensor on the CPU, its views, and arrays made from it keep the source array, and so its block.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class TorchAdapter:
         self.aliases: bool = self._device.type == "cpu"
 
     def wrap(self, array: Ndarray, owner: object, dtype: str | None = None) -> Any:
-        """Return a tensor of an array, with its bits reinterpreted if `dtype` is given.
+        """Return an array as a tensor, with its bits reinterpreted if `dtype` is given.
 
-        On the CPU it keeps the array, which refers to the memory of `owner`.
+        On the CPU the tensor keeps the array, which refers to the memory of `owner`.
 
         Raises:
             InvalidArgument: torch has no such dtype.
@@ -45,7 +45,7 @@ class TorchAdapter:
     def fixed(self, array: Ndarray, dtype: str | None = None) -> Callable[[Ndarray], Any]:
         """Return a function that copies an array's values into one tensor, always the same.
 
-        Work queued before on torch's current stream reads the old values.
+        Work that is already queued on torch's current stream reads the old values.
 
         Raises:
             InvalidArgument: as in `wrap`.
@@ -90,7 +90,7 @@ def _open(torch: Any, name: str) -> Any:
         raise InvalidArgument(f"torch has no device {name!r}: {error}") from error
     try:
         torch.empty(1, device=device)
-    # The errors that backends raise.
+    # Backends raise one of these errors.
     except (AssertionError, NotImplementedError, RuntimeError) as error:
         raise UnsupportedEnvironment(
             f"torch {torch.__version__} cannot open device {name} "

@@ -1,11 +1,11 @@
-"""Call a function for one item after another: a worker's loop and messages, or in this process.
+"""Call a function for one item after another, in a worker or in this process.
 
-A call has 32 bytes and a pickled item. An answer has 32 bytes and the result: a small value follows
-directly, a larger one is in the block that came with the call (see `values`).
+A call is a message of 32 bytes and a pickled item. An answer is a message of 32 bytes, followed by
+the result if it is small; a larger result is in the block that came with the call (see `values`).
 
-A generator's results come in chunks, which the main process requests one after another. A chunk is
-a list of results, or `FailedCall` if the generator has raised. Results are pickled one by one, so
-that a generator may write again to an array that it has yielded.
+The results of a generator are sent in chunks, which the main process requests one after another. A
+chunk is a list of results, or a `FailedCall` if the generator has raised. Each result is pickled
+when it is yielded, because the generator may then write to the same array again.
 
 For num_workers=0, `InlinePool` calls the function in this process, for one caller at a time.
 """
@@ -51,14 +51,14 @@ from shardio.errors import BatchTimeout, InsufficientMemory, InvalidArgument
 _MAX: Final = 64
 _MAX_BYTES: Final = 64 << 10
 _MAX_NS: Final = 10_000_000
-"""The limits of number, size and time of a chunk; it ends with the result that exceeds one."""
+"""The limits for the number, size and time of a chunk, which ends when it reaches one of them."""
 _ALONE_BYTES: Final = 16 << 10
-"""A result with an array of at least this size is sent as a separate chunk."""
+"""The minimum size of an array whose result is sent as a separate chunk."""
 _END: Final = object()
 
 
 class FailedCall:
-    """The results of a generator before it raised, and its exception; pickles like a failure."""
+    """The results of a generator before it raised, and its exception with the traceback."""
 
     def __init__(self, found: list[Any], error: BaseException, name: str) -> None:
         self.found, self.error, self._name = found, error, name
@@ -93,7 +93,7 @@ class ResultChunks:
         self._results, self._name = results, name
         self._large: list[Any] = []  # results that each need a separate chunk
         self.n_passed_over = 0
-        """The number of results to skip: the main process has them from a worker that exited."""
+        """The number of results to skip, which the main process received from an earlier worker."""
         self.is_over = False
 
     def take(self) -> list[Any] | FailedCall:
@@ -134,14 +134,14 @@ class ResultChunks:
 
 
 CALL: Final = struct.Struct("<HHIQQQ")
-"""Request kind, 0, block, step, number of results to skip, 0. A call is followed by an item."""
+"""A request: kind, 0, block, step, number of results to skip, 0. An item follows a call."""
 ANSWER: Final = struct.Struct("<HHIQQQ")
-"""Outcome, number of results if the generator has more (else 0), block, step, bytes in the block,
-nanoseconds in the function.
+"""An answer: outcome, number of results, block, step, bytes in the block, nanoseconds in the
+function. The number of results is 0 unless a generator has more.
 """
 
 MAX_INLINE_BYTES: Final = 32 << 10
-"""The maximum size of a value sent with its answer; for larger values, a block is cheaper."""
+"""The maximum size of a value sent in the answer; sending larger values in a block is faster."""
 
 
 class CallRequest(IntEnum):
@@ -150,7 +150,7 @@ class CallRequest(IntEnum):
     CALL = 1  # call the function with the item that follows
     BLOCK = 2  # a block; its descriptor is attached
     HELLO = 3  # the file for stacks is attached
-    GO_ON = 4  # send more results of the generator that a call returned
+    GO_ON = 4  # send more results of a suspended generator
 
 
 class CallOutcome(IntEnum):
@@ -159,7 +159,7 @@ class CallOutcome(IntEnum):
     INLINE = 1  # the value follows
     IN_BLOCK = 2  # the value is in the block
     FAILED = 3  # the pickled exception follows, and its traceback as text
-    FORKED = 4  # the call also returned in a fork of the worker, which has exited
+    FORKED = 4  # the call also returned in a fork of the worker; the fork has exited
 
 
 def pack_call(
@@ -175,7 +175,7 @@ def call_for_main(
     """Call the function for one item after another until the main process closes the channel.
 
     Args:
-        function: receives an item; returns a value, or `ResultChunks`, which are sent one by one.
+        function: a function of an item; returns a value, or `ResultChunks`, sent one by one.
         most_bytes: the maximum size of a block.
         is_called: the name of the function in messages.
         channel: the channel of this worker; its first descriptor is the file for `map_steps`.
@@ -195,7 +195,7 @@ def call_for_main(
             at_work[0] = step + 1
             with pack_message(caller.answer(unpack_message(message, fds))) as parcel:
                 channel.send(*parcel)
-            # Reset after sending, so that no crash is attributed to an answered item.
+            # Clear the step, so that no later crash is attributed to the answered item.
             at_work[0] = at_work[1] = 0
 
 
@@ -208,7 +208,7 @@ _here: Final = _Here()
 
 
 def note_place(place: int | None) -> None:
-    """Note the position in the item, from 0 up, that a crash is attributed to; None for none."""
+    """Record the place in the item, from 0 up, to which a crash is attributed; None for none."""
     if _here.line is not None:
         _here.line[1] = 0 if place is None else place + 1
 
@@ -252,7 +252,7 @@ class _Caller:
         return ANSWER.pack(CallOutcome.IN_BLOCK, n_results, number, step, found.n_bytes, taken_ns)
 
     def _next_chunk(self, step: int, chunks: ResultChunks) -> tuple[Any, int]:
-        """Return the next results of a generator, and their number; 0 if there are no more."""
+        """Return the next results of a generator, and their number, or 0 for the last results."""
         found = self._guarded(step, chunks.take)
         if chunks.is_over:
             return found, 0
@@ -260,7 +260,7 @@ class _Caller:
         return found, len(found)
 
     def _guarded(self, step: int, function: Callable[[], Any]) -> Any:
-        """Return the result of a function; end a fork of this process in which it also returns."""
+        """Return the result of a function; if it also returns in a fork, end the fork."""
         try:
             return function()
         finally:
@@ -275,7 +275,7 @@ class _Caller:
                 f"{self._most_bytes}: raise it, or return less at a time"
             )
         if (n_lacking := found.n_bytes - block.backed_bytes()) > 0:
-            # Checked here, with a message that names the result; `grow` would speak of batches.
+            # Check here, because the message must name the result; that of `grow` names batches.
             what = f"the bytes that {self._is_called} returned"
             require(n_lacking, what, "return less, or load fewer at a time")
         block.grow(found.n_bytes)
@@ -283,10 +283,12 @@ class _Caller:
 
 
 class SingleCaller:
-    """A guard whose `with` admits one caller and refuses others, even in the same thread.
+    """A guard for a `with` block that one caller may be in; others get an error at once.
+
+    This includes a second call in the same thread.
 
     Args:
-        refusal: the message of the error for refused callers.
+        refusal: the message of the error.
     """
 
     def __init__(self, refusal: str) -> None:
@@ -301,10 +303,10 @@ class SingleCaller:
 
 
 class InlinePool(Closing):
-    """A pool of one item at a time in this process; `take` calls the function.
+    """A pool for one item at a time, in this process; `take` calls the function.
 
     Args:
-        function: receives an item; nothing is pickled.
+        function: a function of an item; nothing is pickled.
         max_skips: the number of items that may fail and be skipped; None raises the first failure.
         is_called: the name of the function in messages.
     """
@@ -318,7 +320,7 @@ class InlinePool(Closing):
     ) -> None:
         self._function, self._is_called = function, is_called
         self.error_budget = ErrorBudget(max_skips)
-        """The skipped items, and how many more may be skipped."""
+        """The skipped items, and the maximum number of them."""
         self._waiting: list[tuple[Any, Any]] = []
         self.n_put = self._n_taken = self._calling_ns = 0
         self._has_ended = False
@@ -330,7 +332,7 @@ class InlinePool(Closing):
 
     @property
     def is_over(self) -> bool:
-        """True if all items were taken and no more will be put."""
+        """True if all items were taken, and no more will be put."""
         return self._has_ended and not self._waiting
 
     @property
@@ -344,7 +346,7 @@ class InlinePool(Closing):
         )
 
     def put(self, request: Any, item: Any = None) -> int:
-        """Queue a call with `request`; return the item's number, from 0 up."""
+        """Queue a call with `request`; return the item's index, from 0 up."""
         self._waiting.append((request, request if item is None else item))
         self.n_put += 1
         return self.n_put - 1
@@ -354,7 +356,7 @@ class InlinePool(Closing):
         self._has_ended = True
 
     def take(self) -> tuple[int, Any] | None:
-        """Call the function with the queued item; return its number and value.
+        """Call the function with the queued item; return the item's index and the value.
 
         Return None if there is no item, or if it failed and is skipped.
 
@@ -369,7 +371,7 @@ class InlinePool(Closing):
         error: Exception | None = None
         try:
             value = self._function(request)
-        except KeyboardInterrupt:  # meant for this process, not an error of the item
+        except KeyboardInterrupt:  # Ctrl-C, not an error of the item
             raise
         except BaseException as raised:  # noqa: BLE001  # even sys.exit, as in a worker
             error = as_failure(raised, self._is_called)
@@ -379,7 +381,7 @@ class InlinePool(Closing):
             self.error_budget.skip(number, item, error)
             return None
         finally:
-            error = None  # its traceback refers to this frame
+            error = None  # breaks the reference cycle of error, traceback and frame
             self._calling_ns += now_ns() - start_ns
         self._n_taken += 1
         return number, value

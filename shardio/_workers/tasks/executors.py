@@ -25,16 +25,16 @@ from shardio._workers.tasks.task_pool import TaskPool
 from shardio.errors import InsufficientMemory, UnsupportedEnvironment
 
 _PATIENCE_S: Final = 5.0
-"""The time to wait for reports; workers have a second, and the thread must ask them first."""
+"""The time to wait for reports; workers have one second, and the thread must ask them first."""
 
 
 def create_executors(
     runner: PipelineRunner, stages: Mapping[Stage, PipeStep | None]
 ) -> dict[Stage, StageExecutor]:
-    """Create the executors of a pipeline's stages: an event loop for all async ones, else threads.
+    """Create the executors of a pipeline's stages.
 
-    Stages whose steps have the same thread group share its threads. A step with an executor uses
-    that executor.
+    All async stages share an event loop. Other stages run in threads, which stages of the same
+    thread group share, unless their step names an executor.
     """
     found: dict[Stage, StageExecutor] = {}
     asynchronous: list[Stage] = []
@@ -58,10 +58,10 @@ def create_executors(
 
 
 class ThreadExecutor(StageExecutor):
-    """Threads that share some stages; each takes a job of the last stage that has one.
+    """An executor whose threads share some stages; each takes a job from the last stage with jobs.
 
-    Threads are started on demand. Only one is woken at a time, and it wakes the next if there is
-    more to do. If functions are quick, one thread does everything and none is woken in vain.
+    Threads are started on demand. Only one thread is woken at a time; it wakes the next if there
+    are more jobs. If functions are quick, one thread runs all jobs, and none is woken in vain.
 
     Args:
         runner: the pipeline runner that receives the results.
@@ -71,7 +71,9 @@ class ThreadExecutor(StageExecutor):
 
     def __init__(self, runner: PipelineRunner, stages: Sequence[Stage], n_threads: int) -> None:
         self._runner, self._stages, self._n_left = runner, stages[::-1], n_threads
-        self._idle: list[threading.Lock] = []  # the thread that worked last is woken first
+        self._idle: list[
+            threading.Lock
+        ] = []  # a stack: the thread that became idle last wakes first
         self._is_waking = self._is_closed = False
         self._left: list[Any] = []
 
@@ -119,7 +121,7 @@ class ThreadExecutor(StageExecutor):
             self._runner.break_down(error)
 
     def _next_job(self, bell: threading.Lock, *, is_woken: bool) -> StageJob | None:
-        """Return the next job; if there is none, let `bell` be released for the next one."""
+        """Return the next job; if there is none, register `bell`, to be released for a new job."""
         runner = self._runner
         with runner.lock:
             if is_woken:
@@ -265,7 +267,7 @@ class AsyncExecutor(StageExecutor):
         start_ns = now_ns()
         async for value in results:
             if not self._runner.give(job, (value,), now_ns() - start_ns):
-                # `_begin` finds the event here, as both run in this thread.
+                # `_begin` finds the event, because both run in this thread.
                 room = self._suspended[job] = asyncio.Event()
                 await room.wait()
             start_ns = now_ns()
@@ -275,18 +277,18 @@ class AsyncExecutor(StageExecutor):
 
 
 class ProcessExecutor(StageExecutor):
-    """A TaskPool and the thread that drives it.
+    """An executor of one stage in worker processes: a TaskPool, and a thread that drives the pool.
 
     Args:
         runner: the pipeline runner that receives the results.
-        stage: the stage whose jobs it runs.
+        stage: the stage whose jobs are run.
         n_workers: the number of processes.
     """
 
     def __init__(self, runner: PipelineRunner, stage: Stage, n_workers: int) -> None:
         self._runner, self._stage, self._n_workers = runner, stage, n_workers
         self._task_pool: TaskPool | None = None
-        self._jobs: dict[int, StageJob] = {}  # by item number of the task pool
+        self._jobs: dict[int, StageJob] = {}  # by the item's index in the task pool
         self._has_thread = self._is_waking = False
         self._asked: Future[list[str]] | None = None
 
@@ -352,7 +354,7 @@ class ProcessExecutor(StageExecutor):
             found = task_pool.take()
             if found is not None:
                 self._hand_on(task_pool, *found)
-                del found  # it would keep a block
+                del found  # otherwise its arrays would keep a block
             elif not self._stage.has_work:
                 task_pool.wait()
 
@@ -368,7 +370,7 @@ class ProcessExecutor(StageExecutor):
                 task_pool.go_on(job.results)
                 continue
             try:
-                job.results = task_pool.put(job.item)  # also the number that requests more results
+                job.results = task_pool.put(job.item)  # the item's index, to request more results
             except (UnsupportedEnvironment, InsufficientMemory):
                 raise  # not an error of the item
             except BaseException as error:  # noqa: BLE001  # the item cannot be pickled
@@ -396,17 +398,17 @@ class _ReportingBudget(ErrorBudget):
         self._report = report
 
     def skip(self, index: int, item: Any, error: BaseException) -> None:
-        """Report the skip to the pipeline runner."""
+        """Report the failure to the pipeline runner."""
         self._report(index, error)
 
 
 class FutureExecutor(ThreadExecutor):
-    """A thread that submits jobs to an executor, which the caller owns.
+    """An executor whose thread submits jobs to an executor that the caller owns.
 
     Args:
         runner: the pipeline runner that receives the results.
         stage: the stage whose jobs are submitted.
-        executor: the executor that runs them.
+        executor: the executor that runs the jobs.
     """
 
     def __init__(self, runner: PipelineRunner, stage: Stage, executor: Executor) -> None:
@@ -446,7 +448,7 @@ class FutureExecutor(ThreadExecutor):
 
 
 def _conclude(runner: PipelineRunner, job: StageJob, value: Any, busy_ns: int) -> None:
-    """Report the result of a job, as `_in_one` returned it, to the pipeline runner."""
+    """Report the result of a job to the pipeline runner; `value` is the complete result."""
     if not job.stage.call.yields_many:
         runner.finish(job, value, busy_ns)
     elif isinstance(value, FailedCall):
@@ -456,12 +458,12 @@ def _conclude(runner: PipelineRunner, job: StageJob, value: Any, busy_ns: int) -
 
 
 def _in_one(call: UserCall, name: str) -> Callable[[Any], Any]:
-    """Wrap a call so that it returns all results of a generator: a list, or `FailedCall`."""
+    """Wrap a call to return all results of a generator at once, as a list or a `FailedCall`."""
     return partial(_all_results if call.yields_many else _one_result, call.function, name)
 
 
 def _chunked(call: UserCall, name: str) -> Callable[[Any], Any]:
-    """Return a function that returns the result of a call; for a generator, `ResultChunks`."""
+    """Wrap a call to return the results of a generator as `ResultChunks`."""
     return partial(_chunks_of if call.yields_many else _one_result, call.function, name)
 
 

@@ -2,9 +2,9 @@
 
     source ─▶ stage ─▶ batches ─▶ stage ─▶ … ─▶ results ─▶ the loop
 
-No thread drives the pipeline: each thread of a stage, and the loop, moves results on as far as
-there is room, and wakes the threads that then have work. This is done under one lock; user code
-runs outside it.
+No thread drives the pipeline. Each thread of a stage, and the loop itself, moves results on to the
+next stages as far as there is room, and wakes the threads that then have jobs. This is done under
+one lock; user code runs without the lock.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from shardio._workers.tasks.stage import (
 from shardio.errors import BatchTimeout, ClosedError, TooManySkipped
 
 _NAMED: Final = 4
-"""The number of calls whose stacks are shown: those that have taken longest."""
+"""The number of calls whose stacks are shown, longest running first."""
 
 
 def late(
@@ -53,10 +53,10 @@ def late(
     """Return the error for a late result, with the running calls and the stacks of their threads.
 
     Args:
-        number: the number of the result, from 0.
+        number: the index of the result.
         timeout_s: the time that the loop waited.
         jobs: the jobs that have started.
-        elsewhere: lines that describe jobs outside of this process's threads.
+        elsewhere: lines that describe jobs that do not run in threads of this process.
     """
     lines = [f"result {number} did not come within {timeout_s:g} s"]
     at_work = [job for job in jobs if not job.is_suspended]
@@ -82,7 +82,7 @@ def describe_job(job: StageJob) -> str:
 
 
 def _stack(frame: FrameType) -> str:
-    # The innermost call first, as in faulthandler's output, which `shortened` reads.
+    # Put the innermost call first, as faulthandler does, whose output `without_ours` expects.
     calls = reversed(traceback.extract_stack(frame))
     lines = [f'  File "{call.filename}", line {call.lineno} in {call.name}' for call in calls]
     return without_ours("\n".join(["thread:", *lines])).partition("\n")[2]
@@ -97,14 +97,14 @@ class StageExecutor(ABC):
 
     @abstractmethod
     def wake(self) -> None:
-        """Look for jobs, as there may be one. Called under the runner's lock."""
+        """Look for jobs, because there may be a new one. Called under the runner's lock."""
 
     @abstractmethod
     def close(self) -> None:
-        """Start no more jobs, and wait for none. Called without the lock, once closed."""
+        """Start no more jobs, and do not wait for running ones. Called without the lock."""
 
     def tell(self) -> list[str]:
-        """Return lines that describe the jobs running outside of this process's threads.
+        """Return lines that describe the jobs that do not run in threads of this process.
 
         May be called in any thread.
         """
@@ -114,9 +114,9 @@ class StageExecutor(ABC):
 ExecutorFactory = Callable[
     ["PipelineRunner", Mapping[Stage, PipeStep | None]], Mapping[Stage, StageExecutor]
 ]
-"""Creates the executor of every stage, given a runner, and the step of each stage.
+"""A function that creates the executor of every stage, given the runner and each stage's step.
 
-The source has no step, but None.
+The step of the source is None.
 """
 
 
@@ -126,9 +126,9 @@ class PipelineRunner(Closing):
     Args:
         source: an iterable or async iterable of items, or of SourcePosition objects.
         steps: the steps of the pipeline.
-        create_executors: creates the executors of the stages (`executors.create_executors`).
+        create_executors: a function that creates the executors (`executors.create_executors`).
         n_buffered: the number of results that may wait for the loop.
-        most_skips: the number of calls that may fail, whose items are skipped; None for none.
+        most_skips: the number of failed calls whose items may be skipped; None raises all errors.
         start: the position at which the source begins.
     """
 
@@ -175,15 +175,15 @@ class PipelineRunner(Closing):
     def take(self, timeout_s: float | None) -> Entry | None:
         """Return the next result and its source position; None when there are no more.
 
-        If several threads call this, one waits for a result and the others for their turn.
+        If several threads call this, one waits for a result, and the others wait for their turn.
 
         Raises:
-            Exception: raised by a function, once the results before it were taken.
+            Exception: raised by a function, once all earlier results were taken.
             BatchTimeout: the result did not arrive in time.
             ClosedError: the runner was closed, or this process is a fork of its process.
         """
         if not self._is_through:
-            # Checked first: in a fork, the lock may belong to a thread that does not exist there.
+            # Check first: in a fork, the lock may belong to a thread that does not exist there.
             self._check_open()
         with self._turn:
             return None if self._is_through else self._take(timeout_s)
@@ -202,7 +202,7 @@ class PipelineRunner(Closing):
                 if self._results.is_over:
                     break
                 if self.is_closed or self._breakdown is not None:
-                    continue  # closed since the check, so no wake-up will come
+                    continue  # closed after the check above: `wait` would not be woken
             left_s = None if deadline_s is None else deadline_s - time.monotonic()
             if not self._results.wait(left_s):
                 raise self._overdue(timeout_s)
@@ -213,7 +213,7 @@ class PipelineRunner(Closing):
         try:
             raise error
         finally:
-            del error  # its traceback refers to this frame
+            del error  # breaks the reference cycle of error, traceback and frame
 
     def _overdue(self, timeout_s: float | None) -> BatchTimeout:
         activity = {stage: hands.tell() for stage, hands in self._executors.items()}
@@ -235,7 +235,7 @@ class PipelineRunner(Closing):
 
     def close(self) -> None:
         """Start nothing more. Running calls end by themselves, and their results are dropped."""
-        with interrupts_held():  # a second Ctrl-C
+        with interrupts_held():  # there may be a second Ctrl-C
             self._end()
 
     def _end(self) -> None:
@@ -255,7 +255,7 @@ class PipelineRunner(Closing):
         self._results.entries.clear()
 
     def abandon(self) -> None:
-        """Close from a finalizer, which may run in any thread at any point, even under the lock."""
+        """Close from a finalizer, which may run in any thread, even while it holds the lock."""
         if self.lock.locked():
             _thread.start_new_thread(self._end, ())
         else:
@@ -270,7 +270,7 @@ class PipelineRunner(Closing):
     # --- called by executors ----------------------------------------------------------------
 
     def give(self, job: StageJob, values: Iterable[Any], busy_ns: int) -> bool:
-        """Accept results of a job that has more; return False if the job must be suspended."""
+        """Accept results of a job that will have more; return False if the job is suspended."""
         stage = job.stage
         with self.lock:
             if self.is_closed:
@@ -349,13 +349,13 @@ class PipelineRunner(Closing):
         return None
 
     def settle_before(self, stage: Stage) -> None:
-        """Move on results that wait for a stage that now has room. Called under the lock."""
+        """Move on results that wait for this stage, which now has room. Called under the lock."""
         place = self._places[stage]
         if place:
             self._settle(place - 1)
 
     def _settle(self, place: int) -> None:
-        """Move results on from a stage while there is room, and wake threads that have work."""
+        """Move on the results of a stage while there is room, and wake threads that have jobs."""
         places = [place]
         while places:
             place = places.pop()

@@ -25,12 +25,12 @@ class UserCall:
 
     @property
     def is_async(self) -> bool:
-        """True if it runs in an event loop."""
+        """True if calls run in an event loop."""
         return self.kind in ("coroutine", "async generator")
 
     @property
     def yields_many(self) -> bool:
-        """True if it returns any number of values for one item."""
+        """True if a call yields any number of values."""
         return self.kind in ("generator", "async generator")
 
 
@@ -38,7 +38,7 @@ def user_call(name: str, function: Any) -> UserCall:
     """Classify a function; an object that supports indexing becomes a function of the index.
 
     Raises:
-        InvalidArgument: `function` is neither.
+        InvalidArgument: `function` can neither be called nor indexed.
     """
     if not callable(function):
         look_up = getattr(function, "__getitem__", None)
@@ -52,7 +52,7 @@ def user_call(name: str, function: Any) -> UserCall:
 
 
 def _kind(function: Callable[..., Any]) -> Kind:
-    # For a callable object, its `__call__` decides; for a class, the methods do not.
+    # For a callable object, look at its `__call__`; for a class, do not.
     method = None if isinstance(function, type) else getattr(function, "__call__", None)  # noqa: B004
     for each in (function, method):
         if inspect.iscoroutinefunction(each):
@@ -65,7 +65,7 @@ def _kind(function: Callable[..., Any]) -> Kind:
 
 
 def checked(value: Any) -> Any:
-    """Return a function's result; raise TransformError for a coroutine: nothing awaits it."""
+    """Return a function's result; raise TransformError for a coroutine, which nothing awaits."""
     if type(value) is CoroutineType:
         value.close()
         raise TransformError(
@@ -75,7 +75,7 @@ def checked(value: Any) -> Any:
 
 
 Where = Literal["process"] | Executor | None
-"""The place of calls: threads of the pipeline, worker processes, or the caller's executor."""
+"""The place where calls run: threads of the pipeline, worker processes, or a given executor."""
 
 
 def checked_where(executor: Any) -> Where:
@@ -114,14 +114,17 @@ class PipeStep(NamedTuple):
 
 
 class BatchStep(NamedTuple):
-    """A step that makes lists of `n` items; an incomplete last list is kept or dropped."""
+    """A step that collects items into lists of `n`; a shorter last list is kept or dropped."""
 
     n: int
     drop_last: bool
 
 
 class SourcePosition(NamedTuple):
-    """An item, with the states of its source before it, to repeat it, and after it, to continue."""
+    """An item, with the states of its source before and after it.
+
+    The state before the item is used to repeat it, the state after it to continue.
+    """
 
     before: Any
     after: Any
@@ -129,7 +132,7 @@ class SourcePosition(NamedTuple):
 
 
 class PipelineStart(NamedTuple):
-    """The point where a pipeline resumes: the first item, and how many of its results to skip."""
+    """The position where a pipeline resumes: the first item, and the number of results to skip."""
 
     item: int = 0
     n_passed_over: int = 0

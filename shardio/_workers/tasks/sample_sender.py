@@ -1,13 +1,13 @@
-"""A worker that iterates a whole dataset and sends every sample as soon as it may.
+"""A worker that iterates a whole dataset and sends every sample as soon as its credit allows.
 
 Each sample is one ZeroMQ message; ZeroMQ's own thread writes several at a time. A message is
 
-    head     kind, number of the worker, number of the sample   uint32 2, uint64
-    payload  the sample as packed by `values`; for a large sample, its block and its size there;
+    head     kind, index of the worker, index of the sample   2 x uint32, uint64
+    payload  the sample as packed by `values`; or, for a large sample, its block and size;
              or an exception
 
-The main process grants credit: a worker may have a limited number of bytes in flight, which the
-main process has not yet handed over to the loop.
+The credit of a worker limits the bytes in flight: those that it has sent and that the main process
+has not yet handed over to the loop.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from shardio.errors import TransformError
 
 HEAD: Final = struct.Struct("<IIQ")
 PLACE: Final = struct.Struct("<QQ")
-"""The number of a block, and the bytes in it."""
+"""The index of a block, and the number of bytes of the sample in it."""
 WORD: Final = struct.Struct("<QQ")
-"""A message from the main process to a sender: a `Command` and a number."""
+"""A message from the main process to a worker: a `Command` and a number."""
 WANT: Final = b"?"
-"""A message from a worker that has a large sample and no block for it."""
+"""The message by which a worker requests a block for a large sample."""
 MIN_IN_BLOCK_BYTES: Final = 64 << 10
-"""Larger samples are sent in a block: 70 KiB take 31 µs there, 41 µs in a message."""
+"""The minimum size of samples sent in a block: 70 KiB take 31 µs there, 41 µs in a message."""
 _MIN_APART_BYTES: Final = 4 << 10
-"""Smaller arrays become part of the pickle, which takes less time."""
+"""The minimum size of arrays pickled out of band; smaller arrays are faster in the pickle."""
 OVERHEAD_BYTES: Final = 256
-"""The cost of a message beyond the bytes of its sample; dominates for small samples."""
+"""The bytes of credit that a message takes in addition to the size of its sample."""
 
 
 class MessageKind(IntEnum):
@@ -50,7 +50,7 @@ class MessageKind(IntEnum):
     IN_BLOCK = 3  # a sample, in a block
     SKIPPED = 4  # an exception instead of a sample
     FAILED = 5  # an exception that ended the worker's iteration
-    END = 6  # no more samples; the number is the number of this worker's samples
+    END = 6  # no more samples; in place of a sample's index, the number of this worker's samples
 
 
 class Command(IntEnum):
@@ -62,7 +62,7 @@ class Command(IntEnum):
 
 
 class WorkerInfo(NamedTuple):
-    """The number of this worker, from 0 up, and the number of workers."""
+    """The index of this worker, from 0 up, and the number of workers."""
 
     number: int
     n_workers: int
@@ -72,10 +72,10 @@ _here: WorkerInfo | None = None
 
 
 def worker_info() -> WorkerInfo | None:
-    """Return the number of this MultiLoader worker and the number of workers; None elsewhere.
+    """Return the index of this MultiLoader worker and the number of workers; None elsewhere.
 
-    If each worker of a dataset yields every n-th sample, starting with its own number, all workers
-    together iterate the dataset once.
+    If the dataset yields every n-th sample in each of n workers, starting with the worker's index,
+    the workers together yield every sample once.
     """
     return _here
 
@@ -89,7 +89,7 @@ def send_all(
 ) -> None:
     """Iterate the dataset and send its samples to the address that arrives on the channel.
 
-    Runs in a worker.
+    This is the function that runs in a worker.
 
     Args:
         dataset: the dataset, iterated once.
@@ -110,8 +110,8 @@ def send_all(
     if address is None:
         return
     with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
-        socket.linger = 0  # nothing is unsent when a worker ends, unless the main process is gone
-        socket.sndhwm = 0  # bytes are bounded, not messages
+        socket.linger = 0  # at the end, messages are unsent only if the main process is gone
+        socket.sndhwm = 0  # credit limits the bytes, so the number of messages needs no limit
         socket.connect(os.fsdecode(address))
         sender = SampleSender(socket, channel, most_bytes, may_skip=may_skip)
         with suppress(MainExited):
@@ -124,7 +124,7 @@ class MainExited(BaseException):
 
 
 class SampleSender:
-    """Sends the samples of one worker as far as its credit allows; borrows socket and channel."""
+    """A sender of one worker's samples, limited by its credit. Borrows socket and channel."""
 
     def __init__(self, socket: Any, channel: Channel, most_bytes: int, *, may_skip: bool) -> None:
         self._socket, self._channel, self._most_bytes = socket, channel, most_bytes
@@ -133,7 +133,7 @@ class SampleSender:
         self._n_under_way = self._n_sent = 0
 
     def send_samples(self, dataset: Iterable[Any]) -> None:
-        """Send a greeting, every sample or its exception, and how the iteration ended."""
+        """Send HELLO, then every sample or its exception, then the end of the iteration."""
         self._send(MessageKind.HELLO)
         try:
             samples = iter(dataset)
@@ -147,14 +147,14 @@ class SampleSender:
             self._send(MessageKind.END)
 
     def await_goodbye(self) -> None:
-        """Wait until the main process has received all: an earlier exit may lose messages."""
+        """Wait until the main process has received all messages; an earlier exit may lose some."""
         while self._receive_command() != Command.GOODBYE:
             pass
 
     def _send_next(self, samples: Iterator[Any]) -> bool:
-        """Send a sample, or the exception for which it is skipped; return False at the end."""
+        """Send the next sample, or the exception that it raised; return False at the end."""
         try:
-            # Not a `for` loop, which would never end if `__iter__` starts again.
+            # Do not use a `for` loop: if `__iter__` restarts the iteration, it would never end.
             sample = next(samples, _END)
             if sample is _END:
                 return False
@@ -185,9 +185,9 @@ class SampleSender:
         self._send(MessageKind.IN_BLOCK, PLACE.pack(number, n_bytes), n_bytes)
 
     def _send(self, kind: MessageKind, payload: bytes | bytearray = b"", n_bytes: int = 0) -> None:
-        """Send a message as soon as the credit allows; a single message may have any size.
+        """Send a message as soon as the credit allows; `n_bytes` is the size of its sample.
 
-        `n_bytes` is the size of its sample.
+        If no other message is in flight, a message may exceed the credit.
         """
         self._check_process()
         n_bytes += OVERHEAD_BYTES
@@ -197,7 +197,7 @@ class SampleSender:
         self._socket.send(HEAD.pack(kind, self._channel.index, self._n_sent) + payload)
 
     def _check_process(self) -> None:
-        """End a fork of this worker that returned from the dataset: the socket is the parent's."""
+        """End this process if it is a fork of the worker, because the socket is the worker's."""
         if this_process.pid != self._pid:
             self._channel.report_failure(
                 f"at sample {self._n_sent} of worker {self._channel.index}, a process that was "

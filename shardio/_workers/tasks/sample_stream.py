@@ -55,13 +55,15 @@ _LOOK_EVERY_S: Final = 0.1
 """The interval at which the main process checks for exited workers while samples arrive."""
 _QUIET_S: Final = 0.05
 _MAX_S: Final = 1.0
-"""All messages of an exited worker have arrived if none comes for _QUIET_S, or after _MAX_S."""
+"""After a worker's exit, its messages count as complete if none arrives for _QUIET_S, or after
+_MAX_S.
+"""
 _SOON_MS: Final = 1
-"""Credit is sent if no sample comes for this long."""
+"""The time without a sample after which pending credit is sent."""
 _LONG_S: Final = 0.01
-"""If a wait for a sample takes longer, more memory is granted to shorten the next one."""
+"""The time of a wait for a sample after which workers get more blocks, to shorten later waits."""
 _CREDITS: Final = 16
-"""The maximum number of parts in which a worker's credit is sent, unless the loop has to wait."""
+"""The maximum number of parts in which a worker's credit is sent, unless the loop waits."""
 
 
 class _Sender:
@@ -70,14 +72,14 @@ class _Sender:
     def __init__(self) -> None:
         self.is_connected = self.ended_with_a_skip = False
         self.n_arrived = self.n_skipped = 0
-        """The samples handed over or skipped, and the skipped ones among them."""
+        """The number of samples handed over or skipped, and the number of skipped ones."""
         self.n_owed = 0
-        """The bytes handed over that the worker has not been credited for."""
+        """The bytes handed over for which the worker has not received credit yet."""
         self.last_words = ""
 
     @property
     def counted(self) -> str:
-        """A description of how many samples the worker has sent."""
+        """A description of the number of samples that the worker has sent."""
         message = f", and {self.n_skipped} skipped" if self.n_skipped else ""
         return f"{self.n_arrived - self.n_skipped} samples{message}"
 
@@ -85,8 +87,8 @@ class _Sender:
 class SampleStream(Closing):
     """An iterator over the samples of all workers, in order of arrival. It owns the workers.
 
-    For one thread at a time, except `close`. When it is exhausted, has failed or was closed,
-    everything is released.
+    One thread at a time may use the iterator; `close` may be called in any. When it is exhausted,
+    fails or is closed, all its resources are released.
 
     Args:
         dataset: the dataset, which every worker iterates.
@@ -95,8 +97,8 @@ class SampleStream(Closing):
         most_bytes: the maximum number of bytes in flight from all workers together.
         timeout_s: the time to wait for a sample; None for no limit.
         start: the start method of workers.
-        error_budget: decides which failed samples are skipped.
-        say: receives a line about each event.
+        error_budget: the budget that decides which failed samples are skipped.
+        say: a function that receives a line of text about each event.
     """
 
     def __init__(
@@ -123,7 +125,7 @@ class SampleStream(Closing):
         self._going = dict(enumerate(_Sender() for _ in range(n_workers)))
         """The workers that have not finished."""
         self._saved: deque[bytes] = deque()
-        """The messages that had arrived when an exit was noticed."""
+        """Messages that arrived before the exit of a worker was handled."""
         self._loss: WorkerExit | None = None
         self._look_at_s = 0.0
         self._least_credit_bytes = most_bytes // n_workers // _CREDITS
@@ -164,13 +166,13 @@ class SampleStream(Closing):
         except BaseException as error:  # Ctrl-C included
             if self._is_over and isinstance(error, ClosedError):  # another thread saw the end
                 raise StopIteration from None
-            # If the loader was closed elsewhere, every further call reports that.
+            # If the iteration was closed elsewhere, every further call raises ClosedError.
             self._is_over = self._finalizer.alive
             self.close()
             raise
 
     def close(self) -> None:
-        """End the workers, whatever they are doing, and release everything. Idempotent."""
+        """End the workers, even busy ones, and release everything. Idempotent."""
         with interrupts_held():
             self._finalizer()
 
@@ -220,7 +222,7 @@ class SampleStream(Closing):
             )
         if kind == MessageKind.SAMPLE:
             self._owe(worker, len(payload))
-            # Copied, as arrays in it may be written to.
+            # Copy the payload, because the caller may write to its arrays.
             return self._sample(worker, memoryview(bytearray(payload)))
         if kind == MessageKind.IN_BLOCK:
             block, n_bytes = PLACE.unpack(payload)
@@ -245,10 +247,10 @@ class SampleStream(Closing):
         return _NO_SAMPLE
 
     def _sample(self, worker: int, memory: Bytes | memoryview) -> Any:
-        """Return the sample in memory; _NO_SAMPLE if it cannot be unpickled and is skipped.
+        """Return the sample in memory, or _NO_SAMPLE if it cannot be unpickled and is skipped.
 
         Raises:
-            TransformError: the sample cannot be unpickled.
+            TransformError: the sample cannot be unpickled, and may not be skipped.
         """
         sender = self._going[worker]
         sender.ended_with_a_skip = False
@@ -279,7 +281,7 @@ class SampleStream(Closing):
         self._error_budget.skip(number, WorkerInfo(worker, len(self._pool)), error)
 
     def _owe(self, worker: int, n_bytes: int) -> None:
-        """Count a message with a sample of n_bytes that was handed over."""
+        """Count a handed-over message with a sample of n_bytes; send credit if it is enough."""
         sender = self._going[worker]
         sender.n_owed += n_bytes + OVERHEAD_BYTES
         if sender.n_owed >= self._least_credit_bytes:
@@ -293,7 +295,7 @@ class SampleStream(Closing):
             self._tell(Command.CREDIT, worker, owed)
 
     def _lend(self) -> None:
-        """Send workers the blocks that they have asked for, as far as there are any."""
+        """Send the blocks that workers have requested, as far as blocks are available."""
         if self._loss is None:
             self._block_lender.give(functools.partial(self._tell, Command.BLOCK))
 
@@ -302,7 +304,7 @@ class SampleStream(Closing):
         if self._loss is None:
             self._handle_events()
         sender = self._going[worker]
-        if sender.last_words:  # reported by a fork, as the worker itself is alive
+        if sender.last_words:  # a fork reported them, because the worker is alive
             raise TransformError(sender.last_words)
         self._say(f"worker {worker} has finished: {sender.counted}")
         if sender.ended_with_a_skip:
@@ -318,7 +320,7 @@ class SampleStream(Closing):
 
     def _tell(self, word: Command, worker: int, number: int = 0, fds: Sequence[int] = ()) -> None:
         if self._loss is None:
-            with suppress(WorkerDied):  # it has exited after sending its end
+            with suppress(WorkerDied):  # the worker exited after its last message
                 self._pool.send(worker, WORD.pack(word, number), fds)
 
     def _wait(self, end_s: float | None) -> None:
@@ -349,11 +351,11 @@ class SampleStream(Closing):
         """Handle events of the worker pool."""
         for event in self._pool.wait(0):
             sender = self._going.get(event.worker)
-            if sender is None:  # it has already finished
+            if sender is None:  # the worker has already finished
                 continue
             if isinstance(event, Failed):
                 sender.last_words = event.text
-            elif not isinstance(event, WorkerExit):  # the worker asks for a block
+            elif not isinstance(event, WorkerExit):  # the worker requests a block
                 self._block_lender.ask(event.worker)
             elif not self._has_come_to_its_end(event.worker):
                 self._loss = event
@@ -362,7 +364,10 @@ class SampleStream(Closing):
         self._lend()
 
     def _has_come_to_its_end(self, exited: int) -> bool:
-        """Receive all that has arrived; return True if it contains the end of an exited worker."""
+        """Receive all messages that have arrived.
+
+        Return True if the exited worker has sent its last message.
+        """
         end_s = time.monotonic() + _MAX_S
         poll = select.poll()
         poll.register(self._receiver, select.POLLIN)
@@ -392,7 +397,7 @@ def _let_go(
     stacks: list[int],
     lock: threading.RLock,
 ) -> None:
-    """Release everything that an iteration owns, workers first; do nothing in a fork."""
+    """Release everything that an iteration owns, the workers first; do nothing in a fork."""
     if os.getpid() != owner_pid:
         return
     for each in owned[:1]:

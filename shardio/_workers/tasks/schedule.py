@@ -1,7 +1,7 @@
 """The schedule of steps: assigned, done, delivered, free. A pure state machine driven by events.
 
-A Schedule belongs to one iteration of an epoch. It knows steps, workers and blocks only by number;
-`dispatcher` and `task_pool` carry out its decisions. Steps are assigned in order, and
+A Schedule belongs to one iteration of an epoch. It knows steps, workers and blocks only by index;
+`dispatcher` and `task_pool` carry out its decisions. Steps are assigned in order. They are
 delivered in order or, by `deliver_any`, as they become ready. Each block is in one state: free, in
 flight (with its step and worker), lost (with its step, which must be done again), ready, or
 delivered.
@@ -14,16 +14,17 @@ from collections import deque
 from typing import Final
 
 DEPTH = 2
-"""The number of tasks per worker: the current one and the next, so that it never has to wait."""
+"""The number of tasks per worker: the current task and the next, so that workers never wait."""
 QUICK_DEPTH = 8
-"""The number of tasks of a worker whose time is dominated by messages.
+"""The number of tasks of a quick worker, whose time is dominated by messages.
 
-With DEPTH for every worker, the main process takes 20 us of CPU time for a batch of 32 KiB, not 11.
+With more tasks, several share a message: for a batch of 32 KiB, the main process takes 11 us of CPU
+time instead of 20.
 """
 QUICK_NS = 500_000
-"""A task that takes less is quick; a worker holds back quick answers for this long."""
+"""The time below which a task is quick, and for which a worker holds back quick answers."""
 ENDLESS: Final = sys.maxsize
-"""The last step of a pass whose end is not known yet; `end_at` sets it later."""
+"""The value of `last` for an iteration whose end is not known yet; `end_at` sets the end."""
 
 
 Assignment = tuple[int, int, int]
@@ -31,20 +32,20 @@ Assignment = tuple[int, int, int]
 
 
 class Schedule:
-    """The bookkeeping of one pass over the steps `first` to `last` - 1.
+    """The bookkeeping of one iteration over the steps in `range(first, last)`.
 
     Args:
-        first, last: the steps to deliver; `last` is ENDLESS if it is unknown.
-        n_workers: the number of workers, which are numbered from 0.
+        first, last: the range of steps to deliver; `last` is ENDLESS if the end is unknown.
+        n_workers: the number of workers.
         depth: the number of tasks that a worker may have at a time, unless it is quick.
 
-    The load of a worker is its number of tasks, plus `_full` minus the number that it may have.
-    Thus a worker is full at `_full`, and all workers are comparable.
+    The load of a worker is `_full` minus the number of further tasks that it may have. The loads of
+    quick and slow workers are thus comparable, and a worker with the load `_full` gets no task.
     """
 
     def __init__(self, first: int, last: int, n_workers: int, depth: int = DEPTH) -> None:
         self.next_step = first
-        """The step that is delivered next; with `deliver_any`, the number of delivered steps."""
+        """The next step to deliver; with `deliver_any`, the number of delivered steps."""
         self._next_assigned, self._last = first, last
         self._base_depth, self._full = depth, max(depth, QUICK_DEPTH)
         self._is_quick = [False] * n_workers
@@ -74,7 +75,7 @@ class Schedule:
     @property
     def n_wanted(self) -> int:
         """The number of steps that can be assigned to workers with room."""
-        # After a failure, later steps are not delivered.
+        # Assign no new steps after a failure, because later steps are not delivered.
         n_new = 0 if self._failed else max(0, self._last - self._next_assigned)
         n_left = len(self._lost) + n_new
         full = self._full
@@ -82,9 +83,10 @@ class Schedule:
 
     @property
     def is_low(self) -> bool:
-        """True if a worker may soon be idle. Otherwise, tasks should be sent later.
+        """True if a worker may soon be idle.
 
-        Several tasks then share a message, which suits quick workers.
+        Otherwise, tasks should be sent later: several then share a message, which suits quick
+        workers.
         """
         return self._n_low > 0
 
@@ -99,7 +101,7 @@ class Schedule:
 
     def free(self, block: int) -> None:
         """Record that a block may be filled again."""
-        # Last in, first out, as the block used last is still in the CPU cache.
+        # Last in, first out, because the block used last is still in the CPU cache.
         self._free.append(block)
         self.n_circulating += 1
 
@@ -142,7 +144,7 @@ class Schedule:
 
         A slow worker with as many tasks as a quick one would delay all steps after its own.
         """
-        # With a depth of 1, a worker takes one task at a time even if it is quick.
+        # With a depth of 1, even a quick worker has only one task at a time.
         if self._base_depth == 1:
             return
         self._is_quick[worker] = is_quick
@@ -159,17 +161,17 @@ class Schedule:
         self._n_low = sum(n <= low for n, low in zip(self._loads, self._lows, strict=True))
 
     def failed(self, worker: int, step: int, error: BaseException) -> None:
-        """Record that a worker could not do a step; `deliver` raises the error in its place."""
+        """Record that a step failed; `deliver` raises the error in its place."""
         self._free.append(self._answered(worker, step))
         self._failed[step] = error
 
     def lost(self, worker: int) -> None:
-        """Put the tasks of an exited worker back to be assigned again, each with its block."""
+        """Record that a worker has exited: its tasks are assigned again, with the same blocks."""
         for step in self.tasks_of(worker):
             self._lost[step] = self._answered(worker, step)
 
     def cancelled(self, worker: int, step: int) -> None:
-        """Record that a worker has dropped a step of this cancelled pass."""
+        """Record that a worker has dropped a step of this cancelled iteration."""
         self._free.append(self._answered(worker, step))
 
     def _answered(self, worker: int, step: int) -> int:
@@ -180,15 +182,15 @@ class Schedule:
         return block
 
     def tasks_of(self, worker: int) -> dict[int, int]:
-        """Return the unanswered tasks of a worker, step to block, the current task first."""
+        """Return the unanswered tasks of a worker as {step: block}, the current task first."""
         return dict(self._tasks[worker])
 
     def deliver(self) -> int | None:
-        """Return the block of the next step if it is ready; the caller has it until `free`.
+        """Return the block of the next step if it is ready; the caller has the block until `free`.
 
         Raises:
-            BaseException: the error recorded by `failed` for this step, once; the pass is then
-                over.
+            BaseException: the error recorded by `failed` for this step, raised once; the iteration
+                is then over.
         """
         block = self._ready.pop(self.next_step, None)
         if block is not None:
@@ -196,20 +198,20 @@ class Schedule:
             self.n_circulating -= 1
         elif self.next_step in self._failed:
             self._last = self.next_step
-            # Not bound to a name: the traceback refers to the loop, and thus would keep the loader
-            # alive.
+            # Do not bind the error to a name: its traceback refers to the loop, and the cycle would
+            # keep the loader alive.
             raise self._failed.pop(self.next_step)
         return block
 
     def deliver_any(self) -> tuple[int, int] | None:
-        """Return the step that was done first, and its block, if any is ready.
+        """Return the step that became ready first, and its block; None if no step is ready.
 
-        Must not be used together with `deliver`. Returns None once the pass is over, even if
-        further steps are done.
+        Return None once the iteration is over, even if further steps are done. This must not be
+        used together with `deliver`.
 
         Raises:
-            BaseException: the error recorded by `failed` for a step, once nothing is ready; the
-                pass is then over.
+            BaseException: the error recorded by `failed` for a step, if no step is ready; the
+                iteration is then over.
         """
         if self.is_over:
             return None
@@ -224,13 +226,13 @@ class Schedule:
         return None
 
     def end_at(self, last: int) -> None:
-        """Set the end of the pass, once known; no step from `last` on may have been assigned."""
+        """Set the end of an endless iteration; no step from `last` on may have been assigned."""
         if last < self._next_assigned:
             raise AssertionError(f"step {self._next_assigned - 1} has been assigned already")
         self._last = last
 
     def release_idle_blocks(self) -> list[int]:
-        """Release and return every block that no worker has, for a cancelled pass."""
+        """Release and return every block that no worker has, after the iteration was cancelled."""
         blocks = [*self._free, *self._lost.values(), *self._ready.values()]
         self._free.clear()
         self._lost.clear()

@@ -1,8 +1,9 @@
-"""One stage of a pipeline: its waiting inputs, its jobs, its waiting results. Pure.
+"""One stage of a pipeline: its waiting inputs, its jobs, and its waiting results.
 
-A stage uses neither threads nor functions. It decides which job may start, accepts the results of
-jobs, and keeps the order; `pipeline_runner` moves results on to the next stage. `ListBatcher` and
-`OutputQueue` need no threads and are used between stages and at the end.
+A stage is pure bookkeeping: it starts no threads, and calls no functions. It decides which job may
+start, accepts the results of jobs, and keeps their order; `pipeline_runner` moves results on to the
+next stage. A `ListBatcher` collects results between two stages; the `OutputQueue` is at the end of
+the pipeline.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from shardio._base.statistics import StageStats, now_ns
 from shardio._workers.tasks.pipeline_spec import UserCall
 
 _AHEAD: Final = 16
-"""If results are in input order, how many a generator may yield before its turn."""
+"""The number of results that a generator may yield before its turn in input order."""
 _MAX_OUT: Final = 2
-"""The number of a generator's results waiting for the next stage at which it is suspended."""
+"""The number of results waiting for the next stage at which a generator is suspended."""
 _S_PER_NS: Final = 1e-9
 
 
 class SourceItem(NamedTuple):
-    """The source items of a result, and the position where the source resumes after it.
+    """The source items of a result, and the source's states before and after these items.
 
-    The position is `after`. But if a generator yields several results for an item, of which this
-    is number `n_given` (from 1), it is `before`, so that the other results can be made again.
+    To resume after the result, the source continues from `after`. But if a generator yields several
+    results for an item, the source resumes from `before`, and the generator's first `n_given`
+    results, up to this one, are skipped.
     """
 
     first: int
@@ -46,14 +48,14 @@ Entry = tuple[SourceItem, Any]
 
 @dataclass(slots=True, eq=False)
 class StageJob:
-    """A running call; `step` is its number in the order of inputs."""
+    """A running call; `step` is the index of its input."""
 
     stage: Stage
     step: int
     origin: SourceItem
     item: Any
     results: Any = None
-    """The generator, if any, or its identifier in another process."""
+    """The generator, if any; for a worker process, the index by which the pool knows it."""
     n_given: int = 0
     began_ns: int = 0
     thread_id: int = 0
@@ -71,9 +73,10 @@ class Stage:
         name: the name in errors and figures.
         call: the function that jobs call; the stage itself never calls it.
         concurrency: the maximum number of running jobs.
-        in_order: True if results are delivered in input order, else as they become ready.
+        in_order: True to deliver results in input order; False as they become ready.
         yields_many: True if a job may have any number of results.
-        n_passed_over: the number of results that the first job must not yield again.
+        n_passed_over: the number of the first job's results to skip, because they were delivered
+            before.
     """
 
     name: str
@@ -84,7 +87,7 @@ class Stage:
     n_passed_over: int = 0
     inputs: deque[Entry] = field(default_factory=deque)
     out: deque[Entry] = field(default_factory=deque)
-    """The results that the next stage has not taken yet."""
+    """The results that still have to be moved to the next stage."""
     running: dict[int, StageJob] = field(default_factory=dict)
     error: Exception | None = None
     """The error with which the stage has failed; no results follow those in `out`."""
@@ -92,7 +95,7 @@ class Stage:
     is_halted: bool = False
     """True if no more jobs may start, because a later stage has failed."""
     n_workers: int = 1
-    """The number of jobs that can be worked on at the same time."""
+    """The number of jobs that can run at the same time."""
     n_in: int = 0
     n_supplied: int = 0
     n_out: int = 0
@@ -102,9 +105,9 @@ class Stage:
     waiting_ns: int = 0
     _n_begun: int = 0
     _next_step: int = 0
-    """The step whose turn is next; without an order, the number of finished jobs."""
+    """The next step in input order; without an order, the number of finished jobs."""
     _done: dict[int, Exception | None] = field(default_factory=dict)
-    """The steps that ended before their turn, each with its error or None."""
+    """The steps that finished before their turn, each with its error or None."""
     _suspended: dict[int, StageJob] = field(default_factory=dict)
     _held: dict[int, list[Entry]] = field(default_factory=dict)
     _is_ended: bool = False
@@ -113,7 +116,7 @@ class Stage:
 
     @property
     def has_room(self) -> bool:
-        """True if another input may be added: up to `concurrency`, at least two, may wait."""
+        """True if another input may be added: max(2, `concurrency`) inputs may wait."""
         return len(self.inputs) < max(2, self.concurrency)
 
     @property
@@ -125,7 +128,7 @@ class Stage:
 
     @property
     def last_words(self) -> Exception | None:
-        """The error passed to the next stage after all results of this one."""
+        """The error passed to the next stage after all results of this stage."""
         return self.error or self._end_error
 
     def put(self, entry: Entry) -> None:
@@ -149,7 +152,7 @@ class Stage:
     def _may_begin(self) -> bool:
         if not self.inputs or self.out or self._has_failed:
             return False
-        # Twice as many, so that one slow job does not hold up the following jobs.
+        # Jobs up to 2 * concurrency ahead may start, so that a slow job does not stop the others.
         n_ahead = self._n_begun - self._next_step
         return len(self.running) < self.concurrency and n_ahead < 2 * self.concurrency
 
@@ -158,7 +161,7 @@ class Stage:
         return next((s for s in self._suspended if self._may_give(s, is_next=False)), None)
 
     def begin(self) -> StageJob | None:
-        """Return a job to resume, or else a new one; None if there is none."""
+        """Return a suspended job to resume, else a new job; None if there is none."""
         if self.is_halted:
             return None
         if self._suspended and (step := self._resumable()) is not None:
@@ -202,9 +205,9 @@ class Stage:
             self._held.setdefault(step, []).append(entry)
 
     def may_go_on(self, job: StageJob) -> bool:
-        """Return True if a job may have another result.
+        """Return True if a job may yield another result; otherwise suspend the job.
 
-        Otherwise it is suspended until `begin` returns it.
+        `begin` returns a suspended job when it may resume.
         """
         if self._may_give(job.step, is_next=True):
             return True
@@ -215,8 +218,8 @@ class Stage:
     def _may_give(self, step: int, *, is_next: bool) -> bool:
         if self.in_order and step != self._next_step:
             return len(self._held.get(step, ())) < _AHEAD
-        # Resumed only when everything was taken: waking a thread for every item costs more than
-        # most items.
+        # Resume a suspended job only when all results were taken: waking a thread for every item
+        # would take more time than most items.
         return len(self.out) < (_MAX_OUT if is_next else 1)
 
     def finish(self, job: StageJob) -> None:
@@ -231,11 +234,11 @@ class Stage:
     def fail(self, job: StageJob, error: Exception) -> None:
         """Record that a job has failed; the stage fails when the job's results are due."""
         self.n_failed += 1
-        self._has_failed = True  # no later result will be requested
+        self._has_failed = True  # no new jobs may start, because later results are not delivered
         self._settle(job, error)
 
     def _settle(self, job: StageJob, error: Exception | None) -> None:
-        """Record the end of a job, and move results whose turn has come to `out`."""
+        """Record the end of a job, and move the results whose turn has come to `out`."""
         del self.running[job.step]
         self._done[job.step] = error
         while self.error is None and self._done:
@@ -248,14 +251,14 @@ class Stage:
                 self.out.extend(self._held.pop(self._next_step, ()))
 
     def take_suspended(self) -> list[Any]:
-        """Remove and return the suspended generators; they end when the caller drops them."""
+        """Remove and return the suspended generators, which end when the caller drops them."""
         found = [job.results for job in self._suspended.values()]
         for job in self._suspended.values():
             job.results = None
         return found
 
     def clear(self) -> None:
-        """Drop all objects of user code, and errors too, as tracebacks hold local variables."""
+        """Drop all objects of user code, and the errors, whose tracebacks refer to such objects."""
         for each in (self.inputs, self.out, self.running, self._suspended, self._held, self._done):
             each.clear()
         self.error = self._end_error = None
@@ -278,9 +281,9 @@ class Stage:
 
 
 class ListBatcher:
-    """Collects `n` items into a list, one list at a time. Pure.
+    """Collects items into lists of `n`, one list at a time.
 
-    The items left at the end become a shorter list, unless it is dropped or an error follows.
+    Items left at the end become a shorter list, unless `drop_last` is True or an error follows.
     """
 
     def __init__(self, n: int, *, drop_last: bool) -> None:
@@ -294,7 +297,7 @@ class ListBatcher:
 
     @property
     def has_room(self) -> bool:
-        """True if another item may be added: no list is waiting."""
+        """True if another item may be added, because no list is waiting."""
         return not self.out
 
     @property
@@ -327,17 +330,17 @@ class ListBatcher:
 
 
 class OutputQueue:
-    """The results that wait for the loop at the end of a pipeline, up to `most`."""
+    """The queue of up to `most` results that wait for the loop at the end of a pipeline."""
 
     def __init__(self, most: int) -> None:
         self.entries: deque[Entry] = deque()
         self.is_over = False
         self.error: Exception | None = None
-        """The error that follows the results here."""
+        """The error to raise after all results."""
         self.n_taken = self.waiting_ns = 0
         self._most = most
         self._is_awaited = False
-        # A lock is implemented in C: Ctrl-C comes before or after its acquisition, not during it.
+        # Use a lock, which is implemented in C: Ctrl-C cannot interrupt it half-acquired.
         self._bell = threading.Lock()
         self._bell.acquire()
 
@@ -356,10 +359,7 @@ class OutputQueue:
         self.is_over, self.error = True, error
 
     def take(self) -> Entry | None:
-        """Return a result; None if there is none.
-
-        In that case, `ring` announces the next result or the end.
-        """
+        """Return a result; None if there is none. `ring` then announces the next one or the end."""
         if not self.entries:
             self._is_awaited = not self.is_over
             return None
@@ -369,7 +369,7 @@ class OutputQueue:
 
     def ring(self) -> None:
         """Wake the loop if it is waiting."""
-        # Ctrl-C may have released the lock already.
+        # If Ctrl-C interrupted an earlier `ring`, the lock may already be released.
         if self._is_awaited and self._bell.locked():
             self._bell.release()
         self._is_awaited = False

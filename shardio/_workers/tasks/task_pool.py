@@ -1,7 +1,7 @@
 """A pool that calls one function in worker processes for item after item: the main process's side.
 
-The owner of a TaskPool drives it: it puts items while there is room, takes values that are ready,
-and waits otherwise. There is no thread in the main process.
+The owner of a TaskPool drives the pool: it puts items while there is room, takes values that are
+ready, and waits otherwise. The pool has no thread of its own.
 
         main                                                          worker
   A  put ── Schedule.assign ── BLOCK (once each), CALL: step, block ▶ the function
@@ -38,8 +38,8 @@ class PendingCall:
     """The state of one item; its block belongs to the pool's `ValueBlocks`.
 
     Args:
-        step: the number of the item.
-        item: the item, shown in errors.
+        step: the index of the item.
+        item: the item, for messages.
         request: the pickled argument of the function.
     """
 
@@ -65,23 +65,23 @@ class PendingCall:
         self.memory: bytearray | None = None
         """The value, if it came with the answer."""
         self.error: BaseException | None = None
-        """The error for which the item is skipped."""
+        """The error because of which the item is skipped."""
         self.worker: int | None = None
         """The worker that the item is assigned to."""
         self.is_begun = self.is_suspended = False
-        """`is_begun` is True if the worker has a generator for the item, `is_suspended` if the main
-        process has not requested more results.
+        """`is_begun` is True if the item was sent to its worker. `is_suspended` is True if a
+        generator waits until its next results are requested.
         """
         self.n_given = 0
         """The number of results of the generator that have arrived."""
 
     @property
     def named(self) -> str:
-        """A description for messages."""
+        """A description of the item for messages."""
         return f"item {self.step} ({shortened(self.item)})"
 
     def split(self, n_results: int) -> PendingCall:
-        """Return the n_results results of a generator so far; more will follow."""
+        """Return the n_results results that have arrived, as a separate call; more will follow."""
         part = PendingCall(self.step, self.item, b"")
         part.block, part.n_bytes, part.memory = self.block, self.n_bytes, self.memory
         self.block = self.memory = None
@@ -100,7 +100,7 @@ class PendingCall:
             self.block = None
 
     def value(self, blocks: ValueBlocks, is_called: str, *, is_last: bool) -> Any:
-        """Return the function's value; its arrays keep the block while they are held.
+        """Return the function's value; its arrays keep the block as long as they are held.
 
         Raises:
             TransformError: the value cannot be unpickled.
@@ -127,27 +127,28 @@ _PRELOAD: Final = ("numpy.random", "shardio._workers.tasks.calls")
 class TaskPool(Closing):
     """A pool of worker processes that each call `function` for items; `close` ends them.
 
-    Everything but `nudge` must be used by one thread at a time. A pool that is collected without
-    `close` is closed then. The arrays of taken values stay valid as long as they are held.
+    Everything but `nudge` must be used by one thread at a time. A pool that is garbage-collected is
+    closed. The arrays of taken values stay valid as long as they are held.
 
     Args:
-        function: receives an item; sent once, by cloudpickle. If it returns `ResultChunks`, each
-            result is a separate value, delivered as it becomes ready; see `has_more` and `go_on`.
+        function: a function of an item; sent once, by cloudpickle. If it returns `ResultChunks`,
+            each chunk is a separate value, delivered as it becomes ready; see `has_more` and
+            `go_on`.
         n_workers: the number of processes, at least 1.
-        most_items: the number of items that may be put and not taken; by default two per worker,
-            plus two.
+        most_items: the maximum number of items that are put and not taken; by default two per
+            worker, plus two.
         depth: the number of items per worker, including the current one.
-        in_order: True if values are taken in the order of their items, else as they become ready.
-        memory_bytes: the budget of the blocks for values, and the limit of one value; by default
-            half of the available memory.
+        in_order: True to take values in the order of their items; False as they become ready.
+        memory_bytes: the budget for the blocks of all values, and the limit for one value; by
+            default half of the available memory.
         max_skips: the number of items that may fail and be skipped; None raises the first failure.
         start_method: the start method of workers.
         preload: the names of modules to import before workers start.
         is_called: the name of the function in messages.
-        on_crash: called when a worker has crashed on an item, with the item's name, the place in it
-            (see `note_place`) and the worker's exit; returns the item's value, or None to have
-            another worker try again.
-        held_fds: descriptors that workers keep open, such as the descriptor of a lock.
+        on_crash: a function to call when a worker has crashed on an item, with the item, the place
+            in it (see `note_place`) and the worker's exit; returns a value for the item, or None to
+            try again in another worker.
+        held_fds: descriptors that workers keep open, such as that of a lock.
 
     Raises:
         InvalidArgument: the function cannot be pickled.
@@ -175,7 +176,7 @@ class TaskPool(Closing):
         self._on_crash = on_crash
         budget = default_budget() if memory_bytes is None else memory_bytes
         self.error_budget = ErrorBudget(max_skips)
-        """The skipped items; the owner may add items that failed elsewhere."""
+        """The skipped items, and the maximum number of them; the owner may add items."""
         self._schedule = Schedule(0, ENDLESS, n_workers, depth)
         self._calls: dict[int, PendingCall] = {}
         self._parts: deque[PendingCall] = deque()
@@ -232,9 +233,9 @@ class TaskPool(Closing):
         )
 
     def put(self, request: Any, item: Any = None) -> int:
-        """Queue a call of the function with `request`; return the item's number, from 0 up.
+        """Queue a call of the function with `request`; return the item's index, from 0 up.
 
-        Errors show `item`, or `request` if it is None.
+        Messages show `item` or, if it is None, `request`.
 
         Raises:
             InvalidArgument: `request` cannot be pickled.
@@ -245,7 +246,7 @@ class TaskPool(Closing):
         named = request if item is None else item
         self._calls[self.n_put] = PendingCall(self.n_put, named, packed_request)
         self.n_put += 1
-        # A block of the schedule represents an item; memory is assigned when the item is sent.
+        # For the schedule, each item is a block; an actual block is assigned when the item is sent.
         self._schedule.free(0)
         self._send_waiting()
         return self.n_put - 1
@@ -258,7 +259,7 @@ class TaskPool(Closing):
                 self._schedule.end_at(self.n_put)
 
     def take(self) -> tuple[int, Any] | None:
-        """Return the number and value of a finished item, or None; does not wait.
+        """Return the index and value of a finished item, or None, without waiting.
 
         Raises:
             Exception: raised by the function, with a note that names the item; the pool is then
@@ -281,11 +282,11 @@ class TaskPool(Closing):
         return None
 
     def has_more(self, step: int) -> bool:
-        """Return True if more values of an item will follow the last one taken."""
+        """Return True if the item will have further values after those taken."""
         return step in self._calls
 
     def go_on(self, step: int) -> None:
-        """Request the next value of an item for which `has_more` is True, after taking the last."""
+        """Request the next value of an item for which `has_more` is True."""
         call = self._calls[step]
         call.is_suspended = False
         if call.worker is not None:  # otherwise the next worker with room gets the item
@@ -301,7 +302,7 @@ class TaskPool(Closing):
         return None if found is None else found[0]
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until more may be taken, the timeout has passed, or `nudge` is called.
+        """Wait until a value may be ready, the timeout has passed, or `nudge` is called.
 
         Raises:
             UnsupportedEnvironment: no worker can be started here.
@@ -320,7 +321,7 @@ class TaskPool(Closing):
         self._send_waiting()
 
     def nudge(self) -> None:
-        """Make `wait` return, now or the next time; for any thread."""
+        """Make the current or next `wait` return; callable in any thread."""
         self._pool.nudge()
 
     def overdue(self, timeout_s: float) -> BatchTimeout:
@@ -330,7 +331,7 @@ class TaskPool(Closing):
         return BatchTimeout("\n".join([first, *self.at_work(lambda step: self._calls[step].named)]))
 
     def at_work(self, named: Callable[[int], str]) -> list[str]:
-        """Describe every worker's activity in lines; `named` describes an item by number."""
+        """Return lines that describe each worker's activity; `named` describes an item by index."""
         stacks = self._pool.stacks(self._step_files.stacks)
         workers = list(zip(self._pool.names(), stacks, strict=True))
         return describe_workers(workers, lambda w: [named(i) for i in self._begun_by(w)])
@@ -340,7 +341,7 @@ class TaskPool(Closing):
         return [step for step in tasks if not self._calls[step].is_suspended]
 
     def _send_waiting(self) -> None:
-        """Send waiting items to workers with room, as far as there are blocks."""
+        """Send waiting items to workers with room, as long as there are blocks."""
         schedule = self._schedule
         while self._resumed or (schedule.n_wanted and not schedule.wants_block):
             block = self._blocks.take()
@@ -445,7 +446,7 @@ class TaskPool(Closing):
         )
 
     def close(self) -> None:
-        """End the workers, whatever they are doing. Values that are held stay valid. Idempotent."""
+        """End the workers, even busy ones. Values that are held stay valid. Idempotent."""
         self._end()
 
 

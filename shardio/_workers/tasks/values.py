@@ -7,12 +7,12 @@ Pickle's out-of-band buffers follow the rest of the pickle, each aligned to 64 b
     pickle
     buffers
 
-`ValueBlocks` is the main process's pool of blocks, in which the values of workers arrive. A worker
-of a TaskPool gets a block with each item. A worker that iterates by itself asks for a block when it
-has none for a large sample; from then on the main process keeps it supplied with a few, as far as
-memory allows (`BlockLender` there, `LentBlocks` in the worker). A block belongs to the worker until
-its content is handed over, and then to the arrays that view it. When the last array is gone, any
-worker may get the block.
+`ValueBlocks` is the main process's pool of the blocks to which workers write values. A worker of a
+TaskPool receives a block with each item. A worker that iterates a dataset by itself requests a
+block when it has a large sample and no block; from then on, the main process sends it a few blocks
+in advance, as far as memory allows (`BlockLender` in the main process, `LentBlocks` in the worker).
+A block belongs to the worker until its content is handed over, and then to the arrays that view it.
+When the last array is gone, any worker may receive the block.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class PackedValue(NamedTuple):
     """The total size in bytes."""
 
     def to_bytes(self) -> bytes | bytearray:
-        """Return the value in separate memory."""
+        """Return the packed value in memory of its own."""
         if not self.buffers:
             return self.head
         memory = bytearray(self.n_bytes)
@@ -85,7 +85,7 @@ def read_value(memory: Bytes | memoryview) -> Any:
     """Return the value in memory; its arrays are views that keep the memory alive."""
     view = memoryview(memory)  # type: ignore[arg-type]  # an array has memory, too
     n_buffers, n_skeleton = _HEAD.unpack_from(view)
-    # Written by our own worker, never external data; also below.
+    # Here and below: the pickle was written by a worker, and is never stored data.
     if not n_buffers:
         return pickle.loads(view[_HEAD.size :])
     sizes = struct.unpack_from(f"<{n_buffers}Q", view, _HEAD.size)
@@ -97,7 +97,7 @@ def read_value(memory: Bytes | memoryview) -> Any:
 
 
 def _places(sizes: Sequence[int], end: int) -> list[int]:
-    """Return the start of each buffer after the first `end` bytes, and the end of the last one."""
+    """Return the offset of each buffer after the first `end` bytes, then the end of the last."""
     places = []
     for n_bytes in sizes:
         start = -(-end // _ALIGNMENT) * _ALIGNMENT
@@ -115,13 +115,14 @@ _N_RECENT: Final = 32
 class ValueBlocks(Closing):
     """A pool of blocks that grow with the values.
 
-    A block is idle; or in use, from `take` to `give_back` or `hand_over`; or leased, as long as
-    memory that was handed over is held. It keeps memory for its largest value if the budget allows.
+    A block is idle; in use, from `take` to `give_back` or `hand_over`; or leased, as long as memory
+    that was handed over is held. A block keeps the memory for its largest value if the budget
+    allows.
 
     Args:
-        n_enough: the number of blocks in use above which workers have enough, however many are
-            leased; None if the number does not determine this.
-        memory_bytes: the budget of all blocks.
+        n_enough: the number of blocks in use above which another may be leased in any case; None if
+            this number does not matter.
+        memory_bytes: the budget for all blocks.
     """
 
     def __init__(self, n_enough: int | None, memory_bytes: int) -> None:
@@ -145,16 +146,16 @@ class ValueBlocks(Closing):
 
     @property
     def _most(self) -> int:
-        """The maximum number of blocks in use if all are as large as the largest recent value."""
+        """The number of blocks of the largest recent value's size that the budget allows."""
         return max(1, self._budget // self._pool.block_bytes)
 
     def take(self, *, is_needed: bool = False) -> Block | None:
-        """Return a block for a value; None if as many are in use as memory allows.
+        """Return a block for a value; None if memory allows no further block in use.
 
-        Also return None after `close`: a block created then would leak.
+        Return None also after `close`, because a new block would leak.
 
         Args:
-            is_needed: True to exceed the limit, because nothing could finish otherwise.
+            is_needed: True to exceed the limit, if otherwise nothing could finish.
 
         Raises:
             InsufficientMemory: there is no memory for a single block.
@@ -169,7 +170,7 @@ class ValueBlocks(Closing):
         if number is None:
             if self._n_under_way and not is_needed:
                 return None
-            number = pool.make_extra()  # no block is in use that could be waited for
+            number = pool.make_extra()  # no block is in use, so waiting for one would be in vain
         self._n_under_way += 1
         return pool[number]
 
@@ -180,14 +181,15 @@ class ValueBlocks(Closing):
         self._pool.block_bytes = -(-max(self._recent) // PAGESIZE) * PAGESIZE
 
     def give_back(self, block: Block) -> None:
-        """Return a block whose content is not needed."""
+        """Return a block to the pool; its content is no longer needed."""
         self._pool.give_back(block.number)
         self._n_under_way -= 1
 
     def hand_over(self, block: Block, n_bytes: int, *, is_spare: bool) -> Bytes:
-        """Return the first n_bytes of a block, leased as long as they are held, or a copy.
+        """Return the first n_bytes of a block, which is leased as long as they are held, or a copy.
 
-        The content is copied if workers would have too few blocks left, unless `is_spare` is True.
+        The content is copied if a lease would leave too few blocks for the workers, unless
+        `is_spare` is True.
 
         Raises:
             InsufficientMemory: there is no memory for the copy.
@@ -211,7 +213,7 @@ class ValueBlocks(Closing):
         return memory
 
     def forget(self, worker: int) -> None:
-        """Record that a worker has exited; its successor has no descriptors."""
+        """Record that a worker has exited; its successor has received no descriptors."""
         for number in range(len(self._pool)):
             self._pool[number].known_to.discard(worker)
 
@@ -224,24 +226,24 @@ class ValueBlocks(Closing):
 _FEW: Final = 4
 """The initial number of blocks per worker: one being written, the others in flight."""
 _HELD: Final = 2
-"""The number of samples that any loop holds briefly, the current and the next: not copied."""
+"""The number of samples that any loop holds: the current and the next. They are not copied."""
 
 
 class BlockLender(Closing):
-    """The blocks for samples, and the worker that each is lent to; owned by the main process.
+    """The main process's blocks for samples, each lent to a worker.
 
     Args:
         n_workers: the number of workers that fill blocks.
-        memory_bytes: the budget of all blocks.
+        memory_bytes: the budget for all blocks.
     """
 
     def __init__(self, n_workers: int, memory_bytes: int) -> None:
         self._blocks = ValueBlocks(None, memory_bytes)
         self._of_worker: list[dict[int, Block]] = [{} for _ in range(n_workers)]
         self._n_each: dict[int, int] = {}
-        """The number of blocks to lend to each worker that has asked."""
+        """For each worker that has requested a block, the number of blocks to lend."""
         self._were_held_up = set[int]()
-        """The workers that have asked since the last long wait of the loop."""
+        """The workers that have requested a block since the last long wait of the loop."""
         self._are_known = False  # True once the size of samples is known
 
     def ask(self, worker: int) -> None:
@@ -250,28 +252,28 @@ class BlockLender(Closing):
         self._were_held_up.add(worker)
 
     def grant_more(self) -> None:
-        """Double the blocks of workers that lacked one before the loop had to wait for long.
+        """Double the number of blocks of workers that lacked one before a long wait of the loop.
 
-        Otherwise few blocks are faster, because they stay in the CPU cache. With more blocks, a
-        dataset that yields many samples at once and then none for a while can work ahead.
+        More blocks let a dataset work ahead if it yields many samples at once and then none for a
+        while. For other datasets few blocks are faster, because they stay in the CPU cache.
         """
         for worker in self._were_held_up:
             self._n_each[worker] *= 2
         self._were_held_up.clear()
 
     def give(self, send: Callable[[int, int, Sequence[int]], object]) -> None:
-        """Send blocks to workers that have asked and have fewer than they should.
+        """Send blocks to the workers that have requested one and have too few.
 
         Args:
-            send: called with a worker, a block's number, and its descriptor unless the worker has
-                it.
+            send: a function to call with a worker, a block's index, and a list with the block's
+                descriptor, empty if the worker already has it.
 
         Raises:
             InsufficientMemory: there is no memory for a single block.
         """
         for worker in self._n_each:
-            # Each worker gets one, whatever memory allows, as other workers' blocks may stay idle
-            # for long.
+            # Give each worker one block even beyond the budget, because the blocks of other workers
+            # may stay unused for long.
             if not self._of_worker[worker]:
                 self._give(worker, send, is_needed=True)
         for worker, n in self._n_each.items() if self._are_known else ():
@@ -285,7 +287,7 @@ class BlockLender(Closing):
         *,
         is_needed: bool = False,
     ) -> bool:
-        """Send one block, if one is available; return False if not."""
+        """Send a block; return False if none is available."""
         block = self._blocks.take(is_needed=is_needed)
         if block is None:
             return False
@@ -295,10 +297,10 @@ class BlockLender(Closing):
         return True
 
     def hand_over(self, worker: int, number: int, n_bytes: int) -> Bytes:
-        """Return the content of a worker's block, which keeps the block, or a copy.
+        """Return the content of a worker's block, whose lease it holds, or a copy.
 
-        The content is copied if the loop holds more than memory allows and this is the worker's
-        last block.
+        The content is copied if the loop holds more samples than memory allows and this is the
+        worker's last block.
 
         Raises:
             InsufficientMemory: there is no memory for the copy.
@@ -337,19 +339,19 @@ class LentBlocks:
         return bool(self._idle)
 
     def add(self, number: int, fds: Sequence[int]) -> None:
-        """Add a block that the main process has sent, with its descriptor the first time."""
+        """Add a block that the main process has sent; `fds` has its descriptor the first time."""
         if fds:
             self._fds[number] = fds[0]
         self._idle.append(number)
 
     def fill(self, packed: PackedValue) -> int:
-        """Write a value to a block, which then belongs to the main process; return its number.
+        """Write a value to a block, which then belongs to the main process; return its index.
 
         Raises:
-            InsufficientMemory: there is no memory for the value; the block stays here.
+            InsufficientMemory: there is no memory for the value; the block stays in this object.
         """
         number = self._idle[-1]
-        # Mapped only here, so that an error is reported for a sample.
+        # Map the block only now, so that an error is reported for the sample.
         if number not in self._maps:
             self._maps[number] = BlockMap(self._fds[number])
         block = self._maps[number]

@@ -14,7 +14,7 @@ from shardio.errors import InvalidArgument, UnsupportedEnvironment, install_hint
 from shardio.storage.fs import remove_tree
 
 OWN_FILES: Final = 16
-"""An upper bound of the files that a ZeroMQ context and socket open, without connections."""
+"""An upper bound for the files that a ZeroMQ context and socket open, without connections."""
 _NAME: Final = "samples"
 _RANDOM_LETTERS: Final = 8  # as in the names that `tempfile.mkdtemp` makes
 _MAX_BYTES: Final = 107
@@ -38,10 +38,10 @@ def zeromq(user: str = "MultiLoader") -> ModuleType:
 
 
 def check_prefix(prefix: Any) -> str:
-    """Return the absolute prefix, if a folder for a socket can be created with it.
+    """Return the absolute path of a prefix for the folder of a socket.
 
     Raises:
-        InvalidArgument: `prefix` is not a usable path.
+        InvalidArgument: no such folder can be created, or the path of the socket is too long.
     """
     if not isinstance(prefix, str | os.PathLike):
         raise InvalidArgument(f"prefix must be the beginning of a path; found {prefix!r}")
@@ -59,7 +59,7 @@ def check_prefix(prefix: Any) -> str:
 
 
 class Receiver(Closing):
-    """A ZeroMQ socket, and until `hide` its folder; owns both. For one thread at a time.
+    """A ZeroMQ socket and, until `hide`, its folder. It owns both; use it in one thread at a time.
 
     Args:
         prefix: the prefix of the folder, as returned by `check_prefix`.
@@ -79,7 +79,7 @@ class Receiver(Closing):
         self._socket = self._context.socket(self._zmq.PULL)
         try:
             self._socket.linger = 0
-            self._socket.rcvhwm = 0  # bytes are bounded, not messages
+            self._socket.rcvhwm = 0  # credit limits the bytes: the number needs no limit
             self._socket.bind(self.address)
         except BaseException:
             self.close()

@@ -1,6 +1,6 @@
 """Convert arrays to tinygrad tensors, sharing memory where the device allows it.
 
-`yuv420_to_rgb` is for users' code: loading YUV halves the bytes copied to the device.
+`yuv420_to_rgb` is a function for users: loading YUV halves the bytes copied to the device.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _DTYPES: Final[dict[np.dtype[Any], DType]] = {
     np.dtype(name): getattr(dtypes, name) for name in _NAMES
 }
 
-# A float32 kernel crashes on memory at 8 bytes past a multiple of 16, because compilers use aligned
-# vector loads. Blocks align every field to a cache line, the length of the longest vectors.
+# Compilers use aligned vector loads: a float32 kernel crashes on memory at 8 bytes past a multiple
+# of 16. Blocks align every field to a cache line, which is the size of the longest vectors.
 _ALIGNMENT: Final = 64
 
-# Devices that have read the source when a copy returns (tinygrad 0.14). After a copy to another
-# device (CL reads later) we wait, and lose the overlap with queued work.
+# The devices that have read the source when a copy returns (tinygrad 0.14). For other devices, such
+# as CL, each copy must be waited for, and does not overlap with queued work.
 _READS_AT_ONCE: Final = frozenset({"CPU", "CUDA", "METAL", "NV", "AMD", "PYTHON", "QCOM"})
 
-# CUDA pins memory for every copy, and releases it only in `synchronize`: a loop that never reads a
-# result would pin more and more memory.
+# CUDA pins memory for every copy, and releases it only in `synchronize`. A loop that never reads a
+# result would pin more and more memory, so `synchronize` is called after _STAGING_BYTES.
 _KEEPS_STAGING: Final = frozenset({"CUDA"})
 _STAGING_BYTES: Final = 512 << 20
 
@@ -44,10 +44,10 @@ _HOLDS_ONLY: Final = frozenset({"DISK", "NPY", "TINYFS"})
 class TinygradAdapter:
     """An adapter for tinygrad Tensors: shared memory on the CPU device, copies on others.
 
-    `device` is tinygrad's default if None; with a tuple of devices, tensors are sharded along axis
-    0. If `aliases` is False, tensors are copies, and the array's memory may be overwritten once
-    `wrap` has returned. tinygrad is not thread-safe: use the adapter in the thread that uses
-    tinygrad.
+    `device` is the name of a device, None for tinygrad's default, or a tuple of names, to shard
+    tensors along axis 0. If `aliases` is False, tensors are copies, and the array's memory may be
+    overwritten once `wrap` has returned. tinygrad is not thread-safe: use the adapter in the thread
+    that uses tinygrad.
 
     Raises:
         InvalidArgument: there is no such device, or it cannot compute.
@@ -67,12 +67,12 @@ class TinygradAdapter:
         self._copies = find_copies(self._devices[0]) if is_one_copy else None
 
     def wrap(self, array: Ndarray, owner: object, dtype: str | None = None) -> Tensor:
-        """Return a Tensor over an array, with its bits reinterpreted if `dtype` is given.
+        """Return an array as a Tensor, with its bits reinterpreted if `dtype` is given.
 
         `owner` keeps the array's memory valid. If tensors alias, the Tensor and everything computed
-        from it keep `owner` until they are released or realized (a view realizes to the same
-        memory); do not write to the memory until then. Arrays that are empty, not C-contiguous, not
-        in native byte order, or not aligned to 64 bytes are copied in any case.
+        from it keep `owner` until they are released or realized (views keep it even then, because
+        they use the same memory); do not write to the memory until then. Arrays that are empty, not
+        C-contiguous, not in native byte order, or not aligned to 64 bytes are always copied.
 
         Raises:
             InvalidArgument: tinygrad has no such dtype, or the devices do not divide the rows.
@@ -91,8 +91,8 @@ class TinygradAdapter:
     def fixed(self, array: Ndarray, dtype: str | None = None) -> Callable[[Ndarray], Tensor]:
         """Return a function that copies an array's values into one Tensor, always the same.
 
-        If the device does not support overwriting a Tensor, the function returns a new one. Work
-        queued before reads the old values.
+        If the device does not support overwriting a Tensor, the function returns a new one each
+        time. Work that is already queued reads the old values.
 
         Raises:
             InvalidArgument: as in `wrap`.
@@ -112,15 +112,15 @@ class TinygradAdapter:
     def synchronize(self) -> None:
         """Wait until the devices have finished all queued work.
 
-        If tensors alias, call it after owners were released and before their memory is overwritten:
-        queued kernels may still read the memory.
+        If tensors alias, call this after owners were released and before their memory is
+        overwritten, because queued kernels may still read the memory.
         """
         for wait in self._waits:
             wait()
         self._n_staged_bytes = 0
 
     def _copy(self, array: Ndarray) -> Tensor:
-        """Copy an array to the device, or shard it; the array has been read on return."""
+        """Copy an array to the device or devices; the array has been read when this returns."""
         native = array.dtype.newbyteorder("=")
         if native not in _DTYPES:
             raise InvalidArgument(
@@ -214,7 +214,7 @@ Range = Literal["limited", "full"]
 Siting = Literal["left", "center"]
 Levels = Literal["uint8", "float16", "float32"]
 
-# Weights of red and blue in luma: MatrixCoefficients 5 (and 6), 1, 9, 4, 7 of ITU-T H.273.
+# The weights of red and blue in luma: MatrixCoefficients 5 (and 6), 1, 9, 4 and 7 of ITU-T H.273.
 _WEIGHTS: Final[dict[Matrix, tuple[float, float]]] = {
     "bt601": (0.299, 0.114),
     "bt709": (0.2126, 0.0722),
@@ -238,13 +238,14 @@ def yuv420_to_rgb(
     clipped. Chroma is interpolated linearly between its samples, and repeated at the edges.
 
     Args:
-        frames: uint8 (..., H * 3 / 2, W), H and W even. The first H rows are luma. Each of the H /
-            2 rows below has a row of U in its left half, and the same row of V in its right half.
+        frames: uint8 (..., H * 3 / 2, W), H and W even. The first H rows are luma. Each of the
+            H / 2 rows below has a row of U in its left half and the same row of V in its right
+            half.
         matrix: the matrix by which RGB was converted to luma and chroma.
-        range: "limited" is luma from 16 to 235 and chroma from 16 to 240; "full" is 0 to 255.
-        siting: the horizontal position of a chroma sample relative to its two pixels: on the "left"
-            one, the default of H.264, HEVC, MPEG-2 and MPEG-4, or in the "center", as in JPEG and
-            MPEG-1. The vertical position is the centre.
+        range: "limited" for luma from 16 to 235 and chroma from 16 to 240; "full" for 0 to 255.
+        siting: the horizontal position of a chroma sample relative to its two pixels: "left" for
+            that of the left pixel, the default of H.264, HEVC, MPEG-2 and MPEG-4; "center" for the
+            middle, as in JPEG and MPEG-1. Vertically, chroma is always in the middle.
         dtype: the dtype of the result; levels are 0 to 255, rounded for "uint8" only.
 
     Raises:
@@ -257,7 +258,7 @@ def yuv420_to_rgb(
     height, width = _size(frames)
     luma, chroma = frames.split([height, height // 2], -2)
     lead = frames.shape[:-2]
-    # (..., H / 2, 2, W / 2): U and V are interpolated together.
+    # The shape becomes (..., H / 2, 2, W / 2), so that U and V are interpolated together.
     both = chroma.reshape(*lead, height // 2, 2, width // 2).transpose(-3, -2).cast(dtypes.float)
     both = _wider(_doubled(both - 128, -2), siting)
     u, v = both.split(1, -3)
@@ -278,7 +279,7 @@ def _mixed(y: Tensor, u: Tensor, v: Tensor, matrix: Matrix, range: Range) -> Ten
 
 
 def _wider(chroma: Tensor, siting: Siting) -> Tensor:
-    """Double the number of columns."""
+    """Return chroma with twice as many columns, interpolated according to `siting`."""
     if siting == "center":
         return _doubled(chroma, -1)
     after = chroma[..., 1:].cat(chroma[..., -1:], dim=-1)
@@ -286,7 +287,7 @@ def _wider(chroma: Tensor, siting: Siting) -> Tensor:
 
 
 def _doubled(chroma: Tensor, axis: int) -> Tensor:
-    """Double an axis; each old sample is in the middle of two new ones."""
+    """Double the length of an axis; each old sample is in the middle between two new ones."""
     chroma = chroma.transpose(axis, -1)
     before = chroma[..., :1].cat(chroma[..., :-1], dim=-1)
     after = chroma[..., 1:].cat(chroma[..., -1:], dim=-1)

@@ -1,17 +1,19 @@
-"""Fast paths through tinygrad's internals, each probed when created, with a public fallback.
+"""Fast paths through tinygrad's internals, each tested when created, with a public fallback.
 
 Views: tensors that share a block's memory on the CPU device. The owner of the memory is attached to
-tinygrad's `Buffer`, which everything that needs the bytes refers to, such as a slice or a lazy sum
-of the tensor. The public `Tensor.from_blob` takes three times as long.
+tinygrad's `Buffer`. Everything that needs the bytes, such as a slice or a lazy sum of the tensor,
+refers to the `Buffer`. The public `Tensor.from_blob` takes three times as long.
 
 Copies: tensors on devices that do not share the host's memory. The public
 `Tensor(array).to(device).realize()` builds and runs a schedule for every copy, which takes
 milliseconds, only to call the allocator's `_copyin`.
 
 Templates: tinygrad builds and checks the same small graph for every tensor of a shape and dtype.
-A template is such a graph over a buffer without memory; a new tensor only replaces the buffer.
+A template is such a graph over a buffer without memory; for a new tensor, only the buffer is
+replaced.
 
-Synchronizing: reading tinygrad's queue counters is fast if nothing is queued.
+Synchronizing: if nothing is queued, comparing tinygrad's queue counters is faster than its own
+`synchronize`.
 """
 
 from __future__ import annotations
@@ -40,14 +42,15 @@ INTERNALS_CHANGED: Final = (
     TypeError,
     ValueError,
 )
-"""The exceptions raised if an internal of tinygrad differs from the known versions."""
+"""The exceptions that occur if an internal of tinygrad differs from the known versions."""
 
 
 class _Template(NamedTuple):
     """The graph of the tensors of one shape and dtype, over a buffer without memory.
 
     `wrapping` has the arguments of the graph's top node, or None if the buffer is the top node.
-    `leaf` is the buffer's node; `number` makes the node's argument from a number, if it takes one.
+    `leaf` is the buffer's node. `number` creates the node's argument from a unique number; None if
+    this version of tinygrad has no such argument.
     """
 
     tensor: Tensor
@@ -57,13 +60,13 @@ class _Template(NamedTuple):
 
 
 class TensorTemplates:
-    """A cache of templates that makes tensors over buffers of one device."""
+    """A cache of templates, and a factory of tensors over buffers of one device."""
 
-    # More shapes than a loop usually has; a limit, because shapes may vary.
+    # A loop usually has fewer shapes; the limit is for shapes that vary.
     MAX_TEMPLATES = 256
 
     def __init__(self, device: str) -> None:
-        # Imported here, because a version of tinygrad may not have these names.
+        # Import here, because some versions of tinygrad lack these names.
         from tinygrad.device import Buffer, BufferSpec
         from tinygrad.uop.ops import UOp, buffers
 
@@ -71,15 +74,15 @@ class TensorTemplates:
         self.Buffer, self.BufferSpec = Buffer, BufferSpec
         self._uop, self._buffers = UOp, buffers
         self._templates: dict[tuple[tuple[int, ...], DType], _Template] = {}
-        # Bypasses the wrapper that records the calling method, half of the time.
+        # Bypass the wrapper that records the calling method, which takes half of the time.
         derive: Any = Tensor._apply_uop
         self._derive: Callable[..., Tensor] = getattr(derive, "__wrapped__", derive)
 
     def tensor(self, shape: tuple[int, ...], dtype: DType, buffer: Any) -> Tensor:
-        """Return a tensor over a buffer with as many elements. The tensor owns the buffer."""
+        """Return a tensor over a buffer, which it owns; `shape` must have the buffer's size."""
         template, leaf, number, wrapping = self._template(shape, dtype)
         fresh = self._fresh(leaf, number)
-        self._buffers[fresh] = buffer.ref(1)  # this owns the Buffer, and is released with `fresh`
+        self._buffers[fresh] = buffer.ref(1)  # the entry owns the Buffer until `fresh` is gone
         if wrapping is None:
             return self._derive(template, lambda _: fresh)
         op, kind, sources, argument, tag = wrapping
@@ -90,7 +93,8 @@ class TensorTemplates:
         """Copy a buffer's node under a number that no node had before.
 
         tinygrad keeps one node per number, and finds the memory by the node. Its `UOp.from_buffer`
-        uses the address of the Buffer object as the number, which may be reused too early.
+        uses the address of the Buffer object as the number; the address may be reused while the
+        node exists.
         """
         uop: Any = self._uop
         if number is not None:  # tinygrad 0.14; `new_buffer` is slower
@@ -146,7 +150,7 @@ class DeviceCopies:
 
 
 def _fill(buffer: Any, array: Ndarray) -> None:
-    # As bytes, through NumPy: a memoryview of float16 or of 0 dimensions cannot be cast.
+    # Convert to bytes with NumPy: a memoryview of float16 or of 0 dimensions cannot be cast.
     buffer.allocator._copyin(buffer._buf, array.reshape(-1).view(np.uint8).data)
 
 
@@ -169,12 +173,13 @@ def _copies_work(copies: DeviceCopies, device: str) -> bool:
     return fits and np.array_equal(tensor.numpy(), second)
 
 
-# (address, shape, dtype, owner) -> a tensor over the memory at the address, which keeps the owner
+# A function from (address, shape, dtype, owner) to a tensor over the memory at the address. The
+# tensor keeps the owner.
 MakeView = Callable[[int, tuple[int, ...], DType, object], Tensor]
 
 
 class BlobViews:
-    """Views through the public API, except for attaching the owner."""
+    """A factory of views that uses the public API, except for attaching the owner."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -187,9 +192,9 @@ class BlobViews:
 
 
 class GraphViews:
-    """Views that put a new buffer under a cached graph."""
+    """A factory of views that puts a new buffer under a cached graph."""
 
-    # More than the fields of all blocks. An entry is valid for any memory at the same address.
+    # More than all blocks have fields. An entry is valid for any memory at the same address.
     MAX_PLACES = 1024
 
     def __init__(self, device: str) -> None:
@@ -210,7 +215,7 @@ class GraphViews:
     def _place(self, address: int, n_bytes: int) -> tuple[Any, Any]:
         """Return a Buffer's arguments for external memory: the handle and the specification."""
         spec = self._graphs.BufferSpec(external_ptr=address)
-        # Not `alloc`, which keeps an entry per address forever.
+        # Do not use `alloc`, which keeps an entry per address forever.
         found = self._allocator._alloc(n_bytes, spec), spec
         if len(self._places) >= self.MAX_PLACES:
             self._places.clear()
@@ -231,7 +236,7 @@ def find_view(device: str) -> MakeView | None:
 
 
 class _ProbeOwner:
-    """A stand-in for a lease, to probe a method of making views."""
+    """A stand-in for a lease, to test a factory of views."""
 
 
 def _view_works(view: MakeView, device: str) -> bool:
@@ -250,14 +255,14 @@ def _view_works(view: MakeView, device: str) -> bool:
 
 
 class FastSynchronize:
-    """A faster `synchronize` of tinygrad's CPU device, which reads the queues' counters first.
+    """A faster `synchronize` for tinygrad's CPU device, which reads the queues' counters first.
 
-    tinygrad's own looks up the counters of issued and finished work of each queue and of the device
-    every time, which takes 5 us. Here they are looked up once per queue.
+    tinygrad's `synchronize` looks up the counters of issued and finished work of each queue and of
+    the device every time, which takes 5 us. Here they are looked up once per queue.
     """
 
-    # Names and strings in the code of `synchronize` in tinygrad 0.14, from the class to its bases.
-    # If they differ, tinygrad's own `synchronize` is used.
+    # The names and strings in the code of `synchronize` in tinygrad 0.14, from the class to its
+    # bases. If they differ, tinygrad's own `synchronize` is used.
     KNOWN: Final = (
         "Q _buf _wait_signal cpu_view done fmt getattr put super synchronize view workers",
         "CPU Device HCQ_RUNTIME_DEV Q _buf _wait_signal collect_prof cpu_view device fmt prof_ents "
@@ -279,7 +284,7 @@ class FastSynchronize:
         device = self._device
         if len(self._queues) != len(device.workers):
             self._queues = [(_counter(each.put), _counter(each.done)) for each in device.workers]
-        # Work that one queue issues to another is counted before it is done.
+        # When a queue issues work to another, that work is counted before the issuing work is done.
         is_idle = all(done[0] >= put[0] for put, done in self._queues)
         if not is_idle or self._done[0] < self._issued[0] - 1 or device.prof_ents:
             device.synchronize()
