@@ -127,7 +127,7 @@ class ColumnRange:
         self._close()
 
 
-Lines = npt.NDArray[np.uint8]
+RowBytes = npt.NDArray[np.uint8]
 
 _SCRATCH_BYTES: Final = 1 << 20
 """The size of the buffer that padded rows pass through; it fits into the CPU cache."""
@@ -164,7 +164,7 @@ class MappedRows:
         if row_bytes in _PREFAULTED_BYTES:
             middle = row_bytes // 2
             self._prefaulted, self._n_at_once = self._range.rows[:, middle], _PREFAULTED_ROWS
-        self._scratch: Lines | None = None
+        self._scratch: RowBytes | None = None
         if stride != row_bytes:
             self._n_at_once = min(self._n_at_once, max(1, _SCRATCH_BYTES // stride))
             self._scratch = np.empty((self._n_at_once, stride), np.uint8)
@@ -186,7 +186,7 @@ class MappedRows:
         slots: Rows = rows + self._shift.take(shards)
         return slots
 
-    def copy(self, slots: Rows, rows: Rows, shards: Rows, out: Lines) -> None:
+    def copy(self, slots: Rows, rows: Rows, shards: Rows, out: RowBytes) -> None:
         """Copy rows into the rows of `out`; `slots` is the result of `place`."""
         step = self._n_at_once
         if len(slots) <= step:
@@ -195,7 +195,7 @@ class MappedRows:
         for i in range(0, len(slots), step):
             self._copy_slice(slots[i : i + step], out[i : i + step])
 
-    def _copy_slice(self, slots: Rows, out: Lines) -> None:
+    def _copy_slice(self, slots: Rows, out: RowBytes) -> None:
         """Copy at most `_n_at_once` rows."""
         if self._prefaulted is not None:
             # Touch one byte of each row: the CPU then waits for many pages at once, whereas a copy
@@ -259,7 +259,7 @@ class PooledRows(MappedRows):
         """Return `rows` unchanged: `copy` locates them."""
         return rows
 
-    def copy(self, slots: Rows, rows: Rows, shards: Rows, out: Lines) -> None:
+    def copy(self, slots: Rows, rows: Rows, shards: Rows, out: RowBytes) -> None:
         """Copy rows of attached shards into the rows of `out`."""
         super().copy(rows + self._shift.take(shards), rows, shards, out)
 
@@ -291,7 +291,7 @@ class FileRows:
         """Return `rows` unchanged: `copy` locates them."""
         return rows
 
-    def copy(self, slots: Rows, rows: Rows, shards: Rows, out: Lines) -> None:
+    def copy(self, slots: Rows, rows: Rows, shards: Rows, out: RowBytes) -> None:
         """Copy rows into the rows of `out`.
 
         Raises:

@@ -69,9 +69,9 @@ def _parts(dataset: Dataset, n: int, rows_of: Callable[[Rows], Rows]) -> Iterato
     for start in range(0, n, _SAMPLES_AT_ONCE):
         rows = rows_of(np.arange(start, min(start + _SAMPLES_AT_ONCE, n)))
         shards = dataset.locate(rows)
-        in_turn = np.argsort(shards, kind="stable")
-        firsts = np.flatnonzero(np.diff(shards[in_turn], prepend=-1))
-        for at in np.split(in_turn, firsts[1:]):
+        order = np.argsort(shards, kind="stable")
+        firsts = np.flatnonzero(np.diff(shards[order], prepend=-1))
+        for at in np.split(order, firsts[1:]):
             shard = int(shards[at[0]])
             local = rows[at] - dataset.starts[shard]
             yield ShardSamples(shard, start + at, local, _readers(dataset, shard))

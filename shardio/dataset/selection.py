@@ -316,7 +316,7 @@ class MixtureSelection(RowSelection):
         firsts = [0, *np.cumsum(n_rows).tolist()][:-1]
         """The first row of each source among the rows of all shards."""
         is_plain = all(source.view is None for source in sources)
-        super().__init__(starts, None if is_plain else _end_to_end(sources, firsts, sum(n_rows)))
+        super().__init__(starts, None if is_plain else _concatenate(sources, firsts, sum(n_rows)))
         self._sources, self._names, self._first_rows = tuple(sources), tuple(names), firsts
         self._has_row_list = any(source.row_list is not None for source in sources)
         self._row_list: RowList | None = None
@@ -376,7 +376,7 @@ class MixtureSelection(RowSelection):
         """Do nothing: each source is restored separately."""
 
 
-def _end_to_end(sources: Sequence[RowSelection], firsts: Sequence[int], n_rows: int) -> RowRuns:
+def _concatenate(sources: Sequence[RowSelection], firsts: Sequence[int], n_rows: int) -> RowRuns:
     """Concatenate views. An entry of a row list is represented by a number from `n_rows` up.
 
     These numbers, minus `n_rows`, are indices into `row_list`.

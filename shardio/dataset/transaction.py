@@ -77,25 +77,25 @@ def detect_conflict(folder: PathName, before: int | None = None) -> Iterator[Non
         raise
 
 
-def raise_conflict(folder: PathName, before: int | None, because: Exception | None = None) -> None:
+def raise_conflict(folder: PathName, before: int | None, cause: Exception | None = None) -> None:
     """Raise DatasetConflict if a newer generation is published and files of older ones are missing.
 
     Args:
         folder: the dataset.
         before: the number returned by `published_in`; with None, nothing is checked.
-        because: the error that gave rise to the check; becomes the cause.
+        cause: the error that gave rise to the check; the cause of DatasetConflict.
 
     Raises:
         DatasetConflict: another writer has published, and removed files that are read.
     """
     now = published_in(folder)
-    if before is None or now is None or now == before or not _has_gone(folder, before, now):
+    if before is None or now is None or now == before or not _files_missing(folder, before, now):
         return
     raise DatasetConflict(
         f"{os.fspath(folder)}: generation {now} is there: another writer published after "
         f"generation {before} was read, and removed shards of it; run the operation again on the "
         "published generation"
-    ) from because
+    ) from cause
 
 
 def published_in(folder: PathName) -> int | None:
@@ -105,7 +105,7 @@ def published_in(folder: PathName) -> int | None:
     return None
 
 
-def _has_gone(folder: PathName, before: int, now: int) -> bool:
+def _files_missing(folder: PathName, before: int, now: int) -> bool:
     """Return True if a shard named by a generation from `before` to `now` - 1 is missing."""
     try:
         older = [load_generation(folder, number) for number in range(before, now)]

@@ -93,13 +93,13 @@ class GenerationWriter:
         with ShardWriter(self.staging / self._next_name(), self.schema) as writer:
             for sample in samples:
                 writer.append(sample)
-            self._enter_staged(writer.close())
+            self._add_staged(writer.close())
 
     def cut(self) -> None:
         """Finish the shard that is being written."""
         if self._shard is not None:
             shard, self._shard = self._shard, None
-            self._enter_staged(shard.close())
+            self._add_staged(shard.close())
 
     def adopt(self, path: str | os.PathLike[str], summary: ShardSummary) -> None:
         """Add a byte-for-byte copy of a finished shard from another folder."""
@@ -107,14 +107,14 @@ class GenerationWriter:
         name = self._next_name()
         fs.copy(path, self.staging / name)
         fs.sync_path(self.staging / name)
-        self._enter_staged(dataclasses.replace(summary, name=name))
+        self._add_staged(dataclasses.replace(summary, name=name))
 
     def take(self, path: str, summary: ShardSummary) -> None:
         """Move a finished shard into the hidden folder."""
         self.cut()
         name = self._next_name()
         fs.rename(path, self.staging / name)
-        self._enter_staged(dataclasses.replace(summary, name=name))
+        self._add_staged(dataclasses.replace(summary, name=name))
 
     def keep(self, summary: ShardSummary) -> None:
         """Add a shard of the previous generation, unchanged."""
@@ -130,7 +130,7 @@ class GenerationWriter:
     def _next_name(self) -> str:
         return f"{len(self._parts):06d}.shard"
 
-    def _enter_staged(self, summary: ShardSummary) -> None:
+    def _add_staged(self, summary: ShardSummary) -> None:
         self._staged.add(summary.name)
         self._parts.append(summary)
 

@@ -290,10 +290,12 @@ def _unmatched(a: Digests, b: Digests) -> tuple[Rows, Rows]:
     known, numbers = np.unique(np.concatenate([a, b]), return_inverse=True)
     surplus = np.bincount(numbers[: len(a)], minlength=len(known))
     surplus -= np.bincount(numbers[len(a) :], minlength=len(known))
-    return _last_of(numbers[: len(a)], surplus), _last_of(numbers[len(a) :], -surplus)
+    return _last_occurrences(numbers[: len(a)], surplus), _last_occurrences(
+        numbers[len(a) :], -surplus
+    )
 
 
-def _last_of(numbers: npt.NDArray[np.intp], wanted: npt.NDArray[np.intp]) -> Rows:
+def _last_occurrences(numbers: npt.NDArray[np.intp], wanted: npt.NDArray[np.intp]) -> Rows:
     """Return the ascending indices of the last `wanted[k]` occurrences of each k in `numbers`."""
     order = np.argsort(numbers, kind="stable")
     ordered = numbers[order]

@@ -49,7 +49,7 @@ from shardio.storage.mmap import map_file
 _PER_BLOCK = BLOCK_BYTES // DIMENSION.size
 
 
-def chunk_hashes_again(
+def recompute_chunk_hashes(
     content: memoryview, sections: Sections, schema: Schema
 ) -> Iterator[tuple[str, int, bytes]]:
     """Yield the field, file offset and bytes of each block of chunk hashes that can be restored.
@@ -167,7 +167,7 @@ def mend(path: str, folder: Path, schema: Schema | None = None) -> Mended:
         OSError: the file cannot be opened, or the copy cannot be written.
     """
     copy, notes = folder / "mended.shard", []
-    content, n_holes = _map_around(path, copy)
+    content, n_holes = _map_readable(path, copy)
     if n_holes:
         notes.append(f"{n_holes * PAGE} bytes that the disk cannot read are treated as zeros")
     header, sections = _open_any(content, path)
@@ -180,7 +180,7 @@ def mend(path: str, folder: Path, schema: Schema | None = None) -> Mended:
     _mend_block_hashes(draft)
     if known is not None:
         _mend_column_hashes(draft, known)
-        for name, offset, packed in chunk_hashes_again(content, sections, known):
+        for name, offset, packed in recompute_chunk_hashes(content, sections, known):
             draft.put(offset, packed, f"hashes of field {name!r} are computed again")
     if not notes:
         return Mended(path)
@@ -202,19 +202,19 @@ def schema_of(path: str) -> Schema:
     """
     folder = fs.make_temporary_folder(None)
     try:
-        content, _ = _map_around(path, folder / "copy.shard")
+        content, _ = _map_readable(path, folder / "copy.shard")
         _, sections = _open_any(content, path)
         return read_schema(content, sections, path)
     finally:
         fs.remove_tree(folder)
 
 
-def _map_around(path: str, copy: Path) -> tuple[memoryview, int]:
+def _map_readable(path: str, copy: Path) -> tuple[memoryview, int]:
     """Map a file, or if pages are unreadable, a copy without them; also return their number."""
     fs.unlink(copy)
     holes = unreadable_pages(path)
     if holes:
-        _copy_around(path, copy, set(holes))
+        _copy_readable(path, copy, set(holes))
     return map_file(str(copy) if holes else path), len(holes)
 
 
@@ -245,7 +245,7 @@ def _is_readable(fd: int, place: int, n_bytes: int = PAGE) -> bool:
     return True
 
 
-def _copy_around(path: str, copy: Path, holes: set[int]) -> None:
+def _copy_readable(path: str, copy: Path, holes: set[int]) -> None:
     """Copy a file page by page, leaving holes for the unreadable pages."""
     with open(path, "rb", buffering=0) as source, fs.create(copy) as target:
         n_bytes = os.fstat(source.fileno()).st_size

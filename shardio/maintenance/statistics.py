@@ -206,7 +206,7 @@ class _Tally:
         if values is None:
             self._n_missing += 1
             return
-        self._see_shape(values.shape[1:])
+        self._update_shapes(values.shape[1:])
         if values.dtype.kind == "b":
             values = values.view(np.uint8)
         if self._dtype == "bfloat16":  # a bfloat16 is the upper half of a float32
@@ -215,14 +215,14 @@ class _Tally:
         for first in range(0, len(flat), _CHUNK_ITEMS):
             self._add_numbers(flat[first : first + _CHUNK_ITEMS])
 
-    def _see_shape(self, shape: tuple[int, ...]) -> None:
+    def _update_shapes(self, shape: tuple[int, ...]) -> None:
         if self._smallest is None:
             self._smallest, self._largest = list(shape), list(shape)
             return
         self._smallest = [min(pair) for pair in zip(self._smallest, shape, strict=True)]
         self._largest = [max(pair) for pair in zip(self._largest, shape, strict=True)]
 
-    def _see_range(self, low: Any, high: Any) -> None:
+    def _update_range(self, low: Any, high: Any) -> None:
         self._min = low if self._min is None else min(self._min, low)
         self._max = high if self._max is None else max(self._max, high)
 
@@ -234,15 +234,15 @@ class _Tally:
                 numbers = numbers[finite]
         if not len(numbers):
             return
-        self._see_range(numbers.min().item(), numbers.max().item())
+        self._update_range(numbers.min().item(), numbers.max().item())
         wide = numbers.astype(np.float64)
         with np.errstate(all="ignore"):  # sums of values near the largest float64 may overflow
             n, mean = len(wide), float(wide.mean())
             wide -= mean
             squares = float(wide @ wide)
-            self._put_together(n, mean, squares)
+            self._combine_moments(n, mean, squares)
 
-    def _put_together(self, n: int, mean: float, squares: float) -> None:
+    def _combine_moments(self, n: int, mean: float, squares: float) -> None:
         total, step = self._n + n, mean - self._mean
         self._squares += squares + step * step * self._n * n / total
         self._mean += step * n / total
@@ -253,11 +253,11 @@ class _Tally:
         self._n_not_finite += other._n_not_finite
         self._n_missing += other._n_missing
         for shape in (other._smallest, other._largest) if other._smallest is not None else ():
-            self._see_shape(tuple(shape or ()))
+            self._update_shapes(tuple(shape or ()))
         if not other._n:
             return
-        self._see_range(other._min, other._max)
-        self._put_together(other._n, other._mean, other._squares)
+        self._update_range(other._min, other._max)
+        self._combine_moments(other._n, other._mean, other._squares)
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON-serializable dict; unknown or infinite figures are None."""

@@ -307,7 +307,7 @@ def values_of(
             found: Sequence[Any] = _files(array, field)
         elif field.is_json:
             is_written = column.word == "json" and is_text(array.type)
-            found = _parsed(array) if is_written else _said(array)
+            found = _parsed(array) if is_written else _json_values(array)
         elif field.is_opaque:
             found = array.to_pylist()
         elif field.is_utf8:
@@ -462,7 +462,7 @@ def _parsed(array: pa.Array) -> list[Any]:
     return [None if text is None else read_json(text.encode()) for text in array.to_pylist()]
 
 
-def _said(array: pa.Array) -> list[Any]:
+def _json_values(array: pa.Array) -> list[Any]:
     """Return lists and structs as JSON values."""
     found: list[Any] = array.to_pylist()
     try:

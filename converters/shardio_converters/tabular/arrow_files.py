@@ -176,11 +176,11 @@ def _listed(path: str) -> frozenset[str] | None:
         stat = os.stat(path)
     except OSError:
         return None
-    return _listed_then(path, stat.st_mtime_ns, stat.st_size)
+    return _parse_state(path, stat.st_mtime_ns, stat.st_size)
 
 
 @lru_cache(maxsize=16)  # a small cache is enough, as the tables of a folder are consecutive
-def _listed_then(path: str, changed_ns: int, n_bytes: int) -> frozenset[str] | None:
+def _parse_state(path: str, changed_ns: int, n_bytes: int) -> frozenset[str] | None:
     try:
         with open(path, "rb") as file:
             state = json.loads(file.read(_MAX_STATE_BYTES))

@@ -91,10 +91,10 @@ class _ColumnInference:
         self._has_cells = True
         self._n_given += len(cells)
         if self._cell_kind != TEXT:
-            self._cell_kind = self._look_at(cells)
+            self._cell_kind = self._kind_of_cells(cells)
         self._n_empty += cells.count("")
 
-    def _look_at(self, cells: Sequence[str]) -> str | None:
+    def _kind_of_cells(self, cells: Sequence[str]) -> str | None:
         kind = cell_kind(cells, self._cell_kind)
         if kind in (INT, FLOAT):
             numbers = [cell.strip() for cell in cells if cell]
@@ -244,13 +244,13 @@ def infer_table_fields(inputs: Sequence[Input], references: Sequence[str]) -> di
     Raises:
         InvalidArgument: there is no table, or no table has a column of `references`.
     """
-    found, named = TableInference(), {name: _Named() for name in references}
+    found, named = TableInference(), {name: _References() for name in references}
     n_files, probe = 0, InputProbe(inputs)
     for one in probe.files():
         if not is_table(one.name):
             continue
         with probe.skip_broken(one):
-            columns, names = _look_at(one, references)
+            columns, names = _infer_table(one, references)
             if columns.names:
                 check_names(dict.fromkeys([*found.names, *columns.names]), "columns")
             n_files += bool(columns.names)
@@ -285,7 +285,7 @@ def values_by_name(block: RowBlock, name: str) -> Sequence[Any]:
     return values
 
 
-class _Named:
+class _References:
     """The files referenced in a column: their suffixes, and whether a row references none."""
 
     def __init__(self) -> None:
@@ -297,14 +297,16 @@ class _Named:
         self.has_empty |= len(names) < len(values)
         self.suffixes |= {f"x{os.path.splitext(each)[1].lower()}" for each in names}
 
-    def merge(self, other: _Named) -> None:
+    def merge(self, other: _References) -> None:
         self.suffixes |= other.suffixes
         self.has_empty |= other.has_empty
 
 
-def _look_at(one: Input, references: Sequence[str]) -> tuple[TableInference, dict[str, _Named]]:
+def _infer_table(
+    one: Input, references: Sequence[str]
+) -> tuple[TableInference, dict[str, _References]]:
     """Return the inferred columns and referenced files of a table that is completely readable."""
-    columns, named, n_names = TableInference(), {name: _Named() for name in references}, 0
+    columns, named, n_names = TableInference(), {name: _References() for name in references}, 0
     for block in read_blocks(one.path, one.name):
         columns.add(block, is_csv=is_csv(one.name))
         if len(columns.names) > n_names:

@@ -135,15 +135,15 @@ class _Tally:
         self._sizes = {name: _size_of(root / name) for name in names}
         self.n_bytes = sum(self._sizes.values())
         self._n_bytes_done, self._progress = 0, progress
-        self._tell()
+        self._report_progress()
 
     def enter(self, name: str, examined: VerifiedShard) -> None:
         """Add the result for one shard."""
         self.examined[name] = examined
         self._n_bytes_done += self._sizes[name]
-        self._tell()
+        self._report_progress()
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         if self._progress is not None:
             n_done = len(self.examined)
             bytes_done = self._n_bytes_done

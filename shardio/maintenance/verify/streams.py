@@ -106,7 +106,7 @@ class StreamAudit:
             with self._findings.catching(section=self._payload.name, **where):
                 self._check_validity(row, n_bytes)
             if wrong[i]:
-                self._add_line("stream", _BROKEN, row, found=str(tuple(line.tolist())))
+                self._add_finding("stream", _BROKEN, row, found=str(tuple(line.tolist())))
                 self._next = dict.fromkeys(self._next, _UNKNOWN)
                 continue
             self._check_counting(row, line, n_bytes)
@@ -145,10 +145,10 @@ class StreamAudit:
             expected, found = self._next[key], int(line[key])
             if expected not in (_UNKNOWN, found):
                 what = f"{key.replace('_', ' ')} of a stream does not follow the stream before"
-                self._add_line("counting", what, row, expected=expected, found=found)
+                self._add_finding("counting", what, row, expected=expected, found=found)
             self._next[key] = found + count
 
-    def _add_line(self, code: str, what: str, row: int, **numbers: Any) -> None:
+    def _add_finding(self, code: str, what: str, row: int, **numbers: Any) -> None:
         self._findings.add(
             code,
             what,
@@ -171,7 +171,7 @@ class StreamAudit:
         if self._findings.n_found != n_before:
             return  # do not interpret damaged bytes
         parameters = bytes(self._content.bytes[offset : offset + n_parameters])
-        if (wrong := _why_parameters_are_wrong(parameters)) is not None:
+        if (wrong := _parameters_error(parameters)) is not None:
             self._findings.add(
                 "parameters",
                 wrong,
@@ -203,10 +203,10 @@ class StreamAudit:
             chunks = [window[start : start + CHUNK_BYTES] for start in starts]
             first = at // CHUNK_BYTES
             digests = digests_of(hashes[first : first + len(chunks)])
-            for i, wanted, is_so in differing(chunks, digests):
+            for i, wanted, actual in differing(chunks, digests):
                 where = {"field": self._name, "sample": row}
                 place = offset + at + starts[i]
-                self._findings.add_hash(self._payload.name, place, wanted, is_so, **where)
+                self._findings.add_hash(self._payload.name, place, wanted, actual, **where)
 
     def _numbers(self, section: Section, first: int, n: int) -> npt.NDArray[np.uint64]:
         start = section.offset + first * section.stride
@@ -237,7 +237,7 @@ class StreamAudit:
 _BROKEN: Final = "the table row of a stream is invalid (packets, chunks, sizes or time base)"
 
 
-def _why_parameters_are_wrong(content: bytes) -> str | None:
+def _parameters_error(content: bytes) -> str | None:
     """Return the reason why the parameters of a stream are invalid; None if they are valid."""
     try:
         found = check_parameters(read_json(content.decode("utf-8")))

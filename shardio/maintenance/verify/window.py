@@ -170,8 +170,8 @@ def differing(parts: Iterable[Any], expected: bytes) -> list[tuple[int, int, int
     found = b"".join(map(digest_bytes, parts))
     if found == expected:
         return []
-    wanted, is_so = np.frombuffer(expected, ">u8"), np.frombuffer(found, ">u8")
-    return [(i, int(wanted[i]), int(is_so[i])) for i in np.flatnonzero(wanted != is_so).tolist()]
+    wanted, actual = np.frombuffer(expected, ">u8"), np.frombuffer(found, ">u8")
+    return [(i, int(wanted[i]), int(actual[i])) for i in np.flatnonzero(wanted != actual).tolist()]
 
 
 Present = dict[str, npt.NDArray[Any]]
