@@ -61,9 +61,14 @@ class Epochs:
 
     def begin(self, engine: Engine) -> EpochIteration:
         """Begin the next epoch."""
-        start = self._start()
+        start, epoch_sampler = self._start(), self.epoch_sampler
         self._warn_of_no_batch(start)
-        self.latest = engine.iterate(self._plan(start))
+        successor = (
+            self._plan(epoch_sampler.beginning(start.epoch + 1))
+            if epoch_sampler.order is not None
+            else None
+        )
+        self.latest = engine.iterate(self._plan(start), successor)
         self._next = start.epoch + 1
         return self.latest
 

@@ -91,7 +91,7 @@ class Trace:
         self, loader: object, engine: Engine, assembler: BatchAssembler, iteration: EpochIteration
     ) -> LoaderIterator:
         """Return an iterator whose deliveries are recorded."""
-        pass_ns = iteration.timer.began_ns
+        pass_ns = iteration.timer.began_ns - iteration.timer.head_start_ns
         self._epochs[pass_ns] = iteration.plan.epoch
         return _TracedIterator(loader, engine, assembler, iteration, pass_ns, self._deliveries)
 

@@ -314,27 +314,3 @@ def test_what_a_worker_left_of_a_cancelled_pass_is_not_held_against_the_next(fol
     assert not (origins["status"] == CLAIMED).any()
     assert len(engine._iterations) == 0 and engine.pool.has_idle
     engine.close()
-
-
-def test_two_loops_at_the_same_time_get_all_their_batches_from_few_blocks(folder: str) -> None:
-    options: dict[str, Any] = {"prefetch": 0, "memory_bytes": 6 * 65_536 + 65_535}
-    with ShardLoader(folder, BATCH, output="numpy", num_workers=2, **options) as loader:
-        for _ in range(3):
-            first = iter(loader)
-            steps = [next(first).step for _ in range(9)]
-            second = iter(loader)
-            steps += [next(second).step for _ in range(9)]
-            steps += [batch.step for batch in first] + [batch.step for batch in second]
-            assert sorted(steps) == sorted(2 * list(range(10)))
-        assert loader.stats().total.n_copies == 0
-
-
-def test_epochs_one_after_the_other_take_no_more_blocks_than_one_and_copy_nothing(
-    folder: str,
-) -> None:
-    options: dict[str, Any] = {"prefetch": 0, "memory_bytes": 3 * 65_536 + 65_535}
-    with ShardLoader(folder, BATCH, output="numpy", num_workers=2, **options) as loader:
-        for _ in range(5):
-            assert [batch.step for batch in loader] == list(range(10))
-        assert loader.stats().total.n_copies == 0
-        assert len(loader._engine.pool) <= 3

@@ -63,6 +63,7 @@ class Passes(RuleBasedStateMachine):
         self.n_workers, self.base_depth = n_workers, depth
         self.depths, self.lows = [depth] * n_workers, [depth - 1] * n_workers
         self.leads = [0] * n_workers
+        self.before = [0] * n_workers  # tasks of the pass before this one
         self.blocks = set(range(100, 100 + n_blocks))
         self.outside = set(self.blocks)  # the pool's, or a batch's that the loop holds
         self.working: dict[int, tuple[int, int]] = {}  # step -> worker, block
@@ -132,10 +133,17 @@ class Passes(RuleBasedStateMachine):
         if self.lost or self.free and self.assigned_to < self.last and not self.errors:
             assert max(self.rooms()) <= 0, "what can be given out is given out"
 
+    @rule(data=st.data())
+    def the_pass_before_has_tasks(self, data: st.DataObject) -> None:
+        """Update the tasks of the pass before, as whenever workers may get more of this one."""
+        n_each = st.lists(st.integers(0, 3), min_size=self.n_workers, max_size=self.n_workers)
+        self.before = data.draw(n_each)
+        self.schedule.set_backlog(self.before)
+
     def counts(self) -> list[int]:
-        """Return the number of tasks of each worker."""
+        """Return the number of tasks of each worker, with those of the pass before."""
         workers = [worker for worker, _ in self.working.values()]
-        return [workers.count(worker) for worker in range(self.n_workers)]
+        return [workers.count(worker) + self.before[worker] for worker in range(self.n_workers)]
 
     def rooms(self) -> list[int]:
         return [depth - n for depth, n in zip(self.depths, self.counts(), strict=True)]
@@ -349,6 +357,8 @@ class Passes(RuleBasedStateMachine):
                 self.schedule.free(block)
             self.free |= self.outside
             self.outside.clear()
+            self.before = [0] * self.n_workers  # it has come to its end
+            self.schedule.set_backlog(self.before)
             self.tasks_are_given_out()
             before = self.next_step
             for step, (worker, block) in sorted(self.working.items()):
@@ -435,6 +445,20 @@ def test_quick_workers_have_many_tasks_and_get_them_many_at_a_time() -> None:
     schedule.done(0, QUICK_DEPTH // 2 + 1)  # not quick any more
     assert not schedule.is_low
     assert not schedule.n_wanted
+
+
+def test_the_pass_behind_another_finds_workers_as_quick_as_they_are() -> None:
+    before = Schedule(0, 100, n_workers=2)
+    before.free(0)
+    before.free(1)
+    assert [worker for worker, _, _ in assign_all(before)] == [0, 1]
+    before.done(0, 0, is_quick=True)
+    schedule = before.followed(0, 100)
+    for block in range(2, 30):
+        schedule.free(block)
+    schedule.set_backlog(before.n_tasks)
+    given = [worker for worker, _, _ in assign_all(schedule)]
+    assert (given.count(0), given.count(1)) == (QUICK_DEPTH, DEPTH - 1)
 
 
 def test_a_slow_worker_has_few_tasks_beside_a_quick_one() -> None:

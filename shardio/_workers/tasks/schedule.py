@@ -49,6 +49,7 @@ class Schedule:
         self._next_assigned, self._last = first, last
         self._base_depth, self._full = depth, max(depth, QUICK_DEPTH)
         self._is_quick = [False] * n_workers
+        self._before = [0] * n_workers  # tasks of the previous iteration
         self._tasks: list[dict[int, int]] = [{} for _ in range(n_workers)]  # worker: step -> block
         self._loads = [self._full - depth] * n_workers
         self._lows, self._leads = [self._full - 1] * n_workers, [0] * n_workers
@@ -71,6 +72,11 @@ class Schedule:
     def is_given_out(self) -> bool:
         """True if no step is left to assign and none has failed or was lost."""
         return self._next_assigned >= self._last and not (self._lost or self._failed)
+
+    @property
+    def n_tasks(self) -> list[int]:
+        """The number of tasks of each worker."""
+        return [len(tasks) for tasks in self._tasks]
 
     @property
     def n_wanted(self) -> int:
@@ -98,6 +104,21 @@ class Schedule:
     def renewed(self) -> Schedule:
         """Return a schedule of the undelivered steps, with nothing assigned."""
         return Schedule(self.next_step, self._last, len(self._tasks), self._base_depth)
+
+    def followed(self, first: int, last: int) -> Schedule:
+        """Return a schedule of the next iteration; workers keep their depth."""
+        found = Schedule(first, last, len(self._tasks), self._base_depth)
+        for worker, is_quick in enumerate(self._is_quick):
+            if is_quick:
+                found._change_depth(worker, is_quick=True)
+        return found
+
+    def set_backlog(self, n_tasks: list[int]) -> None:
+        """Set each worker's number of tasks of the previous iteration; it gets fewer by as many."""
+        self._before = n_tasks
+        for worker, is_quick in enumerate(self._is_quick):
+            self._update_load(worker, QUICK_DEPTH if is_quick else self._base_depth)
+        self._count_low()
 
     def free(self, block: int) -> None:
         """Record that a block may be filled again."""
@@ -155,7 +176,8 @@ class Schedule:
         self._count_low()
 
     def _update_load(self, worker: int, depth: int) -> None:
-        self._loads[worker] = self._full - depth + len(self._tasks[worker])
+        n_tasks = len(self._tasks[worker]) + self._before[worker]
+        self._loads[worker] = self._full - depth + n_tasks
 
     def _count_low(self) -> None:
         self._n_low = sum(n <= low for n, low in zip(self._loads, self._lows, strict=True))
