@@ -114,7 +114,7 @@ class MultiLoader(Closing):
                 )
             parse_all(address)
         elif keys is not None or options is not None:
-            raise InvalidArgument("keys and options are for the address of a server; there is none")
+            raise InvalidArgument("keys and options need address, the address of a server")
         elif not hasattr(type(dataset), "__iter__") and not hasattr(type(dataset), "__getitem__"):
             raise InvalidArgument(f"dataset must be iterable; found {shortened(dataset)}")
         self.dataset = dataset
@@ -155,8 +155,8 @@ class MultiLoader(Closing):
             )
         except InvalidArgument as error:
             raise InvalidArgument(
-                f"the dataset cannot be sent to worker processes ({error.__cause__}); make what "
-                "cannot be pickled, such as a generator or an open file, in its __iter__"
+                f"the dataset cannot be sent to worker processes ({error.__cause__}); create "
+                "what cannot be pickled, such as a generator or an open file, in its __iter__"
             ) from error
         self._iterations.add(iteration)
         return iteration

@@ -36,7 +36,7 @@ from shardio.samples.window_view import WindowView
 
 _VERSION: Final = 1
 _MAX: Final = 1 << 60
-_ADVICE: Final = "load it into a loader with the same options as the one that it comes from"
+_ADVICE: Final = "load the state into a loader with the same options"
 
 
 class LoaderState(NamedTuple):
@@ -89,7 +89,8 @@ def progress_of(state: object, view: SampleView, epoch_sampler: EpochSampler) ->
     if not isinstance(state, Mapping) or state.get("version") != _VERSION:
         found = state.get("version") if isinstance(state, Mapping) else state
         raise InvalidArgument(
-            f"load_state_dict: expected what state_dict() gave, version {_VERSION}; found {found!r}"
+            f"load_state_dict: expected a result of state_dict(), version {_VERSION}; "
+            f"found {found!r}"
         )
     samples, order = epoch_sampler.samples, epoch_sampler.order_of(_count(state, "epoch"))
     for name, expected in _identity(view, epoch_sampler, order).items():
@@ -126,8 +127,8 @@ def _tokens(
             if had is None or had == tuple(view.windows.count(found).tolist()):
                 return tuple(found)
     raise InvalidArgument(
-        f"load_state_dict: the state's tokens must be those that its windows are made of, at most "
-        f"the {list(now)} of {view.dataset.path}; found {found!r}"
+        f"load_state_dict: the state's tokens must be enough for its windows, and at most "
+        f"{list(now)}, the tokens of {view.dataset.path}; found {found!r}"
     )
 
 
@@ -227,9 +228,9 @@ class EpochSampler:
         elif not np.array_equal(listed.table.array, self._sampled(0)):
             raise InvalidArgument(
                 f"sampler {self._sampler!r}, iterated twice for epoch 0 with the global "
-                "generators seeded alike, gives different positions, so that no epoch could be "
-                "resumed: leave out a generator of its own, or pass a function of the epoch's "
-                "number that returns positions, sampler=f(epoch)"
+                "generators seeded alike, yields different positions, so that no epoch could be "
+                "resumed: use only the global generators, or pass a function of the epoch's number "
+                "that returns positions, sampler=f(epoch)"
             )
 
     def _sampled(self, epoch: int) -> npt.NDArray[np.int64]:
@@ -289,7 +290,7 @@ def _count_draws(sampler: WeightedSampler, weights: npt.NDArray[np.float64]) -> 
         return most
     if sampler.n_draws > most:
         raise InvalidArgument(
-            f"n_draws must be at most {most} without replacement: so many weights are above 0; "
+            f"n_draws must be at most {most} without replacement, the number of weights above 0; "
             f"found {sampler.n_draws}"
         )
     return sampler.n_draws

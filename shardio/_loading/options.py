@@ -44,20 +44,20 @@ _LONGEST_S: Final = 1_000_000
 """The longest timeout; the kernel counts milliseconds in 31 bits."""
 
 TORCH_HABITS: Final = {
-    "batch_sampler": "give sampler= the order of samples, and batch_size",
+    "batch_sampler": "pass the order of samples as sampler=, and batch_size",
     "collate_fn": 'write collate="pad", "ragged", "list" or a function; equal shapes are stacked',
     "drop_last": 'write tail="drop" instead of drop_last=True',
-    "generator": "write seed=; every epoch has an order of its own",
+    "generator": "write seed=; every epoch has a different order",
     "multiprocessing_context": "write start_method=",
     "n_draws": "write sampler=shardio.WeightedSampler(weights, n_draws=…)",
     "num_samples": "write sampler=shardio.WeightedSampler(weights, n_draws=…)",
     "persistent_workers": "workers always stay until the loader is closed",
     "pin_memory": 'write device="cuda" to have batches copied to the GPU',
-    "prefetch_factor": "write prefetch=, the number of batches beyond one for each worker",
+    "prefetch_factor": "write prefetch=, the number of batches in addition to one per worker",
     "replacement": "write sampler=shardio.WeightedSampler(weights, replacement=…)",
-    "timeout": "write timeout_s=, None where torch has 0",
+    "timeout": "write timeout_s=; None corresponds to torch's 0",
     "weights": "write sampler=shardio.WeightedSampler(weights)",
-    "worker_init_fn": "nothing has to be seeded: write transform(sample, rng), and draw from rng",
+    "worker_init_fn": "workers need no seeding: write transform(sample, rng), and draw from rng",
 }
 """Options of torch's DataLoader, each with the advice what to write for a ShardLoader."""
 OPEN_OPTIONS: Final = {
@@ -113,7 +113,7 @@ def refuse_path(name: str, value: Any) -> None:
     raise InvalidArgument(
         f"{name} must be an iterable of items, and not a path or text; found {value!r}: "
         f"shardio.ShardLoader({path!r}, batch_size) loads the shards at a path, shardio.open() "
-        "gives their samples one by one, and list() the characters of a text"
+        "yields their samples one by one, and list() splits a text into characters"
     )
 
 
@@ -153,8 +153,8 @@ def most_skips(on_error: Any, max_skips: Any) -> int | None:
     if max_skips is None:
         if skips:
             raise InvalidArgument(
-                "on_error='skip' needs max_skips: how many samples of an epoch may fail before it "
-                "is an error, from 0 up"
+                "on_error='skip' needs max_skips, the number of samples of an epoch that may fail, "
+                "from 0 up"
             )
         return None
     if not skips:
@@ -189,8 +189,8 @@ def check_devices(collation: Collation, device: Any) -> None:
     rules = collation.others, *collation.named.values()
     if isinstance(device, tuple | list) and any(rule.kind == "ragged" for rule in rules):
         raise InvalidArgument(
-            "collate='ragged' makes arrays that are not as long as the batch and cannot be cut "
-            f"along it over the devices {tuple(device)!r}: ask for 'pad', or for one device"
+            "collate='ragged' makes arrays whose first axis is not the batch, so they cannot be "
+            f"sharded over the devices {tuple(device)!r}: use 'pad', or one device"
         )
 
 
@@ -393,7 +393,7 @@ def _default_view(dataset: OpenDataset, videos: Sequence[str]) -> SampleView:
         other = next(view for view in views if view != views[0])
         raise InvalidArgument(
             f"{dataset.path}: its sources do not have the same clips by default: {views[0]}, and "
-            f"{other}: say which with mixture.clips(…)"
+            f"{other}: choose them with mixture.clips(…)"
         )
     return ClipView(dataset, replace(default_clip(dataset.view), field=videos[0]))
 

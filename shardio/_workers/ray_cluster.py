@@ -118,7 +118,7 @@ def do_job(held: list[Any], sees: str, version: str, value: Any) -> Any:
         if not os.path.exists(sees):
             raise UnsupportedEnvironment(
                 f"machine {platform.node()} of the Ray cluster does not see {sees}: source and "
-                "dataset must lie on a file system that all machines have under the same path"
+                "dataset must be on a file system that all machines have under the same path"
             )
         return _function(held[0])(value)
     except SystemExit:  # Ray would only report that a process has ended
@@ -203,7 +203,9 @@ class Engine:
         if self.address is not None and self.name == "local":
             raise InvalidArgument(f"address {self.address!r}: only with engine='ray'")
         if self.gpus < 0 or (self.gpus and self.name == "local"):
-            raise InvalidArgument(f"gpus is {self.gpus}; only engine='ray' gives any, from 0 up")
+            raise InvalidArgument(
+                f"gpus is {self.gpus}; only engine='ray' supports GPUs, from 0 up"
+            )
         # This comparison is also true for nan.
         if self.gpus != (round(self.gpus, 4) if self.gpus < 1 else self.gpus // 1):
             raise InvalidArgument(
@@ -359,13 +361,13 @@ class Cluster(Closing):
         for number, value in {number: value for number, value in self._running.values()}.items():
             self._n_lost_meanwhile[number] += 1
             if self._n_lost_meanwhile[number] >= n_may_be_lost:
-                raise WorkerDied(f"{n_may_be_lost} machines were lost over {name_of(number)}")
+                raise WorkerDied(f"{n_may_be_lost} machines were lost on {name_of(number)}")
             self._running[do(value)] = number, value
 
     def _note_loss(self, number: int, name_of: Callable[[int], str], error: Exception) -> None:
         self._n_lost[number] += 1
         if self._n_lost[number] == MAX_LOST:
-            raise WorkerDied(f"{MAX_LOST} machines were lost over {name_of(number)}") from error
+            raise WorkerDied(f"{MAX_LOST} machines were lost on {name_of(number)}") from error
 
     def _refuse_lack_of_gpus(self) -> None:
         """Raise UnsupportedEnvironment if no machine has enough GPUs; Ray would wait silently."""
@@ -389,7 +391,7 @@ class Cluster(Closing):
             self._n_crashes[number] += 1
             if self._n_crashes[number] == MAX_CRASHES:
                 raise WorkerDied(
-                    f"{MAX_CRASHES} processes ended over {name_of(number)}; of the last one Ray "
+                    f"{MAX_CRASHES} processes ended on {name_of(number)}; of the last one Ray "
                     f"says: {first_line(error)}"
                 ) from error
         elif "No module named 'shardio" in str(error):
@@ -398,7 +400,7 @@ class Cluster(Closing):
                 f"{__version__} on all of them"
             ) from error
         else:
-            raise WorkerDied(f"Ray failed over {name_of(number)}: {error}") from error
+            raise WorkerDied(f"Ray failed on {name_of(number)}: {error}") from error
 
     def _cancel(self, references: Sequence[Any]) -> None:
         """Cancel jobs whose results are no longer needed."""

@@ -66,7 +66,7 @@ def test_options_that_a_cluster_does_not_support_are_refused(
         verify_dataset(folder, engine="ray", access="mmap")
     with pytest.raises(InvalidArgument, match="engine: only for a function"):
         add_column(folder, "n", shardio.Array("int64"), range(3), engine="ray")
-    with pytest.raises(InvalidArgument, match="gpus is 1; only engine='ray' gives any"):
+    with pytest.raises(InvalidArgument, match="gpus is 1; only engine='ray' supports GPUs"):
         add_column(folder, "n", shardio.Array("int64"), len, gpus=1)
     with pytest.raises(InvalidArgument, match="engine: not for samples from an iterable"):
         shardio.convert([{"n": 1}], tmp_path / "out", engine="ray")

@@ -178,7 +178,7 @@ def test_a_sample_that_does_not_come_in_time_is_an_error_that_says_what_workers_
     with pytest.raises(BatchTimeout) as caught:
         next(loader)
     said = str(caught.value)
-    assert "a sample of Count did not come within 5 s" in said
+    assert "a sample of Count did not arrive within 5 s" in said
     assert "worker 0 (process" in said
     assert "in hang" in said
     assert "sample_sender.py" not in said  # shardio's own frames are left out
@@ -293,7 +293,7 @@ def test_another_thread_may_kill_what_this_one_waits_for() -> None:
         ({"workers": 0}, "workers must be an integer from 1 to 250; found 0"),
         ({"prefix": 5}, "prefix must be the beginning of a path; found 5"),
         ({"prefix": "/nowhere/x"}, "there is no folder /nowhere"),
-        ({"prefix": "/tmp/" + "x" * 100}, "121 bytes long, and 107 are the most"),
+        ({"prefix": "/tmp/" + "x" * 100}, "121 bytes long; the maximum is 107"),
         ({"memory_bytes": 0}, "memory_bytes must be an integer from 1 up; found 0"),
         ({"timeout_s": 0}, "timeout_s must be a number of seconds above 0"),
         ({"on_error": "skip"}, "on_error='skip' needs max_skips"),

@@ -85,7 +85,9 @@ def test_a_transform_that_hangs_is_named_with_its_sample_and_its_stack(
             marker.unlink(missing_ok=True)
             seen, text = seen_before_it_is_overdue(loader, marker)
             assert seen == list(range(STUCK))
-            assert text.startswith(f"batch 5 of epoch {epoch} of {folder} did not come within 0.05")
+            assert text.startswith(
+                f"batch 5 of epoch {epoch} of {folder} did not arrive within 0.05"
+            )
             place = f"sample 0 of shard 000001-000.shard for batch 5 of epoch {epoch}:"
             assert f"while it worked on {place}" in text
             assert f'{Path(__file__).name}", line' in text and "in hang" in text
@@ -194,7 +196,7 @@ def test_the_time_in_which_workers_are_started_is_not_that_of_a_batch(
         now_s = time.monotonic()
         assert dispatching.extended(now_s - 1, 0.5, "a batch") >= now_s + 0.5
         is_starting = False
-        with pytest.raises(BatchTimeout, match="a batch of .* did not come within 0.5 s"):
+        with pytest.raises(BatchTimeout, match="a batch of .* did not arrive within 0.5 s"):
             dispatching.extended(now_s - 1, 0.5, "a batch")
         assert dispatching.extended(now_s + 999, 0.5, "a batch") >= now_s + 0.5, "a worker is ready"
 

@@ -80,7 +80,7 @@ def test_a_worker_that_is_killed_by_a_shard_cut_short_is_an_error_of_the_shard(
     # The labels lie behind the images: theirs are the first bytes that are gone.
     assert (error.code, error.path, error.field) == ("file_size", second(folder), "label")
     assert (error.expected, error.found, error.sample) == (size, CUT, 0)
-    assert "the file was cut short under its reader: worker" in str(error)
+    assert "the file was cut short while it was read: worker" in str(error)
     assert "killed by signal 7" in str(error)
     assert f"samples 0, 1, 2, … of shard {SECOND} for batch 5 of epoch 1" in str(error)
     assert isinstance(error.__cause__, WorkerDied)

@@ -427,7 +427,7 @@ def test_in_the_fast_lane_of_another_device_shapes_may_differ_from_batch_to_batc
 
 
 def test_ragged_batches_for_several_devices_are_refused(folder: str) -> None:
-    with pytest.raises(shardio.InvalidArgument, match="'ragged' makes arrays .* ask for 'pad'"):
+    with pytest.raises(shardio.InvalidArgument, match="'ragged' makes arrays .* use 'pad'"):
         _loader(folder, output="tinygrad", device=("CPU", "CPU:1"), collate={"points": "ragged"})
 
 

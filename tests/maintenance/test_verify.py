@@ -250,7 +250,7 @@ def test_a_shard_whose_bytes_kill_the_worker_is_a_finding_and_the_rest_is_checke
 
 
 def test_a_worker_that_is_killed_by_somebody_is_no_finding(dataset: Path) -> None:
-    with pytest.raises(WorkerDied, match="2 workers crashed over item 0.*signal 9"):
+    with pytest.raises(WorkerDied, match="2 workers crashed on item 0.*signal 9"):
         work(dataset, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 

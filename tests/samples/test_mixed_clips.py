@@ -163,7 +163,9 @@ def test_clips_are_those_that_all_sources_say_or_one_that_is_asked_for(
         assert alike.view["step"] == 2
     with mix(copies[1:], weights=[1, 1]) as unlike:
         assert len(epoch(unlike, CLIP)) == 26
-        with pytest.raises(InvalidArgument, match=r"'step': 2.*'step': 5.*say which with mixture"):
+        with pytest.raises(
+            InvalidArgument, match=r"'step': 2.*'step': 5.*choose them with mixture"
+        ):
             loader(unlike, None)
         with loader(unlike, None, fields=["label"]) as rows:
             assert len(rows.dataset) == 4

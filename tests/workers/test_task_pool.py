@@ -363,7 +363,7 @@ def test_what_a_worker_died_of_is_done_again_once(tmp_path: Path, how: str) -> N
 
 
 def test_what_two_workers_died_of_is_an_error_that_names_it(tmp_path: Path) -> None:
-    pattern = r"2 workers crashed over item 4 \(4\) in the function; the last: worker . \(process"
+    pattern = r"2 workers crashed on item 4 \(4\) in the function; the last: worker . \(process"
     with pytest.raises(WorkerDied, match=pattern + r" \d+\) was killed by signal 9"):
         values(dying(tmp_path, 4, 9, "SIGKILL"), range(12))
 
@@ -491,7 +491,7 @@ def test_what_is_overdue_is_named_with_what_the_workers_are_doing() -> None:
         flow.put("film.mp4")
         flow.wait(0.2)
         error = flow.overdue(0.2)
-    assert "item 0 of hang() did not come within 0.2 s" in str(error)
+    assert "item 0 of hang() did not arrive within 0.2 s" in str(error)
     assert "item 0 ('film.mp4')" in str(error)
 
 

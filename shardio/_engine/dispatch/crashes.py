@@ -117,7 +117,7 @@ def crash_error(
             continue  # deleted, but still readable in maps: not the cause
         if n_bytes < summary.n_bytes:
             found = ShardChanged(
-                f"the file was cut short under its reader: {text}",
+                f"the file was cut short while it was read: {text}",
                 code="file_size",
                 path=path,
                 field=claims.field,

@@ -128,8 +128,8 @@ def unpack_fds(ancillary: Ancillary, flags: int) -> tuple[int, ...]:
     """Return the descriptors in the ancillary data from `recvmsg`."""
     if flags & LOST_FDS:
         raise UnsupportedEnvironment(
-            "file descriptors were lost on their way to or from a worker: this process has "
-            "reached its limit of open files; raise it with `ulimit -n`"
+            "file descriptors sent to or from a worker were lost: this process has reached its "
+            "limit of open files; raise that limit with `ulimit -n`"
         )
     fds = array.array("i")
     for level, kind, data in ancillary:

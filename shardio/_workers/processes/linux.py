@@ -175,9 +175,9 @@ def explain_files(error: OSError) -> None:
     if error.errno in (errno.EMFILE, errno.ENFILE):
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         raise UnsupportedEnvironment(
-            "too many open files: a loader takes two for every block, and more for every worker; "
-            f"this process may have {most}, as `ulimit -n` says: raise that limit, or lower "
-            "num_workers or prefetch, or release batches and loaders"
+            "too many open files: a loader opens two per block, and more per worker; the limit of "
+            f"this process is {most} (`ulimit -n`): raise that limit, lower num_workers or "
+            "prefetch, or release batches and loaders"
         ) from error
 
 
@@ -237,7 +237,7 @@ def memory_file(*parts: bytes) -> int:
         explain_files(error)
         raise _missing_call("memfd_create", str(error)) from error
     try:
-        with file_limit_explained(sum(map(len, parts)), "what workers are sent"):
+        with file_limit_explained(sum(map(len, parts)), "the data for workers"):
             for part in parts:
                 view = memoryview(part)
                 while view:
@@ -329,7 +329,7 @@ def read_umask() -> int:
 def _missing_call(call: str, found: str) -> UnsupportedEnvironment:
     return UnsupportedEnvironment(
         f"loaders and worker processes need {call} (Linux 5.4 or newer): {found}; "
-        "shardio.open and ShardReader work without"
+        "shardio.open and ShardReader do not need it"
     )
 
 

@@ -187,7 +187,7 @@ def create_bitmap_file(n_marks: int) -> int:
     Raises:
         InsufficientMemory: the memory is not available.
     """
-    what = "the table of what has been checked"
+    what = "the marks of verified units"
     if n_marks > _MAX_RESERVED:
         return sparse_memory_file(n_marks, what)
     return reserve_memory_file(max(1, n_marks), what)

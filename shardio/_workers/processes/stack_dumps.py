@@ -99,7 +99,7 @@ def timeout_error(
         workers: the name and the stacks of each worker.
         tasks_of: a function that describes the unanswered tasks of a worker, given its index.
     """
-    first = f"{what} of {path} did not come within {timeout_s:g} s"
+    first = f"{what} of {path} did not arrive within {timeout_s:g} s"
     return BatchTimeout("\n".join([first, *describe_workers(workers, tasks_of)]))
 
 

@@ -372,8 +372,8 @@ class Zygote:
     def unsuitable(self, when: str) -> UnsupportedEnvironment:
         """Return the error for a zygote that could not start workers."""
         return UnsupportedEnvironment(
-            f"the process that starts workers ended {when}; what it wrote to standard error says "
-            "why; num_workers=0 works without"
+            f"the process that starts workers ended {when}; its output on standard error shows "
+            "why; num_workers=0 needs no such process"
         )
 
     def end(self) -> None:

@@ -117,7 +117,7 @@ class ThreadExecutor(StageExecutor):
                     bell.acquire()
                 is_woken = job is None
                 del job  # an idle thread must not hold the user's objects
-        except BaseException as error:  # noqa: BLE001  # internal; the loop must not wait for ever
+        except BaseException as error:  # noqa: BLE001  # internal; the loop must not wait forever
             self._runner.break_down(error)
 
     def _next_job(self, bell: threading.Lock, *, is_woken: bool) -> StageJob | None:
@@ -209,7 +209,7 @@ class AsyncExecutor(StageExecutor):
             loop.run_forever()
             loop.run_until_complete(self._end())
             loop.run_until_complete(loop.shutdown_asyncgens())
-        except BaseException as error:  # noqa: BLE001  # internal; the loop must not wait for ever
+        except BaseException as error:  # noqa: BLE001  # internal; the loop must not wait forever
             self._runner.break_down(error)
         finally:
             loop.close()
@@ -236,7 +236,7 @@ class AsyncExecutor(StageExecutor):
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._runner.break_down(error)  # internal; the consumer must not wait for ever
+            self._runner.break_down(error)  # internal; the consumer must not wait forever
 
     def _next_jobs(self) -> list[StageJob]:
         jobs = []
@@ -342,7 +342,7 @@ class ProcessExecutor(StageExecutor):
                 finally:
                     with self._runner.lock:
                         self._task_pool = None
-        except BaseException as error:  # noqa: BLE001  # the loop must not wait for ever
+        except BaseException as error:  # noqa: BLE001  # the loop must not wait forever
             self._runner.break_down(error)
 
     def _drive(self, task_pool: TaskPool) -> None:

@@ -58,7 +58,7 @@ def late(
         jobs: the jobs that have started.
         elsewhere: lines that describe jobs that do not run in threads of this process.
     """
-    lines = [f"result {number} did not come within {timeout_s:g} s"]
+    lines = [f"result {number} did not arrive within {timeout_s:g} s"]
     at_work = [job for job in jobs if not job.is_suspended]
     frames = sys._current_frames()
     for job in sorted(at_work, key=lambda job: job.began_ns)[:_NAMED]:

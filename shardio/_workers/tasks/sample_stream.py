@@ -310,7 +310,7 @@ class SampleStream(Closing):
         if sender.ended_with_a_skip:
             warnings.warn(
                 f"worker {worker} ended after sample {sender.n_arrived - 1} of it "
-                "was skipped; a dataset that is a generator gives nothing more once it has raised",
+                "was skipped; a dataset that is a generator cannot continue after it has raised",
                 RuntimeWarning,
                 stacklevel=caller_stacklevel(),
             )
@@ -387,7 +387,7 @@ class SampleStream(Closing):
 
     def _at_work(self, worker: int) -> list[str]:
         sender = self._going.get(worker)
-        return [] if sender is None else [f"{sender.n_arrived} samples of which have come"]
+        return [] if sender is None else [f"{sender.n_arrived} samples of which have arrived"]
 
 
 def _let_go(

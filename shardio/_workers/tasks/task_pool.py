@@ -242,7 +242,7 @@ class TaskPool(Closing):
         """
         if not self.has_room:
             raise AssertionError("there is no room for another item")
-        packed_request = pickled(request, "let the function make those of something simpler")
+        packed_request = pickled(request, "let the function create those from something simpler")
         named = request if item is None else item
         self._calls[self.n_put] = PendingCall(self.n_put, named, packed_request)
         self.n_put += 1
@@ -327,7 +327,7 @@ class TaskPool(Closing):
     def overdue(self, timeout_s: float) -> BatchTimeout:
         """Return the error for a late value, with the activity of every worker."""
         which = f"item {self._schedule.next_step}" if self._in_order else "any item"
-        first = f"{which} of {self._is_called} did not come within {timeout_s:g} s"
+        first = f"{which} of {self._is_called} did not arrive within {timeout_s:g} s"
         return BatchTimeout("\n".join([first, *self.at_work(lambda step: self._calls[step].named)]))
 
     def at_work(self, named: Callable[[int], str]) -> list[str]:
@@ -441,7 +441,7 @@ class TaskPool(Closing):
 
     def _died(self, step: int, how: str) -> WorkerDied:
         return WorkerDied(
-            f"{MAX_CRASHES} workers crashed over {self._calls[step].named} in {self._is_called}; "
+            f"{MAX_CRASHES} workers crashed on {self._calls[step].named} in {self._is_called}; "
             f"the last: {how}"
         )
 

@@ -52,8 +52,8 @@ def check_prefix(prefix: Any) -> str:
     n_bytes = len(os.fsencode(os.path.join(whole, _NAME)))
     if n_bytes > _MAX_BYTES:
         raise InvalidArgument(
-            f"prefix makes the path of a socket {n_bytes} bytes long, and {_MAX_BYTES} are the "
-            f"most; take a shorter one than {prefix!r}"
+            f"prefix makes the path of a socket {n_bytes} bytes long; the maximum is "
+            f"{_MAX_BYTES}: use a shorter prefix than {prefix!r}"
         )
     return whole[:-_RANDOM_LETTERS]
 

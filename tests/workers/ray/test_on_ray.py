@@ -290,7 +290,7 @@ def test_a_job_that_ends_its_process_once_is_done_again(nodes: Nodes, tmp_path: 
 
 
 def test_a_job_that_ends_two_processes_is_named(nodes: Nodes, tmp_path: Path) -> None:
-    with pytest.raises(WorkerDied, match="2 processes ended over job 0"):
+    with pytest.raises(WorkerDied, match="2 processes ended on job 0"):
         run(nodes, lambda number: os.kill(os.getpid(), signal.SIGKILL), tmp_path)
 
 

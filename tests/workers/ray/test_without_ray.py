@@ -194,14 +194,17 @@ def test_machines_that_were_lost_before_are_nothing_new(ray: StandIn, tmp_path: 
 @pytest.mark.parametrize(
     ("fates", "said"),
     [
-        ([Crashed("signal 9\nmore")] * 2, "2 processes ended over job 0; .*says: signal 9$"),
-        ([NodeDied("gone")] * 2 * ray_cluster.MAX_LOST, "8 machines were lost over job 0"),
+        (
+            [Crashed("signal 9\nmore")] * 2,
+            "2 processes ended on job 0; .*says: signal 9$",
+        ),
+        ([NodeDied("gone")] * 2 * ray_cluster.MAX_LOST, "8 machines were lost on job 0"),
         (
             ["silence", *[NodeDied("gone")] * 2 * ray_cluster.MAX_LOST],
-            "8 machines were lost over job 0",
+            "8 machines were lost on job 0",
         ),
-        (["silence"] * ray_cluster.MAX_LOST, "8 machines were lost over job 0"),
-        ([RayError("unheard of")], "Ray failed over job 0: unheard of"),
+        (["silence"] * ray_cluster.MAX_LOST, "8 machines were lost on job 0"),
+        ([RayError("unheard of")], "Ray failed on job 0: unheard of"),
     ],
 )
 def test_a_job_that_is_lost_too_often_is_named(
