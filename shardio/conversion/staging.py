@@ -70,7 +70,7 @@ _OWN_ENTRIES: Final = re.compile(
     r"(attempts-)?[0-9a-f]{16}|compacted|replaced|\d+-\d+\.unit|(plan|published)\.json"
     r"|\.plan\.json\.[0-9a-f]+\.tmp"
 )
-"""Names of the entries that a conversion creates in the work folder."""
+"""Matches the names of the entries that a conversion creates in the work folder."""
 LOCK_PATIENCE_S: Final = 2.0
 """The time to wait for the lock, which workers of a killed conversion hold until they exit."""
 
@@ -182,7 +182,7 @@ class Staging:
         self._plan = plan
 
     def _read_plan(self, hint: str) -> JournaledPlan | None:
-        """Read the plan; an error message ends with how to continue without the plan."""
+        """Read the plan; error messages end with `hint`, a way to continue without the plan."""
         try:
             return read_plan(self.folder)
         except DatasetCorrupt as error:

@@ -63,7 +63,7 @@ class ConversionJob:
 def convert_unit(unit: Unit, job: ConversionJob) -> Iterator[UnitEvent]:
     """Convert the inputs of one unit in order and yield their events; reuse a complete unit.
 
-    In a worker, a crash while reading an input is attributed to the position of that input.
+    In a worker, a crash while reading an input is attributed to that input.
 
     Raises:
         OSError: writing failed, or the disk is full.

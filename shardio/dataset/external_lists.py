@@ -125,8 +125,8 @@ def parse_external_list(content: Mapping[str, Any], kind: str, place: Path) -> E
         or not (0 < n_bytes <= _MAX_BYTES and 0 < count <= _MAX_COUNT)
     ):
         raise DatasetCorrupt(
-            f"{place}: {kind} must be listed, or name a part by an 'id' of 32 hex digits, 'bytes' "
-            f"and 'count'; found {dict(content)!r}"
+            f"{place}: {kind} must be a list, or refer to an external list by an 'id' of 32 hex "
+            f"digits, 'bytes' and 'count'; found {dict(content)!r}"
         )
     return ExternalList(place.parent / list_file_name(str(id), kind), str(id), n_bytes, count)
 

@@ -59,7 +59,7 @@ class RowRuns:
         gaps, counts = numbers[:, 0], numbers[:, 1]
         # Check each number before they are summed, so that the sum cannot overflow.
         if (numbers < 0).any() or (numbers > min(n_rows, _MAX_ROWS)).any() or (counts < 1).any():
-            raise InvalidArgument(f"a run of rows lies outside of the dataset's {n_rows}")
+            raise InvalidArgument(f"a run of rows is not within the dataset's {n_rows} rows")
         if (gaps[1:] < 1).any():
             raise InvalidArgument("a run of rows begins where the one before it ends")
         total = sum(numbers.reshape(-1).tolist())

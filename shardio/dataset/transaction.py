@@ -92,9 +92,8 @@ def raise_conflict(folder: PathName, before: int | None, cause: Exception | None
     if before is None or now is None or now == before or not _files_missing(folder, before, now):
         return
     raise DatasetConflict(
-        f"{os.fspath(folder)}: generation {now} is there: another writer published after "
-        f"generation {before} was read, and removed shards of it; run the operation again on the "
-        "published generation"
+        f"{os.fspath(folder)}: another writer published generation {now} after generation {before} "
+        "was read, and removed shards; run the operation again on the published generation"
     ) from cause
 
 

@@ -201,7 +201,7 @@ def missing_filter(file: Any) -> None:
         (compound, "compound or opaque: store each of its fields"),
         (opaque, "compound or opaque"),
         (references, "dataset 'x': found object: a reference"),
-        (number_lists, "found arrays of any length in 2 dimensions; expected 1"),
+        (number_lists, "found variable-length arrays in 2 dimensions; expected 1"),
         (complexes, "complex: store real and imaginary part"),
         (null, "has no value, not even a shape"),
         (bits, "dataset 'x': found uint8: expected"),

@@ -130,7 +130,7 @@ def test_what_an_index_says_must_be_there(root: Path, tmp_path: Path) -> None:
         one.name: one.reason
         for one in convert(root, tmp_path / "other", fields={"x": "text"}).broken
     }
-    assert reasons["a.mds"].endswith("expected hashes by the names of algorithms, found 'sha1'")
+    assert reasons["a.mds"].endswith("expected hashes by algorithm, found 'sha1'")
 
 
 def test_an_index_of_merged_ones_names_shards_below_it(root: Path, tmp_path: Path) -> None:

@@ -223,7 +223,10 @@ BAD = {
     "sparse": (header(kind=b"S"), "is a sparse file"),
     "volume": (header(kind=b"V"), "is of type b'V'"),
     "again": (tar([("1.txt", b"1"), ("1.txt", b"2")]), "'1.txt' appears twice in a sample"),
-    "apart": (tar({"1.txt": b"1", "2.txt": b"2", "1.cls": b"3"}), "expected behind the others"),
+    "apart": (
+        tar({"1.txt": b"1", "2.txt": b"2", "1.cls": b"3"}),
+        "expected directly after the other members",
+    ),
     "pickle": (tar({"1.pkl": b"", "1.txt": b""}), "pickle, which can run any code"),
     "npz": (tar({"1.npz": b"", "1.txt": b""}), "several arrays: save each as .npy"),
     "not UTF-8": (tar({"1.txt": b"\xff"}), "member '1.txt': not UTF-8"),

@@ -75,7 +75,7 @@ def test_who_misses_shards_that_another_writer_removed_is_told_of_that_writer(
     source: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     intrude(monkeypatch, clean_up)
-    with pytest.raises(DatasetConflict, match="generation 2 is there: .* removed shards") as caught:
+    with pytest.raises(DatasetConflict, match="published generation 2 .* removed shards") as caught:
         SURGERIES[name](source, tmp_path / "out")
     assert isinstance(caught.value.__cause__, DatasetCorrupt | FileNotFoundError)
     assert load(source).number == 2

@@ -27,7 +27,7 @@ DAMAGE: Final = (OSError, RuntimeError, ValueError, KeyError, TypeError, MemoryE
 """The exceptions that h5py raises for damaged files; it has no error classes of its own."""
 
 _REFUSED: Final = {
-    "O": "a reference, or variable length of what is no number",
+    "O": "a reference, or variable-length elements that are not numbers",
     "V": "compound or opaque: store each of its fields as a dataset",
     "c": "complex: store real and imaginary part",
 }
@@ -119,7 +119,7 @@ def _open(h5py: Any, dataset: Any, path: str, place: str) -> BlockArray:
     kind = _kind_of(h5py, dataset, path)
     if kind.is_ragged and len(shape) != 1:
         raise MediaError(
-            f"dataset {path!r}: found arrays of any length in {len(shape)} dimensions; expected 1"
+            f"dataset {path!r}: found variable-length arrays in {len(shape)} dimensions; expected 1"
         )
     row_bytes = int(np.prod(shape[1:], dtype=object)) * dataset.dtype.itemsize
     refuse_bomb(f"dataset {path!r}", (shape[0] if shape else 1) * row_bytes, os.path.getsize(place))

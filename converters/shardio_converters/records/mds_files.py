@@ -318,9 +318,7 @@ def _compare(file: IO[bytes], path: str, key: str) -> None:
         raise MediaError(f"{INDEX}: expected {found[0].get('bytes')} bytes, found {n_bytes}")
     known = found[0].get("hashes") or {}
     if not isinstance(known, dict):
-        raise MediaError(
-            f"{INDEX}: expected hashes by the names of algorithms, found {known!r:.80}"
-        )
+        raise MediaError(f"{INDEX}: expected hashes by algorithm, found {known!r:.80}")
     for algorithm, expected in known.items():
         if (digest := _digest(file, algorithm)) not in (None, expected):
             raise MediaError(f"{algorithm}: expected {expected}, found {digest}")

@@ -63,7 +63,7 @@ class RecordConverter(InferringConverter):
         if not fits(field):
             raise InvalidArgument(
                 f"field {name!r}: found {word!r}; expected bytes, text, image, json, "
-                "list[uint8[*]] or an array of which one dimension varies at most"
+                "list[uint8[*]], or an array with at most one varying dimension"
             )
 
     @abstractmethod

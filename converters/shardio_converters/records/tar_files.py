@@ -129,7 +129,7 @@ def _members(stream: _Stream) -> Iterator[Member]:
         yield member
         member.end()
     if about:
-        raise MediaError(f"ends at byte {stream.position:,}, before the member {about!r} is for")
+        raise MediaError(f"ends at byte {stream.position:,}; the member of {about!r} is missing")
 
 
 def _next_header(stream: _Stream) -> tuple[str, int, bytes] | None:

@@ -84,8 +84,8 @@ class TarSamples:
                 key, sample = parts[0], {}
                 if key in seen:
                     raise MediaError(
-                        f"member {member.name!r}: expected behind the others of {key!r}, found "
-                        "behind those of other samples: they must follow one another"
+                        f"member {member.name!r}: expected directly after the other members of "
+                        f"{key!r}, found after members of other samples"
                     )
                 seen.add(key)
             if parts[1] in sample:

@@ -124,7 +124,7 @@ def _check_whole(
     if digest != section.hash:
         findings.add(
             "section_hash",
-            "the payload's hash is not that of its records' hashes",
+            "the payload's hash does not match its records' hashes",
             section=section.name,
             expected=f"{section.hash:016x}",
             found=f"{digest:016x}",

@@ -191,7 +191,7 @@ def verify_validity(
         if bits[n_samples:].any():
             findings.add(
                 "validity",
-                "bits behind the last sample's are set",
+                "bits after the last sample's bit are set",
                 section=section.name,
                 field=name,
                 offset=section.offset + section.size - 1,
