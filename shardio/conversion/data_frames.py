@@ -109,7 +109,8 @@ def object_column(
     """Return a column of Python objects; the field is inferred from all values, None means missing.
 
     Raises:
-        InvalidArgument: no single field can store all values; names the first row that differs.
+        InvalidArgument: no single field can store all values; the message names the first row that
+            differs.
         SchemaError: a value is a masked array.
     """
     known: _InferredType | None = None
@@ -141,7 +142,7 @@ def _to_plain_value(name: str, row: int, value: Any, field: Field | None = None)
     """Return the value of a row, converted by `to_plain`.
 
     Raises:
-        InvalidArgument: the value cannot be stored; names column and row.
+        InvalidArgument: the value cannot be stored; the message names column and row.
     """
     try:
         return to_plain(value, field)

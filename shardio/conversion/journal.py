@@ -229,8 +229,8 @@ def check_same_settings(
     """Check that a conversion resumes with the settings that it started with.
 
     Raises:
-        InvalidArgument: options, versions or the machine type differ; names all differences, and
-            ends with `hint`.
+        InvalidArgument: options, versions or the machine type differ; the message names all
+            differences, and ends with `hint`.
     """
     differences = [
         f"{name} was {recorded!r}, is {current!r}"

@@ -348,7 +348,7 @@ def _memory_bytes(value: object) -> int:
 
 CPU_LIMIT_SIGNAL: Final = signal.SIGPROF
 """The signal that kills a process that exceeds its CPU time limit."""
-_BYTES_PER_S: Final = 1 << 20  # a step may process a whole file
+_BYTES_PER_S: Final = 1 << 20  # adds CPU time, as a step may process a whole file
 
 
 def cpu_limit_s(step_s: float, source: Input) -> float:

@@ -205,7 +205,7 @@ class DatasetFiles(ABC):
         """Check that no open file of these shards was truncated since it was mapped.
 
         Raises:
-            ShardChanged: names the first truncated file.
+            ShardChanged: a file is truncated; the message names the first one.
         """
         for shard in distinct(shards).tolist():
             for file in range(shard, len(self._groups) * self.n_shards, self.n_shards):

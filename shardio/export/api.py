@@ -87,8 +87,8 @@ def export(
         dataset: a folder, or an open dataset, whose selection of samples is exported.
         out: the folder to create; it may exist if it is empty.
         format: "webdataset", "parquet" or "files".
-        fields: names of the fields to export; all by default. The name of a nested record stands
-            for all its fields.
+        fields: names of the fields to export; all by default. The name of a nested record selects
+            all its fields.
         subset: the name of a subset, if `dataset` is a folder.
         shard_bytes: approximate size of one tar or Parquet file.
         on_error: "stop" at the first damaged sample, or "skip" it.

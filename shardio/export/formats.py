@@ -167,7 +167,7 @@ class SampleReader:
             if len(rows) == 1:
                 self._skip(int(numbers[0]), error)
                 return
-            for i in range(len(rows)):  # one by one, to find the damaged sample
+            for i in range(len(rows)):  # read each sample separately, to find the damaged ones
                 one = slice(i, i + 1)
                 yield from self._read(shard, numbers[one], rows[one], columns, records)
             return

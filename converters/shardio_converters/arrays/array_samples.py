@@ -171,7 +171,7 @@ class ArraySamples(InferringConverter):
             if arrays:
                 agree = agree and _n_rows(arrays) is not None
                 for by_rows, inference in merged.items():
-                    try:  # a file that differs from earlier files is reported when read
+                    try:  # a file that differs from earlier files is reported when it is read
                         inference.add(_samples_of(arrays, rows=by_rows))
                     except MediaError as error:
                         reasons[by_rows] = reasons[by_rows] or f"; {one.name}: {error}"

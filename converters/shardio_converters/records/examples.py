@@ -20,8 +20,8 @@ Values = list[bytes] | npt.NDArray[Any]
 
 _BYTES, _FLOATS, _INTS = 1, 2, 3  # fields of a Feature
 _VARINT, _I64, _LENGTH, _I32 = 0, 1, 2, 5  # wire types
-_FIRST: Final = 0x0A  # field 1 that has a length: a message, a string, packed numbers
-_SECOND: Final = 0x12  # field 2 that has a length
+_FIRST: Final = 0x0A  # the tag of field 1 with a length: a message, a string, packed numbers
+_SECOND: Final = 0x12  # the tag of field 2 with a length
 _LISTS: Final = {0x0A: _BYTES, 0x12: _FLOATS, 0x1A: _INTS}
 _FEW: Final = 16  # the size of numbers in bytes up to which Python is faster than NumPy
 _MAX_VARINT: Final = 10  # bytes

@@ -10,7 +10,7 @@ import zstandard
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_CHUNK_BYTES = 16 << 10  # of input per step; even a very repetitive frame makes it at most 500 MB
+_CHUNK_BYTES = 16 << 10  # input per step; a very repetitive frame expands it to at most 500 MB
 
 
 def open_zstd(file: IO[bytes]) -> IO[bytes]:

@@ -32,7 +32,7 @@ from shardio_converters.robots.lerobot_metadata import (
 )
 from shardio_converters.schema_spec import Field, InferringConverter, fits, parse_field
 
-if TYPE_CHECKING:  # pyarrow is imported where it is used: options are listed without it
+if TYPE_CHECKING:  # pyarrow is imported on use, so that options can be listed without it
     from shardio_converters.tabular.arrow_columns import ArrowColumn
 
 _HALF: Final = 0.5  # half the time between two frames

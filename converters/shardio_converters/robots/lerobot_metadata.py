@@ -20,7 +20,7 @@ from shardio import Input, InvalidArgument, MediaError
 from shardio_converters.file_names import data_name, named_path
 from shardio_converters.schema_spec import parse_field
 
-if TYPE_CHECKING:  # pyarrow is imported where it is used: options are listed without it
+if TYPE_CHECKING:  # pyarrow is imported on use, so that options can be listed without it
     import pyarrow as pa
 
 INFO: Final = "meta/info.json"

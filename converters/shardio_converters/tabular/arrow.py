@@ -16,7 +16,7 @@ from shardio_converters.inference import InputProbe
 from shardio_converters.schema_spec import STEP_S, Field, InferringConverter
 from shardio_converters.tabular.rows import row_samples
 
-if TYPE_CHECKING:  # pyarrow is imported where it is used: options are listed without it
+if TYPE_CHECKING:  # pyarrow is imported on use, so that options can be listed without it
     from shardio_converters.tabular.arrow_columns import ArrowColumn
     from shardio_converters.tabular.arrow_frames import FrameColumn
 
