@@ -1,1 +1,1 @@
-"""Sequences of samples, and the contents of each: clips of videos, images, audio, tokens."""
+"""Datasets and their views as sequences of samples: rows, clips of videos, windows of tokens."""

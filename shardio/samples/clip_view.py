@@ -31,34 +31,34 @@ _OPTIONS: Final = ("frames", "stride", "step", "size")
 
 
 class _Found(NamedTuple):
-    """The clips of a dataset, and their format."""
+    """The clips found in a dataset, and their format in a batch."""
 
     spec: ClipSpec
     clips: Clips
 
 
 class ClipView(SampleView):
-    """The clips of the videos in one field of a dataset, which it borrows.
+    """A view whose samples are clips of the videos in one field. It borrows the dataset.
 
-    The number of frames and the length of each video are in the index, 64 bytes per video, all of
-    which are read on first use. For clips by time, the packet tables of videos without a stored
-    length are read too.
+    On first use, the number of frames and the length of every video are read from the index, 64
+    bytes per video. For clips by time, the packet tables of videos without a stored length are read
+    too.
 
     Args:
-        dataset: has the videos.
-        clip: how clips are cut; its field is the only one of videos by default.
+        dataset: the dataset with the videos.
+        clip: the options of the clips; `clip.field` is optional if only one field has videos.
 
     Raises:
-        InvalidArgument: the field does not exist or has no videos; on first use: there are videos,
-            but no clip of any; their sizes differ, and `size` is not given; the field of events is
+        InvalidArgument: the field does not exist or has no videos. On first use: no video has a
+            clip; the sizes of videos differ, and `size` is not given; the field of events is
             invalid, or has an event outside of its video.
-        ShardCorrupt: on first use: that part of the index is damaged.
+        ShardCorrupt: (on first use) the index of the videos is damaged.
     """
 
     def __init__(self, dataset: Dataset, clip: Clip) -> None:
         super().__init__(dataset)
         self.clip = resolve_field(dataset.schema, clip)
-        """The options of the clips, with the field that they are cut from."""
+        """The options of the clips, with the field of the videos."""
         self.video = self.clip.field or ""
         """The field of the videos."""
         if self.clip.around is not None:
@@ -66,7 +66,7 @@ class ClipView(SampleView):
 
     @classmethod
     def of_tables(cls, spec: ClipSpec, dataset: Dataset, tables: Tables) -> ClipView:
-        """Return a view like another one, given the tables of that one."""
+        """Return a view of `dataset` from the `spec` and the tables of an equal view."""
         found = cls(dataset, spec.clip)
         events = Events(tables["events"], tables["values"]) if "events" in tables else None
         found.__dict__["_found"] = _Found(spec, Clips(spec.clip, tables["n_frames"], events))
@@ -83,7 +83,7 @@ class ClipView(SampleView):
 
     @property
     def clips(self) -> Clips:
-        """The clips by number."""
+        """The clips, by their index."""
         return self._found.clips
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -102,7 +102,7 @@ class ClipView(SampleView):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields of the dataset that a sample is made of."""
+        """The fields of the dataset that a sample contains or is derived from."""
         schema = self.dataset.schema
         return tuple(
             name for name in schema if name == self.video or schema[name].medium != "video"
@@ -131,7 +131,7 @@ class ClipView(SampleView):
         return names
 
     def on(self, dataset: Dataset) -> ClipView:
-        """Return a view of another dataset's rows, made in the same way."""
+        """Return a view of another dataset with the same options."""
         return ClipView(dataset, self.clip)
 
     def reopened(self, dataset: Dataset) -> ClipView:
@@ -143,11 +143,11 @@ class ClipView(SampleView):
 
     @property
     def maker(self) -> Maker:
-        """A function that makes an equal view of its `tables`."""
+        """A function that creates an equal view from its `tables`."""
         return functools.partial(ClipView.of_tables, self.spec)
 
     def tables(self) -> Mapping[str, Table]:
-        """Return the tables by which the view is made again in another process."""
+        """Return the tables from which another process creates the view again."""
         found = {"n_frames": Table(self.clips.n_frames, "how many frames each video has")}
         if self.clips.events is not None:
             counts, values = self.clips.events
@@ -156,42 +156,42 @@ class ClipView(SampleView):
         return found
 
     def delivered(self, schema: Schema) -> Schema:
-        """Return the schema of its samples, given that of the stored fields."""
+        """Return the schema of the view's samples, given the schema of the stored fields."""
         return self.spec.delivered(schema)
 
     def clip_reader(self, *, needs_times: bool) -> ClipReader:
-        """Return a decoder of its clips."""
+        """Return a decoder of the view's clips."""
         return ClipReader(self.dataset, self.spec, self.clips, needs_times=needs_times)
 
     @property
     def identity(self) -> str:
-        """Text that tells the view from others of the same dataset."""
+        """Text that distinguishes the view from other views of the same dataset."""
         return f"{self.dataset.rows.view_id} {self.clip.identity}".lstrip()
 
     @property
     def source_ends(self) -> Rows:
-        """Number of samples up to the end of each source of a mixture."""
+        """The cumulative numbers of samples of a mixture's sources."""
         return _source_ends(self.dataset, self.clips)
 
     def at(self, numbers: Rows) -> Rows:
-        """Return the row of each sample."""
+        """Return the row of each clip's video."""
         return self.dataset.rows.at(self.clips.videos(numbers))
 
     @property
     def shard_ends(self) -> Rows:
-        """Number of clips up to the end of each shard."""
+        """The cumulative numbers of clips per shard."""
         ends: Rows = np.concatenate([[0], self.clips.ends])[self.dataset.rows.shard_ends]
         return ends
 
     def no_shards_reason(self) -> str | None:
-        """Return the reason why its samples do not come shard by shard; None if they do."""
+        """Return the reason why the samples are not in the order of the shards, or None."""
         if self.clip_grouping is not None:
             return "per_video keeps clips of a video together, wherever it lies"
         return super().no_shards_reason()
 
     @property
     def clip_grouping(self) -> ClipGrouping | None:
-        """The clips of a video that stay together in a shuffle."""
+        """The groups of clips that stay together in a shuffle; None for single clips."""
         if self.clip.per_video in (None, 1):
             return None
         parts = np.split(self.clips.ends, np.cumsum(self.dataset.rows.source_counts)[:-1])
@@ -200,14 +200,14 @@ class ClipView(SampleView):
         return ClipGrouping(self.clip.per_video or 1, ends)
 
     def draws(self, numbers: Rows, keys: Keys) -> ClipDraws:
-        """Draw first frames and crops for some clips."""
+        """Draw the first frames and the crops of some clips."""
         clips = self.clips
         starts = clips.starts(numbers, clips.videos(numbers), keys.hashes(OF_CLIPS))
         places = None if self.clip.crop == "center" else keys.hashes(OF_CROPS)
         return ClipDraws.of(starts, places)
 
     def audio(self, sounds: Mapping[str, Sound]) -> AudioSpec:
-        """Return the format of some fields' audio, that of the clip's time."""
+        """Return the format of the audio in some fields, which covers the time of the clip."""
         if any(sound.where == "random" for sound in sounds.values()):
             raise InvalidArgument(
                 f"{self.dataset.path}: samples are clips of {self.video!r}, and their sound is "
@@ -217,7 +217,7 @@ class ClipView(SampleView):
         return super().audio(sounds)
 
     def seconds_of(self, name: str) -> SecondsRange | None:
-        """Return the least and the most seconds of sound of a clip."""
+        """Return the minimum and maximum seconds of audio of a clip."""
         return clip_seconds_range(self.dataset, name, self.clip)
 
 
@@ -227,11 +227,11 @@ def default_clip(view: Mapping[str, Any]) -> Clip:
 
 
 def resolve_field(schema: Schema, clip: Clip) -> Clip:
-    """Return the specification of clips with the field that they are cut from.
+    """Return the options of clips with `field` set to the field of the videos.
 
     Raises:
-        InvalidArgument: there is no such field of videos, or it is not clear which; or the fields
-            of times are there already.
+        InvalidArgument: there is no such field of videos, or several could be meant; or the names
+            of the fields for times are taken.
     """
     videos = [name for name in schema if schema[name].medium == "video"]
     known, wanted = ", ".join(videos) or "none", clip.field
@@ -242,7 +242,8 @@ def resolve_field(schema: Schema, clip: Clip) -> Clip:
         raise InvalidArgument(
             f"clips are of one field of videos; of {known} choose one with dataset.clips(field=…)"
         )
-    # Given or not, the same field: loaders of the same clips accept each other's states.
+    # Set the field even if it was omitted: equal clips then have equal options, and loaders of
+    # equal clips accept each other's states.
     return replace(clip, field=wanted or videos[0])
 
 
@@ -275,7 +276,7 @@ def _find_clips(dataset: Dataset, clip: Clip) -> _Found:
 
 
 def _source_ends(dataset: Dataset, clips: Clips) -> Rows:
-    """Return the number of clips up to the end of each source of a mixture."""
+    """Return the cumulative numbers of clips of a mixture's sources."""
     ends: Rows = np.concatenate([[0], clips.ends])[np.cumsum(dataset.rows.source_counts)]
     return ends
 
@@ -304,9 +305,9 @@ class _EventCollector:
     def take(
         self, happened: VideoEvents, numbers: Rows, is_long: npt.NDArray[np.bool_]
     ) -> npt.NDArray[np.bool_]:
-        """Add the events of the videos with these numbers.
+        """Add the events of videos, given their `numbers` and a mask of the long-enough ones.
 
-        Return a mask of the videos that have any.
+        Return a mask of the videos from which events were added.
         """
         counts, values = happened
         self._values.append(values[np.repeat(is_long, counts)].astype(self._kind))
@@ -323,7 +324,7 @@ class _EventCollector:
 
 
 def _no_clips_message(dataset: Dataset, clip: Clip, name: str, longest: int) -> str:
-    """Return the reason why videos of at most `longest` frames have no clip at all."""
+    """Return the error message for a dataset whose videos, up to `longest` frames, have no clip."""
     if longest >= clip.span:
         return f"{dataset.path}: field {clip.around!r} has no event of any video with a clip"
     if clip.rate is None:
@@ -352,7 +353,7 @@ def _common(
     """Return the common size of all videos that have clips.
 
     Raises:
-        InvalidArgument: sizes differ, or are odd and cannot be yuv420.
+        InvalidArgument: the sizes differ, or are odd, which pixels="yuv420" does not support.
     """
     found = sorted(sizes)
     if len(found) > 1:

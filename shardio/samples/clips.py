@@ -1,7 +1,7 @@
 """Clips of stored videos: the frames and the video at each position of a view. Pure.
 
-A dataset of videos is loaded clip by clip. The clips are a view: nothing is stored for them, and
-any position is found by arithmetic on the number of frames of each video.
+A dataset of videos is loaded clip by clip. The clips are a view: nothing is stored for them. The
+clip at any position is computed from the number of frames of each video.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Numbers = npt.NDArray[np.int64]
 _MAX: Final = 1 << 31
 _HALF: Final = 1 << 32
 _MAX_PARTS: Final = 1 << 16
-"""The largest denominator of a float taken as exact: 12.5 is, 29.97 is not."""
+"""The largest denominator of a float that counts as exact, as 12.5 does and 29.97 does not."""
 _MAX_SIDE: Final = 16384
 _CHOICES: Final = {
     "where": get_args(Where),
@@ -72,7 +72,7 @@ class Clip:
         if self.around is not None:
             self._check_around(self.around)
         elif self.where == "all":
-            # Given or not, the same step: options that give the same clips are equal.
+            # Set the step even if it was omitted: equal clips then have equal options.
             step = self.frames * self.stride if self.step is None else self.step
             object.__setattr__(self, "step", _check_number("step", step, 1 << 62))
         elif self.step is not None:
@@ -114,7 +114,7 @@ class Clip:
     @property
     def rate(self) -> Fraction | None:
         """Frames of a clip per second; None if clips are defined by frames of the video."""
-        # Made a Fraction when it was checked
+        # `__post_init__` has converted it to a Fraction.
         return self.fps if isinstance(self.fps, Fraction) else None
 
     @property
@@ -124,13 +124,13 @@ class Clip:
 
     @property
     def n_before(self) -> int:
-        """The number of frames of a clip before that of its event."""
-        # A number written as 0.3 is three tenths.
+        """The number of frames of a clip before the frame of its event."""
+        # Use the decimal repr, so that 0.3 is exactly 3/10.
         return math.floor(Fraction(repr(self.lead or 0.0)) * (self.frames - 1))
 
     @property
     def span(self) -> int:
-        """Frames of the video from a clip's first to its last, inclusive."""
+        """The number of frames of the video from a clip's first to its last, inclusive."""
         return (self.frames - 1) * self.stride + 1
 
     @property
@@ -142,7 +142,7 @@ class Clip:
         if self.fps is not None:
             known["fps"] = str(self.fps)
         if self.around is not None:
-            known["lead"] = self.n_before  # values of lead that give the same clips are equal
+            known["lead"] = self.n_before  # different values of `lead` may give the same clips
         if self.where == "all":
             del known["per_video"]
         return "clips " + json.dumps(known, sort_keys=True, separators=(",", ":"))
@@ -151,8 +151,8 @@ class Clip:
 class Events(NamedTuple):
     """The number of events of each video, and all events in the order of the videos.
 
-    Floats in `values` are seconds from a video's first frame, integers are frame numbers. Only
-    videos that are long enough for a clip have events.
+    Floats in `values` are seconds from a video's first frame; integers are frame numbers. Events of
+    videos that are too short for a clip are left out.
     """
 
     counts: _Numbers
@@ -163,9 +163,10 @@ class Clips:
     """The clips of some videos, by position, in the order of the videos. Immutable.
 
     Args:
-        clip: how they are cut.
-        n_frames: frames of each video, at the rate of `fps` if given; 0 for a missing video.
-        events: for clips around events.
+        clip: the options of the clips.
+        n_frames: the number of frames of each video, at the rate of `fps` if given; 0 for a missing
+            video.
+        events: the events, for clips around events.
     """
 
     def __init__(self, clip: Clip, n_frames: _Numbers, events: Events | None = None) -> None:
@@ -186,27 +187,28 @@ class Clips:
 
     @property
     def ends(self) -> _Numbers:
-        """The cumulative number of clips: of the first video, of the first two, and so on."""
+        """The cumulative numbers of clips per video."""
         return self._ends
 
     def videos(self, positions: _Numbers) -> _Numbers:
-        """Return the video of each of `positions`, which are from 0 to len() - 1."""
+        """Return the video at each of `positions`, which are from 0 to len() - 1."""
         return np.searchsorted(self._ends, positions, "right")
 
     def starts(
         self, positions: _Numbers, videos: _Numbers, draws: npt.NDArray[np.uint64]
     ) -> _Numbers:
-        """Return the first frame of the clip at each of `positions`.
+        """Return the start of the clip at each of `positions`, for `video_index.clip_frames`.
 
-        For clips defined by times, the result is input for `video_index.clip_frames`: the number of
-        the event; for `"all"`, the multiple of 1 / fps after the video's start; else the number of
-        parts, out of `n_shares`, of the possible first frames that precede the one to use.
+        The start is the first frame of the clip, except for clips that depend on times. Around
+        events, it is the index of the event. For where="all", it is a number of times 1 / fps after
+        the video's first frame. For "uniform" and "random", it is a share: the first frame is
+        preceded by start / `n_shares` of all possible first frames.
 
         Args:
-            positions: from 0 to len() - 1.
-            videos: the result of `videos` for them.
-            draws: 64 random bits for each, keyed by seed, epoch and position; used for `"random"`
-                clips only.
+            positions: positions of clips, from 0 to len() - 1.
+            videos: the result of `videos` for these positions.
+            draws: 64 random bits for each position, keyed by seed, epoch and position; used only
+                for where="random".
         """
         n_starts = self._n_starts[videos]
         if self.clip.around is not None:
@@ -214,7 +216,7 @@ class Clips:
         if self.clip.rate is not None and self.clip.where == "random":
             return (draws >> np.uint64(32)).astype(np.int64)
         if self.clip.where == "random":
-            # 32 bits suffice: of 100,000 starts none is more likely than another by 1 in 40,000.
+            # 32 bits suffice: the probabilities of 100,000 starts differ by less than 1/40,000.
             upper = (draws >> np.uint64(32)) * n_starts.astype(np.uint64)
             return (upper >> np.uint64(32)).astype(np.int64)
         numbers = positions - self._begins[videos]
@@ -229,7 +231,7 @@ class Clips:
 
     @property
     def n_shares(self) -> int:
-        """The number of parts into which `starts` divides the possible first frames, by time."""
+        """The denominator of the shares that `starts` returns for clips by time."""
         return _HALF if self.clip.where == "random" else 2 * (self.clip.per_video or 1)
 
     def frames(self, start: int) -> range:
@@ -239,9 +241,9 @@ class Clips:
 
 @dataclass(frozen=True, slots=True)
 class ClipSpec:
-    """The clips cut out of the videos of one field, and their format in a batch.
+    """The options of clips, and the format of a clip in a batch.
 
-    `name` is the field of the videos, `size` the (height, width) of the clips' frames.
+    `name` is the field of the videos; `size` is the (height, width) of the clips' frames.
     """
 
     clip: Clip
@@ -258,11 +260,11 @@ class ClipSpec:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The fields of a clip: its pixels, and with `times` the times of its frames."""
+        """The fields of a clip: the pixels and, with `times`, the times of the frames."""
         return (self.name, *time_field_names(self.name)) if self.clip.times else (self.name,)
 
     def delivered(self, schema: Schema) -> Schema:
-        """Return the schema of samples whose video is a clip."""
+        """Return the schema of samples, with the clip's fields in place of the video."""
         fields: dict[str, Field] = {}
         made = self.array, Array("int64", (self.clip.frames,)), Array("int64", (2,))
         for name, field in schema.items():
@@ -272,15 +274,15 @@ class ClipSpec:
 
 
 def time_field_names(name: str) -> tuple[str, str]:
-    """Return the names of the fields with the times of a clip's frames, and with their unit."""
+    """Return the names of the fields for the times of a clip's frames, and for their time base."""
     return f"{name}_pts", f"{name}_time_base"
 
 
 class ClipDraws(NamedTuple):
-    """The first frame of each sample's clip, and the position of its crop.
+    """The start of each sample's clip, as in `Clips.starts`, and the position of the crop.
 
-    `places` has, for each, the fractions of the surplus at the left and at the top, from 0 up to 1;
-    None: half of it.
+    `places` has the position of each crop as fractions from 0 up to 1, (left, top): how much of the
+    pixels that are cut off lies at the left and at the top. None centres all crops.
     """
 
     starts: _Numbers
@@ -292,7 +294,7 @@ class ClipDraws(NamedTuple):
 
     @classmethod
     def of(cls, starts: _Numbers, draws: npt.NDArray[np.uint64] | None) -> Self:
-        """Return clips that begin at `starts`; of 64 random bits each, the place of their crops."""
+        """Return draws with these `starts`; each crop is drawn from 64 bits, or centred (None)."""
         if draws is None:
             return cls(starts, None)
         halves = np.stack([draws >> np.uint64(32), draws & np.uint64(_HALF - 1)], axis=1)

@@ -1,6 +1,8 @@
-"""Decode stored pictures, clips and sound, into the rows of a block or for the user's transform.
+"""Decode stored images, clips and audio, into the rows of a block or for the user's transform.
 
-The tables and decoder of an opened stream are kept for its next clip. Used by `filler`.
+Used by `_engine.filling`. In this module, `rows` are row numbers over all shards of the dataset,
+and `row` is a row number within its shard. The tables and the decoder of a stream are cached for
+its next clip.
 """
 
 from __future__ import annotations
@@ -32,25 +34,26 @@ Pixels = npt.NDArray[np.uint8]
 
 
 class ImageReader:
-    """A decoder of the pictures of a dataset, which it borrows.
+    """A decoder of the images of a dataset. It borrows the dataset.
 
     Args:
-        dataset: holds the pictures.
-        names: the fields that are decoded.
+        dataset: the dataset with the images.
+        names: the fields to decode.
     """
 
     def __init__(self, dataset: Dataset, names: tuple[str, ...]) -> None:
         self._dataset, self.names = dataset, frozenset(names)
 
     def decode(self, data: Any, name: str, shard: int, row: int, out: Pixels | None = None) -> Any:
-        """Decode one picture, into `out` if that is given.
+        """Decode one image, into `out` if given.
 
         Args:
-            data: its file.
-            name, shard, row: its place, for messages; the row in its shard.
+            data: the bytes of the image file.
+            name, shard, row: the field, shard and row of the image, for messages.
+            out: an array to fill; its shape is that stored in the index.
 
         Raises:
-            MediaError: it cannot be decoded, or its size is not the declared one.
+            MediaError: the image cannot be decoded, or does not have the shape of `out`.
         """
         start_ns = now_ns()
         try:
@@ -62,18 +65,20 @@ class ImageReader:
         return pixels
 
     def of_sample(self, sample: dict[str, Any], shard: int, row: int) -> dict[str, Any]:
-        """Return a sample with its pictures decoded, in new memory."""
+        """Return a sample with its images decoded, in new memory."""
         for name in self.names:
             if sample[name] is not None:
                 sample[name] = self.decode(sample[name], name, shard, row)
         return sample
 
     def shapes(self, name: str, shard: int, rows: Rows) -> npt.NDArray[np.int64]:
-        """Return the decoded shape of some rows of a shard, (n, 3); zeros without a picture.
+        """Return the decoded shape of the image in each of `rows` of a shard, (n, 3).
+
+        The shape of a missing image is (0, 0, 0).
 
         Raises:
-            ShardCorrupt: no picture has such a shape.
-            MediaError: it is too large.
+            ShardCorrupt: a stored shape is impossible.
+            MediaError: an image is too large.
         """
         reader = self._dataset.files.reader(shard, name)
         found = reader.records.shapes(name, rows).astype(np.int64)
@@ -92,28 +97,30 @@ class ImageReader:
 
 Numbers = npt.NDArray[np.int64]
 Clip = tuple[int, Pixels]
-"""The start of a clip, as in `Cuts`, and the array for its frames."""
+"""The start of a clip, as from `Clips.starts`, and the array for its frames."""
 Wanted = tuple[list[Clip], list[CropPosition | CropBox | None]]
-"""Clips of one video, and where the pictures of each are cropped."""
+"""Clips of one video, and the crop of each clip."""
 
 _MAX_VIDEO_STREAMS: Final = 2048
-"""Opening one takes about as long as decoding 12 frames of 112x112; it keeps 5 KB."""
+"""The maximum number of open videos. Opening one takes as long as decoding about 12 frames of
+112x112; an open video takes 5 KB."""
 _MAX_PACKETS: Final = 1 << 19
-"""Of all streams that are open; 18 MB of tables, 26 MB with the times of their frames."""
+"""The maximum number of packets of all open videos. Their tables take 18 MB, or 26 MB with the
+times of the frames."""
 
 
 class _OpenVideo(NamedTuple):
-    """A video that was read lately, and when its frames are shown if clips need to know."""
+    """A recently read video, and the times of its frames if clips need them."""
 
     stream: EncodedStream
     times: FrameTimes | None
 
 
 class ClipReader(Closing):
-    """A decoder of clips of the videos in one field of a dataset, which it borrows.
+    """A decoder of clips of the videos in one field of a dataset. It borrows the dataset.
 
-    It owns decoders until `close`, and is closed before the dataset. `needs_times` is True if
-    moments will be requested.
+    It owns decoders until `close`, which must precede the closing of the dataset. `needs_times`
+    must be True if `moment` will be called.
     """
 
     def __init__(
@@ -129,15 +136,15 @@ class ClipReader(Closing):
     def fill(
         self, out: Pixels, rows: Rows, shards: Rows, draws: ClipDraws | None, part: slice
     ) -> None:
-        """Decode the clips of a batch, those of one video together.
+        """Decode clips into `out`, the clips of one video together.
 
         Args:
-            out: (clips, *the shape of one).
-            rows, shards: of their videos, in all shards.
-            draws, part: where they begin, and which of these draws they are.
+            out: the output, (clips, *shape of one clip).
+            rows, shards: the row and the shard of each clip's video.
+            draws, part: the draws of a batch, and the range of these draws that belongs to `out`.
 
         Raises:
-            ShardCorrupt, MediaError: naming the sample.
+            ShardCorrupt, MediaError: the message names the sample.
         """
         if draws is None:
             raise AssertionError("clips are drawn by the view that has them")
@@ -152,29 +159,29 @@ class ClipReader(Closing):
             self._decode(shard, row, wanted)
 
     def of_sample(self, shard: int, row: int, start: int, place: CropPosition | None) -> Pixels:
-        """One clip in new memory; the row is that in its shard."""
+        """Return one clip in new memory."""
         made = np.empty([n or 0 for n in self._spec.array.shape], np.uint8)
         self._decode(shard, row, ([(start, made)], [place]))
         return made
 
     def fill_times(self, name: str, out: Numbers, rows: Rows, shards: Rows, starts: Rows) -> None:
-        """Write the times of the clips of a batch into one of the fields that have them.
+        """Write one of the time fields of clips.
 
         Args:
-            name: which of the fields.
-            out: (clips, *the shape of one).
-            rows, shards: of their videos, in all shards.
-            starts: where they begin.
+            name: the name of the time field.
+            out: the output, (clips, *shape of the field).
+            rows, shards: the row and the shard of each clip's video.
+            starts: the starts of the clips.
 
         Raises:
-            ShardCorrupt, MediaError: naming the sample.
+            ShardCorrupt, MediaError: the message names the sample.
         """
         local = (rows - self._dataset.starts.take(shards)).tolist()
         for i, (shard, row) in enumerate(zip(shards.tolist(), local, strict=True)):
             out[i] = self.times_of_sample(shard, row, int(starts[i]))[name]
 
     def times_of_sample(self, shard: int, row: int, start: int) -> dict[str, Numbers]:
-        """Return the time fields of one clip, if requested; the row is within its shard."""
+        """Return the time fields of one clip; none unless the clips have `times`."""
         if not self._spec.clip.times:
             return {}
         try:
@@ -188,10 +195,10 @@ class ClipReader(Closing):
         return dict(zip(time_field_names(self.name), (times.pts[frames], base), strict=True))
 
     def moment(self, shard: int, row: int, start: int) -> tuple[Fraction, Fraction]:
-        """When the first frame of a clip is shown, and how long the clip is, in seconds.
+        """Return the time of a clip's first frame, and the clip's duration, in seconds.
 
         Raises:
-            ShardCorrupt, MediaError: naming the sample.
+            ShardCorrupt, MediaError: the message names the sample.
         """
         try:
             stream, times = self._open(shard, row)
@@ -220,12 +227,12 @@ class ClipReader(Closing):
         PHASE_TIMES.sums_ns[DECODE] += now_ns() - start_ns
 
     def _placed(self, error: Exception, shard: int, row: int) -> MediaError:
-        """Return the error of a video, naming it."""
+        """Return an error that names the video."""
         path = self._dataset.files.reader(shard, self.name).path
         return MediaError(f"{path}, field {self.name!r}, sample {row}: {error}")
 
     def _open(self, shard: int, row: int) -> _OpenVideo:
-        """Return the stream of a video, a recent one or read again."""
+        """Return a video, from the cache or read from its shard."""
         found = self._streams.get((shard, row))
         if found is None:
             records = self._dataset.files.reader(shard, self.name).records
@@ -239,7 +246,7 @@ class ClipReader(Closing):
         return found
 
     def _forget(self) -> None:
-        """Evict the least recently used streams, but not the latest one."""
+        """Evict the least recently used streams, except the last one, until the limits are met."""
         while len(self._streams) > 1 and (
             len(self._streams) > _MAX_VIDEO_STREAMS or self._n_packets > _MAX_PACKETS
         ):
@@ -258,18 +265,18 @@ Samples = npt.NDArray[Any]
 Span = tuple[int, int]
 
 _MAX_AUDIO_STREAMS: Final = 256
-"""Each has its own decoder: 50 to 300 KB."""
+"""The maximum number of open audio streams. Each has its own decoder of 50 to 300 KB."""
 
 
 class AudioReader(Closing):
-    """A decoder of the sound in some fields of a dataset, which it borrows.
+    """A decoder of the audio in some fields of a dataset. It borrows the dataset.
 
-    It owns decoders until `close`, and is closed before the dataset.
+    It owns decoders until `close`, which must precede the closing of the dataset.
 
     Args:
-        dataset: holds the sound.
-        audio_spec: the form in which it is delivered.
-        clips: the decoder of the videos in the same samples, if samples are clips; borrowed.
+        dataset: the dataset with the audio.
+        audio_spec: the format of the decoded audio.
+        clips: if samples are clips, the decoder of their videos; borrowed.
     """
 
     def __init__(self, dataset: Dataset, audio_spec: AudioSpec, clips: ClipReader | None) -> None:
@@ -277,32 +284,33 @@ class AudioReader(Closing):
         self._fields = {field.name: field for field in audio_spec.fields}
         self.names = frozenset(self._fields)
         self.spans = {field.span: field.name for field in audio_spec.fields}
-        """The fields that say where in the sound of another there is some, each with that one."""
+        """For each field with the range of audio (`NAME_span`), the field of the audio."""
         self._decoder = AudioDecoder(max_streams=_MAX_AUDIO_STREAMS)
         self._streams: OrderedDict[tuple[str, int, int], EncodedStream | None] = OrderedDict()
 
     def decode(
         self, name: str, rows: Rows, shards: Rows, starts: Sequence[int]
     ) -> list[tuple[Samples, Span] | None]:
-        """Return the sound of some samples, each with its span; None where there is none.
+        """Return the audio of some samples, each with its span; None for missing audio.
 
         Args:
-            name: of the field.
-            rows, shards: of the samples, in all shards.
-            starts: what decides where each sound begins: the start of its clip, or a draw.
+            name: the field.
+            rows, shards: the row and the shard of each sample.
+            starts: for each sample, the start of its clip, or the 64 random bits that determine the
+                beginning of the audio.
 
         Raises:
-            ShardCorrupt, MediaError: naming the sample.
+            ShardCorrupt, MediaError: the message names the sample.
         """
         local = (rows - self._dataset.starts.take(shards)).tolist()
         places = zip(shards.tolist(), local, starts, strict=True)
         return [self.of_sample(name, *place) for place in places]
 
     def of_sample(self, name: str, shard: int, row: int, start: int) -> tuple[Samples, Span] | None:
-        """Return the sound of one sample and its span; the row is within its shard.
+        """Return the audio of one sample and its span; None if the audio is missing.
 
         Raises:
-            ShardCorrupt, MediaError: naming the sample.
+            ShardCorrupt, MediaError: the message names the sample.
         """
         stream = self._stream(name, shard, row)
         if stream is None:
@@ -324,7 +332,7 @@ class AudioReader(Closing):
         return _typed(found, field), span
 
     def fields_of(self, shard: int, row: int, start: int) -> dict[str, Any]:
-        """Return the sound fields of a sample and their spans; absent sound is None or silence."""
+        """Return the audio fields of a sample and their spans; missing audio is None or silence."""
         made: dict[str, Any] = {}
         for name, field in self._fields.items():
             found = self.of_sample(name, shard, row, start)
@@ -333,7 +341,7 @@ class AudioReader(Closing):
         return made
 
     def _nothing(self, field: AudioField) -> Samples | None:
-        """Return the stand-in for absent sound."""
+        """Return the value of a missing sample: silence, or None if the length varies."""
         if field.n_samples is None:
             return None
         return np.zeros((field.n_samples, field.channels), field.sound.dtype)
@@ -341,7 +349,7 @@ class AudioReader(Closing):
     def _place(
         self, field: AudioField, stream: EncodedStream, shard: int, row: int, start: int
     ) -> tuple[Fraction, Fraction]:
-        """From when on a sound is wanted, and for how many seconds where `field` does not say."""
+        """Return the time at which the audio begins, and its duration if `field` has none."""
         if self._clips is not None:
             return self._clips.moment(shard, row, start)
         begin, rate = begin_of(stream), sample_rate(stream)
@@ -351,11 +359,11 @@ class AudioReader(Closing):
         return begin, Fraction(stream.n_frames, rate)
 
     def _channels(self, field: AudioField, stream: EncodedStream) -> int | None:
-        """Return the number of channels to decode to; None if the stream has the field's own."""
+        """Return the number of channels to mix to; None if the stream has as many already."""
         return None if stream.width == field.channels else field.channels
 
     def _stream(self, name: str, shard: int, row: int) -> EncodedStream | None:
-        """Return the stream of a sample, a recent one or read again; None if it has none."""
+        """Return the stream of a sample, from the cache or its shard; None if it is missing."""
         key = name, shard, row
         if key in self._streams:
             self._streams.move_to_end(key)

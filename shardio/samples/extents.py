@@ -1,8 +1,8 @@
 """The byte ranges of a dataset's files that reading some samples touches.
 
-All files are treated as if concatenated: a byte has one offset, and ranges in many files are
-computed and merged at once. Maps are not touched, because a truncated file would kill the process;
-index entries are read by descriptor and not verified.
+All files are treated as if they were concatenated, so that a byte has one offset, and ranges in
+many files are computed and merged together. Maps are not touched, because reading the map of a
+truncated file would kill the process. Index entries are read by descriptor and not verified.
 
 The ranges of clips are estimated, with a margin, as if all frames had the same size, because the
 exact ranges would require reading packet tables first.
@@ -43,7 +43,7 @@ NOTHING: Final = Ranges(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def joined(parts: Sequence[Ranges]) -> Ranges:
-    """Return the concatenation of all ranges."""
+    """Return all ranges in one `Ranges`, unmerged."""
     if not parts:
         return NOTHING
     starts = [each.starts for each in parts]
@@ -67,7 +67,7 @@ def merged(ranges: Ranges, grain: int) -> Ranges:
 
 
 def blocks_of(ranges: Ranges, size: int) -> Rows:
-    """Return the numbers of the blocks of `size` bytes that ranges overlap, in order."""
+    """Return the numbers of the blocks of `size` bytes that the ranges overlap, in order."""
     filled = ranges.ends > ranges.starts
     firsts, lasts = ranges.starts[filled] // size, (ranges.ends[filled] - 1) // size
     counts = lasts - firsts + 1
@@ -77,15 +77,15 @@ def blocks_of(ranges: Ranges, size: int) -> Rows:
 
 
 GAP_BYTES: Final = 4 << 20
-"""Files begin at multiples of this size, and the gap between two files has at least this size, so a
-range rounded to smaller multiples never overlaps another file."""
+"""In the concatenation, files begin at multiples of this size, with gaps of at least this size.
+Ranges that are rounded to smaller multiples therefore never overlap another file."""
 
 
 class ShardFileNumbers:
-    """The files in which some fields of a dataset are stored, numbered and as if concatenated.
+    """The files in which some fields of a dataset are stored, numbered in the concatenation.
 
-    `groups` lists the fields that share files, with the number of each shard's file; in a mixture,
-    several shards may have one file. `sizes` and `starts` are indexed by the number of a file.
+    `groups` has the fields that share files, with the file number for each shard; in a mixture,
+    several shards may have the same file. `sizes` and `starts` are indexed by file number.
     """
 
     def __init__(self, dataset: Dataset, fields: Sequence[str]) -> None:
@@ -136,10 +136,11 @@ class ShardFileNumbers:
 
 
 class _Lane(NamedTuple):
-    """A section of each shard's file, with an item of n_bytes per row, `stride` bytes apart.
+    """The sections of one kind in all shards, with an item of n_bytes per row.
 
-    `find` returns the offset of a shard's section in its file, `starts` has the offset of each
-    file. `firsts` caches the offset of each section, -1 if not known yet.
+    Items are `stride` bytes apart. `find` returns the offset of a shard's section in its file;
+    `starts` has the start of each shard's file in the concatenation. `firsts` caches the start of
+    each section there, -1 if unknown.
     """
 
     stride: int
@@ -166,7 +167,7 @@ class _Lane(NamedTuple):
 
 
 class _ColumnExtents:
-    """The ranges of a column, and of its units (runs of rows with one hash) still to be hashed."""
+    """The ranges of a column's rows, and of the whole units (rows with one hash) to be verified."""
 
     def __init__(self, dataset: Dataset, name: str, starts: Rows, verify: str) -> None:
         self._name, self._verify, self._dataset = name, verify, dataset
@@ -199,7 +200,7 @@ class _ColumnExtents:
         return found
 
     def _is_fresh(self, units: Rows, shards: Rows) -> npt.NDArray[np.bool_]:
-        """Return a mask of the units that have to be hashed, and so are read as a whole."""
+        """Return a mask of the units that are not verified yet, and are therefore read whole."""
         if self._verify == "always":
             return np.ones(len(units), np.bool_)
         name, reader = self._name, self._dataset.files.reader
@@ -300,9 +301,9 @@ class Extents:
     Args:
         dataset: the dataset; its shards are opened on demand.
         fields: the names of the fields.
-        verify: as in the loader; units that have to be hashed are read as a whole.
-        has_streams: True to include all packets of streams. By default they are excluded, because
-            the parts that a clip or a transform will read are unknown.
+        verify: as in the loader; units that must be verified are read whole.
+        has_streams: True to include all packets of streams. By default packets are excluded,
+            because it is unknown which of them a clip or a transform will read.
     """
 
     def __init__(
@@ -328,7 +329,7 @@ class Extents:
                 self._records.append(_RecordExtents(dataset, records, self.files, numbers))
 
     def fixed(self, rows: Rows, shards: Rows) -> Ranges:
-        """Return the ranges that reading some rows touches, except records."""
+        """Return the ranges that are read for some rows, except records."""
         local = rows - self._dataset.starts.take(shards)
         found = [each for column in self._columns for each in column.ranges(local, shards)]
         found += [each for records in self._records for each in records.tables(local, shards)]
@@ -347,18 +348,18 @@ class Extents:
 
 
 _MAX_AROUND: Final = 256 << 10
-"""The limit of the margin on either side of a clip, which is a sixteenth of the video."""
+"""The maximum margin on either side of a clip; the margin is a sixteenth of the video."""
 _HEAD_BYTES: Final = 4096
 """An upper bound for the stream parameters at the start of a record, before its packets."""
 
 
 class ClipExtents:
-    """The byte ranges of the packets of clips, and of their tables. Borrows the dataset.
+    """The byte ranges of clips: their packets, and the tables. Borrows the dataset.
 
     Args:
         dataset: the dataset; its shards are opened on demand.
-        cut: the specification of the clips.
-        files: the files of fields that include the video.
+        cut: the options and the format of the clips.
+        files: the files of some fields, which include the field of the videos.
     """
 
     def __init__(self, dataset: Dataset, cut: ClipSpec, files: ShardFileNumbers) -> None:
@@ -366,11 +367,11 @@ class ClipExtents:
         (self._numbers,) = (numbers for names, numbers in files.groups if cut.name in names)
 
     def ranges(self, rows: Rows, shards: Rows, starts: Rows) -> Ranges:
-        """Return the ranges that decoding some clips touches. Blocks while it reads index entries.
+        """Return the ranges that are read to decode some clips. Blocks while it reads the index.
 
         Args:
             rows, shards: the rows of the videos in the dataset, and their shards.
-            starts: the first frame of each clip.
+            starts: the start of each clip, as from `Clips.starts`.
 
         Raises:
             OSError: a file cannot be read.

@@ -1,4 +1,4 @@
-"""Images and audio of a dataset in a batch: decoded, of one size or of several."""
+"""The format of decoded images and audio in a batch: one size for all samples, or varying sizes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
 
 Sizes = Mapping[str, tuple[int, int]]
-"""Height and width of the fields whose images all have the same size."""
+"""The height and width of each field whose images all have the same size."""
 
 
 def media_fields(schema: Schema, names: Iterable[str], medium: str) -> tuple[str, ...]:
-    """Return those of some fields that hold a medium: "image", "video" or "audio"."""
+    """Return the fields of a medium ("image", "video" or "audio") among `names`."""
     return tuple(name for name in names if schema[name].medium == medium)
 
 
@@ -34,9 +34,9 @@ def image_schema(schema: Schema, names: Iterable[str], sizes: Sizes | None = Non
     """Return the schema of samples whose images are decoded: uint8 (height, width, 3).
 
     Args:
-        schema: as stored.
-        names: of the fields whose images are decoded; others of them are left as they are.
-        sizes: of fields with a common size; height and width of others vary from sample to sample.
+        schema: the stored schema.
+        names: the fields whose images are decoded; other fields of images stay encoded.
+        sizes: the sizes of fields with a common size; in other fields, height and width vary.
     """
     fields = dict(schema)
     for name in names:
@@ -52,16 +52,16 @@ def common_sizes(
 ) -> Sizes:
     """Return the sizes of fields whose images have one height and width in all samples.
 
-    They are read from the index, 24 bytes per image, until one differs. Missing images do not
-    count.
+    Sizes are read from the index, 24 bytes per image, until one differs. Missing images are
+    ignored.
 
     Args:
-        dataset: has the images.
-        names: of the fields.
-        n, rows_of: the number of samples, and the row of each.
+        dataset: the dataset with the images.
+        names: the fields.
+        n, rows_of: the number of samples, and a function that returns their rows.
 
     Raises:
-        ShardCorrupt: that part of the index is damaged.
+        ShardCorrupt: the index of the images is damaged.
     """
     found = {name: _common_size(dataset, name, n, rows_of) for name in names}
     return {name: size for name, size in found.items() if size is not None}
@@ -93,7 +93,8 @@ def _sizes_in(reader: ShardReader, name: str, rows: Rows) -> list[tuple[int, int
 
 
 _NEARLY: Final = Fraction(199, 200)
-"""Audio of at least this fraction of the longest is padded with silence, else kept as a list."""
+"""If the shortest audio has at least this fraction of the longest's length, all audio is padded to
+one length with silence; otherwise its length varies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class AudioField:
 
     @property
     def span(self) -> str:
-        """The field with the range of the audio in this one."""
+        """The name of the field with the range of this field's audio."""
         return span_field(self.name)
 
 
@@ -136,13 +137,13 @@ def audio_schema(
 ) -> Schema:
     """Return the schema of samples whose audio is decoded.
 
-    Audio of one length is never missing, silent.
+    A field of fixed length is not optional, because missing audio is delivered as silence.
 
     Args:
-        schema: as stored.
-        sounds: the format of each field that is decoded.
-        shapes: (samples, channels) of the fields, None for a varying one; for other fields only the
-            channels of their format are known.
+        schema: the stored schema.
+        sounds: the requested format of each field to decode.
+        shapes: (samples, channels) of fields, with None for a varying length. For other fields only
+            the channels are known, if they are in the requested format.
     """
     fields: dict[str, Field] = {}
     for name, field in schema.items():
@@ -156,7 +157,7 @@ def audio_schema(
 
 
 SecondsRange = tuple[Fraction, Fraction]
-"""The least and the most seconds of sound in a field of a sample."""
+"""The minimum and maximum seconds of audio in a field, over all samples."""
 
 
 def audio_field(
@@ -164,19 +165,19 @@ def audio_field(
 ) -> AudioField:
     """Return the format of the audio in a field of a dataset's selected rows.
 
-    Rates, channels and lengths are in the index, 64 bytes per stream, all of which are read unless
-    the options make them unnecessary.
+    Rates, channels and lengths are read from the index, 64 bytes per stream, unless the requested
+    format determines them.
 
     Args:
-        dataset: has the field.
-        name: of the field.
-        sound: the format that is asked for.
-        seconds_of: returns how long the sound in the field of a sample is.
+        dataset: the dataset.
+        name: the field.
+        sound: the requested format.
+        seconds_of: returns the minimum and maximum seconds of audio in a field.
 
     Raises:
-        InvalidArgument: sample rates or channels differ, and the option is not given; or the videos
-            have no stored length.
-        ShardCorrupt: that part of the index is damaged.
+        InvalidArgument: sample rates or channels differ, and the format does not determine them; or
+            a video has no stored length.
+        ShardCorrupt: the index of the audio is damaged.
     """
     rate, channels = sound.rate, sound.channels
     if rate is None:
@@ -192,12 +193,12 @@ def audio_field(
 
 
 def row_seconds(dataset: Dataset, name: str) -> SecondsRange | None:
-    """Return how long the audio in a field is; None if there is none."""
+    """Return the minimum and maximum seconds of audio in a field; None if there is no audio."""
     return _bounds(dataset, name, name, None)
 
 
 def clip_seconds_range(dataset: Dataset, name: str, clip: Clip) -> SecondsRange | None:
-    """Return how long the audio of clips in a field is; None if there is none.
+    """Return the minimum and maximum seconds of the clips' audio; None if there is no audio.
 
     Raises:
         InvalidArgument: a video has no stored length.
@@ -208,14 +209,14 @@ def clip_seconds_range(dataset: Dataset, name: str, clip: Clip) -> SecondsRange 
 
 
 def n_samples(seconds: Fraction, rate: int) -> int:
-    """Return the number of samples nearest to a length in seconds; at least one."""
+    """Return the number of audio samples nearest to a length in seconds; at least 1."""
     return max(1, math.floor(seconds * rate + Fraction(1, 2)))
 
 
 def clip_seconds(clip: Clip, duration: Fraction, n_frames: int) -> Fraction:
-    """Return the length of a clip, until its next frame.
+    """Return the length of a clip in seconds, up to the frame after the clip.
 
-    `duration` is that of the video's n_frames.
+    `duration` is the length of the whole video, which has `n_frames`.
     """
     if clip.rate is not None:
         return clip.frames / clip.rate
@@ -225,11 +226,10 @@ def clip_seconds(clip: Clip, duration: Fraction, n_frames: int) -> Fraction:
 def _bounds(
     dataset: Dataset, name: str, measured: str, clip: Clip | None
 ) -> tuple[Fraction, Fraction] | None:
-    """Return the minimum and maximum seconds of audio, or of clips with audio.
+    """Return the minimum and maximum seconds of audio, or of clips with audio; None without audio.
 
-    None if there is none.
-
-    The measured streams, or clips of them, are in the field `measured`; the audio is in `name`.
+    `name` is the field of the audio. `measured` is the field of the streams whose length counts:
+    the same field, or the field of the clips' videos.
 
     Raises:
         InvalidArgument: a video has no stored length.
@@ -264,7 +264,7 @@ def _seconds(line: np.void, clip: Clip | None) -> Fraction:
 
 
 def _common(dataset: Dataset, name: str, column: str, option: str, what: str) -> int:
-    """Return the common value of all audio streams of a field in the index; 1 if there is none."""
+    """Return the value that all audio streams of a field have in common; 1 without streams."""
     found: set[int] = set()
     for lines in _lines(dataset, name, name):
         found |= set(np.unique(lines[column])[:2].tolist())
@@ -278,7 +278,7 @@ def _common(dataset: Dataset, name: str, column: str, option: str, what: str) ->
 
 
 def _lines(dataset: Dataset, name: str, sound: str) -> Iterator[Streams]:
-    """Yield the stream lines of a field, for all selected rows that have audio."""
+    """Yield the stream table's rows for a field, for all selected samples that have audio."""
 
     def look(part: ShardSamples) -> Streams:
         own = part.rows[part.reader(sound).records.present(sound, part.rows)]

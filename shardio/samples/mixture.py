@@ -118,7 +118,7 @@ class MixtureFiles(DatasetFiles):
         sources: the files of each dataset; borrowed.
         groups: the files of all sources, by absolute paths, as in DatasetFiles.
         access: the access method, "mmap" or "pread"; also set for the sources.
-        path: the mixture, for messages.
+        path: text that stands for the mixture's path in messages.
     """
 
     def __init__(
@@ -135,10 +135,10 @@ class MixtureFiles(DatasetFiles):
         for source in sources:
             source.set_access(access)
         self._firsts: Rows = np.cumsum([0, *(source.n_shards for source in sources)])[:-1]
-        """The number of each source's first shard among all shards."""
+        """The index of each source's first shard among all shards."""
 
     def _locate(self, shard: int) -> tuple[ShardFiles, int]:
-        """Return the source of a shard, and the number of the shard in this source."""
+        """Return the source of a shard, and the index of the shard within this source."""
         source = int(np.searchsorted(self._firsts, shard, side="right")) - 1
         return self._sources[source], shard - int(self._firsts[source])
 
@@ -158,7 +158,7 @@ class MixtureFiles(DatasetFiles):
         return [storage for source in self._sources for storage in source.storages]
 
     def path_of(self, summary: ShardSummary) -> str:
-        """Return the name of a file, which in a mixture is its path."""
+        """Return the name of a file, which is its path in a mixture."""
         return summary.name
 
     def files_with_storage(
@@ -174,7 +174,7 @@ class MixtureFiles(DatasetFiles):
         return [each for source in self._sources for each in source.sizes_by_storage(wanted)]
 
     def file_numbers(self, name: str | None = None) -> Rows:
-        """Return the number of each shard's file; a repeated source adds no files."""
+        """Return the file number of each shard; shards of a repeated source share their files."""
         known: dict[str, int] = {}
         return np.array([known.setdefault(s.name, len(known)) for s in self.summaries(name)])
 
@@ -186,13 +186,13 @@ class MixtureFiles(DatasetFiles):
 class Mixture(OpenDataset):
     """The concatenated samples of several datasets, which a loader mixes. It owns its sources.
 
-    As a sequence it has every sample of each source once, in order; `sources_of` maps numbers of
-    samples to sources. A loader draws from the sources according to `mixing`. A mixture has the
+    As a sequence it has every sample of each source once, in order; `sources_of` maps the indices
+    of samples to sources. A loader draws from the sources according to `mixing`. A mixture has the
     fields that are equal in all sources, and the shards of all sources, by absolute paths.
 
     Args:
-        sources: the datasets, which nothing has been read from yet; ownership is transferred.
-            Hashes are checked according to the strictest `verify` of them.
+        sources: the datasets, from which nothing has been read yet; ownership is transferred. The
+            strictest `verify` of the sources applies to all.
         mixing: the shares of the sources.
     """
 
@@ -224,7 +224,7 @@ class Mixture(OpenDataset):
 
     @classmethod
     def of(cls, spec: MixtureSpec, verify: Verify, access: Access) -> Self:
-        """Open the sources of a mixture again; the rows of selections are supplied later."""
+        """Open the mixture that `spec` describes; the rows of selections are supplied later."""
         sources = []
         for each in spec.sources:
             source = ShardDataset(
@@ -262,24 +262,24 @@ class Mixture(OpenDataset):
 
     @property
     def mixture_sizes(self) -> MixtureSizes:
-        """The shares of the sources, and the sizes of an epoch that begins now."""
+        """The shares of the sources, and the current number of samples of each source."""
         return self.sizes_of(np.cumsum(self.rows.source_counts))
 
     def sizes_of(self, ends: Rows) -> MixtureSizes:
-        """Return the shares, and the sizes of an epoch of a view's samples.
+        """Return the sources' shares, and how many of a view's samples each source has.
 
         Args:
-            ends: the number of samples up to the end of each source.
+            ends: the cumulative numbers of the view's samples per source.
         """
         sizes = np.diff(ends, prepend=0)
         firsts = ends - sizes
         return MixtureSizes(self.mixing, tuple(sizes.tolist()), tuple(firsts.tolist()))
 
     def sources_of(self, indices: Any) -> Rows:
-        """Return the source number of each sample, given sample numbers such as `batch.indices`.
+        """Return the index of each sample's source, for sample indices such as `batch.indices`.
 
         Raises:
-            InvalidArgument: `indices` are not valid sample numbers.
+            InvalidArgument: an index is invalid.
         """
         numbers = np.asarray(indices)
         check_positions(numbers.reshape(-1), len(self), "indices")
@@ -297,10 +297,10 @@ class Mixture(OpenDataset):
         return f"Mixture({len(self)} samples of {len(self.sources)} sources: {self.sources})"
 
     def select(self, rows: Selection, *, fields: Iterable[str] = ()) -> Mixture:
-        """Mix those samples of each source that a function selects; see ShardDataset.
+        """Mix the samples of each source that a function selects; see `ShardDataset.select`.
 
         Raises:
-            InvalidArgument: `rows` is no function, or selects nothing of a source.
+            InvalidArgument: `rows` is not a function, or selects no sample of a source.
         """
         if not callable(rows):
             raise InvalidArgument(
@@ -310,10 +310,10 @@ class Mixture(OpenDataset):
         return self._mix(source.select(rows, fields=names) for source in self.sources)
 
     def subset(self, name: str) -> Mixture:
-        """Mix the samples of each source that are in its subset of this name.
+        """Mix the subsets of this name of all sources.
 
         Raises:
-            InvalidArgument: a source has no such subset, or none of it.
+            InvalidArgument: a source has no such subset, or its subset is empty.
         """
         return self._mix(source.subset(name) for source in self.sources)
 
@@ -349,7 +349,7 @@ def _generation_of(sources: Sequence[ShardDataset], view: Mapping[str, Any]) -> 
 def _summaries(
     sources: Sequence[ShardDataset], name: str | None = None
 ) -> tuple[ShardSummary, ...]:
-    """Return the files of all sources that have a field; by default the shards themselves."""
+    """Return the files of all sources: the shards or, for a field, the files that contain it."""
     found = []
     for source in sources:
         for summary in source.files.summaries(name):
@@ -370,24 +370,25 @@ def mix(
 ) -> Mixture:
     """Mix several datasets; a ShardLoader draws from each in proportion to its weight.
 
-    Of every 256 positions from the start of an epoch, each source has its share. The positions of a
-    source, and the samples it contributes, are determined by the loader's seed and the epoch; with
-    shuffle=False the samples of a source come in order. Open datasets are opened again in the same
-    way, with their subset or selection. The mixture is a separate dataset: close it, or use it in a
-    `with`.
+    The epoch is divided into blocks of 256 positions; in each block, every source has its share of
+    the positions. The loader's seed and the epoch determine the positions of a source, and the
+    samples it contributes; with shuffle=False the samples of a source come in order. Open datasets
+    are opened again, with the same subset or selection. The mixture is a separate dataset: close
+    it, or use it in a `with`.
 
     Args:
-        sources: folders, or open datasets; one may occur several times, with different subsets.
-        weights: the weight of each source, above 0; only their proportions matter.
+        sources: folders or open datasets; a dataset may occur several times, with different
+            subsets.
+        weights: the weight of each source, above 0; only the proportions matter.
         exhausted: with "stop", an epoch ends when the first source has no more samples. With
             "repeat", it ends when every source was seen completely; until then exhausted sources
-            begin again, in another order.
+            start again, in another order.
 
     Raises:
         InvalidArgument: a weight, a source or `exhausted` is invalid.
         DatasetNotFound, DatasetCorrupt, …: a source cannot be opened.
     """
-    # Typed as object because == on an array would compare element by element.
+    # A user's value may be an array, for which == returns no bool.
     asked: object = exhausted
     if not isinstance(asked, str) or asked not in _EXHAUSTED:
         known = ", ".join(map(repr, _EXHAUSTED))

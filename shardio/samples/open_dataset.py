@@ -1,4 +1,4 @@
-"""OpenDataset: a dataset as users open it, and the views of it."""
+"""OpenDataset: the interface of opened datasets, which creates their views."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ Selection = (
     | npt.NDArray[np.integer[Any]]
     | npt.NDArray[np.bool_]
 )
-"""A function from columns to a mask, a mask, or numbers of samples."""
+"""A function from columns to a mask, or a mask, or indices of samples."""
 
 
 class OpenDataset(Dataset):
-    """A dataset that was opened: its samples as they are stored, and views of them.
+    """An opened dataset: a sequence of samples as stored, from which views can be created.
 
-    A view borrows the dataset and is usable until it is closed.
+    A view borrows the dataset, and can be used until the dataset is closed.
     """
 
     def clips(
@@ -57,40 +57,40 @@ class OpenDataset(Dataset):
         Args:
             frames: the number of frames of a clip.
             stride: use every `stride`-th frame of the video. Not together with `fps`.
-            where: the set of clips. "all": one every `step` frames, as long as whole ones fit.
-                "uniform": `per_video` of each video, from the middles of as many equal parts.
-                "random": `per_video` of each video and epoch, with a uniformly drawn first frame.
-            step: frames from the start of a clip to that of the next; by default the next one
-                starts where one ends, after frames * stride. For "all" only; with `fps`, every
+            where: the set of clips. "all": a clip every `step` frames, while whole clips fit.
+                "uniform": `per_video` clips per video, from the middles of as many equal parts.
+                "random": `per_video` clips per video and epoch, with first frames drawn uniformly.
+            step: the number of frames from the start of a clip to the start of the next, by default
+                frames * stride, which leaves no gap. Only for "all"; with `fps`, clips start every
                 step / fps seconds.
-            per_video: the number of clips of a video that stay together when an epoch is shuffled,
-                1 unless given: adjacent in the order, so that most batches decode them in one
-                pass. With "random" and "uniform" an epoch has this many of each video.
-            size: (height, width) to scale and crop frames to; None keeps their size.
-            crop: the part that is kept if the proportions differ: the "center", or a part drawn
-                for each clip, "random".
-            pixels: "rgb", uint8 (frames, H, W, 3), or "yuv420", uint8 (frames, H * 3/2, W) with Y
-                over U and V, of half the size: see `shardio.outputs.yuv420_to_rgb`.
+            per_video: the number of clips of a video that stay together in a shuffled epoch, by
+                default 1. They are adjacent in the order, so that most batches decode them in one
+                pass. With "random" and "uniform", also the number of clips per video and epoch.
+            size: the (height, width) to which frames are scaled and cropped; None keeps their size.
+            crop: the part that is kept if the proportions differ: "center", or "random" for a part
+                drawn for each clip.
+            pixels: "rgb", uint8 (frames, H, W, 3), or "yuv420", uint8 (frames, H * 3/2, W): Y above
+                U and V, which have half the size; see `shardio.outputs.yuv420_to_rgb`.
             field: the field of videos; required if there are several.
-            fps: frames of a clip per second of its video: an integer, a `Fraction`, or a float with
-                a small denominator (12.5). Frame i of a clip is then the one on show exactly
-                i / fps seconds after the clip's start.
-            around: a field with the times of events in each video: there is one clip around each
-                event, instead of those of `where`. Floats are seconds from the first frame,
+            fps: the frame rate of the clips: an integer, a `Fraction`, or a float with a small
+                denominator (12.5). Frame i of a clip is the frame that the video shows i / fps
+                seconds after the clip's start.
+            around: a field with the times of events in each video. The view then has one clip
+                around each event; `where` does not apply. Floats are seconds from the first frame,
                 integers are frame numbers. A clip that would extend beyond the video is moved
                 inside.
-            lead: the part of a clip before its event, from 0 to 1; 0.5 unless given. The event is
-                at frame lead * (frames - 1), rounded down, of a clip that is not moved.
-            times: True adds the times of the clips' frames: with a field `video`, `video_pts`,
-                int64 (frames,), in ticks, and `video_time_base`, int64 (2,), the numerator and the
-                denominator of seconds per tick.
+            lead: the part of a clip before its event, from 0 to 1, by default 0.5. Unless the clip
+                was moved, the event is at its frame lead * (frames - 1), rounded down.
+            times: True to add the times of the clips' frames. For a field `video`, these are
+                `video_pts`, int64 (frames,), in ticks, and `video_time_base`, int64 (2,), the
+                numerator and the denominator of seconds per tick.
 
-        A video shorter than one clip has no clips; with `fps`, one that ends before the time of the
-        last frame of a clip from its start.
+        A video that is shorter than a clip has no clips. With `fps`, this is a video that ends
+        before the time of the last frame of a clip that starts with the video.
 
         Raises:
-            InvalidArgument: an option is not acceptable, here or when the view is first used; there
-                are videos, but no clip of any.
+            InvalidArgument: an option is invalid, which may be found on first use of the view; or
+                no video has a clip.
         """
         clip = Clip(
             frames=frames,
@@ -122,30 +122,33 @@ class OpenDataset(Dataset):
     ) -> WindowView:
         """Return a view whose samples are windows of tokens.
 
-        All documents, one in each row, are one stream of tokens, cut into windows of one length.
-        With a field `tokens` a sample has `tokens`, (length,), in the dtype of the field, and as
-        selected `tokens_targets`, `tokens_segments`, `tokens_positions` and `tokens_mask`.
+        The documents of all rows are concatenated to one stream of tokens, which is cut into
+        windows of one length. For a field `tokens`, a sample has `tokens`, (length,), in the dtype
+        of the field and, depending on the options, `tokens_targets`, `tokens_segments`,
+        `tokens_positions` and `tokens_mask`.
 
         Args:
             field: the field of tokens; required if several could be packed.
             length: the number of tokens of a window.
-            targets: add `tokens_targets`: for every token the next one of the stream, also if that
-                is in the next window. Windows are `length` apart in either case.
-            apart: add fields that separate documents, both int32: `tokens_segments`, the document
-                of each token, numbered in the window from 1 up, 0 in padding; and
-                `tokens_positions`, the number of tokens of the same document before it in the
+            targets: True to add `tokens_targets`: for every token the next token of the stream,
+                even if it is in the next window. The starts of windows are always `length` apart.
+            apart: True to add two int32 fields that separate documents. `tokens_segments` has the
+                document of each token, counted in the window from 1, and 0 in padding.
+                `tokens_positions` has the number of earlier tokens of the same document in the
                 window.
-            eot: a token appended to every document, also to an empty one; part of the document.
+            eot: an end-of-text token to append to every document, even to an empty one; it counts
+                as part of the document.
             pad: the token that fills up the last window.
-            rest: for the last tokens, which do not fill a window: "pad" them, or "drop" them.
+            rest: what to do with the last tokens, which do not fill a window: "pad" or "drop".
 
         `tokens_mask`, bool, is present with rest="pad", and with `targets` and `apart` together. It
-        is False in padding; with targets also at the last token of the stream, which has no target,
-        and with `apart` at the last token of every document, whose target belongs to another.
+        is False in padding. With `targets`, it is also False at the last token of the stream, which
+        has no target; with `apart` too, at the last token of every document, whose target belongs
+        to another document.
 
         Raises:
-            InvalidArgument: an option is not acceptable, here or when the view is first used; there
-                are tokens, but no window of them.
+            InvalidArgument: an option is invalid, which may be found on first use of the view; or
+                the tokens do not fill a window.
         """
         pack = Pack(
             length=length, field=field, targets=targets, apart=apart, eot=eot, pad=pad, rest=rest
@@ -155,14 +158,14 @@ class OpenDataset(Dataset):
     def preload(self, fields: Iterable[str] | None = None) -> int:
         """Read some fields of all samples into the page cache; return the number of bytes.
 
-        Loaders that are made later find them there; nothing pins them. Of a dataset in an object
-        store, the shards are downloaded first.
+        Loaders that are created later find the data there, but it is not pinned. If the dataset is
+        in an object store, the shards are downloaded first.
 
         Args:
-            fields: their names, by default all.
+            fields: the names of the fields, by default all.
 
         Raises:
-            InsufficientMemory: they do not fit into the available memory; nothing was read.
+            InsufficientMemory: the data does not fit into the available memory; nothing was read.
             InvalidArgument: there is no such field, or the cache has no room for the shards.
             ShardChanged, StoreUnavailable, OSError, …: a file cannot be read or downloaded.
         """
@@ -170,17 +173,17 @@ class OpenDataset(Dataset):
 
     @abstractmethod
     def reopen(self, *, whole: bool = False, n_readers: int = 1) -> OpenDataset:
-        """Open the same samples again, with files of their own; see ShardDataset."""
+        """Open the same samples again, with separate files; see `ShardDataset.reopen`."""
 
     @abstractmethod
     def select(self, rows: Selection, *, fields: Iterable[str] = ()) -> OpenDataset:
-        """Return some of the samples as a new dataset; see ShardDataset."""
+        """Return some of the samples as a new dataset; see `ShardDataset.select`."""
 
     @abstractmethod
     def subset(self, name: str) -> OpenDataset:
         """Return the samples of a subset as a new dataset.
 
-        It opens the shards again, and is closed separately.
+        The new dataset opens the shards again, and must be closed separately.
 
         Raises:
             InvalidArgument: there is no such subset.
@@ -188,7 +191,7 @@ class OpenDataset(Dataset):
 
 
 def known_fields(fields: Any, schema: Schema) -> tuple[str, ...]:
-    """Return the names of fields, those of nested records spelled out; None is all."""
+    """Return the dotted names of fields; a nested record stands for its fields, None for all."""
     if fields is None:
         return tuple(schema)
     if isinstance(fields, str):
@@ -204,7 +207,7 @@ def known_fields(fields: Any, schema: Schema) -> tuple[str, ...]:
 
 
 def _below(name: Any, schema: Schema) -> list[Any]:
-    """Return the fields of a nested record, or else the name itself."""
+    """Return the fields of a nested record; for any other name, the name itself."""
     if not isinstance(name, str) or name not in schema.groups:
         return [name]
     return [each for each in schema if each.startswith(f"{name}.")]

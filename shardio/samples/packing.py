@@ -1,8 +1,8 @@
 """Documents of tokens packed into windows of one length. Pure.
 
-All documents of a dataset, in the order of its rows, are one stream of tokens, cut into windows of
-equal length. Windows are a view: nothing is stored for them, and the contents of a window are found
-by a search over the ends of documents.
+All documents of a dataset, in the order of its rows, form one stream of tokens, which is cut into
+windows of equal length. Windows are a view: nothing is stored for them, and a binary search over
+the ends of documents finds the contents of a window.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Pack:
 
     @property
     def name(self) -> str:
-        """The packed field, once resolved."""
+        """The name of the packed field; only valid for a result of `resolve_pack`."""
         if self.field is None:
             raise AssertionError("which field is packed is found out before anything is read")
         return self.field
@@ -74,7 +74,7 @@ class Pack:
 
     @property
     def reach(self) -> int:
-        """Tokens of the stream that a window needs: with targets one more than its length."""
+        """The number of tokens that a window reads: its length, plus 1 with targets."""
         return self.length + self.targets
 
     @property
@@ -90,7 +90,7 @@ class Pack:
         return "windows " + json.dumps(known, sort_keys=True, separators=(",", ":"))
 
     def documents(self, schema: Schema) -> Array:
-        """Return the type of the packed field."""
+        """Return the type of the packed field, which holds the documents."""
         if (array := schema[self.name].array) is None:
             raise AssertionError("it is looked at which field is packed before anything is read")
         return array
@@ -116,11 +116,11 @@ class Pack:
 class WindowParts(NamedTuple):
     """The parts of documents in some windows, in order.
 
-    For each part: `windows`, the number of its window, from 0; `places`, its position in the
-    window; `documents`, its document; `firsts`, its first token in the document; `counts`, its
-    number of tokens, at least one; `is_last`, True if it has the document's last token. `n_tokens`
-    is per window: the sum of its parts, which is less than the window's reach at the end of the
-    stream.
+    Per part, `windows` has the number of the part's window, from 0; `places` the part's offset in
+    the window; `documents` its document; `firsts` the offset of its first token in the document;
+    `counts` its number of tokens, at least 1; `is_last` is True if the part has the document's last
+    token. `n_tokens` has the number of tokens of each window, which is less than the window's
+    `reach` only at the end of the stream.
     """
 
     windows: _Numbers
@@ -132,7 +132,7 @@ class WindowParts(NamedTuple):
     n_tokens: _Numbers
 
     def some(self, within: slice | npt.NDArray[np.bool_]) -> WindowParts:
-        """Return some of the parts, of the same windows."""
+        """Return some of the parts; the numbers of windows stay the same."""
         return WindowParts(
             self.windows[within],
             self.places[within],
@@ -144,7 +144,7 @@ class WindowParts(NamedTuple):
         )
 
     def of_windows(self, first: int, last: int, within: slice) -> WindowParts:
-        """Return the parts `within`, those of windows `first` to `last`, renumbered from 0."""
+        """Return the parts of windows `first` to `last`, at `within`, with windows renumbered."""
         found = self.some(within)
         return found._replace(windows=found.windows - first, n_tokens=self.n_tokens[first:last])
 
@@ -153,11 +153,11 @@ class PackedWindows:
     """The windows of some documents, by position, in the order of their tokens.
 
     Args:
-        pack: how they are cut.
-        ends: the cumulative number of tokens of the documents, eot included.
-        sources: the number of documents of each source of a mixture; every source is a separate
-            stream. None: all documents are one stream.
-        firsts: the first document of each window, if known already.
+        pack: the options of the windows.
+        ends: the cumulative numbers of tokens of the documents, eot included.
+        sources: the number of documents of each source of a mixture, where every source is a
+            separate stream; None if all documents are one stream.
+        firsts: the first document of each window; None to compute them.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class PackedWindows:
         self.n_windows: _Numbers = self.count(self._stops - self._starts)
         """The number of windows of each source."""
         self._behind: _Numbers = np.cumsum(self.n_windows)
-        # A table: with 10^10 tokens, two searches per window took 4 µs, as long as everything else.
+        # Keep a table: with 10^10 tokens, two searches per window took 4 µs, half the total time.
         self.firsts: _Numbers = self._find_firsts() if firsts is None else firsts
 
     def __len__(self) -> int:
@@ -193,7 +193,7 @@ class PackedWindows:
         return tuple((self._stops - self._starts).tolist())
 
     def lengths(self, documents: _Numbers) -> _Numbers:
-        """Return the stored number of tokens of some documents."""
+        """Return the number of tokens of some documents as stored, without eot."""
         starts = np.where(documents > 0, self.ends[documents - 1], 0)
         found: _Numbers = self.ends[documents] - starts - (self.pack.eot is not None)
         return found
@@ -215,8 +215,8 @@ class PackedWindows:
     def parts(self, numbers: _Numbers, n_tokens: Sequence[int] | None = None) -> WindowParts:
         """Return the parts of some windows; `numbers` are from 0 to len() - 1.
 
-        `n_tokens` is the length of each source's stream at the start of the epoch: tokens appended
-        later are not part of it. None: the current lengths.
+        `n_tokens` has the length of each source's stream at the start of the epoch, which excludes
+        tokens appended later; None takes the current lengths.
         """
         begins, sources = self._begins(numbers)
         stops = self._stops if n_tokens is None else self._starts + np.array(n_tokens)
@@ -238,5 +238,5 @@ class PackedWindows:
         found = WindowParts(
             windows, places, documents, from_ - starts, to - from_, is_last, ends - begins
         )
-        # Empty documents are in no window; neither is one that the next window contains as a whole.
+        # Drop empty parts: of empty documents, and of documents that begin in the next window.
         return found if (is_there := to > from_).all() else found.some(is_there)

@@ -1,7 +1,7 @@
-"""Read a dataset into the page cache before it is loaded, if there is room.
+"""Read a dataset into the page cache before it is loaded, if it fits.
 
-Pages are read, not copied: all processes of the machine share them. They are not pinned: under
-memory pressure some may be evicted, and are then read again.
+All processes of the machine share the page cache. Pages are not pinned: under memory pressure some
+may be evicted, and are then read from the disk again.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from shardio.storage.remote.object_store import run_parallel
 from shardio.storage.remote.storage import N_THREADS, RemoteStorage
 
 _N_THREADS: Final = 4
-"""This many reads at a time keep a disk busy; more gain little."""
+"""The number of reads at a time, which keeps a disk busy; more gain little."""
 _PIECE_BYTES: Final = 4 << 20
-"""Between two pieces of this size, a thread checks whether it should stop."""
+"""The size of a piece; before each piece, a thread checks whether it should stop."""
 _GRAIN_BYTES: Final = 64 << 10
-"""Reading a gap of this size between two ranges costs less than another read."""
+"""The granularity of ranges: reading a gap of this size takes less time than another read."""
 _AT_ONCE: Final = 1 << 16
-"""Samples whose places are worked out in one go."""
+"""The number of samples whose ranges are computed at a time."""
 _WAY_OUT: Final = (
     "leave preload() out (with shuffle='blocks' if the data is larger than memory), name fewer "
     "fields, or raise that limit"
@@ -39,7 +39,7 @@ _WAY_OUT: Final = (
 
 
 class _PreloadRange(NamedTuple):
-    """A part of a file that has `file_bytes`."""
+    """A part of a file; `file_bytes` is the expected size of the file."""
 
     path: str
     offset: int
@@ -50,18 +50,17 @@ class _PreloadRange(NamedTuple):
 def preload(dataset: Dataset, fields: Sequence[str]) -> int:
     """Read all data of some fields of a dataset's samples; return the number of bytes.
 
-    Files in an object store are downloaded first. Data in memory already is only checked. Ctrl-C
-    ends it within a few MiB.
+    Files in an object store are downloaded first. Ctrl-C stops the reading within a few MiB.
 
     Raises:
-        InsufficientMemory: it does not fit into the available memory; nothing was read.
+        InsufficientMemory: the data does not fit into the available memory; nothing was read.
         InvalidArgument: files in an object store do not fit into the cache.
         StoreUnavailable, StoreAccessDenied, ShardCorrupt, …: a file cannot be downloaded.
         ShardChanged: a file is shorter than it was.
         OSError: a file cannot be read.
     """
     _download(dataset, fields)
-    # Hashes too: they are read together with their rows.
+    # "always" includes the hashes, which a loader reads together with the rows.
     extents = Extents(dataset, fields, "always", has_streams=True)
     fixed = _all(dataset, extents, of_records=False)
     _require(fixed.n_bytes)
@@ -86,7 +85,7 @@ def _all(dataset: Dataset, extents: Extents, *, of_records: bool) -> Ranges:
 
 
 def _pieces(extents: Extents, ranges: Ranges) -> Iterator[_PreloadRange]:
-    """Yield the pieces of all ranges, none beyond the end of its file."""
+    """Yield the pieces of all ranges, cut off at the ends of files."""
     for number, places in extents.files.pieces(ranges):
         path, most = extents.files.path(number), int(extents.files.sizes[number])
         for offset, n_bytes in places:
@@ -96,7 +95,7 @@ def _pieces(extents: Extents, ranges: Ranges) -> Iterator[_PreloadRange]:
 
 
 def _read(pieces: Sequence[_PreloadRange]) -> None:
-    """Read pieces in several threads, until one fails or this one is interrupted."""
+    """Read pieces in several threads; stop them if one fails or this thread is interrupted."""
     stop = threading.Event()
     with ThreadPoolExecutor(_N_THREADS, "shardio-preload") as threads:
         shares = [pieces[i::_N_THREADS] for i in range(_N_THREADS)]
@@ -116,7 +115,7 @@ def _read_share(pieces: Sequence[_PreloadRange], stop: threading.Event) -> None:
         try:
             _read_piece(fd, piece, buffer[: piece.n_bytes])
         except BaseException:
-            stop.set()  # nothing waits for this thread before the others
+            stop.set()  # the main thread may be waiting for another thread first
             raise
         finally:
             os.close(fd)

@@ -12,14 +12,14 @@ from shardio.samples.token_reader import TokenReader
 
 
 class SamplePlace(NamedTuple):
-    """The place of a sample, and what was drawn for it.
+    """The location of a sample, and its random draws.
 
     Attributes:
-        number: of the sample in its view.
-        shard, row: of the row that it is made of; the row is that in the shard.
-        start: of its clip, or the draw that decides where its sound begins.
-        crop: the position of its clip's crop.
-        tokens: the number of tokens of each source's stream, if an epoch fixes it.
+        number: the index of the sample in its view.
+        shard, row: the shard, and the row within the shard, from which the sample is read.
+        start: the start of the clip, or the random bits that determine the beginning of the audio.
+        crop: the position of the clip's crop.
+        tokens: the number of tokens of each source's stream, as in `PackedWindows.parts`.
     """
 
     number: int
@@ -31,13 +31,13 @@ class SamplePlace(NamedTuple):
 
 
 class SampleReader(Closing):
-    """A reader of samples of a dataset, which it borrows; it owns decoders until `close`.
+    """A reader of single samples. It borrows the dataset and owns its decoders until `close`.
 
     Args:
-        dataset: has the samples.
-        fields: the stored fields to read, in their order.
-        images: decodes pictures.
-        clips, sounds, tokens: make the fields of clips, sound and windows, if there are any.
+        dataset: the dataset.
+        fields: the stored fields to read, in the order of the samples' fields.
+        images: the decoder of images.
+        clips, sounds, tokens: the readers of clips, audio and windows; None if there are none.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class SampleReader(Closing):
         self.images, self.clips, self.sounds, self.tokens = images, clips, sounds, tokens
         self._has_images = bool(images.names)
         self.reads_rows = clips is None and sounds is None and tokens is None
-        """True if a sample is a row, with pictures decoded: `read_row` suffices, and is faster."""
+        """True if samples are rows, at most with decoded images; then `read_row` is faster."""
         made: dict[str, tuple[str, ...]] = {}
         if clips is not None:
             made[clips.name] = clips.names
@@ -65,16 +65,16 @@ class SampleReader(Closing):
         self._names = [each for name in fields for each in made.get(name, (name,))]
 
     def read_row(self, shard: int, row: int) -> dict[str, Any]:
-        """Return a sample that is a row of a shard; see `reads_rows`."""
-        # Truncated files are detected once per batch, where reading must not kill (`Filler`).
+        """Return a row of a shard as a sample, with its images decoded."""
+        # Do not check for truncated files here: `Filler` does this once per batch.
         sample = self._dataset.sample(shard, row, self._stored, check_truncated=False)
         return self.images.of_sample(sample, shard, row) if self._has_images else sample
 
     def read(self, place: SamplePlace) -> dict[str, Any]:
-        """Return a sample, its fields in the requested order.
+        """Return a sample with its fields in the requested order.
 
         Raises:
-            ShardCorrupt, MediaError: naming the sample.
+            ShardCorrupt, MediaError: the message names the sample.
         """
         shard, row = place.shard, place.row
         sample = self.read_row(shard, row)

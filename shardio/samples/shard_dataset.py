@@ -27,29 +27,29 @@ from shardio.storage.remote.options import RemoteOptions, is_url, local_path
 from shardio.storage.remote.storage import RemoteStorage
 
 _AT_ONCE: Final = 8192
-"""The number of rows gathered in one call when a whole column is copied."""
+"""The number of rows that are gathered at a time when a whole column is copied."""
 
 
 class ShardDataset(OpenDataset):
-    """The samples of a dataset, by number. Not thread-safe.
+    """The samples of a dataset, by index. It owns the maps of its shards until `close()`.
 
-    It owns the maps of its shards until `close()`. A shard is opened when it is first needed. A
-    column that was added later has separate shards. The file system of the folder determines
-    `access` for all shards. An unpickled dataset opens the same generation and samples, by the path
-    of the folder.
+    Not thread-safe. A shard is opened when it is first needed. A column that was added later is in
+    separate shards. With access="auto", the file system of the folder determines the method for all
+    shards. An unpickled dataset opens the same generation and samples, by the path of the folder.
 
     Args:
         path: the folder, or its URL: s3://, gs://, az://, https://.
         verify: when hashes are checked, as in ShardReader.
         access: the access method, as in ShardReader.
-        subset: the name of a subset; the dataset then has only its samples, numbered from 0.
+        subset: the name of a subset; the dataset then has only the samples of the subset, with
+            indices from 0.
         generation: the number of the generation to open; by default the published one.
         cache: for a URL, the folder that a loader downloads shards to; by default SHARDIO_CACHE
             from the environment, otherwise ~/.cache/shardio. Single samples of shards that are not
             cached are read by ranges.
         cache_bytes: the size limit of the cache; by default nine tenths of the free space.
         storage_options: for a URL, options of obstore: credentials, endpoint, client_options.
-        remote: the last three as one object, for use by shardio itself.
+        remote: the last three options as one object, for internal use.
 
     Raises:
         DatasetNotFound, DatasetCorrupt, ShardUnsupported: the folder cannot be opened.
@@ -121,19 +121,19 @@ class ShardDataset(OpenDataset):
         )
 
     def select(self, rows: Selection, *, fields: Iterable[str] = ()) -> ShardDataset:
-        """Return some of the samples as a new dataset of the same files, numbered from 0.
+        """Return some of the samples as a new dataset of the same files, with indices from 0.
 
         The new dataset opens the shards again, and must be closed separately.
 
         Args:
-            rows: a function that receives a dict of columns and returns a mask, and is called once;
-                or a mask, a bool for every sample; or sample numbers in any order, with
+            rows: a function, called once with a dict of columns, that returns a mask; or a mask
+                with a bool for every sample; or indices of samples in any order, with or without
                 repetitions.
-            fields: the names of the columns for a function, which gets them as arrays
+            fields: the names of the columns for a function, which receives them as arrays
                 (samples, …). They must be raw arrays of fixed shape.
 
         Raises:
-            InvalidArgument: `rows` does not match the dataset, or `fields` does not go with it.
+            InvalidArgument: `rows` does not match the dataset, or `fields` does not match `rows`.
             ShardCorrupt, …: the columns cannot be read.
         """
         names = [fields] if isinstance(fields, str) else list(fields)
@@ -146,9 +146,9 @@ class ShardDataset(OpenDataset):
         return self._selected(self.rows.at(positions))
 
     def subset(self, name: str) -> ShardDataset:
-        """Return those samples that are in a subset as a new dataset, numbered from 0.
+        """Return the samples of a subset as a new dataset, with indices from 0.
 
-        It opens the shards again, and is closed separately.
+        The new dataset opens the shards again, and must be closed separately.
 
         Raises:
             InvalidArgument: there is no such subset.
@@ -214,10 +214,10 @@ class ShardDataset(OpenDataset):
 
 
 def check_selection(rows: Any, fields: Sequence[str]) -> None:
-    """Check that a function that selects rows has columns to look at, and nothing else has.
+    """Check that `fields` names columns if `rows` is a function, and is empty otherwise.
 
     Raises:
-        InvalidArgument: it is not so, or it is a function of other arguments.
+        InvalidArgument: `fields` does not match `rows`, or the function takes other arguments.
     """
     if callable(rows) is not bool(fields):
         raise InvalidArgument(
@@ -262,7 +262,7 @@ def _rows_of(generation: Generation, subset: Any, path: str) -> RowRuns:
 
 
 def _storage_of(path: str, remote: RemoteOptions) -> ShardStorage:
-    """Return the storage of a dataset; its path is absolute, so that chdir has no effect."""
+    """Return the storage of a dataset, by its absolute path, so that chdir has no effect."""
     if is_url(path):
         return RemoteStorage(path, remote, external_list_names)
     check_encodable(path, "path")

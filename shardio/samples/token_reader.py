@@ -1,7 +1,7 @@
-"""Gather windows of tokens from their documents, straight into a block.
+"""Gather windows of tokens from their documents, directly into a block.
 
-Used by `filler`. A document is read and verified as a whole; each window copies its part.
-For documents that lie raw in a map and are verified already, only the part is touched.
+Used by `_engine.filling`. A document is read and verified as a whole, and each window copies its
+part. If documents are uncompressed, mapped and verified already, only the part is touched.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ Tokens = npt.NDArray[Any]
 Record = bytes | memoryview
 
 _PARTS_AHEAD: Final = 8192
-"""About this many parts are computed at a time: it takes 100 µs whatever their number."""
+"""The approximate number of parts computed at a time, because each call takes at least 100 µs."""
 
 _MAX_AHEADS: Final = 4
-"""The number of sequences of `numbers` cached in turn, as a worker needs that does others' steps
-too.
+"""The number of sequences of `numbers` for which parts are cached. A worker that also fills steps
+of other workers alternates between several sequences.
 """
 
 
 class _Lookahead(NamedTuple):
-    """The parts of `numbers[first:last]`.
+    """The parts of the windows `numbers[first:last]`.
 
-    `bounds` is where the parts of each window begin, `shards` the shard of each part; `pieces` are
-    the parts themselves if they are available already, and `tails` the bytes behind each, None if
-    there are none at all. `is_short` is True if any window has padding.
+    `bounds` has the index of each window's first part, and `shards` the shard of each part.
+    `pieces` locates the bytes of the parts if all are verified, else None. `tails` has the bytes to
+    append to each part (end-of-text token, padding); None if there are none at all. `is_short` is
+    True if any window has padding.
     """
 
     numbers: Rows
@@ -51,20 +52,20 @@ class _Lookahead(NamedTuple):
 
 
 class _Pieces(NamedTuple):
-    """The record that holds each part, and its range within."""
+    """The record that contains each part, and the part's byte range in the record."""
 
     records: list[Record]
     starts: list[int]
     stops: list[int]
 
     def of(self, within: slice) -> list[Record]:
-        """Return some of the parts."""
+        """Return the bytes of some parts."""
         places = self.records[within], self.starts[within], self.stops[within]
         return [record[i:j] for record, i, j in zip(*places, strict=True)]
 
 
 class TokenReader:
-    """A reader of a dataset's windows of tokens; borrows the dataset."""
+    """A reader of windows of tokens. It borrows the dataset."""
 
     def __init__(self, dataset: Dataset, windows: PackedWindows) -> None:
         pack = windows.pack
@@ -77,11 +78,11 @@ class TokenReader:
         self._is_raw &= not self._field.is_fixed and dataset.access == "mmap"
         self._is_raw &= not dataset.files.is_partial  # the maps of these files stay open
         self._maps: dict[int, memoryview] = {}
-        """Of shards with a document that was read."""
+        """The maps of the shards from which a document was read."""
         self._places: Rows = np.zeros(0, np.int64)
-        """The offset of each raw document in the map of its shard; 0 before it is verified."""
+        """The offset of each raw document in its shard's map; 0 until the document is verified."""
         self._aheads: dict[int, _Lookahead] = {}
-        """By the id of their numbers, which they keep; the latest one last."""
+        """Cached lookaheads by the id of their `numbers`, which they keep alive; latest last."""
 
     def close(self) -> None:
         """Release the maps of the shards. Idempotent."""
@@ -99,13 +100,13 @@ class TokenReader:
         """Write some windows.
 
         Args:
-            outs: every field that a window has, C-contiguous, (windows, length).
-            numbers: the windows; not modified during the life of this object.
-            chosen: the windows to write. Later ones may be computed already.
-            n_tokens: as in `PackedValue.parts`; always the same for the same `numbers`.
+            outs: an output array for every field of a window, C-contiguous, (windows, length).
+            numbers: the indices of windows; the array must not change while this object exists.
+            chosen: the part of `numbers` to write; parts of later windows may be computed ahead.
+            n_tokens: as in `PackedWindows.parts`; must be the same for the same `numbers`.
 
         Raises:
-            ShardCorrupt: naming the sample.
+            ShardCorrupt: the message names the sample.
         """
         pack, name = self._pack, self.name
         first, last, _ = chosen.indices(len(numbers))
@@ -163,7 +164,7 @@ class TokenReader:
         return self._dataset.locate(self._dataset.rows.at(documents))
 
     def _pieces(self, ahead: _Lookahead, within: slice) -> list[Record]:
-        """Return the bytes of some windows, with end-of-text tokens and padding."""
+        """Return the bytes of parts, with end-of-text tokens and padding in between."""
         if ahead.pieces is not None:
             pieces = ahead.pieces.of(within)
         else:
@@ -175,7 +176,7 @@ class TokenReader:
         return both
 
     def _tails(self, parts: WindowParts) -> list[bytes]:
-        """Return the bytes after each part: end-of-text, padding, or none."""
+        """Return the bytes to append to each part: end-of-text token, padding, or none."""
         pack, dtype = self._pack, self._field.numpy
         missing = pack.reach - parts.n_tokens
         tail_choices = b"", b"" if pack.eot is None else np.array(pack.eot, dtype).tobytes()
@@ -193,7 +194,7 @@ class TokenReader:
         return bool(self._places.take(documents).all())
 
     def _records(self, parts: WindowParts, shards: Rows) -> _Pieces:
-        """Return the verified record that holds each part, and its range within."""
+        """Return the verified record that contains each part, and the part's range in it."""
         itemsize, documents, counts = self._field.numpy.itemsize, parts.documents, parts.counts
         if self._pack.eot is not None:
             counts = counts - parts.is_last
@@ -210,7 +211,7 @@ class TokenReader:
         return _Pieces(records, starts.tolist(), (starts + counts * itemsize).tolist())
 
     def _read(self, documents: Rows) -> list[Record]:
-        """Whole documents, verified."""
+        """Return whole documents, verified."""
         dataset, name = self._dataset, self.name
         rows = dataset.rows.at(documents)
         shards = dataset.locate(rows)
@@ -240,10 +241,10 @@ class TokenReader:
         return found
 
     def _check_lengths(self, shard: int, local: Rows, documents: Rows, entries: Entries) -> None:
-        """Make sure that documents are as long as they were when windows were cut.
+        """Check that documents have the lengths from which the windows were computed.
 
         Raises:
-            ShardCorrupt: naming the first that is not.
+            ShardCorrupt: names the first document with another length.
         """
         records, name = self._dataset.files.reader(shard, self.name).records, self.name
         n_bytes = entries["n_bytes"].astype(np.int64)
@@ -258,7 +259,7 @@ class TokenReader:
             raise records.placed(error, name, int(local[i]), place)
 
     def _mask(self, out: npt.NDArray[np.bool_], parts: WindowParts) -> None:
-        """Make False where tokens do not count: padding, and targets of another document."""
+        """Set the mask to False in padding, and at tokens whose target is in another document."""
         pack = self._pack
         n_tokens = parts.n_tokens - pack.targets
         for short in np.flatnonzero(n_tokens < pack.length).tolist():
@@ -270,12 +271,12 @@ class TokenReader:
 
 
 def _write_segments_and_positions(segments: Tokens, positions: Tokens, parts: WindowParts) -> None:
-    """Write each token's document within its window, from 1 up, and its position in it.
+    """Write, for each token, the number of its document in the window, and its position there.
 
-    If the window has targets, the token after it is left out.
+    Parts may include the token after each window, which is only a target; it is left out.
     """
     n, length = segments.shape
-    counts = np.minimum(parts.counts, length - parts.places)  # 0 for a token that is only a target
+    counts = np.minimum(parts.counts, length - parts.places)  # 0 if the part is only a target
     n_tokens = np.minimum(parts.n_tokens, length)
     firsts = np.searchsorted(parts.windows, np.arange(n))
     numbers = (np.arange(1, len(counts) + 1) - firsts[parts.windows]).astype(np.int32)

@@ -1,8 +1,8 @@
-"""Frame times, events and lengths of videos, read from a shard's index, to cut clips.
+"""Frame times, events and lengths of videos, read from a shard's index, to compute clips.
 
-Times are exact: whole ticks of a stream's time base, or fractions of a tick. A frame is on show
-from its time until that of the next one, the last one until the end of the video. A time between
-two ticks is therefore equivalent to the tick before it, and no time is ever a float.
+Times are exact: whole ticks of a stream's time base, or fractions of a tick; they are never floats.
+A frame is *on show* from its time until the time of the next frame; the last frame, until the end
+of the video. A time between two ticks is therefore equivalent to the tick before it.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ Numbers = npt.NDArray[np.int64]
 
 _MAX_TICKS: Final = (1 << 63) - 1
 _SAFE: Final = float(1 << 62)
-"""Smaller products are exact in 64 bits, however the float that was compared is rounded."""
+"""If a product is below this limit as a float, it fits in 64 bits in spite of rounding."""
 
 
 class FrameTimes:
     """The presentation times of the frames of a video. Immutable.
 
-    `pts` are the ticks of all frames, ascending; of several frames with the same tick, only the
-    last is ever on show. `time_base` is seconds per tick, `length` ticks from the first frame to
-    the end of the last.
+    `pts` has the times of all frames in ticks, ascending; of several frames with the same time,
+    only the last is on show. `time_base` is the seconds per tick; `length` is the number of ticks
+    from the first frame to the end of the last.
 
     Raises:
-        MediaError: the table of packets has another number of frames than the stream.
+        MediaError: the number of frames in the packet table differs from the stream's.
     """
 
     def __init__(self, stream: EncodedStream) -> None:
@@ -56,11 +56,10 @@ class FrameTimes:
         self._fps, self._every = Fraction(0), Fraction(0)
 
     def _length(self, last: int) -> int:
-        """Return the ticks from the first frame to the end.
+        """Return the ticks from the first frame to the end of the last.
 
-        `last` is the last duration, 0 if unknown.
-
-        An unknown duration is that of the frame before, or one tick for a single frame.
+        `last` is the duration of the last frame. If it is unknown (0), the frame before has the
+        same duration; a single frame lasts one tick.
         """
         end, times = int(self.pts[-1]), self.pts[self._seen[-2:]].tolist()
         return end - self._begin + (last or (times[1] - times[0] if len(times) > 1 else 1))
@@ -77,16 +76,16 @@ class FrameTimes:
         return self._every
 
     def after_start(self, frame: int) -> int:
-        """Return the ticks from the first frame to another."""
+        """Return the ticks from the first frame to the given one."""
         return int(self.pts[frame]) - self._begin
 
     def on_show(self, first: Fraction, every: Fraction, n: int) -> Numbers:
-        """Return the frames on show at n times.
+        """Return the frames on show at n equidistant times.
 
         Args:
-            first: ticks from the first frame to the first time, from 0 up.
-            every: ticks from one time to the next.
-            n: number of times.
+            first: the ticks from the first frame to the first time, from 0 up.
+            every: the ticks from one time to the next.
+            n: the number of times.
         """
         start, parts = first.as_integer_ratio()
         step, step_parts = every.as_integer_ratio()
@@ -95,19 +94,19 @@ class FrameTimes:
         return np.searchsorted(self.pts, np.array(ticks, np.int64), "right") - 1
 
     def inside(self, first: Fraction, reach: Fraction) -> Fraction:
-        """Return `first`, or the nearest time that is followed by more than `reach` ticks of video.
+        """Return the time nearest to `first` after which the video lasts more than `reach` ticks.
 
-        At the end, that is the last whole tick. The video is longer than `reach`.
+        Near the end, this is the last such whole tick. The video must be longer than `reach`.
         """
         if first < 0:
             return Fraction(0)
         return first if first + reach < self.length else Fraction(self._latest(reach))
 
     def start_at_share(self, part: int, of: int, reach: Fraction) -> Fraction:
-        """Return the time of a frame that is followed by more than `reach` ticks of video.
+        """Return the time of a frame after which the video lasts more than `reach` ticks.
 
-        It is preceded by `part` out of `of` of them, rounded down. The video is longer than
-        `reach`.
+        Of all such frames, a share of `part` / `of`, rounded down, precedes the returned one. The
+        video must be longer than `reach`.
         """
         latest = min(self._begin + self._latest(reach), _MAX_TICKS)
         n_starts = int(np.searchsorted(self.pts[self._seen], latest, "right"))
@@ -126,9 +125,9 @@ def n_times(
     """Return how many of the times 0, 1 / fps, 2 / fps, … precede the end of each video.
 
     Args:
-        lengths: of the videos, in ticks.
-        numerators, denominators: of their time bases.
-        fps: times per second; numerator and denominator are below 2^31.
+        lengths: the lengths of the videos, in ticks.
+        numerators, denominators: the time bases of the videos.
+        fps: the number of times per second; numerator and denominator are below 2^31.
 
     Results are capped at 2^63 - 1.
     """
@@ -147,14 +146,14 @@ def n_times(
 Values = npt.NDArray[Any]
 
 _NEARLY: Final = 1 - 1e-9
-"""A value below a product by this factor is below it however floats are rounded."""
+"""A value below a float product times this factor is below the exact product, too."""
 
 
 def event_dtype(schema: Schema, name: str) -> np.dtype[Any]:
     """Return the dtype of a field's events: float64 for seconds, or int64 for frame numbers.
 
     Raises:
-        InvalidArgument: the field does not exist, is not numeric, or has tables.
+        InvalidArgument: the field does not exist, is not numeric, or has two or more dimensions.
     """
     field = schema.get(name)
     array = None if field is None else field.array or field.item
@@ -173,7 +172,7 @@ def event_dtype(schema: Schema, name: str) -> np.dtype[Any]:
 def read_events(reader: ShardReader, name: str, rows: Rows) -> tuple[Rows, Values]:
     """Return the number of events of each row, and all events in the order of the rows.
 
-    A sample that lacks the field has none.
+    A sample without a value has no events.
 
     Raises:
         ShardCorrupt: the field is damaged.
@@ -200,15 +199,15 @@ def check_events(
     lines: Streams,
     lengths: npt.NDArray[np.uint64],
 ) -> None:
-    """Check that events lie inside of their videos; those of missing videos are not checked.
+    """Check that events are inside of their videos; events of missing videos are not checked.
 
     Args:
         reader, name, rows: the arguments of `read_events`.
-        events: its result.
-        lines, lengths: of the videos of these rows, and their lengths in ticks.
+        events: the result of `read_events`.
+        lines, lengths: the stream table's rows of the videos, and the videos' lengths in ticks.
 
     Raises:
-        InvalidArgument: naming the sample, the event, and the length of its video.
+        InvalidArgument: names the sample, the event, and the length of its video.
     """
     counts, values = events
     owners = np.repeat(np.arange(len(rows)), counts)
@@ -235,7 +234,10 @@ def check_events(
 
 
 def _outside(values: Values, owners: Rows, lines: Streams, lengths: npt.NDArray[np.uint64]) -> Rows:
-    """Return the events, in seconds, outside of their videos; close cases are computed exactly."""
+    """Return the indices of events, in seconds, outside of their videos.
+
+    Events near the end of their video are compared exactly.
+    """
     ticks = lines["numerator"] / np.maximum(lines["denominator"], 1)
     is_clear = (values >= 0) & (values < (lengths * ticks)[owners] * _NEARLY)
     wrong = [
@@ -252,10 +254,7 @@ def _seconds(line: np.void, length: np.uint64) -> Fraction:
 
 
 def clip_frames(clips: Clips, start: int, times: FrameTimes) -> Numbers:
-    """Return the frames of a clip, given its `start` and the video's frame times.
-
-    The result does not depend on the position.
-    """
+    """Return the frames of a clip, given its `start` (from `Clips.starts`) and the frame times."""
     clip = clips.clip
     if not clip.goes_by_times:
         return _run(clip, start)
@@ -302,15 +301,15 @@ def _start_around(clip: Clip, event: float, times: FrameTimes) -> int:
 
 
 _MAX_FRAMES: Final = 1 << 40
-"""Maximum frames of one video: at 1,000 per second, 35 years; a larger number is corrupt."""
+"""The maximum number of frames of a video: 35 years at 1,000 per second; more means damage."""
 _MAX_DURATION: Final = (1 << 64) - 1
 
 
 class VideoIndex:
     """The index data of the videos in some rows of a shard, for cutting clips.
 
-    `lines` are those of the streams. `n_frames` is the number of frames of each; for clips by time,
-    the number of times at the clip's rate.
+    `lines` are the videos' rows of the stream table. `n_frames` is the number of frames of each
+    video; for clips by time, the number of frames at the clip's rate.
 
     Raises:
         ShardCorrupt, InvalidArgument: the tables of a video are invalid.
@@ -329,7 +328,7 @@ class VideoIndex:
             self._check_lengths()
 
     def _read(self) -> Streams:
-        """Return the stream lines of the videos."""
+        """Return the videos' rows of the stream table."""
         records, rows = self._reader.records, self._rows
         found = records.streams.lines(self._name, rows, records.entries(self._name, rows))
         wrong = np.flatnonzero(found["n_frames"] > found["n_packets"])
@@ -365,10 +364,10 @@ class VideoIndex:
         """Return the number of events of each video, and all events in the order of the videos.
 
         Args:
-            reader, name: of the file and the field with the events.
+            reader, name: the reader of the file, and the field with the events.
 
         Raises:
-            InvalidArgument: one is outside of its video.
+            InvalidArgument: an event is outside of its video.
             ShardCorrupt: the field is damaged.
         """
         found = read_events(reader, name, self._rows)

@@ -1,4 +1,4 @@
-"""SampleView: what one sample of a dataset is: a row, a clip of a video, or a window of tokens."""
+"""SampleView: defines the samples of a loader: rows, clips of videos, or windows of tokens."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Keys(NamedTuple):
 
 
 class Table(NamedTuple):
-    """An array that a view needs in every process of a loader, and its content in words."""
+    """An array that a view needs in every process of a loader, and a description for messages."""
 
     array: npt.NDArray[Any]
     what: str
@@ -56,39 +56,41 @@ Maker = Callable[[Dataset, Tables], "SampleView"]
 
 
 class SampleView(Sequence[dict[str, Any]]):
-    """Samples made of the rows of a dataset, which it borrows. Immutable, and not thread-safe.
+    """A sequence of samples derived from the rows of a dataset, which it borrows.
 
-    `view[i]` is the sample that a ShardLoader of the view delivers: pictures, clips and sound are
-    decoded. What it has to know about the data is read when it is first needed.
+    Immutable, but not thread-safe. `view[i]` is the sample that a ShardLoader of the view delivers,
+    with images, clips and audio decoded. The parts of the index that a view needs are read on first
+    use.
     """
 
     spans_rows = False
-    """True if a sample may be made of several rows."""
+    """True if a sample may contain data of several rows."""
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
-        """The dataset that has the rows."""
+        """The dataset with the rows."""
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields of the dataset that a sample is made of."""
+        """The fields of the dataset that a sample contains or is derived from."""
         return tuple(self.dataset.schema)
 
     def chosen(self, names: tuple[str, ...], *, is_asked: bool) -> tuple[str, ...]:
         """Return the fields to read, given the names that a loader reads.
 
         Args:
-            names: of the dataset's fields.
-            is_asked: True if the user named them: none is left out then without a word.
+            names: names of the dataset's fields.
+            is_asked: True if the user named the fields; an unsuitable field is then an error, and
+                is left out otherwise.
 
         Raises:
-            InvalidArgument: they do not go with the view.
+            InvalidArgument: the fields do not suit the view.
         """
         return names
 
     @property
     def schema(self) -> Schema:
-        """The fields of a sample; height and width of pictures vary."""
+        """The schema of a sample; height and width of images vary."""
         stored = Schema({name: self.dataset.schema[name] for name in self.fields})
         return image_schema(self._audio.delivered(self.delivered(stored)), self.fields)
 
@@ -109,15 +111,15 @@ class SampleView(Sequence[dict[str, Any]]):
         return self.sample(index)
 
     def sample(self, index: int, *, seed: int = 0, epoch: int = 0) -> dict[str, Any]:
-        """Return the sample of a number, as a loader with shuffle=False draws it.
+        """Return a sample with the random draws of a loader with shuffle=False.
 
         Args:
-            index: its number, which is its position in such an epoch.
-            seed, epoch: of the loader.
+            index: the index of the sample, which is its position in such an epoch.
+            seed, epoch: the loader's seed, and the epoch.
 
         Raises:
             IndexError: there is no such sample.
-            ShardCorrupt, MediaError: naming the sample.
+            ShardCorrupt, MediaError: the message names the sample.
         """
         number, n = operator.index(index), len(self)
         if not -n <= number < n:
@@ -139,21 +141,21 @@ class SampleView(Sequence[dict[str, Any]]):
         *,
         fields: Sequence[str] = (),
     ) -> Self:
-        """Return a view of some of the rows, made in the same way; see `ShardDataset.select`."""
+        """Return a view of some rows with the same options; see `ShardDataset.select`."""
         return self.on(self.dataset.select(rows, fields=fields))
 
     def subset(self, name: str) -> Self:
-        """Return a view of a subset of the rows, made in the same way."""
+        """Return a view of a subset with the same options."""
         return self.on(self.dataset.subset(name))
 
     def sources_of(self, indices: Any) -> Rows:
-        """Return the number of the mixture's source that each sample is of.
+        """Return the index of each sample's source in a mixture.
 
         Args:
-            indices: numbers of samples, such as those of `batch.indices`.
+            indices: indices of samples, such as `batch.indices`.
 
         Raises:
-            InvalidArgument: they are no numbers of samples, from 0 up.
+            InvalidArgument: an index is invalid.
         """
         numbers = np.asarray(indices)
         check_positions(numbers.reshape(-1), len(self), "indices")
@@ -162,12 +164,12 @@ class SampleView(Sequence[dict[str, Any]]):
     def reader(
         self, fields: tuple[str, ...], pictures: tuple[str, ...], audio: AudioSpec
     ) -> SampleReader:
-        """Return a reader of its samples.
+        """Return a reader of single samples.
 
         Args:
             fields: the fields to read.
-            pictures: those whose pictures are decoded.
-            audio: the format of sound.
+            pictures: the fields whose images are decoded.
+            audio: the format of decoded audio.
         """
         clips = self.clip_reader(needs_times=bool(audio.fields))
         sounds = AudioReader(self.dataset, audio, clips) if audio.fields else None
@@ -175,16 +177,16 @@ class SampleView(Sequence[dict[str, Any]]):
         return SampleReader(self.dataset, fields, images, clips, sounds, self.token_reader())
 
     def clip_reader(self, *, needs_times: bool) -> ClipReader | None:
-        """Return a decoder of its clips; None if it has none."""
+        """Return a decoder of the view's clips; None if samples are not clips."""
         return None
 
     def token_reader(self) -> TokenReader | None:
-        """Return a reader of its windows of tokens; None if it has none."""
+        """Return a reader of the view's windows; None if samples are not windows of tokens."""
         return None
 
     @abstractmethod
     def on(self, dataset: Dataset) -> Self:
-        """Return a view of another dataset's rows, made in the same way."""
+        """Return a view of another dataset with the same options."""
 
     def reopened(self, dataset: Dataset) -> SampleView:
         """Return an equal view of the same rows, opened again as `dataset`."""
@@ -193,68 +195,71 @@ class SampleView(Sequence[dict[str, Any]]):
     @property
     @abstractmethod
     def maker(self) -> Maker:
-        """A function, to be pickled, that makes an equal view of its `tables`."""
+        """A picklable function that creates an equal view from its `tables`."""
 
     def made_of(self, dataset: Dataset, tables: Tables) -> SampleView:
-        """Return an equal view of the same rows, opened as `dataset`, of equal tables."""
+        """Return an equal view of the same rows, opened again as `dataset`, from its tables."""
         return self.maker(dataset, tables)
 
     @abstractmethod
     def delivered(self, schema: Schema) -> Schema:
-        """Return the schema of its samples, given that of the stored fields."""
+        """Return the schema of the view's samples, given the schema of the stored fields."""
 
     @property
     @abstractmethod
     def identity(self) -> str:
-        """Text that tells the view from others of the same dataset; empty for all rows."""
+        """Text that distinguishes the view from other views of the dataset; empty for all rows."""
 
     @property
     @abstractmethod
     def source_ends(self) -> Rows:
-        """Number of samples up to the end of each source of a mixture."""
+        """The cumulative numbers of samples of a mixture's sources."""
 
     @abstractmethod
     def at(self, numbers: Rows) -> Rows:
-        """Return the row, of all shards, that each sample is, is cut from, or begins in."""
+        """Return the row of each sample, numbered over all shards.
+
+        For a clip, this is the row of its video; for a window, the row in which it begins.
+        """
 
     def covered_rows(self, numbers: Rows) -> Rows:
-        """Return all rows that some samples are made of."""
+        """Return all rows whose data some samples contain."""
         return self.at(numbers)
 
     def draws(self, numbers: Rows, keys: Keys) -> ClipDraws | None:
-        """Return what is drawn for some samples; None if they are no clips."""
+        """Return the random draws for some samples; None if samples are not clips."""
         return None
 
     def audio(self, sounds: Mapping[str, Sound]) -> AudioSpec:
-        """Return the format of some fields' audio in its samples.
+        """Return the format of the audio in some fields of a sample.
 
         Args:
-            sounds: the format that is asked for, of each field.
+            sounds: the requested format of each field.
 
         Raises:
-            InvalidArgument: rates or channels differ, or lengths are not stored, and the format
-                does not say them.
+            InvalidArgument: the requested format leaves open the rate, the channels or the length,
+                and they differ between samples or are not stored.
             ShardCorrupt: the part of the index that was read is damaged.
         """
         made = (audio_field(self.dataset, *each, self.seconds_of) for each in sounds.items())
         return AudioSpec(tuple(made))
 
     def seconds_of(self, name: str) -> SecondsRange | None:
-        """Return the least and the most seconds of sound in a field of a sample; None if none."""
+        """Return the minimum and maximum seconds of audio in a field; None without audio."""
         return row_seconds(self.dataset, name)
 
     @property
     def clip_grouping(self) -> ClipGrouping | None:
-        """The clips that stay together in a shuffle; None where each sample moves alone."""
+        """The groups of clips that stay together in a shuffle; None for single samples."""
         return None
 
     @property
     def stream_tokens(self) -> tuple[int, ...] | None:
-        """The number of tokens of each source, if the last of them are padded to a window."""
+        """The number of tokens of each source, if the last window is padded; else None."""
         return None
 
     def no_shards_reason(self) -> str | None:
-        """Return the reason why its samples do not come shard by shard; None if they do."""
+        """Return the reason why the samples are not in the order of the shards, or None."""
         rows = self.dataset.rows.row_list
         if rows is None or rows.ascends:
             return None
@@ -262,16 +267,16 @@ class SampleView(Sequence[dict[str, Any]]):
 
     @property
     def shard_ends(self) -> Rows:
-        """Number of samples up to the end of each shard, of a view that comes shard by shard."""
+        """The cumulative numbers of samples per shard; requires samples in the order of shards."""
         return self.dataset.rows.shard_ends
 
     def tables(self) -> Mapping[str, Table]:
-        """Return the tables by which the view is made again in another process."""
+        """Return the tables from which another process creates the view again."""
         return {}
 
 
 class RowView(SampleView):
-    """The rows of a dataset, decoded."""
+    """A view whose samples are the rows of a dataset, decoded."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RowView, (self.dataset,)
@@ -283,12 +288,12 @@ class RowView(SampleView):
         return f"RowView({len(self)} rows of {self.dataset!r})"
 
     def on(self, dataset: Dataset) -> RowView:
-        """Return a view of another dataset's rows, made in the same way."""
+        """Return the view of another dataset's rows."""
         return RowView(dataset)
 
     @property
     def maker(self) -> Maker:
-        """A function that makes an equal view of its `tables`."""
+        """A function that creates an equal view from its `tables`."""
         return RowView.of_tables
 
     @classmethod
@@ -297,17 +302,17 @@ class RowView(SampleView):
         return cls(dataset)
 
     def delivered(self, schema: Schema) -> Schema:
-        """Return the schema of its samples, given that of the stored fields."""
+        """Return the schema of the view's samples, given the schema of the stored fields."""
         return schema
 
     @property
     def identity(self) -> str:
-        """Text that tells the view from others of the same dataset."""
+        """Text that distinguishes the view from other views of the same dataset."""
         return self.dataset.rows.view_id
 
     @property
     def source_ends(self) -> Rows:
-        """Number of samples up to the end of each source of a mixture."""
+        """The cumulative numbers of samples of a mixture's sources."""
         return np.cumsum(self.dataset.rows.source_counts)
 
     def at(self, numbers: Rows) -> Rows:

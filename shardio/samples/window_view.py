@@ -23,19 +23,19 @@ from shardio.shard.verification import Rows
 
 
 class WindowView(SampleView):
-    """Windows of tokens, cut from the documents in one field of a dataset, which it borrows.
+    """A view whose samples are windows of tokens of one field. It borrows the dataset.
 
-    Document lengths are in the index, 32 bytes per document, and read on first use unless the field
-    has a fixed shape. The documents of each source of a mixture are packed by themselves.
+    On first use, the lengths of documents are read from the index, 32 bytes per document, unless
+    the field has a fixed shape. The documents of each source of a mixture are packed separately.
 
     Args:
-        dataset: has the documents.
-        pack: how they are packed; its field is the only one that can be by default.
+        dataset: the dataset with the documents.
+        pack: the options of the windows; `pack.field` is optional if only one field can be packed.
 
     Raises:
-        InvalidArgument: no field, or not this one, can be packed so; on first use: there are
-            tokens, but no window of them.
-        ShardCorrupt: on first use: that part of the index is damaged.
+        InvalidArgument: the field cannot be packed with these options. On first use: the tokens do
+            not fill a window.
+        ShardCorrupt: (on first use) the index of the documents is damaged.
     """
 
     spans_rows = True
@@ -47,7 +47,7 @@ class WindowView(SampleView):
 
     @classmethod
     def of_tables(cls, pack: Pack, dataset: Dataset, tables: Tables) -> WindowView:
-        """Return a view like another one, given the tables of that one."""
+        """Return a view of `dataset` from the options and the tables of an equal view."""
         found = cls(dataset, pack)
         sources = dataset.rows.source_counts
         found.__dict__["windows"] = PackedWindows(pack, tables["ends"], sources, tables["firsts"])
@@ -55,7 +55,7 @@ class WindowView(SampleView):
 
     @cached_property
     def windows(self) -> PackedWindows:
-        """The windows by number."""
+        """The windows, by their index."""
         dataset, pack = self.dataset, self.pack
         lengths = _lengths(dataset, pack) + (pack.eot is not None)
         ends = np.cumsum(lengths, dtype=np.int64)
@@ -83,7 +83,7 @@ class WindowView(SampleView):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields of the dataset that a sample is made of."""
+        """The fields of the dataset that a sample is derived from."""
         return (self.pack.name,)
 
     def chosen(self, names: tuple[str, ...], *, is_asked: bool) -> tuple[str, ...]:
@@ -97,7 +97,7 @@ class WindowView(SampleView):
         return self.fields
 
     def on(self, dataset: Dataset) -> WindowView:
-        """Return a view of another dataset's rows, made in the same way."""
+        """Return a view of another dataset with the same options."""
         return WindowView(dataset, self.pack)
 
     def reopened(self, dataset: Dataset) -> WindowView:
@@ -109,36 +109,36 @@ class WindowView(SampleView):
 
     @property
     def maker(self) -> Maker:
-        """A function that makes an equal view of its `tables`."""
+        """A function that creates an equal view from its `tables`."""
         return functools.partial(WindowView.of_tables, self.pack)
 
     def tables(self) -> Mapping[str, Table]:
-        """Return the tables by which the view is made again in another process."""
+        """Return the tables from which another process creates the view again."""
         return {
             "ends": Table(self.windows.ends, "where each document ends"),
             "firsts": Table(self.windows.firsts, "which document each window begins in"),
         }
 
     def delivered(self, schema: Schema) -> Schema:
-        """Return the schema of its samples, given that of the stored fields."""
+        """Return the schema of the view's samples, given the schema of the stored fields."""
         return self.pack.delivered(schema)
 
     def token_reader(self) -> TokenReader:
-        """Return a reader of its windows."""
+        """Return a reader of the view's windows."""
         return TokenReader(self.dataset, self.windows)
 
     @property
     def identity(self) -> str:
-        """Text that tells the view from others of the same dataset."""
+        """Text that distinguishes the view from other views of the same dataset."""
         return f"{self.dataset.rows.view_id} {self.pack.identity}".lstrip()
 
     @property
     def source_ends(self) -> Rows:
-        """Number of samples up to the end of each source of a mixture."""
+        """The cumulative numbers of samples of a mixture's sources."""
         return np.cumsum(self.windows.n_windows)
 
     def at(self, numbers: Rows) -> Rows:
-        """Return the row of each sample."""
+        """Return the row in which each window begins."""
         return self.dataset.rows.at(self.windows.firsts[numbers])
 
     def covered_rows(self, numbers: Rows) -> Rows:
@@ -147,19 +147,19 @@ class WindowView(SampleView):
 
     @property
     def stream_tokens(self) -> tuple[int, ...] | None:
-        """The number of tokens of each source, if the last of them are padded to a window."""
+        """The number of tokens of each source, if the last window is padded; else None."""
         return self.windows.n_tokens if self.pack.rest == "pad" else None
 
     def no_shards_reason(self) -> str | None:
-        """Return the reason why its samples do not come shard by shard; None if they do."""
+        """Return the reason why the samples are not in the order of the shards, or None."""
         return "a window of tokens may begin in one shard and end in another"
 
 
 def resolve_pack(schema: Schema, pack: Pack) -> Pack:
-    """Return a specification of windows with the field of tokens.
+    """Return the options of windows with `field` set to the field of tokens.
 
     Raises:
-        InvalidArgument: it does not fit the fields.
+        InvalidArgument: the options do not fit the dataset's fields.
     """
     name = pack.field
     if name is None:
