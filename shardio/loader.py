@@ -46,10 +46,10 @@ class ShardLoader(Closing):
     """Iterates over the batches of a dataset; every iteration is one epoch.
 
     The batches are a pure function of dataset, seed and epoch: the same for any number of workers
-    and any prefetch. Workers start in the constructor and live until `close()`, the end of the
-    `with` block, of the loader, or of the process; leaving a loop early leaves nothing behind. A
-    loader belongs to one process; its iterators may be used from several threads, one at a time
-    each.
+    and any prefetch. Workers start in the constructor and run until `close()`, the end of the
+    `with` block, or the end of the loader or the process. A loop may be left early. A loader
+    belongs to one process. Its iterators may be used in several threads, each by one thread at a
+    time.
 
     Args:
         dataset: a folder; the URL of a dataset in an object store (s3://, gs://, az://, https://);
@@ -57,7 +57,7 @@ class ShardLoader(Closing):
             `dataset.pack`). The loader opens an open dataset again, with the same verification and
             cache. A dataset with videos is loaded as the clips that its conversion chose. For
             batches that a server decodes, see `shardio.connect`.
-        batch_size: samples per batch.
+        batch_size: the number of samples in a batch.
         fields: the fields to read, by default all; other fields are not read.
         shuffle: True or "full" permutes all samples, differently each epoch; "blocks" permutes
             within windows of 256 MiB, for data larger than memory; "shards" within windows of 8

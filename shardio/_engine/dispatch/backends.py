@@ -199,7 +199,7 @@ class WorkerBackend:
         self.n_workers = n_workers
         # With threads, user functions would run in the user's program while no loop is active.
         self.goes_ahead = start_method != "thread" or not batch_spec.runs_user_code
-        """True if idle workers may go on with the next epoch."""
+        """True if idle workers may begin the next epoch ahead."""
         self._pool = _pool(batch_spec, n_workers, start_method)
         self._hello: tuple[bytes, tuple[int, ...]] | None = None
         self._tables: tuple[SharedArray, ...] = ()

@@ -165,11 +165,11 @@ class IterationTimer:
 
     began_ns: int = field(default_factory=now_ns)
     head_start_ns: int = 0
-    """Time from the first assigned task to `began_ns`, for an iteration that was begun ahead."""
+    """For an iteration that was begun ahead, the time from its first task to `began_ns`."""
     n_filled_ahead: int = 0
-    """The number of batches filled by `began_ns`."""
+    """The number of batches that were filled before `began_ns`."""
     ready_ahead_ns: int = 0
-    """The sum of the times at which the batches filled ahead were filled."""
+    """The sum of the times at which these batches were filled, since the first task."""
     entered_ns: int = 0
     """The sum of the times at which the loop requested a batch."""
     left_ns: int = 0
@@ -183,10 +183,10 @@ class IterationTimer:
     n_blocks_made: int = 0
 
     def restarted_now(self, words: npt.NDArray[np.uint64]) -> IterationTimer:
-        """Return the timer of an iteration that was begun ahead, from now on.
+        """Return a timer that starts now, for an iteration that was begun ahead.
 
         Args:
-            words: its counters so far, summed up.
+            words: the counters of the iteration so far, summed over the workers.
         """
         timer = IterationTimer(
             n_filled_ahead=int(words[_FILLED]), ready_ahead_ns=int(words[_READY])
@@ -247,6 +247,6 @@ class IterationTimer:
         )
 
     def _filled_ns(self, words: npt.NDArray[np.uint64]) -> int:
-        """Return the sum of the times at which batches were filled, 0 for those filled ahead."""
+        """Return the sum of the times at which batches were filled; for batches filled ahead, 0."""
         n_filled = int(words[_FILLED]) - self.n_filled_ahead
         return int(words[_READY]) - self.ready_ahead_ns - n_filled * self.head_start_ns

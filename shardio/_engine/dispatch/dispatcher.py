@@ -161,7 +161,7 @@ class Dispatcher:
             self._backend.post()
 
     def _assign_ahead(self, iteration: EpochIteration) -> None:
-        """Let idle workers begin the next epoch, in idle blocks."""
+        """Assign tasks of the next epoch to idle workers, with idle blocks."""
         ahead = self._iterations.ahead or self._iterations.begin_ahead(iteration)
         if ahead is None:
             return
@@ -175,7 +175,7 @@ class Dispatcher:
             self._give(ahead, *schedule.assign())
 
     def _end(self, iteration: EpochIteration) -> None:
-        """End an iteration: let the next one use the workers, and free the block delivered last."""
+        """End an iteration: begin its successor ahead, and free the block delivered last."""
         if iteration.successor is not None and not iteration.is_cancelled:
             self.apply_finalizers()
             self.assign_tasks(iteration)

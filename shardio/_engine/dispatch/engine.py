@@ -294,9 +294,9 @@ class Engine:
 
     @files_explained()
     def iterate(self, plan: EpochPlan, successor: EpochPlan | None = None) -> EpochIteration:
-        """Start an iteration, or take over the one begun ahead if it has the same plan.
+        """Start an iteration, or take over the iteration begun ahead if it has the same plan.
 
-        `successor` is the plan of the next iteration, if it may be begun ahead.
+        `successor` is the plan of the next iteration if that may be begun ahead, else None.
         """
         with self._inside():
             layout, dispatcher = self.layout(), self.dispatcher

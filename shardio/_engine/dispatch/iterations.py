@@ -65,9 +65,9 @@ class EpochIteration:
     is_watched: bool = False
     """True if an iterator exists, which will cancel the iteration."""
     is_ahead: bool = False
-    """True if the iteration was begun ahead and no loop iterates it yet."""
+    """True if the iteration was begun ahead, and no loop has taken it over yet."""
     successor: EpochPlan | None = None
-    """The plan of the next iteration, if it may begin once all steps of this one are assigned."""
+    """The plan of the next iteration; None if that must not be begun ahead."""
 
     def take_skips(self, step: int, most: int) -> tuple[Skipped, ...]:
         """Return the skipped samples of the step that is being delivered, in order.
@@ -106,9 +106,9 @@ class IterationTable:
         self.ahead: EpochIteration | None = None
         """The iteration that was begun ahead, until a loop takes it over or it is cancelled."""
         self._latest: EpochIteration | None = None
-        """The iteration that was begun or taken over last, while it is running."""
+        """The iteration that a loop began or took over last, while it is running."""
         self._foreseen: EpochPlan | None = None
-        """The plan that the next iteration should have."""
+        """The plan that the next iteration is expected to have; None if unknown."""
         self._counter_table: CounterTable
         self._is_recording = False
         self._forgotten = LoadingStats()
@@ -179,10 +179,10 @@ class IterationTable:
         return self.ahead is not None and self.ahead.schedule.n_circulating > 0
 
     def begin_ahead(self, before: EpochIteration) -> EpochIteration | None:
-        """Begin the successor of an iteration before a loop iterates it.
+        """Begin the successor of an iteration before a loop requests it.
 
-        Return None if it must not begin now: it only gets blocks and time that no other iteration
-        needs.
+        Return None if the successor must not begin now, because another iteration needs the
+        workers.
         """
         plan = before.successor
         if plan is None or not before.schedule.is_given_out or self.is_full or self.n_live > 1:
@@ -194,9 +194,9 @@ class IterationTable:
         return iteration
 
     def take_over(self, plan: EpochPlan) -> EpochIteration | None:
-        """Return the iteration begun ahead, with its timer reset, if it has this plan.
+        """Return the iteration begun ahead if it has this plan; its timer starts now.
 
-        Otherwise cancel it and return None.
+        Otherwise cancel it, and return None.
         """
         iteration, self.ahead = self.ahead, None
         if iteration is None:
@@ -210,9 +210,9 @@ class IterationTable:
         return iteration
 
     def follow(self, iteration: EpochIteration, successor: EpochPlan | None) -> None:
-        """Record the successor of the latest iteration; no other iteration has one.
+        """Record the successor of the latest iteration; earlier iterations no longer have one.
 
-        If this iteration does not have the plan that was foreseen, no successor begins ahead.
+        If this iteration does not have the foreseen plan, no successor is begun ahead.
         """
         if self._latest is not None:
             self._latest.successor = None

@@ -75,7 +75,7 @@ class Schedule:
 
     @property
     def n_tasks(self) -> list[int]:
-        """The number of tasks of each worker."""
+        """The number of unanswered tasks of each worker."""
         return [len(tasks) for tasks in self._tasks]
 
     @property
@@ -106,7 +106,7 @@ class Schedule:
         return Schedule(self.next_step, self._last, len(self._tasks), self._base_depth)
 
     def followed(self, first: int, last: int) -> Schedule:
-        """Return a schedule of the next iteration; workers keep their depth."""
+        """Return a schedule for the next iteration; workers keep their depths."""
         found = Schedule(first, last, len(self._tasks), self._base_depth)
         for worker, is_quick in enumerate(self._is_quick):
             if is_quick:
@@ -114,7 +114,7 @@ class Schedule:
         return found
 
     def set_backlog(self, n_tasks: list[int]) -> None:
-        """Set each worker's number of tasks of the previous iteration; it gets fewer by as many."""
+        """Set how many tasks of the previous iteration each worker has; they count for its load."""
         self._before = n_tasks
         for worker, is_quick in enumerate(self._is_quick):
             self._update_load(worker, QUICK_DEPTH if is_quick else self._base_depth)
