@@ -1,8 +1,8 @@
 """Decode any range of audio samples from a stream of packets.
 
-A tick of an audio stream is one sample. Sample 0 is the first audible one: the encoder's padding
+A tick of an audio stream is one sample. Sample 0 is the first audible sample; the encoder's padding
 before it, as declared by the container, is dropped. Times of packets (`pts`) are on the clock of
-the video.
+the video in the same file.
 
 `Sound` holds the options of a loader: sample rate, channels and length.
 """
@@ -48,23 +48,23 @@ _LONGEST: Final = 86_400
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """The format of a loader's fields of type `Audio`: (samples, channels).
+    """The format in which a loader decodes fields of type `Audio`, to (samples, channels).
 
-    Each field NAME is accompanied by a field NAME_span, int64 (2,): the first sample of audio and
-    the end of the audio. Samples outside of this range are silence.
+    Each field NAME is accompanied by a field NAME_span, int64 (2,): the range of samples that are
+    audio. Samples outside of this range are silence.
 
     Args:
-        rate: samples per second to resample to; None keeps the stored rate, which must be the same
-            in all rows.
+        rate: the sample rate in Hz to resample to; None keeps the stored rate, which must be the
+            same in all rows.
         channels: 1 or 2, mixed by FFmpeg's rules; None keeps the stored number, which must be the
             same in all rows.
-        seconds: the length; an integer, a `Fraction`, a string such as "0.64" or a float. None: the
-            length of the clip if samples are clips of videos, else the whole audio. Shorter audio
-            is padded with silence; `where` selects a part of longer audio.
+        seconds: the length: an integer, a `Fraction`, a string such as "0.64" or a float. None
+            takes the length of the clip if samples are clips of videos, else the whole audio.
+            Shorter audio is padded with silence; `where` selects a part of longer audio.
         dtype: `"float32"`, from -1 to 1, or `"int16"`.
         where: `"first"` for the first `seconds`; `"random"` for a part whose start is drawn
-            uniformly for each position of each epoch. "random" requires `seconds`, and samples that
-            are not clips.
+            uniformly for each position of each epoch. `"random"` requires `seconds`, and is not
+            available if samples are clips.
 
     If samples are clips of videos, the audio begins with the first frame of the clip.
 
@@ -100,7 +100,7 @@ class Sound:
 
     @property
     def length(self) -> Fraction | None:
-        """`seconds`, exactly."""
+        """The exact value of `seconds`."""
         return None if self.seconds is None else Fraction(self.seconds)
 
 
@@ -108,7 +108,7 @@ def _checked_seconds(value: Any) -> Fraction:
     try:
         if isinstance(value, bool) or not isinstance(value, int | float | str | Fraction):
             raise ValueError
-        # A number written as 0.64 is 64 hundredths.
+        # Use the decimal repr of floats, so that 0.64 is exactly 64/100.
         found = Fraction(repr(value) if isinstance(value, float) else value)
     except (ValueError, ZeroDivisionError):
         found = Fraction(0)
@@ -123,8 +123,8 @@ Samples = npt.NDArray[np.float32]
 
 _EXACT_CODECS = ("pcm_", "flac", "alac", "wavpack", "tta", "ape")
 MIN_RATE, MAX_RATE = 1000, 768_000  # samples per second
-_MAX_SAMPLES = 1 << 31  # in one call; only a damaged table leads to more
-_TAPS = 64  # an upper bound for the samples that the resampler reads on either side
+_MAX_SAMPLES = 1 << 31  # per call; more can only result from a damaged table
+_TAPS = 64  # an upper bound for the samples that the resampler reads on each side
 
 
 @dataclass(slots=True)
@@ -136,7 +136,7 @@ class _OpenAudio:
     sizes: npt.NDArray[np.int64]
 
     def parts(self, packets: range) -> Iterator[tuple[int, bytes]]:
-        """Yield the number and bytes of each packet."""
+        """Yield the number and the bytes of each packet."""
         part = slice(packets.start, packets.stop)
         offsets, sizes = self.offsets[part].tolist(), self.sizes[part].tolist()
         for number, offset, size in zip(packets, offsets, sizes, strict=True):
@@ -170,9 +170,9 @@ class AudioDecoder(Closing):
             stream: audio.
             start, stop: sample numbers at `rate`, counted from the first audible sample. Samples
                 after the end of the stream are silence.
-            rate: samples per second; None keeps the rate of the stream. A sample has the same value
-                whatever the start of the range, except for codecs with state (MP3, AAC), where it
-                may differ slightly.
+            rate: the sample rate in Hz; None keeps the rate of the stream. The value of a sample
+                does not depend on `start`, except that it may differ slightly for codecs with state
+                (MP3, AAC).
             channels: 1 or 2, mixed by FFmpeg's rules; None keeps the channels of the stream.
 
         Raises:
@@ -204,9 +204,9 @@ class AudioDecoder(Closing):
 
         Args:
             stream: audio.
-            begin: seconds, on the clock of the stream's `pts`, which a video of the same file
-                shares. Decoding begins at the nearest sample.
-            n_samples: number of samples at `rate`.
+            begin: the start in seconds, on the clock of the stream's `pts`, which is also that of
+                the video in the same file. Decoding begins at the nearest sample.
+            n_samples: the number of samples at `rate`.
             rate, channels: as in `decode`.
 
         Returns:
@@ -240,13 +240,14 @@ class AudioDecoder(Closing):
         begin, end = max(0, start), min(stop, -(-n_all * rate // source_rate))
         if begin >= end:
             return out
-        # Start at a sample on both grids: the resampler then has the phase of a whole decoding.
+        # Start at a time that is a sample at both rates: the resampler then has the same phase as
+        # if it had started at sample 0.
         unit = source_rate // math.gcd(source_rate, rate)
         margin = 0 if rate == source_rate else _TAPS * max(1, -(-source_rate // rate))
         first = max(0, (begin * source_rate // rate - margin) // unit * unit)
         last = min(n_all, -(-end * source_rate // rate) + margin)
         found = _resample(_decode_span(opened, first, last), layout, rate)
-        # Cut at `end`: the resampler appends samples that fade out.
+        # Cut at `end`, because the resampler appends samples that fade out.
         offset = begin - first * rate // source_rate
         part = found[offset : offset + end - begin]
         out[begin - start :][: len(part)] = part
@@ -285,7 +286,8 @@ def _decode_span(opened: _OpenAudio, start: int, stop: int) -> AudioFrame | None
     like: AudioFrame | None = None
     position, latest, at = start, -1, 0
     parts = opened.parts(range(wanted.start - lead, wanted.stop))
-    # Flushing does not reset all state of other codecs: AAC has a noise generator.
+    # Other codecs need a new decoder, because flushing does not reset their whole state: AAC keeps
+    # the state of a noise generator.
     codec = opened.codec if exact else open_audio_decoder(stream.parameters, stream.extradata)
     for number, frame in decode_frames(codec, parts, lead):
         if number < wanted.start or not sample_index.counts[number]:
@@ -311,7 +313,7 @@ def _silence(like: npt.NDArray[Any], n_samples: int) -> npt.NDArray[Any]:
 
 
 def _concatenate(like: AudioFrame, parts: list[npt.NDArray[Any]]) -> AudioFrame:
-    """Concatenate arrays of (channels, samples) into one frame, for one call of the resampler."""
+    """Join arrays of (channels, samples) into one frame, so that one call resamples all of them."""
     from av import AudioFrame
 
     values = np.concatenate(parts, axis=1)

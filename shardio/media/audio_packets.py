@@ -1,8 +1,9 @@
 """Demux audio into packets, and compute the exact time of every packet's samples.
 
 Containers round times to ticks, which may be as coarse as a millisecond, but the samples of
-consecutive packets follow each other exactly. The rounded times of all packets together determine
-the time of the first sample, exactly in most files. Gaps between packets are silence.
+consecutive packets follow each other without gaps. The rounded times of all packets together
+therefore determine the time of the first sample, exactly in most files. Packets with a later time
+follow a gap, which is silence.
 """
 
 from __future__ import annotations
@@ -51,14 +52,15 @@ __all__ = [
 
 
 LEAD_PACKETS: Final = 12
-"""Packets decoded and dropped before a range: MP3 refers 9 packets back, Opus 80 ms."""
+"""The number of packets to decode and drop before a range: MP3 packets depend on up to 9 earlier
+packets, and Opus needs 80 ms."""
 _RESAMPLER_MARGIN: Final = 4096
-"""Samples on either side of a part that a resampler may read."""
+"""The number of samples on each side of a part that a resampler may read."""
 _MAX_RATE: Final = 1 << 24
 _MAX: Final = 1 << 62
 
 _LARGEST_JITTER: Final = Fraction(1, 10)
-"""The deviation in seconds from which a late packet counts as a gap; FFmpeg's limit, too."""
+"""The delay in seconds beyond which a packet counts as following a gap, as in FFmpeg."""
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -73,29 +75,29 @@ def packet_times(
     """Return the time of the first sample of each packet, in samples.
 
     Args:
-        times: packet times stored in the container, in ticks of `time_base`; None if unknown.
+        times: the packet times in the container, in ticks of `time_base`; None if unknown.
         counts: the number of samples decoded from each packet.
         time_base: seconds per tick.
         rate: samples per second.
         n_before: the number of samples before the first audible one.
 
     Raises:
-        MediaError: a packet is early by more than the allowed jitter.
+        MediaError: a packet's time is too early by more than `_LARGEST_JITTER`.
     """
     heard: _Numbers = np.cumsum(np.asarray(counts, np.int64)) - counts
     found = heard.copy()
     for span in _gapless_runs(times, counts, time_base, rate):
         known = int(heard[span.first]) + (0 if span.first else n_before)
-        # Up to the end; the next run overwrites its own part.
+        # Fill up to the end; later runs overwrite their parts.
         found[span.first :] = heard[span.first :] + span.begin(known)
     return found
 
 
 @dataclass(slots=True)
 class _GaplessRun:
-    """Packets without a gap: the first packet, and bounds for the time of sample 0.
+    """A run of packets without a gap: its first packet, and bounds for the time of sample 0.
 
-    Bounds are in units of 1 / (2 * `unit`) sample; a tick has 2 * `tick` units.
+    Bounds are in units of 1 / (2 * `unit`) samples; a tick is 2 * `tick` units.
     """
 
     first: int
@@ -105,7 +107,10 @@ class _GaplessRun:
     unit: int
 
     def begin(self, known: int) -> int:
-        """Return the time of sample 0 in samples, if the time of sample `known` is a whole tick."""
+        """Return the time of sample 0, in samples.
+
+        If the bounds permit, it is chosen so that the time of sample `known` is a whole tick.
+        """
         lead, tick = 2 * known * self.unit, 2 * self.tick
         at = -(-(self.low + lead) // tick) * tick - lead
         if at > self.high:
@@ -192,7 +197,7 @@ def begin_of(stream: EncodedStream) -> Fraction:
 
 
 def nearest_sample(stream: EncodedStream, time: Fraction, rate: int) -> int:
-    """Return the number, counted from sample 0 at `rate`, of the sample nearest to a time."""
+    """Return the sample nearest to a time, counted from sample 0 at `rate`."""
     since = time - Fraction(first_sample_time(stream), sample_rate(stream))
     return math.floor(since * rate + Fraction(1, 2))
 
@@ -204,7 +209,7 @@ def part_of(stream: EncodedStream, begin: Fraction, seconds: Fraction) -> Encode
 
     Args:
         stream: a whole audio stream.
-        begin: the start in seconds, on the clock of its `pts`.
+        begin: the start in seconds, on the clock of the stream's `pts`.
         seconds: the duration of the part.
     """
     rate, heard = sample_rate(stream), SampleIndex(stream)
@@ -247,16 +252,16 @@ class SampleIndex:
         n_all = int_parameter(stream, "samples", stream.n_frames)
         last = int(self.ends.max(initial=0))
         self.extent = first, max(first, min(n_all, last))
-        """The first sample of the stream, and the end of the last."""
+        """The first sample of the stream, and the last sample plus 1."""
 
     def packets(self, start: int, stop: int) -> range:
-        """Return the packets that contain samples `start` to `stop`, and at most one more."""
+        """Return the packets that contain samples `start` to `stop`, plus at most one packet."""
         begin = int(np.searchsorted(self.ends, start, "right"))
         end = int(np.searchsorted(self.ends, stop, "left")) + 1
         return range(begin, min(len(self.ends), end))
 
 
-_SKIP = struct.Struct("<II")  # samples to drop at the start of a packet, and at its end
+_SKIP = struct.Struct("<II")  # the numbers of samples to drop at the start and end of a packet
 
 
 def demux_audio(source: bytes | str, container: InputContainer, name: str) -> EncodedStream:
@@ -332,7 +337,7 @@ def _read_packets(
 
 @dataclass(slots=True)
 class _AudioPackets:
-    """The packets of an audio stream, with the time and flags that the container stores."""
+    """The packets of an audio stream, with the times and flags from the container."""
 
     time_base: Fraction
     parameters: dict[str, Any]
@@ -366,8 +371,8 @@ class _AudioPackets:
             counts[number] += frame.samples
             if frame.sample_rate != parameters["rate"] or frame.layout.name != parameters["layout"]:
                 raise MediaError(f"its rate or channels change at packet {number}; re-encode it")
-        # Packets discarded at the start are needed to decode the packets after them; packets
-        # discarded later were removed by an edit list.
+        # The container marks packets as discarded. At the start, they are needed to decode the
+        # packets after them; later ones were removed by an edit list.
         are_out = np.array(self.discarded, bool)
         n_lead = int(np.argmin(are_out)) if len(are_out) and not are_out.all() else 0
         n_before = max(self.n_before, int(counts[:n_lead].sum()))
@@ -400,7 +405,10 @@ class _AudioPackets:
 def decode_frames(
     codec: AudioCodecContext, parts: Iterable[tuple[int, bytes]], n_dropped: int = 0
 ) -> Iterator[tuple[int, AudioFrame]]:
-    """Decode numbered packets, yielding (packet number, frame)."""
+    """Decode numbered packets; yield (packet number, frame).
+
+    Errors in the first `n_dropped` packets are ignored.
+    """
     import av
 
     codec.flush_buffers()
@@ -412,7 +420,7 @@ def decode_frames(
             except av.FFmpegError:
                 if at >= n_dropped:
                     raise
-                continue  # lead packets may depend on packets that are not decoded
+                continue  # a lead packet may depend on earlier packets, which are not decoded
             for frame in frames:
                 if frame.is_corrupt and at >= n_dropped:
                     raise MediaError(f"packet {number} does not decode without concealment")

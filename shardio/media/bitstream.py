@@ -1,7 +1,7 @@
 """Read properties of packets from their first bits, without decoding them.
 
-Packets of codecs that do not have such bits count as shown and needed: this costs time, but never
-a picture.
+Packets of other codecs count as shown and needed, so that decoding takes more time, but no picture
+is ever missing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class PacketTest(Protocol[_Result]):
 
 
 PACKED = -2
-"""The result for an MPEG-4 packet with several pictures: frames are output one packet later."""
+"""The result for an MPEG-4 packet with several pictures. In such streams, decoders output a frame
+one packet later."""
 
 _START = b"\0\0\1"
 _H264_SLICES, _H264_SEI = range(1, 6), 6
@@ -50,12 +51,12 @@ def hidden_packet_test(codec: str) -> PacketTest[bool] | None:
 
 
 def disposable_layer_test(codec: str, extradata: bytes) -> PacketTest[int] | None:
-    """Return a function that finds the temporal layer of an unreferenced packet.
+    """Return a function that finds the temporal layer of a packet to which no other packet refers.
 
-    The function returns the layer, or -1 for a packet that others of its layer or below refer to. A
-    packet in the highest layer of its stream is disposable; most codecs have only layer 0. If the
-    function returns `PACKED`, all packets of the stream are needed, as they are for codecs for
-    which no function is returned (None).
+    The function returns the layer, or -1 if other packets of the same layer or below refer to the
+    packet. An unreferenced packet in the highest layer of its stream is disposable; most codecs
+    have only layer 0. If the function returns `PACKED` for a packet, all packets of the stream are
+    needed. For codecs without such bits, return None: all packets are needed.
     """
     if codec == "h264":
         return partial(_disposable_layer_h264, length_size=_length_size(extradata, 4))
@@ -93,9 +94,10 @@ def x264_version_unit(extradata: bytes, packet: bytes) -> bytes:
 
 
 def parameter_sets(codec: str, extradata: bytes) -> bytes:
-    """Return the parameter sets of H.264 or HEVC, as units of a packet.
+    """Return the parameter sets of H.264 or HEVC, in the form of units of a packet.
 
-    Empty if they are missing or truncated, and for other codecs, whose keyframes contain their own.
+    Return nothing if they are missing or truncated, or for another codec, whose keyframes contain
+    them.
     """
     at = {"h264": 5, "hevc": 22}.get(codec)
     if at is None:
@@ -113,9 +115,9 @@ def parameter_sets(codec: str, extradata: bytes) -> bytes:
 
 
 def parameter_change_test(codec: str, extradata: bytes) -> Callable[[memoryview], bool]:
-    """Return a function that tests whether a packet's parameter sets differ from its stream's.
+    """Return a function that tests whether a packet changes the parameter sets of its stream.
 
-    A decoder keeps such parameter sets, which precede the picture, for later packets.
+    A decoder keeps parameter sets from packets, where they precede the picture, for later packets.
     """
     if codec == "h264":
         size, mask, behind, kinds = _length_size(extradata, 4), 31, 6, {7, 8}
@@ -140,7 +142,7 @@ def parameter_change_test(codec: str, extradata: bytes) -> Callable[[memoryview]
 
 
 def _avcc_parameter_sets(extradata: bytes) -> Iterator[bytes]:
-    """Yield the parameter sets of an "avcC": sequence sets, then picture sets, each counted."""
+    """Yield the parameter sets of an "avcC": counted sequence sets, then counted picture sets."""
     at = 5
     for mask in (31, 255):
         n_units = extradata[at] & mask
@@ -172,9 +174,9 @@ def _length_prefixed(data: bytes, at: int) -> bytes:
 
 
 def starts_closed_gop(codec: str, extradata: bytes, packet: bytes) -> bool:
-    """Return True if no packet sent after this keyframe needs a packet before it.
+    """Return True if no packet after this keyframe, in decoding order, needs a packet before it.
 
-    True for most codecs; some keyframes of H.264 and HEVC are only recovery points.
+    This holds for most codecs; some keyframes of H.264 and HEVC are only recovery points.
     """
     if codec == "h264":
         units = _unit_headers(packet, 0, len(packet), _length_size(extradata, 4))
@@ -186,7 +188,7 @@ def starts_closed_gop(codec: str, extradata: bytes, packet: bytes) -> bool:
 
 
 def _length_size(extradata: bytes, at: int) -> int:
-    """Return the bytes of the length before each unit; 0 if units begin with a start code."""
+    """Return the size of the length field before each unit; 0 if units begin with a start code."""
     if len(extradata) <= at or extradata.startswith((_START, b"\0" + _START)):
         return 0
     return (extradata[at] & 3) + 1
@@ -208,9 +210,9 @@ def _unit_headers(data: bytes, at: int, stop: int, length_size: int) -> Iterator
 
 
 def packet_units(codec: str, extradata: bytes, packet: bytes) -> Iterator[bytes]:
-    """Yield the units of an H.264 or HEVC packet without their prefixes; other packets whole.
+    """Yield the units of an H.264 or HEVC packet without their prefixes, or any other packet whole.
 
-    The temporal delimiter of AV1 is removed: files do not contain it.
+    The temporal delimiter of AV1 is removed, because files do not contain it.
     """
     at = {"h264": 4, "hevc": 21}.get(codec)
     if at is None:
@@ -224,14 +226,14 @@ def packet_units(codec: str, extradata: bytes, packet: bytes) -> Iterator[bytes]
             begin = end
         return
     for unit in packet.split(_START)[1:]:
-        yield unit.rstrip(b"\0")  # a start code may have four bytes
+        yield unit.rstrip(b"\0")  # the zeros belong to the next start code, of four bytes
 
 
 def _disposable_layer_h264(data: bytes, begin: int, stop: int, length_size: int) -> int:
     found = -1
     for first, _ in _unit_headers(data, begin, stop, length_size):
         if first & 31 in _H264_SLICES:
-            if first & 0x60:  # nal_ref_idc: a reference
+            if first & 0x60:  # nal_ref_idc is not 0: other pictures may refer to this one
                 return -1
             found = 0
     return found
@@ -242,7 +244,7 @@ def _disposable_layer_hevc(data: bytes, begin: int, stop: int, length_size: int)
     for first, second in _unit_headers(data, begin, stop, length_size):
         kind = first >> 1 & 63
         if kind in _HEVC_SLICES:
-            # Even types below 16 are not references for their layer.
+            # Only pictures of even types below 16 are unreferenced within their layer.
             if kind >= 16 or kind & 1:
                 return -1
             layer = (second & 7) - 1

@@ -76,13 +76,13 @@ def verify_by_decoding(
 ) -> EncodedStream:
     """Decode every packet, and return the stream with a corrected packet table.
 
-    Packets whose frames are not shown become HIDDEN. A keyframe loses its flag if decoding from it
-    gives other pictures. Times are assigned in presentation order.
+    Packets whose frames are not shown are flagged as HIDDEN. A keyframe loses its flag if decoding
+    from there gives different pictures. Times are assigned in presentation order.
 
     Args:
         stream: the stream as its container describes it.
-        untimed: a mask of the packets without a stored time; `fill_missing_times` computes one.
-        interval: ticks from one frame to the next at the rate of the stream.
+        untimed: a mask of the packets without a stored time, which `fill_missing_times` computes.
+        interval: the ticks from one frame to the next at the rate of the stream.
 
     Raises:
         MediaError: a packet is damaged, or the clock restarts within the stream.
@@ -109,7 +109,7 @@ def _times(
     untimed: npt.NDArray[np.bool_],
     interval: Fraction,
 ) -> list[int]:
-    """Return the time of each packet of `order`, in presentation order; times are sorted."""
+    """Return the times of the packets in `order` (presentation order), ascending."""
     packets = stream.packets[order]
     stored = zip(packets["pts"].tolist(), untimed[order].tolist(), strict=True)
     known = [None if is_untimed else time for time, is_untimed in stored]
@@ -127,7 +127,7 @@ def _times(
 
 
 def _drop_false_keyframes(stream: EncodedStream, shown: Mapping[int, int]) -> EncodedStream:
-    """Decode each group of pictures on its own; unflag its keyframe if the pictures differ."""
+    """Decode each group of pictures alone; unflag its keyframe if pictures differ from `shown`."""
     flags, pts = packet_flags(stream.packets), stream.packets["pts"]
     keys = np.flatnonzero(flags & PacketFlag.KEY).tolist()
     visible = (flags & PacketFlag.HIDDEN) == 0
@@ -163,7 +163,7 @@ class _DigestDecoder:
         return self.decode_group(range(len(self._sizes)))
 
     def decode_group(self, numbers: Sequence[int]) -> dict[int, int]:
-        """Decode the given packets on their own."""
+        """Decode only the given packets; return the digest of each packet's frame."""
         import av
 
         codec, shown, number = self._codec, dict[int, int](), -1
@@ -190,7 +190,7 @@ class _DigestDecoder:
             shown[frame.pts] = self._digest(frame)
 
     def _digest(self, frame: VideoFrame) -> int:
-        """Hash the visible part of the planes; the padding of their rows is undefined."""
+        """Hash the visible part of the planes, without the undefined padding of rows."""
         name = frame.format.name
         if name not in self._known:
             self._known[name] = [0] * len(frame.planes)

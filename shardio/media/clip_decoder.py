@@ -75,9 +75,9 @@ def check_outputs(
 
 @dataclass(slots=True)
 class _OpenStream:
-    """A recently decoded stream: its frame table, and the key of its decoder."""
+    """A recently decoded stream, its frame table, and the key of its decoder."""
 
-    stream: EncodedStream  # keeps its id from being reused
+    stream: EncodedStream  # referenced, so that no other stream gets the same id
     table: FrameTable
     key: tuple[object, ...]
     aspect: Fraction
@@ -104,7 +104,7 @@ class _OpenDecoder:
         matrix: str,
         color_range: str,
     ) -> FrameWriter:
-        """Return the writer for these options; the previous one if they are the same."""
+        """Return a writer for these options; reuse the previous writer if they are the same."""
         writer_options = (size, aspect, crop, pixels, matrix, color_range)
         if self.writer is None or self.writer_options != writer_options:
             self.writer_options, self.writer = (
@@ -120,8 +120,8 @@ class ClipDecoder(Closing):
     Not thread-safe. `close()` or the end of `with` releases the decoders.
 
     Args:
-        max_decoders: the number of codecs kept open; each holds a few frames.
-        max_streams: the number of streams whose frame tables are kept, at 35 bytes per packet.
+        max_decoders: the number of codecs that are kept open; each holds a few frames.
+        max_streams: the number of streams whose frame tables are cached, 35 bytes per packet.
     """
 
     def __init__(self, max_decoders: int = 8, max_streams: int = 32) -> None:
@@ -150,9 +150,9 @@ class ClipDecoder(Closing):
             stream: a video.
             frames: the frame number for each row of `out`, in any order, with or without
                 repetition. Each group of pictures is decoded once.
-            out: uint8; "rgb": (n, height, width, 3); "yuv420": (n, height * 3 / 2, width), Y above
-                U and V side by side, height and width even.
-            crop: the part of the picture; None is the largest in the centre.
+            out: the uint8 output. For "rgb" (n, height, width, 3); for "yuv420" (n, height * 3 / 2,
+                width), with Y above U and V side by side, and even height and width.
+            crop: the part of the picture; None is the largest centred part.
             pixels: "rgb" or "yuv420".
             matrix: for "yuv420", the colour matrix of the output; see `MATRICES`.
             color_range: for "yuv420", "limited" or "full".
@@ -182,8 +182,8 @@ class ClipDecoder(Closing):
     ) -> None:
         """Decode several clips, given as pairs of frames and output array.
 
-        The result is that of `decode` for each clip, but a frame that several clips need is decoded
-        once, and converted once per crop. `crop` may be a list with one crop per clip.
+        The results equal those of `decode` for each clip, but a frame that several clips need is
+        decoded only once, and converted once per crop. `crop` may be a list with a crop per clip.
         """
         if not clips:
             return
@@ -207,7 +207,7 @@ class ClipDecoder(Closing):
             for run in opened.table.runs(np.concatenate(numbers)):
                 _RunDecoder(opened, decoder, writers, rows).decode(run)
         except MediaError:
-            # A decoder may have taken damaged data for parameters, which it would keep forever.
+            # Drop the decoder: it may have read parameters from damaged data, and would keep them.
             self._decoders.pop(opened.key, None)
             raise
 
@@ -271,7 +271,7 @@ class _RunDecoder:
 
         A frame may be missing or fail because its keyframe is not a real random access point (intra
         refresh, references to much earlier pictures). Decoding is then retried from an earlier
-        keyframe, which the frame table keeps for the frames concerned.
+        keyframe, and the frame table is changed to start there in the future.
         """
         table, first, steps = self._opened.table, run.first, 1
         while True:
@@ -320,20 +320,20 @@ class _RunDecoder:
         except av.FFmpegError as error:
             place = where if isinstance(where, str) else f"packet {where}"
             raise MediaError(f"{place} does not decode: {error.strerror}") from error
-        except DataError:  # raised while packets are read
+        except DataError:  # raised by reading packets; it may be a ValueError, too
             raise
         except ValueError as error:
             raise MediaError(str(error)) from error
         return wanted
 
     def _packets(self, run: DecodeRun) -> Iterator[tuple[int, memoryview, bytes, bool]]:
-        """Yield number, bytes, bytes to prepend and keyframe flag of each packet to decode."""
+        """Yield (number, bytes, bytes to prepend, keyframe flag) for each packet to decode."""
         table = self._opened.table
         numbers = table.packets_to_decode(run)
         begin, end = numbers[0], numbers[-1]
         offsets, sizes = table.offsets, table.sizes
         base = int(offsets[begin])
-        # One slice for the whole run: slicing may verify checksums.
+        # Slice once for the whole run, because slicing may verify checksums.
         data = memoryview(self._opened.stream.data[base : int(offsets[end] + sizes[end])])
         starts = (offsets[numbers] - base).tolist()
         lead, changes_parameters = self._packet_prefix(), self._opened.changes_parameters
@@ -350,7 +350,7 @@ class _RunDecoder:
     def _packet_prefix(self) -> bytes:
         """Return the bytes to prepend to the first packet.
 
-        They include the stream's parameter sets if those of another stream have replaced them.
+        They include the stream's parameter sets if a packet has replaced them in the decoder.
         """
         lead, stream = self._opened.lead_in, self._opened.stream
         if self._decoder.is_changed:

@@ -4,7 +4,7 @@
 declares.
 
 Opening is strict on purpose: a truncated file is an error, and only a fixed list of demuxers is
-tried, so that FFmpeg never follows a text file, a playlist or an address.
+tried, so that FFmpeg never reads a text file as media, or opens the addresses in a playlist.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ __all__ = [
 ]
 
 
-HEAD_BYTES = 1024  # five transport stream packets; their sync bytes are the only signature
+HEAD_BYTES = 1024  # contains the sync bytes of five transport stream packets, their only signature
 
 _SUFFIXES = frozenset(
-    # Without `.ts`, which is usually TypeScript; transport streams are recognised by their bytes.
-    # With `.gif`, because a GIF is read as a video.
+    # `.ts` is left out, because it is usually TypeScript; transport streams are recognised by their
+    # bytes. `.gif` is included, because a GIF is read as a video.
     ".3g2 .3gp .asf .avi .dv .f4v .flv .gif .ivf .m2ts .m2v .m4v .mkv .mov .mp4 .mpe .mpeg .mpg"
     " .mts .mxf .nut .ogm .ogv .qt .rm .rmvb .vob .webm .wmv .wtv .y4m".split()
 )
@@ -95,12 +95,12 @@ def has_sound_suffix(name: str) -> bool:
 def has_media_signature(head: bytes) -> bool:
     """Return True if the first `HEAD_BYTES` bytes (or fewer) of a file are those of video or audio.
 
-    Still pictures in video containers do not count. GIF does: it may hold many frames.
+    Still pictures in video containers do not count. GIF counts, because it may have many frames.
     """
     if head.startswith(_STARTS):
         return True
     if head[4:8] in _ISO_BOXES:
-        # A box shorter than its header means that the four letters are a coincidence.
+        # If the box is shorter than its header, the four letters are a coincidence.
         still = head[4:8] == b"ftyp" and head[8:12] in _STILL_BRANDS
         return not still and int.from_bytes(head[:4], "big") not in range(2, 8)
     if head.startswith(b"RIFF"):
@@ -113,8 +113,8 @@ def has_media_signature(head: bytes) -> bool:
 def missing_bytes(file: BinaryIO) -> int:
     """Return the number of bytes by which a file is shorter than its container declares.
 
-    Supported are the containers that declare their size: ISO base media (MP4, MOV), RIFF (AVI),
-    Matroska and WebM, FLV (in its metadata), and GIF (1 if its fixed last byte is missing). Return
+    Containers that declare their size are supported: ISO base media (MP4, MOV), RIFF (AVI),
+    Matroska and WebM, FLV (in its metadata), and GIF (1 if the fixed last byte is missing). Return
     0 for other files, and for live recordings, which do not declare a size.
     """
     n_bytes = file.seek(0, 2)
@@ -160,7 +160,7 @@ def _iso_missing(file: BinaryIO, n_bytes: int) -> int:
 
 
 def _flv_missing(file: BinaryIO, n_bytes: int) -> int:
-    """Compare with the metadata property `filesize`, an AMF 0 number; live recordings store 0."""
+    """Read the metadata property `filesize`, an AMF 0 number, which is 0 in live recordings."""
     file.seek(0)
     _, found, rest = file.read(_FLV_HEAD_BYTES).partition(b"\0\x08filesize\0")
     if not found or len(rest) < 8:
@@ -170,7 +170,7 @@ def _flv_missing(file: BinaryIO, n_bytes: int) -> int:
 
 
 def _riff_missing(file: BinaryIO, n_bytes: int) -> int:
-    """Walk the RIFF chunks: an OpenDML file of more than 1 GiB holds several."""
+    """Walk the RIFF chunks; an OpenDML file of more than 1 GiB has several."""
     offset = 0
     while offset + 12 <= n_bytes:
         file.seek(offset)
@@ -184,7 +184,7 @@ def _riff_missing(file: BinaryIO, n_bytes: int) -> int:
 
 
 def _gif_missing(file: BinaryIO, n_bytes: int) -> int:
-    """Find the trailer, 0x3B, in the last bytes: some writers add zeros after it."""
+    """Look for the trailer, 0x3B, in the last bytes, because some writers add zeros after it."""
     file.seek(max(0, n_bytes - 16))
     return 0 if file.read().rstrip(b"\0").endswith(b";") else 1
 
@@ -201,7 +201,7 @@ def _matroska_missing(file: BinaryIO, n_bytes: int) -> int:
         if file.read(4) != _SEGMENT:
             return 0
         size = _ebml_size(file)
-        if size is None:  # live recordings leave the size open
+        if size is None:  # a live recording, without a declared size
             return 0
         offset = file.tell() + size
     return max(0, offset - n_bytes)
@@ -220,7 +220,7 @@ def _ebml_size(file: BinaryIO) -> int | None:
     return None if value == (1 << 7 * (n_more + 1)) - 1 else value
 
 
-# Other demuxers would read a text file as ANSI art, a JPEG as a video of one frame, and follow the
+# Other demuxers would read a text file as ANSI art or a JPEG as a video of one frame, or open the
 # files and addresses in a playlist.
 _DEMUXERS = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,gif,mpegts,mpeg,mpegvideo,h264,hevc,m4v,obu,ivf"
@@ -238,7 +238,7 @@ def open_container(source: str | bytes, name: str, *, fill_in_times: bool = True
     Args:
         source: a path, or the bytes of a file.
         name: the name used in errors.
-        fill_in_times: let FFmpeg guess the times and durations that the container does not store.
+        fill_in_times: True to let FFmpeg guess times and durations that the container lacks.
 
     Raises:
         MediaError: no container is recognised.
@@ -249,7 +249,7 @@ def open_container(source: str | bytes, name: str, *, fill_in_times: bool = True
     options = {"format_whitelist": _DEMUXERS, "protocol_whitelist": "file"}
     if not fill_in_times:
         options["fflags"] = "nofillin"
-    # `file:` keeps FFmpeg from taking a part of the name for a protocol.
+    # With `file:`, FFmpeg does not read a part of the name as a protocol.
     place = f"file:{source}" if isinstance(source, str) else io.BytesIO(source)
     try:
         return av.open(place, "r", options=options, metadata_errors="replace")
@@ -294,18 +294,19 @@ def audio_stream(container: InputContainer, name: str) -> AudioStream:
 
 
 def has_guessed_times(container: InputContainer, stream: VideoStream | AudioStream) -> bool:
-    """Return True if FFmpeg may guess the times of the first packets. Call it before reading any.
+    """Return True if FFmpeg may guess the times of the first packets.
 
-    FFmpeg drops times below 0 in Matroska files, and guesses them for some codecs: backwards from
-    the first known time by durations rounded to milliseconds, or, if the probed packets have no
-    time, upwards from 0. In the latter case the clock restarts at the first known time.
+    Must be called before any packet is read. FFmpeg drops times below 0 in Matroska files. For some
+    codecs it guesses them: backwards from the first known time by durations rounded to
+    milliseconds or, if the probed packets have no time, upwards from 0. In the latter case the
+    clock restarts at the first known time.
     """
     start = stream.start_time
     return "matroska" in container.format.name and (start is None or start < 0)
 
 
 def stored_times(source: str | bytes, name: str, index: int) -> list[int | None]:
-    """Return the time of each packet as stored in its container; None where there is none."""
+    """Return the time of each packet as stored in its container, None for a missing time."""
     with open_container(source, name, fill_in_times=False) as container:
         packets = container.demux(container.streams[index])
         return [packet.pts for packet in packets if packet.size]
@@ -329,7 +330,7 @@ def check_complete(
         n_missing = missing_bytes(file)
     if n_missing:
         raise MediaError(f"the file ends {n_missing} bytes before its container does")
-    # FFmpeg skips parts of Matroska that it cannot parse; only the duration shows that.
+    # FFmpeg skips parts of a Matroska file that it cannot parse; only the duration reveals this.
     if "matroska" not in container.format.name or stream.time_base is None:
         return
     tag = _microseconds(stream.metadata.get("DURATION", ""))

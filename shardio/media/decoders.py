@@ -1,6 +1,6 @@
 """Open decoders from the parameters of a stream, without its container.
 
-Decoders are single-threaded and strict: any damage that they notice is an error.
+Decoders are single-threaded and strict: all damage that they detect is an error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
     "open_video_decoder",
 ]
 
-# FFmpeg's own AV1 decoder needs hardware.
+# Decoders to use instead of FFmpeg's own; its AV1 decoder needs hardware.
 _PREFERRED = {"av1": "libdav1d", "opus": "libopus"}
 _TAGS = (
     "width",
@@ -46,7 +46,7 @@ _MAX_REORDERED = 16
 
 
 def decoder_parameters(codec: VideoCodecContext) -> dict[str, Any]:
-    """Return, in JSON types, the parameters that a decoder of the bare stream needs."""
+    """Return the parameters that a decoder of the bare packets needs, as JSON values."""
     found: dict[str, Any] = {"codec": codec.codec.canonical_name, "pixel_format": codec.pix_fmt}
     for name in _TAGS:
         if getattr(codec, name):
@@ -111,7 +111,7 @@ def open_audio_decoder(parameters: Mapping[str, Any], extradata: bytes) -> Audio
         raise MediaError(f"a stream's parameters are not acceptable: {error}") from error
     from av.codec.context import Flags2
 
-    # Padding is dropped here by sample number, not by the decoder.
+    # Keep the decoder from dropping padding: `audio` drops it, by sample number.
     codec.flags2 |= Flags2.skip_manual
     _open_context(codec, extradata)
     return codec
@@ -164,11 +164,11 @@ def lead_in(parameters: Mapping[str, Any]) -> bytes:
 def numbered_packet(
     number: int, part: bytes | memoryview, lead: bytes = b"", *, is_key: bool = False
 ) -> Packet[Any]:
-    """Copy a packet for a decoder, with its number instead of its time.
+    """Copy a packet for a decoder, with the packet's number in place of its time.
 
-    The decoded frame has this number as its time. The copy is padded with zeros, because decoders
-    read past the end. Some decoders use the keyframe flag: without it, the PNG decoder adds a
-    picture to the previous one.
+    The decoded frame then has this number as its time. The copy is padded with zeros, because
+    decoders read past the end. Some decoders use the keyframe flag: without it, the PNG decoder
+    adds a picture to the previous one.
     """
     import av  # not `from av`, which takes a fifth of this function's time
 

@@ -1,8 +1,8 @@
 """Demux media files into packets, with a table from which any frame can be decoded.
 
-Only the first frame is decoded, for its orientation and colours. Streams of containers and codecs
-known for wrong or missing times and keyframes are decoded in full (`checking`). `SpanReader` cuts
-spans of time out of a video file, each as a separate stream.
+Usually only the first frame is decoded, to find orientation and colours. If container or codec are
+known for wrong or missing times and keyframes, the whole stream is decoded (`checking`).
+`SpanReader` cuts spans of time out of a video file, each as a separate stream.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ __all__ = ["PacketReader", "SpanReader", "demux", "times_of"]
 _EXACT_CONTAINERS = ("mov,mp4", "matroska", "flv")
 _EXACT_CODECS = frozenset("h264 hevc av1 vp8 vp9 mjpeg prores dnxhd ffv1".split())
 _CHANGES = ("new_extradata", "param_change", "palette")
-# Plain ints: the operators of an enum cost more than all other work per packet.
+# Use plain ints: the operators of an enum take longer than all other work per packet.
 _KEY, _HIDDEN, _DISPOSABLE = map(int, (PacketFlag.KEY, PacketFlag.HIDDEN, PacketFlag.DISPOSABLE))
 
 
@@ -72,8 +72,8 @@ def demux(
         source: a path, or the bytes of a file.
         kind: "video" or "audio".
         check: True to decode every frame once, which detects damage and corrects wrong times and
-            keyframe flags. None decodes only if container or codec may have wrong ones, False only
-            if packets have no times. Audio is always decoded.
+            keyframe flags. None does so only if container or codec may have wrong times or flags,
+            False only if packets have no times. Audio is always decoded.
         name: the name used in errors; the path by default.
 
     Raises:
@@ -160,11 +160,11 @@ class PacketReader:
     def _read(self, *, is_known: bool = False) -> VideoFrame | None:
         """Read every packet in a tight loop; return the first frame.
 
-        Return None if the properties of the first frame are already known.
+        If the properties of the first frame are already known, decode no frame and return None.
         """
         first: VideoFrame | None = None
         sizes, flags, times, durations = self.sizes, self.flags, self.times, self.durations
-        write = self.content.write  # copies once; getvalue() makes no second copy
+        write = self.content.write  # copies the packet; `getvalue` will not copy again
         packets = self.container.demux(self.source) if self.packets is None else self.packets
         for packet in packets:
             if size := packet.size:
@@ -194,8 +194,8 @@ class PacketReader:
 
         found = next(iter(packet.decode()), None)
         if found is None and packet.is_keyframe and len(self.sizes) == 1:
-            # Decoders delay a keyframe, because other frames may be shown before it. Draining the
-            # decoder outputs the frame at once, in a third of the time.
+            # Decoders delay a keyframe, because other frames may be shown before it. Drain the
+            # decoder, which outputs the frame at once and takes a third of the time.
             codec = self.source.codec_context
             with contextlib.suppress(av.FFmpegError):
                 found = next(iter(codec.decode(None)), None)
@@ -235,7 +235,7 @@ class PacketReader:
         return max((time + n for time, n in spans if time is not None), default=0)
 
     def stream(self, n_streams: int) -> EncodedStream:
-        """Build the stream as its container describes it; a missing time repeats the last one."""
+        """Build the stream as its container describes it; missing times repeat the time before."""
         if n_streams > 1:
             self.parameters |= {"stream": self.source.index, "video_streams": n_streams}
         data = self.content.getvalue()
@@ -248,7 +248,7 @@ class PacketReader:
         return build_stream(self.parameters, self.extradata, packets, data, self.time_base())
 
     def _filled_times(self) -> list[int]:
-        """Return the time of each packet; a missing time repeats the last one."""
+        """Return the time of each packet; a missing time repeats the time before."""
         times, latest = [], next((time for time in self.times if time is not None), 0)
         for time in self.times:
             latest = latest if time is None else time
@@ -279,7 +279,7 @@ class PacketReader:
         return frame_interval(self.source.average_rate, self.time_base())
 
     def needs_decoding(self, stream: EncodedStream) -> bool:
-        """Return True if only decoding can confirm the packet table."""
+        """Return True if the packet table must be verified by decoding."""
         flags, pts = packet_flags(stream.packets), stream.packets["pts"]
         shown = (flags & PacketFlag.HIDDEN) == 0
         first = int(np.flatnonzero(flags & PacketFlag.KEY)[0])
@@ -328,13 +328,13 @@ class SpanReader(Closing):
     ) -> EncodedStream:
         """Cut out the frames shown from `begin` on and before `end`, in seconds.
 
-        The stream includes the packets before and after the span that its frames need, such as
-        those from the preceding keyframe on. They are decoded, but never shown.
+        The stream also includes packets before and after the span if frames of the span need them,
+        such as the packets from the preceding keyframe on. They are decoded, but never shown.
 
         Args:
             begin: the start of the span.
-            end: the end of the span; by default that of the file.
-            zero: the time of the file that becomes 0 in the stream.
+            end: the end of the span; by default the end of the file.
+            zero: the time in the file that becomes time 0 of the stream.
 
         Raises:
             MediaError: there is no frame in the span, or the file is damaged.
@@ -368,14 +368,15 @@ class SpanReader(Closing):
         while True:
             packets, times = self._read(back, stop)
             shown = [time for time in times if first <= time and (stop is None or time < stop)]
-            # If reading began after `first`, frames of the span may be missing.
+            # If the packets read begin after `first`, frames of the span may be missing.
             is_whole = back == start or (bool(times) and times[0] <= first)
             begin = min(shown, default=first - 1)
             facts = enumerate(zip(packets, times, strict=True))
             keys = [n for n, (packet, time) in facts if packet.is_keyframe and time <= begin]
             if is_whole and keys and shown:
                 key = keys[-1]
-                # Packets sent after a keyframe but shown before it need packets before it.
+                # Drop packets after the keyframe whose frames are shown before it: they would need
+                # packets before the keyframe.
                 return [packets[n] for n in range(key, len(packets)) if times[n] >= times[key]]
             if back == start:
                 raise MediaError(

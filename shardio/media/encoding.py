@@ -1,8 +1,8 @@
 """Encode frames for random access: short closed groups of pictures with few references.
 
-The settings favour decoding speed: a keyframe exactly every `gop` frames; x264's `fastdecode`; and
-for H.264, three of four frames are not referred to by others, so that a clip needs few frames
-besides its own. Encoders use one thread, so the same frames give the same bytes. `JpegEncoder`
+The settings favour decoding speed: a keyframe exactly every `gop` frames, and x264's `fastdecode`.
+In H.264, three of four frames are not references of other frames, so that a clip needs few frames
+besides its own. Encoders use one thread, so that the same frames give the same bytes. `JpegEncoder`
 encodes each frame as a separate JPEG.
 """
 
@@ -41,9 +41,9 @@ _RATE = Fraction(25)
 def keep_scheduling_policy() -> Iterator[None]:
     """Restore the scheduling policy of threads that an encoder has made real-time.
 
-    Wrap the call that opens the encoder. As root, SVT-AV1 gives the calling thread and its own
-    threads the highest real-time priority: two such processes starve all others on two cores, and
-    child processes inherit the priority.
+    Wrap the call that opens the encoder in this context manager. As root, SVT-AV1 gives the calling
+    thread and its own threads the highest real-time priority: two such processes starve all others
+    on two cores, and child processes inherit the priority.
     """
     if not hasattr(os, "sched_setscheduler"):  # not Linux
         yield
@@ -60,11 +60,11 @@ def keep_scheduling_policy() -> Iterator[None]:
 
 
 def _x264(gop: int, crf: int) -> dict[str, str]:
-    # No partitions: predicting many small blocks costs a decoder more than it saves.
+    # Disable partitions: predicting many small blocks makes decoding slower.
     settings = "b-adapt=0:b-pyramid=none:partitions=none:subme=4"
     if _has_avx512():
-        # With AVX-512, x264's macroblock tree gave other bytes for the same pictures in 2 % of 900
-        # encodings of 36 frames; with AVX2 in none of 1,100, and as fast.
+        # Limit x264 to AVX2: with AVX-512, its macroblock tree gave different bytes for the same
+        # pictures in 2 % of 900 encodings of 36 frames; with AVX2 in none of 1,100, at equal speed.
         settings += ":asm=avx2"
     return {
         "preset": "veryfast",
@@ -119,10 +119,10 @@ class StreamEncoder:
     Args:
         width, height: the size of the frames in pixels; even.
         time_base: seconds per tick of the times.
-        gop: frames from one keyframe to the next.
-        crf: quality on the codec's own scale; lower is better.
+        gop: the number of frames from one keyframe to the next.
+        crf: the quality on the codec's own scale; lower is better.
         codec: "h264", "hevc" or "av1".
-        matrix, color_range: colours of the stream, and of frames passed as YUV.
+        matrix, color_range: the colours of the stream, and of frames that are passed as YUV.
 
     Raises:
         InvalidArgument: an option is invalid.
@@ -159,7 +159,7 @@ class StreamEncoder:
         self._parts: list[bytes] = []
         self._flags: list[int] = []
         self._times: list[int] = []
-        self._packet_frames: list[int] = []  # the picture of each packet
+        self._packet_frames: list[int] = []  # the index of each packet's picture
 
     def _open_codec(self, gop: int, crf: int) -> VideoCodecContext:
         import av
@@ -180,8 +180,8 @@ class StreamEncoder:
             raise UnsupportedEnvironment(f"PyAV's {encoder} encodes no video")
         codec.width, codec.height = self._size
         codec.pix_fmt = "yuv420p"
-        # Not the stream's time base: it would be written into the extradata, and streams that
-        # differ only in their time base could not share a decoder. The packet table has the times.
+        # Use a fixed time base, because it is written into the extradata: otherwise streams with
+        # different time bases could not share a decoder. The packet table has the real times.
         codec.time_base, codec.framerate = 1 / _RATE, _RATE
         codec.colorspace = MATRICES[self._colours["matrix"]]
         codec.color_range = RANGES[self._colours["color_range"]]
@@ -192,10 +192,10 @@ class StreamEncoder:
         return codec
 
     def add(self, time: int, picture: Picture) -> None:
-        """Encode the next picture, shown from `time` on, in ticks; times must rise.
+        """Encode the next picture, shown from `time` (in ticks) on; times must rise.
 
-        `picture` is uint8: RGB of (height, width, 3), or planes of (height * 3 / 2, width), Y above
-        U and V side by side.
+        `picture` is uint8: RGB of (height, width, 3), or planes of (height * 3 / 2, width) with Y
+        above U and V side by side.
 
         Raises:
             InvalidArgument: the picture has another shape, or the time does not rise.
@@ -212,7 +212,7 @@ class StreamEncoder:
         try:
             with (
                 keep_scheduling_policy() if is_first else contextlib.nullcontext()
-            ):  # it opens the codec
+            ):  # the first call opens the codec
                 self._collect(self._codec.encode(frame))
         except av.FFmpegError as error:
             raise MediaError(f"picture {len(self._times) - 1}: {error.strerror}") from error
@@ -247,7 +247,7 @@ class StreamEncoder:
         """Flush the encoder, and return the stream. Call it once.
 
         Args:
-            last_duration: duration of the last frame in ticks; 0 repeats the previous one.
+            last_duration: the duration of the last frame in ticks; 0 repeats the one before.
 
         Raises:
             MediaError: no frame was added, or the encoder dropped frames.
@@ -300,7 +300,7 @@ def encode(
 ) -> EncodedStream:
     """Encode pairs of time and picture, as from `VideoFile.pictures`, to a stream.
 
-    Pictures that are None are skipped. Other arguments and errors are those of `StreamEncoder`.
+    Pictures that are None are skipped. Other arguments and errors are as in `StreamEncoder`.
     """
     encoder = StreamEncoder(
         width,
@@ -319,7 +319,7 @@ def encode(
 
 
 class JpegEncoder:
-    """An encoder of frames to JPEGs of 4:2:0, one packet each.
+    """An encoder of frames to JPEGs with 4:2:0 chroma, one packet per frame.
 
     Args:
         width, height: the size of the frames in pixels.
@@ -341,7 +341,7 @@ class JpegEncoder:
         self._times: list[int] = []
 
     def add(self, time: int, picture: Picture) -> None:
-        """Encode the next frame, shown from `time` on, in ticks; times must rise.
+        """Encode the next frame, shown from `time` (in ticks) on; times must rise.
 
         Raises:
             InvalidArgument: the picture is not uint8 (height, width, 3), or the time does not rise.

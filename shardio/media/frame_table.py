@@ -13,7 +13,7 @@ from shardio.format.types.streams import PacketFlag, Packets, packet_flags, pack
 
 __all__ = ["FrameTable", "DecodeRun"]
 
-_MAX_STEPS = 32  # keyframes to go back; with a damaged table, every frame may need all of them
+_MAX_STEPS = 32  # keyframes to go back at most: in a damaged table, every frame may go back so far
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class DecodeRun:
 
 
 class FrameTable:
-    """The frames of a stream in presentation order, each with the keyframe where decoding starts.
+    """The frames of a stream in presentation order, with the keyframe where decoding each starts.
 
     Raises:
         MediaError: no packet is a keyframe, or the number of frames differs from the stream's.
@@ -47,7 +47,7 @@ class FrameTable:
         shown = np.flatnonzero(~self._is_hidden)
         times = self._pts[shown]
         rising = bool((times[1:] >= times[:-1]).all())
-        # If nothing is reordered, hidden or disposable, all packets are needed.
+        # If nothing is reordered, hidden or disposable, runs need all their packets.
         self._is_plain = rising and not (self._is_hidden | self._is_disposable).any()
         if not rising:
             shown = shown[np.argsort(times, kind="stable")]
@@ -59,10 +59,10 @@ class FrameTable:
         """The packet of the keyframe from which each frame is decoded."""
 
     def _starts(self) -> npt.NDArray[np.int64]:
-        """Find, for each frame, the last keyframe that is neither sent nor shown after it.
+        """Find, for each frame, the last keyframe that is neither decoded nor shown after it.
 
-        A frame sent after a keyframe and shown before it (a leading picture of an open group of
-        pictures) needs the packets before that keyframe.
+        A frame that is decoded after a keyframe but shown before it (a leading picture of an open
+        group of pictures) needs the packets before the keyframe.
         """
         at = np.searchsorted(self._keys, self.packet_of, "right") - 1
         if len(at) and at.min() < 0:
@@ -90,10 +90,10 @@ class FrameTable:
                 f"{len(self.packet_of)} frames"
             )
         packets, starts = self.packet_of[frames].tolist(), self.start_of[frames].tolist()
-        # Sorted by start: a leading picture starts earlier than others sent before it.
+        # Sort by start: a leading picture starts at an earlier keyframe than packets before it.
         runs: list[DecodeRun] = []
         for start, packet, n in sorted(zip(starts, packets, range(len(packets)), strict=True)):
-            # Decoding continues across the boundary of adjacent groups.
+            # Adjacent groups of pictures form one run: decoding continues across the boundary.
             if not runs or start > runs[-1].stop:
                 runs.append(DecodeRun(start, packet + 1))
             run = runs[-1]
@@ -104,7 +104,7 @@ class FrameTable:
         return runs
 
     def _with_hidden(self, stop: int) -> int:
-        """Extend a run over hidden packets: one may be the second field of the last frame."""
+        """Extend a run over hidden packets, one of which may be the second field of a frame."""
         hidden = self._is_hidden
         while stop < len(hidden) and hidden[stop]:
             stop += 1
@@ -113,7 +113,7 @@ class FrameTable:
     def packets_to_decode(self, run: DecodeRun) -> Sequence[int]:
         """Return the packets of a run that its frames may need, in order.
 
-        Disposable packets of other frames, and leading pictures of the run's keyframe, are skipped.
+        Disposable packets of unwanted frames, and leading pictures of the keyframe, are skipped.
         """
         if self._is_plain:
             return range(run.first, run.stop)

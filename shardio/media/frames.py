@@ -1,8 +1,8 @@
 """Scale, crop and rotate decoded frames into pictures of one size.
 
-Crop geometry is exact arithmetic on upright pictures with square pixels. The whole picture is
-scaled, and the crop is cut out of the result, so that a pixel does not depend on the position of
-the crop. swscale converts size and colour of the decoder's planes in one step.
+Crop geometry is computed exactly, on upright pictures with square pixels. The whole picture is
+scaled, and the crop is cut out of the result, so that the value of a pixel does not depend on the
+position of the crop. swscale converts size and colours of the decoder's planes in one step.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ __all__ = [
 ]
 
 
-MAX_SIDE = 16384  # pixels after scaling: a strip of 4000x1 could become half a million wide
+MAX_SIDE = 16384  # pixels after scaling; without it, a strip of 4000x1 could get 500,000 wide
 
 
 @dataclass(frozen=True, slots=True)
 class CropPosition:
-    """The position of a crop: 0 is the left or upper edge, 1 the right or lower.
+    """The position of a crop: 0 is at the left or upper edge, 1 at the right or lower edge.
 
-    Numbers drawn uniformly from [0, 1) make every offset equally likely. Functions that take a
-    position centre the crop for None.
+    With numbers drawn uniformly from [0, 1), all offsets are equally likely. Functions that accept
+    a position centre the crop if it is None.
     """
 
     x: float
@@ -84,7 +84,7 @@ class CropGeometry:
 def display_size(width: int, height: int, aspect: Fraction, *, turned: bool) -> tuple[int, int]:
     """Return width and height as displayed: with square pixels, swapped after a quarter turn.
 
-    `aspect` is the width / height of a stored pixel; 0 means unknown and counts as 1.
+    `aspect` is the width / height of a stored pixel; 0 (unknown) counts as 1.
     """
     wide = max(1, _round_half_up(width * (aspect or Fraction(1))))
     return (height, wide) if turned else (wide, height)
@@ -159,7 +159,7 @@ def _check_box(box: CropBox, shown: tuple[Fraction, Fraction]) -> None:
 
 
 def _round_half_up(value: Fraction) -> int:
-    """Round half up; `round` would round to even."""
+    """Round to the nearest integer, halves up; `round` would round halves to even."""
     return (2 * value.numerator + value.denominator) // (2 * value.denominator)
 
 
@@ -172,9 +172,9 @@ class FrameWriter:
     Args:
         size: height and width of the output.
         aspect: the width / height of a stored pixel; 0 if unknown.
-        crop: the part of the picture; None is the largest in the centre.
-        pixels: "rgb" writes (height, width, 3); "yuv420" writes (height * 3 / 2, width), Y above U
-            and V side by side, height and width even.
+        crop: the part of the picture; None is the largest centred part.
+        pixels: "rgb" writes (height, width, 3); "yuv420" writes (height * 3 / 2, width), with Y
+            above U and V side by side, and requires even height and width.
         matrix, color_range: the colours of "yuv420".
     """
 
@@ -249,7 +249,7 @@ class FrameWriter:
         framing: CropGeometry,
         out: Picture,
     ) -> None:
-        """Write YUV planes, through full-resolution chroma if the crop splits chroma pairs."""
+        """Write YUV planes; use full-resolution chroma if the crop would split pairs of pixels."""
         colours: dict[str, Any] = {"matrix": self._matrix, "color_range": self._range}
         tall, wide = self._size
         odd = (framing.width | framing.height | framing.left | framing.top) & 1

@@ -1,6 +1,6 @@
 """Probe, decode and crop still pictures, and encode JPEG.
 
-docs/reference/images.md has the conversions of grey, alpha, CMYK, palettes, 16 bits, several
+docs/reference/images.md documents the conversion of grey, alpha, CMYK, palettes, 16 bits, several
 frames, orientation and colour profiles.
 
 A truncated or damaged picture is an error, even if viewers show the intact part.
@@ -58,7 +58,7 @@ def has_image_suffix(name: str) -> bool:
 def has_image_signature(head: bytes) -> bool:
     """Return True if a file's first 16 bytes (or fewer) are those of a still picture.
 
-    Formats whose signature is two letters (BMP, PPM) are recognised by their suffix alone.
+    Formats with a signature of only two letters (BMP, PPM) are recognised by their suffix instead.
     """
     if head[:4] == b"RIFF":
         return head[8:12] == b"WEBP"
@@ -67,7 +67,7 @@ def has_image_signature(head: bytes) -> bool:
     return head.startswith(_STARTS)
 
 
-# Pillow's limit for errors, twice that for warnings: 0.5 GB of RGB, possibly from a few KB.
+# The size from which Pillow raises an error: 0.5 GB of RGB, which a file of a few KB may contain.
 MAX_PIXELS = 178_956_970
 _CHANNELS = {"rgb": 3, "grey": 1}
 _SUBSAMPLINGS = ("444", "422", "420", "440", "411")
@@ -75,10 +75,11 @@ _SUBSAMPLINGS = ("444", "422", "420", "440", "411")
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """The properties in a picture's header; `height` and `width` are those of the upright picture.
+    """The properties in a picture's header; `height` and `width` are of the upright picture.
 
-    `channels` is 1 (grey), 2 (grey and alpha), 3, or 4 (RGBA or CMYK); for a palette, the channels
-    of its colours. `bits` is the depth of each channel; `orientation` is EXIF's number, 1 to 8.
+    `channels` is 1 (grey), 2 (grey and alpha), 3 (RGB), or 4 (RGBA or CMYK); for a palette, it is
+    the number of channels of the colours. `bits` is the depth of each channel; `orientation` is
+    EXIF's number, 1 to 8.
     """
 
     format: str
@@ -132,9 +133,9 @@ def decode_image(
             JPEG is decoded directly into it. Its contents are undefined after an error. None
             allocates an array.
         mode: "rgb" for three channels, "grey" for one.
-        min_size: the minimum (height, width): a JPEG is decoded at the smallest of full, half,
-            quarter and eighth size that is not smaller, in much less time. Other formats are
-            decoded at full size.
+        min_size: the minimum (height, width). To save time, a JPEG is decoded at the smallest of
+            full, half, quarter and eighth size that is not below it. Other formats are decoded at
+            full size.
 
     Raises:
         MediaError: the picture is damaged, truncated, too large or in an unknown format.
@@ -152,7 +153,7 @@ def decode_image(
         return to_output(found, out)
     header = _header(view)
     if out is not None and min_size is None and header.orientation == 1 and not header.progressive:
-        # A fast path for most pictures: more Python between two decodes would cost 10 us.
+        # A fast path for most pictures, which saves 10 µs of Python per picture.
         height, width = header.height, header.width
         check_out(out, (height, width, channels))
         return jpeg.decode(view, height=height, width=width, channels=channels, out=out)
@@ -169,10 +170,10 @@ def decode_crop(
 ) -> Pixels:
     """Decode the part `box` of a picture, resampled to `size`: uint8 height x width x 3, RGB.
 
-    `box` is (top, left, height, width) in display pixels, `size` is (height, width). A JPEG is
-    decoded at the smallest of its sizes at which the part is not smaller than `size`. Resampling is
-    bilinear with antialiasing, and gives the same bytes on every run. `out` is as in
-    `decode_image`.
+    `box` is (top, left, height, width) in display pixels; `size` is (height, width). A JPEG is
+    decoded at the smallest of its sizes (see `decode_image`) at which the part is not smaller than
+    `size`. Resampling is bilinear with antialiasing, and gives the same bytes on every run. `out`
+    is as in `decode_image`.
 
     Raises:
         MediaError: the picture is damaged, truncated, too large or in an unknown format.

@@ -1,8 +1,8 @@
 """Read, decode and encode JPEG with libjpeg-turbo, at full size or a half, quarter or eighth.
 
-libjpeg conceals damage: it fills missing parts with grey or earlier data, and warns. Here every
-warning is an error. Some damage remains undetected, because JPEG has no checksum: a flipped bit may
-only change colours.
+libjpeg conceals damage: it fills missing parts with grey or earlier data, and only warns. Here
+every warning is an error. Some damage remains undetected, because JPEG has no checksum: a flipped
+bit may only change colours.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _PAIR = struct.Struct(">HH")
 _FRAME = struct.Struct(">BHHB")
 _START = b"\xff\xd8\xff"
 _APP1, _START_OF_SCAN, _END, _FILL = 0xFFE1, 0xFFDA, 0xFFD9, 0xFFFF
-# Frame markers; C4, C8 and CC are tables and a reserved marker.
+# Frame markers. C4 and CC mark tables, and C8 is reserved.
 _FRAMES = frozenset(range(0xFFC0, 0xFFD0)) - {0xFFC4, 0xFFC8, 0xFFCC}
-# Tables, comments, and application data except APP1.
+# Tables, comments, and application data; not APP1, which may contain EXIF.
 _SKIPPED = frozenset((0xFFC4, 0xFFDB, 0xFFDD, 0xFFE0, *range(0xFFE2, 0xFFF0), 0xFFFE))
 _STANDALONE = frozenset((0xFF01, *range(0xFFD0, 0xFFD9)))  # markers without a size
 _EXIF = b"Exif\0\0"
-_MAX_SEGMENTS = 4096  # before the first scan; an extended XMP of 100 MB takes 1,600
-_MAX_SCANS = 500  # encoders write about 10; a decoder processes the whole picture for each
+_MAX_SEGMENTS = 4096  # before the first scan; an extended XMP of 100 MB has 1,600 segments
+_MAX_SCANS = 500  # encoders write about 10; decoding each scan processes the whole picture
 _PROGRESSIVE = frozenset((0xFFC2, 0xFFC6, 0xFFCA, 0xFFCE))
 
 
 class JpegHeader(NamedTuple):
-    """The properties in the header; height and width are those of the stored picture."""
+    """The properties in the header; height and width are as stored, before rotation."""
 
     height: int
     width: int
@@ -74,7 +74,7 @@ def read_header(data: Encoded) -> JpegHeader:
         MediaError: a segment is truncated or invalid, or there is no frame header.
     """
     at, frame, orientation = 2, None, None
-    unpack_from = _PAIR.unpack_from  # nine segments are usual: 1 % of the time of a small picture
+    unpack_from = _PAIR.unpack_from  # saves 1 % of the time of a small picture with nine segments
     try:
         for _ in range(_MAX_SEGMENTS):
             marker, size = unpack_from(data, at)
@@ -116,10 +116,10 @@ def _build_header(frame: tuple[int, ...] | None, orientation: int) -> JpegHeader
 
 
 def check_scans(data: Encoded) -> None:
-    """Reject a progressive file whose scans would take a decoder very long.
+    """Reject a progressive file with so many scans that decoding takes very long.
 
     Raises:
-        MediaError: there are more than `_MAX_SCANS` scans, including those of an embedded preview.
+        MediaError: there are more than `_MAX_SCANS` scans, embedded previews included.
     """
     n_scans = bytes(data).count(_START_OF_SCAN.to_bytes(2, "big"))
     if n_scans > _MAX_SCANS:
@@ -129,7 +129,7 @@ def check_scans(data: Encoded) -> None:
 def scale_divisor(height: int, width: int, min_size: tuple[int, int]) -> int:
     """Return the largest of 1, 2, 4 and 8 that leaves at least `min_size` (height, width).
 
-    libjpeg-turbo has no vector code for the sizes between these.
+    libjpeg-turbo also supports sizes in between, but has no vector code for them.
     """
     for divisor in (8, 4, 2):
         if -(-height // divisor) >= min_size[0] and -(-width // divisor) >= min_size[1]:

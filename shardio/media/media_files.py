@@ -1,9 +1,10 @@
 """Decode image and video files to frames with exact times, or directly into a row of a batch.
 
-Frames are upright RGB of one size with integer times. FFmpeg conceals damage where it can (grey
+Frames are upright RGB of one size, with integer times. FFmpeg conceals damage where it can (grey
 blocks, repeated frames), which suits players but not training. Here any detected damage is an
-error: errors of the decoder (its `explode` mode), packets and frames marked corrupt, and files
-shorter than their container declares. Damage that still is a valid stream cannot be detected.
+error: errors of the decoder (its `explode` mode), packets and frames that are marked corrupt, and
+files that are shorter than their container declares. Damage that leaves a valid stream cannot be
+detected.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class VideoFile(Closing):
 
     Args:
         path: the path of the file.
-        fill_in_times: let FFmpeg guess the times and durations that the container does not store.
+        fill_in_times: True to let FFmpeg guess times and durations that the container lacks.
 
     Raises:
         MediaError: the container is unknown, or has no video for which there is a decoder.
@@ -92,9 +93,9 @@ class VideoFile(Closing):
         return 1 / (self._stream.average_rate or Fraction(25))
 
     def facts(self) -> dict[str, Any]:
-        """Return the properties of the stream, including the normalised ones, as JSON values.
+        """Return the properties of the stream as stored, as JSON values.
 
-        The result is only complete after a frame has been decoded.
+        The result is complete only after a frame has been decoded.
         """
         return dict(self._facts)
 
@@ -124,9 +125,9 @@ class VideoFile(Closing):
         """Decode every frame once, in presentation order, as (time, picture).
 
         The time is in ticks of `time_base`. The picture is a new uint8 array, `size` x `size` x 3,
-        RGB. It is None if `wanted(n)` is false for the n-th frame, which saves the conversion.
-        `size` may be (height, width). With `pixels` "yuv420", pictures have the form that encoders
-        take: see `FrameWriter`.
+        RGB; `size` may also be (height, width). The picture is None if `wanted(n)` is false for the
+        n-th frame, which saves the conversion. With `pixels` "yuv420", pictures have the layout
+        described in `FrameWriter`, which encoders accept.
 
         Raises:
             MediaError: the file is damaged; the pictures yielded before are valid.
@@ -144,8 +145,9 @@ class VideoFile(Closing):
         rotation, display = 0, None
         try:
             for time, frame in self._timed_frames():
-                # Not for every frame: PyAV's `side_data` forms a reference cycle with its frame,
-                # and cycles of 3 MB add up to a gigabyte before the garbage collector runs.
+                # Avoid reading the matrix of every frame: PyAV's `side_data` forms a reference
+                # cycle with its frame, and cycles of 3 MB add up to a gigabyte before the garbage
+                # collector runs.
                 if not n or frame.rotation != rotation:
                     rotation, display = frame.rotation, display_matrix(frame)
                 if not n:
@@ -229,7 +231,7 @@ class VideoFile(Closing):
 Fit = Literal["crop", "stretch"]
 _FITS: Final = ("crop", "stretch")
 _MAX_FRAMES: Final = 1 << 31
-"""The limit for `start` and `step`; no video has more frames."""
+"""The maximum of `start` and `step`; no video has more frames."""
 
 
 def load_image(
@@ -244,8 +246,8 @@ def load_image(
         source: a path, or the bytes of a file.
         out: uint8, height x width x 3, C-contiguous, such as a row of a batch. Its contents are
             undefined after an error.
-        fit: "crop" takes the largest centred part with the aspect ratio of `out`; "stretch" takes
-            the whole picture and changes its aspect ratio.
+        fit: "crop" to use the largest centred part with the aspect ratio of `out`; "stretch" to use
+            the whole picture, with a changed aspect ratio.
 
     Raises:
         MediaError: the picture is damaged, truncated, too large or in an unknown format.
@@ -309,7 +311,7 @@ def load_clip(
 
 
 def _check_out(out: Any, *axes: str) -> None:
-    """Raise InvalidArgument unless `out` has the shape of pixels along these axes."""
+    """Raise InvalidArgument unless `out` is an array of pixels with these axes."""
     shape: tuple[int, ...] | None = getattr(out, "shape", None)
     if shape is None or len(shape) != len(axes) or shape[-1] != 3 or 0 in shape[-3:]:
         found = type(out).__name__ if shape is None else shape

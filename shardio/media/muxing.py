@@ -29,7 +29,7 @@ __all__ = ["MuxedStream", "mux", "write_mp3_trim"]
 
 
 _DECODER_DELAY: Final = 529
-"""The delay of every MP3 decoder in samples; the numbers in the file do not include it."""
+"""The delay of every MP3 decoder in samples, which the numbers in the file do not include."""
 _MAX: Final = (1 << 12) - 1
 _NAME_AT: Final = 120  # offset of the encoder's name from the tag
 _NUMBERS_AT, _CRC_AT = 21, 34  # offsets from the encoder's name
@@ -106,11 +106,11 @@ class MuxedStream:
 def mux(stream: EncodedStream) -> MuxedStream:
     """Return a file with a stream; demuxing the file gives the same packets and times.
 
-    Times of audio may be shifted; the audible samples are the same. Video that begins before 0,
-    where few containers can store times, may be shifted to 0.
+    Exceptions: times of audio may be shifted, with the same audible samples; and video that begins
+    before time 0, which few containers can store, may be shifted to 0.
 
     Raises:
-        MediaError: no container represents the stream unchanged; the message has the reasons.
+        MediaError: no container stores the stream unchanged; the message has the reasons.
         ShardCorrupt: the stream is damaged.
     """
     is_sound = "rate" in stream.parameters
@@ -142,7 +142,7 @@ class _FormatRejected(Exception):
 def _candidate_formats(
     stream: EncodedStream, codec: str, is_sound: object
 ) -> Iterator[tuple[str, str, int]]:
-    """Yield formats, file suffixes, and the ticks to subtract from times."""
+    """Yield (format, file suffix, ticks to subtract from times)."""
     if not is_sound:
         is_shown = packet_flags(stream.packets) & PacketFlag.HIDDEN == 0
         first = int(stream.packets["pts"][is_shown].min(initial=0))
@@ -162,7 +162,7 @@ def _write_file(stream: EncodedStream, form: str, shift: int, is_sound: object) 
     base = stream.time_base
     options = {"video_track_timescale": str(base.denominator)} if form in ("mp4", "mov") else {}
     if form == "mp3" and not stream.parameters.get("skip"):
-        options = {"write_xing": "0"}  # FFmpeg's tag frame always drops samples
+        options = {"write_xing": "0"}  # no tag frame: FFmpeg's always makes players drop samples
     os.environ.setdefault("SVT_LOG", "0")
     try:
         with av.open(content, "w", format=form, container_options=options) as container:
@@ -223,7 +223,7 @@ def _encoder(stream: EncodedStream) -> str:
 
 
 def _packets(stream: EncodedStream, shift: int, is_sound: object) -> Iterator[Any]:
-    """Yield the packets, with decoding times that are not later than presentation times."""
+    """Yield the packets, with decoding times that are never later than presentation times."""
     import av
 
     table = stream.packets

@@ -70,7 +70,7 @@ def open_picture(data: bytes | memoryview) -> Iterator[Image]:
 
 
 def header_channels_and_bits(picture: Image, data: bytes | memoryview) -> tuple[int, int]:
-    """Return the number of channels and their bits as encoded, or those of a palette's colours."""
+    """Return the encoded number of channels and bits per channel; for a palette, of its colours."""
     mode, transparent = picture.mode, picture.has_transparency_data
     if picture.format == "PNG":  # Pillow's mode for 16-bit grey with alpha is RGBA
         channels = _PNG_CHANNELS[data[25]] + ("transparency" in picture.info)
@@ -87,7 +87,7 @@ def header_channels_and_bits(picture: Image, data: bytes | memoryview) -> tuple[
 
 
 def _bits_per_channel(picture: Image, data: bytes | memoryview) -> int:
-    """Return the encoded bit depth, which Pillow does not report if it reduces it to 8."""
+    """Return the encoded bit depth, which Pillow does not report if it reduces pixels to 8 bits."""
     if picture.format == "PNG":
         return int(data[24])
     if picture.format == "TIFF":
@@ -141,7 +141,8 @@ def _flatten(picture: Image) -> Pixels:
     if picture.has_transparency_data:
         rgba = np.asarray(picture.convert("RGBA"))
         alpha = rgba[..., 3:]
-        # Blend over black, as for video frames: the colour of transparent pixels has no meaning.
+        # Blend over black, as for video frames, because the colour of transparent pixels is
+        # meaningless.
         blended: Pixels = ((rgba[..., :3].astype(np.uint16) * alpha + 127) // 255).astype(np.uint8)
         return blended
     if picture.mode in ("1", "L"):
@@ -157,11 +158,11 @@ def _scale_transparent_color(picture: Image, bits: int) -> None:
     if picture.mode == "L" and bits < 8:
         picture.info["transparency"] = key * 255 // (2**bits - 1)
     elif picture.mode == "RGB" and bits == 16:
-        del picture.info["transparency"]  # colours that differ in their lower bytes became equal
+        del picture.info["transparency"]  # other colours may have become equal to it in 8 bits
 
 
 def _high_bytes_of_grey(picture: Image) -> Pixels:
-    """Return the upper 8 bits of 16-bit grey, as Pillow and libpng do for 16-bit colours.
+    """Return the upper 8 bits of 16-bit grey, as Pillow and libpng convert 16-bit colours.
 
     Raises:
         MediaError: the picture has 32-bit numbers, for which black and white are not defined.
@@ -236,8 +237,8 @@ _MAX_SIDE = 16384
 def resize(pixels: Pixels, size: tuple[int, int], *, out: Pixels | None = None) -> Pixels:
     """Resize uint8 pixels, height x width x 3 (RGB) or 1 (grey), to `size` (height, width).
 
-    Bilinear with antialiasing; the same bytes on every run and machine. `out`, if given, is filled
-    and returned: uint8, C-contiguous, of the new shape.
+    Resampling is bilinear with antialiasing, and gives the same bytes on every run and machine.
+    `out`, if given, is filled and returned: uint8, C-contiguous, of the new shape.
 
     Raises:
         InvalidArgument: the pixels, the size or `out` is invalid.

@@ -9,7 +9,7 @@ are read from the frame; untagged frames count as limited range and BT.601, as i
 
 The frames of a stream usually share one format. `PlaneCopyPath` and `PlanarRgbPath` write upright
 frames of one format with little Python; the caller compares five attributes per frame. Their output
-equals that of the general path bit for bit, which a test checks.
+equals that of the general path bit for bit, as a test checks.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ __all__ = [
 
 
 UPRIGHT = 1
-TRANSPOSED = 5  # from this orientation on, height and width are swapped
+TRANSPOSED = 5  # the first of the orientations in which height and width are swapped
 
 _TAG = 0x0112
-_SHORT, _LONG = 3, 4  # TIFF's types of a number; some writers use LONG instead of SHORT
+_SHORT, _LONG = 3, 4  # TIFF's types of integers; some writers use LONG instead of SHORT
 _BYTE_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
 _MARK = b"Exif\0\0"
 
@@ -62,7 +62,7 @@ _MARK = b"Exif\0\0"
 def exif_orientation(exif: bytes) -> int:
     """Return the orientation, 1 to 8, in an EXIF block with or without its leading signature.
 
-    Return 1 if the block has no valid orientation, which is not an error.
+    A block without a valid orientation is not an error; return 1.
     """
     block = exif.removeprefix(_MARK)
     order = _BYTE_ORDERS.get(block[:4])
@@ -148,7 +148,7 @@ def display_matrix(frame: VideoFrame) -> bytes | None:
 
 
 def frame_facts(frame: VideoFrame) -> dict[str, Any]:
-    """Return properties of a stream's first frame, including normalised ones, as JSON values."""
+    """Return properties of a stream's first frame, with colours and rotation as stored."""
     facts: dict[str, Any] = {
         "width": frame.width,
         "height": frame.height,
@@ -175,11 +175,11 @@ def frame_format(frame: VideoFrame) -> FrameFormat:
 
 
 class PlaneCopyPath:
-    """A fast path that copies a part of frames that already are 4:2:0.
+    """A fast path that copies a part of frames that are 4:2:0 already.
 
     Args:
-        size: height and width of the part; even.
-        top, left: position of the part; even.
+        size: the height and width of the part; even.
+        top, left: the position of the part; even.
     """
 
     def __init__(self, size: tuple[int, int], top: int, left: int) -> None:
@@ -187,7 +187,7 @@ class PlaneCopyPath:
         self._chroma, self._chroma_at = (size[0] // 2, size[1] // 2), (top // 2, left // 2)
 
     def write(self, frame: VideoFrame, out: Picture) -> None:
-        """Copy Y, and below it U and V side by side."""
+        """Copy Y, and U and V side by side below it."""
         planes: Any = frame.planes  # buffers, which PyAV's types do not declare
         luma, blue, red = planes
         (top, left), line = self._luma_at, luma.line_size
@@ -204,10 +204,10 @@ class PlaneCopyPath:
 
 
 class PlanarRgbPath:
-    """A fast path that interleaves planes of green, blue and red made by swscale.
+    """A fast path that lets swscale create planes of green, blue and red, and interleaves them.
 
     Args:
-        reformatter: borrowed; used for frames of one format.
+        reformatter: the swscale context; borrowed, and used for frames of one format only.
         arguments: the arguments of `reformat` after the frame, with the target "gbrp".
         size: height and width of the part.
         top, left: position of the part in the scaled picture.
@@ -235,16 +235,16 @@ class PlanarRgbPath:
         out[..., 0] = np.ndarray(size, _UINT8_DTYPE, red, start, (line, 1))
 
 
-_RESERVED_MATRIX = 3  # reserved: swscale refuses it, and writers mean "unspecified"
+_RESERVED_MATRIX = 3  # swscale refuses this value; writers use it for "unspecified"
 _BT601 = MATRICES["bt601"]
-# swscale converts these formats to planes of RGB five times faster than to packed pixels, with the
-# same values unless the height is enlarged or chroma is uneven; a test compares them.
+# The formats that swscale converts to planes of RGB five times as fast as to packed pixels. The
+# values are the same, as a test checks, unless the height is enlarged or chroma is uneven.
 _PLANAR_FORMATS = frozenset(
     f"yuv{j}{chroma}p{deep}"
     for j, deep in (("", ""), ("j", ""), ("", "10le"))
     for chroma in ("420", "422", "444")
 )
-_GBR = (1, 2, 0)  # the channels of the planes, in their order
+_GBR = (1, 2, 0)  # the RGB channel of each plane
 
 
 class FrameConverter:
@@ -258,7 +258,7 @@ class FrameConverter:
 
         self._new = VideoReformatter
         self._reformatters: dict[tuple[str, str], VideoReformatter] = {}
-        # An int, because PyAV would look the combination up in its enum for every frame.
+        # Convert to int: otherwise PyAV looks the combination up in its enum for every frame.
         self._flags = int(
             Interpolation.BILINEAR
             | Interpolation.ACCURATE_RND
@@ -269,7 +269,7 @@ class FrameConverter:
         self._alpha: dict[str, bool] = {}
 
     def rgb(self, frame: VideoFrame, width: int, height: int) -> list[tuple[int | slice, Picture]]:
-        """Scale `frame` to RGB; return pairs of a channel (or slice of all) and its values."""
+        """Scale `frame` to RGB; return pairs of channel (or a slice of all channels) and values."""
         if self._has_alpha(frame):
             frame = self._blend_over_black(frame)
         planar = _converts_to_planes(frame, height)
@@ -360,7 +360,7 @@ class FrameConverter:
     def _blend_over_black(self, frame: VideoFrame) -> VideoFrame:
         """Blend a frame with transparent parts over black.
 
-        Blending precedes scaling, which would mix in the colours of transparent pixels.
+        Frames are blended before scaling, which would mix in the colours of transparent pixels.
         """
         from av import VideoFrame
 
@@ -379,6 +379,6 @@ def _converts_to_planes(frame: VideoFrame, height: int) -> bool:
 
 
 def plane_rows(plane: Any, height: int, n_bytes: int, top: int = 0, left: int = 0) -> Picture:
-    """Return a part of a plane as a view; the rows of the plane are padded."""
+    """Return a part of a plane, whose rows are padded, as a view."""
     line = plane.line_size
     return np.ndarray((height, n_bytes), np.uint8, plane, top * line + left, (line, 1))

@@ -28,17 +28,16 @@ __all__ = [
 
 _T = TypeVar("_T")
 
-REORDER_WINDOW = 16  # frames; no coding standard in use lets a decoder delay more
+REORDER_WINDOW = 16  # the most frames by which a decoder may delay one in any standard in use
 
 
 def in_presentation_order(frames: Iterable[tuple[int, _T]]) -> Iterator[tuple[int, _T]]:
     """Assign times to frames so that times rise in presentation order.
 
     `frames` are pairs of (time, frame) in decoder output order, which is presentation order.
-    Presentation times in a container already rise and do not change. The times of an AVI number
+    Presentation times in a container rise already, and do not change. The times in an AVI count
     frames in *coding* order: with B-frames, they are the right times in the wrong order (1, 2, 4,
-    3, …). Therefore the n-th frame gets the n-th smallest time, looking `REORDER_WINDOW` frames
-    ahead.
+    3, …). Therefore the n-th frame gets the n-th smallest time of the next `REORDER_WINDOW` frames.
 
     A time before an already assigned one means that the clock has restarted (joined recordings);
     ordering restarts there.
@@ -72,7 +71,7 @@ def in_presentation_order(frames: Iterable[tuple[int, _T]]) -> Iterator[tuple[in
 def frame_interval(rate: Fraction | None, time_base: Fraction) -> Fraction:
     """Return the ticks from one frame to the next at `rate` frames per second; at least 1.
 
-    The default rate is 25 frames per second.
+    If `rate` is None, 25 frames per second are assumed.
     """
     return max(Fraction(1), 1 / ((rate or Fraction(25)) * time_base))
 
@@ -92,16 +91,16 @@ def round_to_tick(time: Fraction) -> int:
 def fill_missing_times(
     times: Sequence[int | None], durations: Sequence[int], interval: Fraction
 ) -> list[int]:
-    """Return the time of every frame: the stored one, or one computed from its neighbours.
+    """Return the time of every frame: as stored or, if missing, computed from its neighbours.
 
-    Missing times before the first known time are counted back from it; others are counted up from
-    the last known time before them, or spread evenly if the next known time is too near. Without
-    any known time, the first frame has time 0.
+    Missing times before the first known time are counted back from it. Later missing times are
+    counted up from the last known time before them, or spread evenly if the next known time is too
+    near. If no time is known, the first frame has time 0.
 
     Args:
-        times: stored times in ticks, in presentation order; None if missing.
-        durations: durations in ticks; 0 if unknown.
-        interval: ticks from one frame to the next, from `frame_interval`.
+        times: the stored times in ticks, in presentation order; None if missing.
+        durations: the durations in ticks; 0 if unknown.
+        interval: the ticks from one frame to the next, from `frame_interval`.
     """
     found = [0 if time is None else time for time in times]
     lengths = (exact_duration(duration, interval) for duration in durations)
@@ -123,10 +122,10 @@ def fill_missing_times(
 
 
 class MonotonicTimestamps:
-    """A function that makes times strictly rise, as packet tables require.
+    """A callable that makes times rise strictly, as packet tables require.
 
     After a restart of the clock, times continue from the end of the last frame. A frame with the
-    time of the previous one is moved by a tick. `n_changed` counts the changed times.
+    same time as the frame before is moved by a tick. `n_changed` counts the changed times.
     """
 
     def __init__(self) -> None:
@@ -151,11 +150,11 @@ class MonotonicTimestamps:
 
 
 def frame_durations(times: Sequence[int], last: int = 0) -> npt.NDArray[np.int64]:
-    """Return the duration of each frame in ticks: the time until the next one.
+    """Return the duration of each frame in ticks, which is the time until the next frame.
 
     Args:
         times: the times of the frames, rising.
-        last: duration of the last frame; 0 repeats the previous one.
+        last: the duration of the last frame; 0 repeats the one before.
     """
     found: npt.NDArray[np.int64] = np.diff(np.array([*times, 0], np.int64)).view(np.int64)
     found[-1] = last or (found[-2] if len(found) > 1 else 1)
