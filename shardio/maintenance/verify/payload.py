@@ -251,38 +251,38 @@ def _check_records(
     starts = payload.section.offset + sound["offset"].astype(np.int64)
     ends, digests = starts + sizes, digests_of(sound["hash"])
     is_raw = kinds == Codec.RAW
-    tells_more = ~(is_raw & _are_valid(payload, first_row, numbers))
-    is_text = is_raw & _are_texts(payload, numbers) if tells_more.any() else None
+    needs_decoding = ~(is_raw & _need_only_hash(payload, first_row, numbers))
+    is_text = is_raw & _need_only_utf8(payload, numbers) if needs_decoding.any() else None
     parts, bases = _parts(starts, ends, CHUNK_BYTES if content.is_mapped else WINDOW_BYTES)
-    places = np.stack([starts - bases, sizes], axis=1).astype(np.uint64)
+    ranges = np.stack([starts - bases, sizes], axis=1).astype(np.uint64)
     for first, last, start, end in parts:
         window = content.window(start, end)
         expected = digests[first * DIGEST_BYTES : last * DIGEST_BYTES]
-        for i, wanted, found in differing(parts_of(window, places[first:last]), expected):
+        for i, wanted, found in differing(parts_of(window, ranges[first:last]), expected):
             k = first + i
             row, number = divmod(first_row * len(fields) + int(numbers[k]), len(fields))
             where: dict[str, Any] = {"field": fields[number][0], "sample": row}
             place = int(starts[k])
             payload.findings.add_hash(payload.section.name, place, wanted, found, **where)
-            tells_more[k] = False
+            needs_decoding[k] = False
         if is_text is None:
             continue
         texts = first + np.flatnonzero(is_text[first:last])
-        if are_texts(parts_of(window, places[texts])):
-            tells_more[texts] = False
-        for i in np.flatnonzero(tells_more[first:last]).tolist():
+        if are_texts(parts_of(window, ranges[texts])):
+            needs_decoding[texts] = False
+        for i in np.flatnonzero(needs_decoding[first:last]).tolist():
             k = first + i
             row, number = divmod(first_row * len(fields) + int(numbers[k]), len(fields))
             codec, n_bytes = int(kinds[k]), int(sound["n_bytes"][k])
-            at, n_stored = places[k].tolist()
+            at, n_stored = ranges[k].tolist()
             stored = window[at : at + n_stored]
             _check_content(payload, number, row, int(starts[k]), stored, codec, n_bytes)
 
 
-def _are_valid(
+def _need_only_hash(
     payload: _Payload, first_row: int, numbers: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask of the records whose values need no check if they are raw and match their hash.
+    """Return a mask of the records that are valid if they are raw and match their hash.
 
     Other records may be invalid although their hash matches, such as any record of an optional
     field.
@@ -296,7 +296,7 @@ def _are_valid(
     return found
 
 
-def _are_texts(payload: _Payload, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+def _need_only_utf8(payload: _Payload, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """Return a mask of the records of mandatory fields whose only rule is that they are UTF-8."""
     fields = payload.fields
     plain = [field.is_utf8 and name not in payload.present for name, field in fields]
@@ -320,10 +320,10 @@ def _parts(
     gaps = starts[1:] - ends[:-1]
     is_cut = np.diff(np.cumsum(ends - starts) // n_bytes) > 0
     is_cut |= (gaps < 0) | (gaps >= RECORD_ALIGNMENT)
-    behind = np.append(np.flatnonzero(is_cut) + 1, len(starts))
-    first = np.append(0, behind[:-1])
-    numbers = first.tolist(), behind.tolist(), starts[first].tolist(), ends[behind - 1].tolist()
-    return list(map(_Part, *numbers)), np.repeat(starts[first], behind - first)
+    stops = np.append(np.flatnonzero(is_cut) + 1, len(starts))
+    first = np.append(0, stops[:-1])
+    numbers = first.tolist(), stops.tolist(), starts[first].tolist(), ends[stops - 1].tolist()
+    return list(map(_Part, *numbers)), np.repeat(starts[first], stops - first)
 
 
 def _check_content(

@@ -129,10 +129,10 @@ class Content:
         for first in range(0, len(expected), step):
             start, here = target.offset + first * BLOCK_BYTES, expected[first : first + step]
             window = self.window(start, min(start + WINDOW_BYTES, end))
-            places = range(0, window.nbytes, BLOCK_BYTES)
-            blocks = [window[at : at + BLOCK_BYTES] for at in places]
+            starts = range(0, window.nbytes, BLOCK_BYTES)
+            blocks = [window[at : at + BLOCK_BYTES] for at in starts]
             for i, wanted, found in differing(blocks, digests_of(here)):
-                findings.add_hash(target.name, start + places[i], wanted, found, field=field)
+                findings.add_hash(target.name, start + starts[i], wanted, found, field=field)
 
 
 def _new_buffer(n_bytes: int) -> memoryview:
@@ -148,17 +148,17 @@ def digests_of(hashes: npt.NDArray[np.uint64]) -> bytes:
     return hashes.astype(">u8").tobytes()
 
 
-def parts_of(window: memoryview, places: npt.NDArray[np.uint64]) -> Iterable[Any]:
-    """Return the parts of a window at the (start, length) in each row of `places`.
+def parts_of(window: memoryview, ranges: npt.NDArray[np.uint64]) -> Iterable[Any]:
+    """Return the parts of a window at the (start, length) in each row of `ranges`.
 
     The parts are objects with the buffer interface, made by zstandard's BufferWithSegments if
     available: slicing a memoryview takes half as long as hashing 30 KB.
     """
     if _SEGMENTS is not None:
-        parts: Iterable[Any] = _SEGMENTS(window, places)
+        parts: Iterable[Any] = _SEGMENTS(window, ranges)
         return parts
-    ends = places.sum(axis=1, dtype=np.uint64)
-    return map(window.__getitem__, map(slice, places[:, 0].tolist(), ends.tolist()))
+    ends = ranges.sum(axis=1, dtype=np.uint64)
+    return map(window.__getitem__, map(slice, ranges[:, 0].tolist(), ends.tolist()))
 
 
 def differing(parts: Iterable[Any], expected: bytes) -> list[tuple[int, int, int]]:
