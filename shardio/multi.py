@@ -48,9 +48,8 @@ class MultiLoader(Closing):
     their iteration is exhausted, fails or is garbage-collected, at `kill()`, and with this process.
 
     Args:
-        dataset: any iterable; None with `address`. It is pickled for the workers. If it cannot be
-            pickled, because it has a generator or an open file, workers are forked from this
-            process, with a warning.
+        dataset: any iterable; None with `address`. It is pickled for the workers: create what
+            cannot be pickled, such as a generator or an open file, in its `__iter__`.
         workers: the number of processes.
         verbose: True prints the path of the socket, and the workers that have finished, to standard
             error.

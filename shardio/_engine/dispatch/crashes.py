@@ -141,7 +141,7 @@ def is_final(error: WorkerDied | ShardChanged, n_crashes: int) -> bool:
 def _suspects(
     dataset: Dataset, claims: InFlightRows
 ) -> Iterator[tuple[int, tuple[ShardSummary, str]]]:
-    """Yield the files that the worker was reading, each with the number of its shard."""
+    """Yield the files that the worker was reading, each with the index of its shard."""
     for shard in claims.rows or range(len(dataset.shards)):
         for file in dataset.files.files_of_shard(shard, claims.field):
             yield shard, file

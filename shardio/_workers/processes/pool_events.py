@@ -22,6 +22,7 @@ from shardio._workers.processes.linux import has_ended
 from shardio._workers.processes.pool_state import RECEIVE_NOW, PoolState, WorkerExit, WorkerHandle
 from shardio._workers.processes.zygote import EXITED, REPLY, STARTED, release
 
+# The arguments of one `recvmsg`, as the iterables that `map` takes.
 _ONE_RECEIVE = tuple((argument,) for argument in RECEIVE_NOW)
 
 # Plain ints, because operators of enum members are slow.

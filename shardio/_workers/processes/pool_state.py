@@ -245,6 +245,3 @@ def _let_go(held: PoolState) -> None:
     if held.bell is not None:
         held.bell.close()
     held.epoll.close()
-
-
-# The arguments of one `recvmsg`, as the iterables that `map` takes.

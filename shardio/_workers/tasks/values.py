@@ -297,7 +297,7 @@ class BlockLender(Closing):
         return True
 
     def hand_over(self, worker: int, number: int, n_bytes: int) -> Bytes:
-        """Return the content of a worker's block, whose lease it holds, or a copy.
+        """Return the content of a worker's block, leased as long as it is held, or a copy.
 
         The content is copied if the loop holds more samples than memory allows and this is the
         worker's last block.
