@@ -242,8 +242,8 @@ def _bounds(
             continue
         if clip is not None and not known["duration"].all():
             raise InvalidArgument(
-                f"{dataset.path}: a video in field {measured!r} does not say how long it is, and "
-                "so not how much sound a clip has: pass decode={{{name!r}: Sound(seconds=…)}}"
+                f"{dataset.path}: a video in field {measured!r} has no stored length, so the "
+                f"length of a clip's sound is unknown: pass decode={{{name!r}: Sound(seconds=…)}}"
             )
         amount = known["n_frames" if clip is None else "duration"].astype(np.float64)
         if clip is not None:
