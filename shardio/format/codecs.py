@@ -80,13 +80,11 @@ class Dictionary:
         try:
             self.contexts = _Contexts(content)
         except zstandard.ZstdError as error:
-            raise ShardCorrupt(
-                f"this is no zstd dictionary ({error})", code="dictionary"
-            ) from error
+            raise ShardCorrupt(f"not a zstd dictionary ({error})", code="dictionary") from error
         self.id = int.from_bytes(content[4:8], "little")
         if not self.id:
             raise ShardCorrupt(
-                "the zstd dictionary has the id 0: none can ask for it", code="dictionary"
+                "the zstd dictionary has the id 0, which no frame can name", code="dictionary"
             )
 
 
@@ -210,7 +208,9 @@ def _decompress(stored: memoryview, n_bytes: int, contexts: _Contexts) -> bytes:
     try:
         declared = zstandard.frame_content_size(stored)
     except zstandard.ZstdError as error:
-        raise ShardCorrupt(f"the record is no zstd frame ({error})", code="zstd_frame") from error
+        raise ShardCorrupt(
+            f"the record is not a zstd frame ({error})", code="zstd_frame"
+        ) from error
     if declared != n_bytes:
         raise ShardCorrupt(
             "the zstd frame and the index disagree about the record's size",
@@ -230,7 +230,7 @@ def _decompress(stored: memoryview, n_bytes: int, contexts: _Contexts) -> bytes:
         ) from error
     if len(record) != n_bytes:
         raise ShardCorrupt(
-            "the zstd frame holds another size than it declares",
+            "the zstd frame decompresses to another size than it declares",
             code="zstd_size",
             expected=n_bytes,
             found=len(record),

@@ -210,9 +210,9 @@ class ClipView(SampleView):
         """Return the format of the audio in some fields, which covers the time of the clip."""
         if any(sound.where == "random" for sound in sounds.values()):
             raise InvalidArgument(
-                f"{self.dataset.path}: samples are clips of {self.video!r}, and their sound is "
-                'what is heard meanwhile; where="random" is for sound alone: leave it out and draw '
-                'clips, dataset.clips(where="random"), or leave the videos out with `fields`'
+                f"{self.dataset.path}: samples are clips of {self.video!r}, whose sound covers the "
+                'time of the clip; where="random" is only for sound without videos: leave it out '
+                'and draw clips, dataset.clips(where="random"), or leave out the videos (`fields`)'
             )
         return super().audio(sounds)
 

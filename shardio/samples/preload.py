@@ -157,7 +157,7 @@ def _download(dataset: Dataset, fields: Sequence[str]) -> None:
     sizes = remote_sizes(dataset, fields)
     if not all(storage.fits(sizes) for storage in dataset.remote_storages):
         raise InvalidArgument(
-            f"{dataset.path}: preload() brings {sum(sizes.tolist())} bytes, and the cache is for "
-            "less: raise cache_bytes"
+            f"{dataset.path}: preload() downloads {sum(sizes.tolist())} bytes, and the cache is "
+            "smaller: raise cache_bytes"
         )
     run_parallel(N_THREADS, lambda file: file[0].download(file[1]), remote_files(dataset, fields))

@@ -263,7 +263,7 @@ class SampleView(Sequence[dict[str, Any]]):
         rows = self.dataset.rows.row_list
         if rows is None or rows.ascends:
             return None
-        return "those of this selection come in another; sort what select() is given"
+        return "those of this selection are in another order; sort what select() receives"
 
     @property
     def shard_ends(self) -> Rows:

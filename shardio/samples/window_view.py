@@ -193,7 +193,7 @@ def _not_packable_reason(field: Field) -> str | None:
     if len(array.shape) != 1:
         return "must have one dimension, the tokens of a document, to be packed"
     if field.optional:
-        return "must not be optional: a document that is absent is neither empty nor there"
+        return "must not be optional: a missing document has no tokens to pack"
     return None
 
 

@@ -167,7 +167,7 @@ def test_a_line_gets_its_place_when_it_is_written() -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[EncodedStream], dict[str, Any]], str]] = {
-    "no codec": (lambda s: {"parameters": {"width": 3}}, "no object that names a codec"),
+    "no codec": (lambda s: {"parameters": {"width": 3}}, "not an object that names a codec"),
     "a codec that is no name": (lambda s: {"parameters": {"codec": 27}}, "names a codec"),
     "parameters that are no JSON": (
         lambda s: {"parameters": {"codec": "h264", "x": math.nan}},

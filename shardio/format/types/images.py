@@ -96,7 +96,7 @@ class Image(EncodedMedia):
         height, width, channels = dims.tolist()
         if not is_picture(height, width, channels):
             raise ShardCorrupt(
-                "no picture has this height, width and number of channels",
+                "invalid height, width or number of channels of a picture",
                 code="picture",
                 expected=f"1 to {MAX_PICTURE_SIDE}, 1 to {MAX_PICTURE_SIDE}, 1 to {MAX_CHANNELS}",
                 found=(height, width, channels),

@@ -392,7 +392,7 @@ def check_parameters(parameters: object) -> Mapping[str, Any]:
     codec = parameters.get("codec") if isinstance(parameters, dict) else None
     if not isinstance(parameters, dict) or not isinstance(codec, str) or not codec:
         raise ShardCorrupt(
-            "the parameters of a stream are no object that names a codec",
+            "the parameters of a stream are not an object that names a codec",
             code="parameters",
             found=str(parameters)[:60],
         )

@@ -257,7 +257,7 @@ def test_preload_brings_every_shard(store: Scene, url: str, tmp_path: Path) -> N
         assert len(list((tmp_path / "cache").rglob("*.shard"))) == N_SHARDS
     with (
         shardio.open(url, cache_bytes=300_000, **given) as dataset,
-        pytest.raises(InvalidArgument, match=r"preload\(\) brings .* raise cache_bytes"),
+        pytest.raises(InvalidArgument, match=r"preload\(\) downloads .* raise cache_bytes"),
     ):
         dataset.preload()
 
