@@ -208,13 +208,9 @@ def test_a_masked_array_chooses_no_samples(folder: str) -> None:
     mask = np.ma.masked_array(np.arange(N) > 3, np.arange(N) == 5)
     numbers = np.ma.masked_array([1, 2], [True, False])
     with shardio.open(folder) as dataset:
-        for options in (
-            {"mask": mask},
-            {"where": lambda columns: mask, "fields": "label"},
-            {"indices": numbers},
-        ):
+        for rows, fields in ((mask, []), (lambda columns: mask, ["label"]), (numbers, [])):
             with pytest.raises(InvalidArgument, match="masked array"):
-                dataset.select(**options)
+                dataset.select(rows, fields=fields)
     for sampler in (WeightedSampler(np.ma.ones(N)), numbers):
         with pytest.raises(InvalidArgument, match="(weights|sampler).*masked array"):
             epoch(folder, sampler=sampler)
