@@ -5,7 +5,7 @@
     "ragged"   the values concatenated along the first axis, and `NAME_offsets`
     "list"     a list of arrays
 
-A single one of these words applies to all arrays whose shapes may differ: arrays of varying shape
+One of these words alone applies to all arrays whose shapes may differ: arrays of varying shape
 in the dataset, and all arrays that a transform returns, except scalars.
 """
 

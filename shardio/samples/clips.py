@@ -281,8 +281,8 @@ def time_field_names(name: str) -> tuple[str, str]:
 class ClipDraws(NamedTuple):
     """The start of each sample's clip, as in `Clips.starts`, and the position of the crop.
 
-    `places` has the position of each crop as fractions from 0 up to 1, (left, top): how much of the
-    pixels that are cut off lies at the left and at the top. None centres all crops.
+    `places` has the position of each crop as fractions from 0 up to 1, (left, top): the share of
+    the pixels to cut off that is cut off at the left and at the top. None centres all crops.
     """
 
     starts: _Numbers

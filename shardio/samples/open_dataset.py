@@ -139,7 +139,7 @@ class OpenDataset(Dataset):
             eot: an end-of-text token to append to every document, even to an empty one; it counts
                 as part of the document.
             pad: the token that fills up the last window.
-            rest: what to do with the last tokens, which do not fill a window: "pad" or "drop".
+            rest: the treatment of the last tokens, which do not fill a window: "pad" or "drop".
 
         `tokens_mask`, bool, is present with rest="pad", and with `targets` and `apart` together. It
         is False in padding. With `targets`, it is also False at the last token of the stream, which

@@ -65,7 +65,7 @@ class Field(ABC):
     has_frames: ClassVar[bool] = False
     """True if each shown packet of a stream is a frame."""
     is_utf8: ClassVar[bool] = False
-    """True if every record in valid UTF-8 is valid, and no other is."""
+    """True if records are valid exactly when they are valid UTF-8."""
     is_json: ClassVar[bool] = False
     """True if a value is any that JSON can represent, null included."""
     is_opaque: ClassVar[bool] = False
