@@ -353,8 +353,8 @@ def resolve_view(
     for name in sounds:
         if span_field(name) in names:
             raise InvalidArgument(
-                f"the sound of {name!r} adds {span_field(name)!r}, which is a field already: leave "
-                "one of them out with `fields`"
+                f"decoding {name!r} adds the field {span_field(name)!r}, which exists already: "
+                "leave one of the two out with `fields`"
             )
     pictures = tuple(name for name in media_fields(schema, names, "image") if decoded[name])
     found = {name: Sound() if sound is True else sound for name, sound in sounds.items()}
@@ -372,9 +372,9 @@ def _decoded(decode: Any, names: Sequence[str], schema: Schema) -> dict[str, Any
         )
         if name not in media or not is_known:
             raise InvalidArgument(
-                "decode must be True, False, or a dict with one of them for fields of pictures, "
-                "videos and sound, or with a shardio.Sound for sound; fields of these that are "
-                f"read: {', '.join(media) or 'none'}; found {name!r}: {wish!r}"
+                "decode must be True, False, or a dict from media fields to True or False, or for "
+                "audio fields to a shardio.Sound; media fields that are read: "
+                f"{', '.join(media) or 'none'}; found {name!r}: {wish!r}"
             )
     return dict.fromkeys(media, True) | dict(decode)
 
@@ -385,7 +385,7 @@ def _default_view(dataset: OpenDataset, videos: Sequence[str]) -> SampleView:
         return RowView(dataset)
     if len(videos) > 1:
         raise InvalidArgument(
-            f"a loader takes clips from one field of videos; of {', '.join(videos)} choose one "
+            f"a loader loads clips of one video field; of {', '.join(videos)} choose one "
             "with dataset.clips(field=…)"
         )
     if isinstance(dataset, Mixture) and not dataset.has_one_view:

@@ -474,7 +474,10 @@ def test_sound_that_cannot_be_is_refused(options: dict[str, Any], words: str) ->
 
 def test_an_option_without_a_field_is_refused(alone: str, tmp_path: Path) -> None:
     for options, words in (
-        ({"decode": {"audio": 16_000}}, r"with a shardio\.Sound for sound.*read: audio; found"),
+        (
+            {"decode": {"audio": 16_000}},
+            r"for audio fields to a shardio\.Sound.*read: audio; found",
+        ),
         ({"decode": {"audio": Sound()}, "fields": ["label"]}, "that are read: none; found 'audio'"),
         ({"decode": {"label": Sound()}}, "that are read: audio; found 'label'"),
         ({"decode": Sound()}, "decode must be one of True, False"),
@@ -483,7 +486,9 @@ def test_an_option_without_a_field_is_refused(alone: str, tmp_path: Path) -> Non
             loader_of(alone, **options)
     schema = Schema({"audio": Audio(optional=True), "audio_span": Array("int64")})
     made = write_dataset(tmp_path / "set", 1, 1, schema, [{"audio": None, "audio_span": 1}])
-    with pytest.raises(InvalidArgument, match="'audio' adds 'audio_span', which is a field"):
+    with pytest.raises(
+        InvalidArgument, match="'audio' adds the field 'audio_span', which exists already"
+    ):
         loader_of(made)
 
 
