@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, Self, get_args
 
 from shardio._base.classes import Closing
 from shardio._base.statistics import ItemStats, SkippedItem
-from shardio._loading.options import OnError, count, most_skips, one_of, refuse_path, seconds
+from shardio._loading.options import OnError, most_skips, one_of, refuse_path, seconds
 from shardio._workers.processes.limits import usable_cpus
 from shardio._workers.processes.linux import Finalizer
 from shardio._workers.processes.serialization import add_note, shortened
@@ -23,6 +23,7 @@ from shardio._workers.tasks.calls import InlinePool, SingleCaller
 from shardio._workers.tasks.schedule import DEPTH
 from shardio._workers.tasks.task_pool import TaskPool
 from shardio.errors import ClosedError, InvalidArgument, TransformError
+from shardio.order.sampling import count
 
 __all__ = ["ItemIteration", "Loader", "SharedMemoryShim", "load", "load_with_workers"]
 

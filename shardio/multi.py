@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, get_args
 
 from shardio._base.classes import Closing
 from shardio._base.statistics import SkippedItem
-from shardio._loading.options import OnError, count, most_skips, one_of, refuse_path, seconds
+from shardio._loading.options import OnError, most_skips, one_of, refuse_path, seconds
 from shardio._workers.processes.serialization import shortened
 from shardio._workers.processes.worker_main import Start
 from shardio._workers.tasks.failure_policy import ErrorBudget
@@ -18,6 +18,7 @@ from shardio._workers.tasks.sample_sender import WorkerInfo, worker_info
 from shardio._workers.tasks.sample_stream import SampleStream
 from shardio._workers.tasks.zeromq import check_prefix, zeromq
 from shardio.errors import InvalidArgument
+from shardio.order.sampling import count
 from shardio.serving.client.protocol import parse_all
 from shardio.serving.client.remote_samples import RemoteSamples
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final, Literal
 
 from shardio._base.statistics import PipelineStats, StageStats
-from shardio._loading.options import OnError, count, most_skips, one_of, seconds
+from shardio._loading.options import OnError, most_skips, one_of, seconds
 from shardio._loading.pipelines import (
     ORDERS,
     MapIterator,
@@ -29,6 +29,7 @@ from shardio._workers.tasks.pipeline_runner import PipelineRunner
 from shardio._workers.tasks.pipeline_spec import BatchStep, PipeStep, UserCall, Where
 from shardio._workers.tasks.stage import SourceItem
 from shardio.errors import InvalidArgument
+from shardio.order.sampling import count
 
 __all__ = ["DataLoader", "MapIterator", "Pipeline", "PipelineStats", "StageStats"]
 

@@ -28,6 +28,7 @@ from shardio.order.sampling import (
     check_one_argument,
     check_sampler,
     check_shuffle,
+    count,
 )
 from shardio.outputs import OUTPUTS, Output
 from shardio.samples.clip_view import ClipView, default_clip
@@ -90,15 +91,6 @@ def one_of(name: str, value: Any, known: tuple[Any, ...]) -> Any:
             f"{name} must be one of {', '.join(map(repr, known))}; found {value!r}"
         )
     return value
-
-
-def count(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """Return the value; raise InvalidArgument unless it is an integer from `least` to `most`."""
-    is_count = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not is_count or value < least or (most is not None and value > most):
-        limit = "up" if most is None else f"to {most}"
-        raise InvalidArgument(f"{name} must be an integer from {least} {limit}; found {value!r}")
-    return int(value)
 
 
 def refuse_path(name: str, value: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, Self
 
 from shardio._base.classes import Closing
 from shardio._base.statistics import PipelineStats
-from shardio._loading.options import count, one_of, refuse_path
+from shardio._loading.options import one_of, refuse_path
 from shardio._workers.processes.linux import Finalizer, interrupts_held
 from shardio._workers.processes.serialization import shortened
 from shardio._workers.tasks.pipeline_runner import PipelineRunner
@@ -21,6 +21,7 @@ from shardio._workers.tasks.pipeline_spec import (
 )
 from shardio._workers.tasks.stage import SourceItem
 from shardio.errors import ClosedError, InvalidArgument
+from shardio.order.sampling import count
 
 _VERSION: Final = 1
 

@@ -65,7 +65,7 @@ class WeightedSampler:
                 f"replacement must be one of True, False; found {self.replacement!r}"
             )
         if self.n_draws is not None:
-            object.__setattr__(self, "n_draws", _count("n_draws", self.n_draws, _MAX_DRAWS))
+            object.__setattr__(self, "n_draws", count("n_draws", self.n_draws, 0, _MAX_DRAWS))
 
     def __repr__(self) -> str:
         try:
@@ -159,11 +159,12 @@ def check_one_argument(name: str, given: str, function: Any) -> None:
         raise InvalidArgument(f"{name} must take ({given}); it takes {signature}") from None
 
 
-def _count(name: str, value: Any, most: int | None = None) -> int:
+def count(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """Return the value; raise InvalidArgument unless it is an integer from `least` to `most`."""
     is_count = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not is_count or value < 0 or (most is not None and value > most):
+    if not is_count or value < least or (most is not None and value > most):
         limit = "up" if most is None else f"to {most}"
-        raise InvalidArgument(f"{name} must be an integer from 0 {limit}; found {value!r}")
+        raise InvalidArgument(f"{name} must be an integer from {least} {limit}; found {value!r}")
     return int(value)
 
 

@@ -23,11 +23,12 @@ from typing import Any, Final
 from shardio._base.callers import takes_rng
 from shardio._base.classes import Closing
 from shardio._engine.dispatch.backends import StartMethod
-from shardio._loading.options import callable_or_none, count
+from shardio._loading.options import callable_or_none
 from shardio._workers.processes.linux import check_files
 from shardio._workers.tasks.zeromq import OWN_FILES, zeromq
 from shardio.errors import InvalidArgument, UnsupportedEnvironment
 from shardio.loader import ShardLoader
+from shardio.order.sampling import count
 from shardio.samples.clip_view import ClipView
 from shardio.samples.shard_dataset import ShardDataset, open_dataset
 from shardio.samples.view import SampleView

@@ -12,7 +12,6 @@ from shardio._base.classes import Closing
 from shardio._base.statistics import LoaderStats, LoadingStats
 from shardio._loading.options import (
     TORCH_HABITS,
-    count,
     device_or_none,
     one_of,
     place_among_ranks,
@@ -24,6 +23,7 @@ from shardio._workers.processes.limits import default_budget
 from shardio._workers.processes.linux import Finalizer, this_process
 from shardio.batch.batch import Batch
 from shardio.errors import ClosedError, InvalidArgument
+from shardio.order.sampling import count
 from shardio.outputs import OUTPUTS, Output, TensorAdapter, create_adapter
 from shardio.serving.client.batch_stream import Stream
 from shardio.serving.client.connection import ClientKeys, client_keys
