@@ -93,10 +93,10 @@ class ClipView(SampleView):
         return len(self.clips)
 
     def __repr__(self) -> str:
-        clip = self.clip
+        clip, count = self.clip, f"{len(self)} " if "_found" in self.__dict__ else ""
         rate = f"stride {clip.stride}" if clip.rate is None else f"{float(clip.rate):g} per second"
         return (
-            f"ClipView({len(self)} clips of {clip.frames} frames, {rate}, of {clip.field!r} in "
+            f"ClipView({count}clips of {clip.frames} frames, {rate}, of {clip.field!r} in "
             f"{self.dataset!r})"
         )
 

@@ -60,7 +60,7 @@ class SampleView(Sequence[dict[str, Any]]):
 
     Immutable, but not thread-safe. `view[i]` is the sample that a ShardLoader of the view delivers,
     with images, clips and audio decoded. The parts of the index that a view needs are read on first
-    use.
+    use; `repr` reads nothing, and has the number of samples once it is known.
     """
 
     spans_rows = False

@@ -76,8 +76,9 @@ class WindowView(SampleView):
         return len(self.windows)
 
     def __repr__(self) -> str:
+        count = f"{len(self)} " if "windows" in self.__dict__ else ""
         return (
-            f"WindowView({len(self)} windows of {self.pack.length} tokens, of {self.pack.name!r} "
+            f"WindowView({count}windows of {self.pack.length} tokens, of {self.pack.name!r} "
             f"in {self.dataset!r})"
         )
 

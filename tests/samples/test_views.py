@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import shardio
 from shardio import Array, Audio, Image, InvalidArgument, Schema, ShardLoader, Sound, Video
 from shardio.conversion import convert
 from shardio.maintenance import split
+from shardio.map_view import MapView
 from shardio.media import demux, encode_jpeg
 from shardio.samples.open_dataset import OpenDataset
 from shardio.samples.view import RowView, SampleView
@@ -116,6 +118,18 @@ def test_a_view_has_the_fields_of_its_schema_and_says_what_it_is(
     assert "\n" not in repr(view)
     assert f"{len(view)} " in repr(view)
     assert dataset.path in repr(view)
+
+
+def test_showing_a_view_reads_nothing(folder: str) -> None:
+    with shardio.open(folder) as dataset:
+        views = [dataset.clips(4), dataset.clips(4000), dataset.pack("tokens", length=10**6)]
+        counted = dataset.pack("tokens", length=8)
+        with MapView(counted) as indexed:
+            assert repr(counted) in repr(indexed)
+        n = len(counted)
+    for view in views:
+        assert re.match(r"\w+View\((clips of 4|windows of 1000000)", repr(view)), repr(view)
+    assert repr(counted).startswith(f"WindowView({n} windows of 8 tokens")
 
 
 def test_views_compose_in_either_order(dataset: OpenDataset) -> None:
