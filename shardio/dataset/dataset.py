@@ -208,6 +208,16 @@ class Dataset(Sequence[dict[str, Any]], Closing):
     def reopen(self, *, whole: bool = False, n_readers: int = 1) -> Dataset:
         """Open the same samples again, with separate files; see ShardDataset.reopen."""
 
+    def first_position(self, number: int, ends: Rows, *, seed: int, epoch: int) -> int:
+        """Return the first position of a view's sample in an epoch that is not shuffled.
+
+        Args:
+            number: of the sample.
+            ends: the number of the view's samples up to the end of each source of a mixture.
+            seed, epoch: of the loader.
+        """
+        return number
+
     def locate(self, rows: Rows) -> Rows:
         """Return the number of the shard that contains each of `rows`."""
         if self._rows_per_shard:

@@ -12,6 +12,7 @@ once, in an order with a key of seed, epoch, source and round number.
 
 from __future__ import annotations
 
+import bisect
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -146,18 +147,24 @@ class MixtureOrder:
     Args:
         order: the order of the samples of each source.
         mixture_sizes: the mixture.
-        samples: the samples of all sources, concatenated.
+        samples: the samples of all sources, concatenated; None if they come in order.
         seed, epoch: the key.
     """
 
     def __init__(
-        self, order: Order, mixture_sizes: MixtureSizes, samples: Samples, *, seed: int, epoch: int
+        self,
+        order: Order,
+        mixture_sizes: MixtureSizes,
+        samples: Samples | None,
+        *,
+        seed: int,
+        epoch: int,
     ) -> None:
         self._mixing, self._firsts = mixture_sizes.mixing, mixture_sizes.firsts
         self._n, self._key = mixture_sizes.n_positions, derive_key(22, seed, epoch)
         self._walks = [
             _SequentialSource(n)
-            if order.is_sequential
+            if samples is None or order.is_sequential
             else _ShuffledSource(order, samples, n, derive_key(23, seed, epoch, source), source)
             for source, n in enumerate(mixture_sizes.sizes)
         ]
@@ -173,6 +180,18 @@ class MixtureOrder:
             at = np.flatnonzero(sources == source)
             numbers[at] = self._walks[source].at(draws[at]) + self._firsts[source]
         return numbers
+
+    def first_position(self, source: int, draw: int) -> int | None:
+        """Return the position of a source's draw, the first being 0; None if it is not reached."""
+
+        def drawn(span: int) -> int:
+            return int(self._mixing.counts(min((span + 1) * SPAN, self._n))[source])
+
+        span = bisect.bisect_right(range(-(-self._n // SPAN)), draw, key=drawn)
+        positions = np.arange(span * SPAN, min((span + 1) * SPAN, self._n))
+        sources, draws = self.draws(positions)
+        found = positions[(sources == source) & (draws == draw)]
+        return int(found[0]) if len(found) else None
 
     def draws(self, positions: Positions) -> tuple[npt.NDArray[Any], Positions]:
         """Return the source of each position, and how many earlier positions the source has."""

@@ -199,6 +199,13 @@ class ClipView(SampleView):
         ends = [part - begin for part, begin in zip(parts, begins, strict=False)]
         return ClipGrouping(self.clip.per_video or 1, ends)
 
+    def positions(self, numbers: Rows, seed: int, epoch: int) -> Rows:
+        """Return the positions of samples in an epoch that is not shuffled, if draws need them."""
+        if "random" not in (self.clip.where, self.clip.crop):
+            return numbers
+        position, ends = self.dataset.first_position, self.source_ends
+        return np.array([position(int(n), ends, seed=seed, epoch=epoch) for n in numbers])
+
     def draws(self, numbers: Rows, keys: Keys) -> ClipDraws:
         """Draw the first frames and the crops of some clips."""
         clips = self.clips

@@ -25,10 +25,12 @@ from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
 from shardio.format.schema import Schema
 from shardio.format.types import Field
+from shardio.order import Sequential
 from shardio.order.mixture_order import (
     MAX_SOURCES,
     WHOLE,
     Exhausted,
+    MixtureOrder,
     MixtureShares,
     MixtureSizes,
 )
@@ -274,6 +276,17 @@ class Mixture(OpenDataset):
         sizes = np.diff(ends, prepend=0)
         firsts = ends - sizes
         return MixtureSizes(self.mixing, tuple(sizes.tolist()), tuple(firsts.tolist()))
+
+    def first_position(self, number: int, ends: Rows, *, seed: int, epoch: int) -> int:
+        """Return the first position of a view's sample in an epoch that is not shuffled.
+
+        Samples that the epoch leaves out have the positions after its end.
+        """
+        sizes = self.sizes_of(ends)
+        order = MixtureOrder(Sequential(), sizes, None, seed=seed, epoch=epoch)
+        source = int(np.searchsorted(ends, number, side="right"))
+        found = order.first_position(source, number - sizes.firsts[source])
+        return sizes.n_positions + number if found is None else found
 
     def sources_of(self, indices: Any) -> Rows:
         """Return the index of each sample's source, for sample indices such as `batch.indices`.

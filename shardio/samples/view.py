@@ -17,6 +17,7 @@ from shardio.format.schema import Schema
 from shardio.media.audio import Sound
 from shardio.order.clip_groups import ClipGrouping
 from shardio.order.permutation import OF_SOUNDS, derive_key, keyed_hashes
+from shardio.order.sampling import count
 from shardio.samples.clips import ClipDraws
 from shardio.samples.decoding import AudioReader, ClipReader, ImageReader
 from shardio.samples.media import (
@@ -113,19 +114,24 @@ class SampleView(Sequence[dict[str, Any]]):
     def sample(self, index: int, *, seed: int = 0, epoch: int = 0) -> dict[str, Any]:
         """Return a sample with the random draws of a loader with shuffle=False.
 
+        In a mixture, they are those of the sample's first position in such an epoch; a sample that
+        the epoch leaves out has draws of its own.
+
         Args:
-            index: the index of the sample, which is its position in such an epoch.
-            seed, epoch: the loader's seed, and the epoch.
+            index: the index of the sample.
+            seed, epoch: the loader's seed, and the epoch, from 0 up.
 
         Raises:
             IndexError: there is no such sample.
+            InvalidArgument: the seed or the epoch is invalid.
             ShardCorrupt, MediaError: the message names the sample.
         """
+        seed, epoch = count("seed", seed, 0), count("epoch", epoch, 0)
         number, n = operator.index(index), len(self)
         if not -n <= number < n:
             raise IndexError(f"{self!r}: there is no sample {number}")
         numbers = np.array([number % n])
-        keys, rows = Keys(seed, epoch, numbers), self.at(numbers)
+        keys, rows = Keys(seed, epoch, self.positions(numbers, seed, epoch)), self.at(numbers)
         shard = int(self.dataset.locate(rows)[0])
         row = int(rows[0] - self.dataset.starts[shard])
         draws = self.draws(numbers, keys)
@@ -225,6 +231,10 @@ class SampleView(Sequence[dict[str, Any]]):
     def covered_rows(self, numbers: Rows) -> Rows:
         """Return all rows whose data some samples contain."""
         return self.at(numbers)
+
+    def positions(self, numbers: Rows, seed: int, epoch: int) -> Rows:
+        """Return the positions of samples in an epoch that is not shuffled, if draws need them."""
+        return numbers
 
     def draws(self, numbers: Rows, keys: Keys) -> ClipDraws | None:
         """Return the random draws for some samples; None if samples are not clips."""

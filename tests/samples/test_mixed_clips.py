@@ -217,3 +217,33 @@ def test_other_fields_of_a_mixture_come_from_the_row_of_the_clip(folders: dict[s
         found = epoch(made, Clip(2, size=(16, 16)), transform=dict)
     labels = np.repeat([970, 972, 973, 980, 981], [4, 7, 1, 10, 3])
     assert all(label == labels[index] for index, label, _ in found)
+
+
+@pytest.mark.parametrize("exhausted", ["stop", "repeat"])
+@pytest.mark.parametrize("random", [{"where": "random", "per_video": 90}, {"crop": "random"}])
+def test_a_mixed_clip_is_drawn_where_it_first_comes(
+    folders: dict[str, str], exhausted: Any, random: dict[str, Any]
+) -> None:
+    with mixed(folders, (2, 3), exhausted=exhausted) as made:
+        view = made.clips(2, size=(16, 12), **random)
+        found: dict[int, bytes] = {}
+        for index, _, pixels in epoch(made, view.clip, seed=5):
+            found.setdefault(index, pixels)
+        assert exhausted == "stop" or len(found) == len(view)
+        for index in (*list(found)[::17], *list(found)[-3:]):
+            sample = view.sample(index, seed=5)
+            assert sample["video"].tobytes() == found[index], index
+        for index in set(range(len(view))) - set(found):
+            assert view[index]["video"].shape == (2, 16, 12, 3)
+
+
+@pytest.mark.parametrize("wrong", [-1, True, "x", 1.5, None])
+def test_seeds_and_epochs_of_a_sample_are_numbers_from_0_up(
+    folders: dict[str, str], wrong: Any
+) -> None:
+    with ShardDataset(folders["a"]) as dataset:
+        view = dataset.clips(2)
+        for name in ("seed", "epoch"):
+            with pytest.raises(InvalidArgument, match=f"{name} must be an integer from 0 up"):
+                view.sample(0, **{name: wrong})
+        assert view.sample(0, seed=3, epoch=2**70)["label"] == 970
