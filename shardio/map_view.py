@@ -19,8 +19,9 @@ from shardio._base.callers import refuse_unknown_options
 from shardio._base.classes import Closing
 from shardio._loading.options import VIEW_OPTIONS
 from shardio._workers.processes.serialization import pickled
-from shardio.errors import ClosedError
+from shardio.errors import ClosedError, InvalidArgument
 from shardio.loader import ShardLoader
+from shardio.samples.mixture import Mixture
 from shardio.samples.open_dataset import OpenDataset
 from shardio.samples.view import SampleView
 
@@ -38,13 +39,15 @@ class MapView(Closing):
     again. `transform` may be a lambda or closure. Arrays are writable copies.
 
     Args:
-        dataset: a folder, an open dataset, or a view of one, such as `dataset.clips(frames=16)`.
+        dataset: a folder, an open dataset, or a view of one, such as `dataset.clips(frames=16)`;
+            not a mixture.
         options: the options of ShardLoader that define a sample: `fields`, `transform` and
             `decode`. The seed of the transform's random numbers is drawn from Python's global
             generator, which DataLoader seeds per worker.
 
     Raises:
-        InvalidArgument: an option is invalid, or is not one of these three.
+        InvalidArgument: an option is invalid, or `dataset` is a mixture.
+        TypeError: an option is not one of these three.
         DatasetNotFound, …: opening the dataset failed.
         IndexError, TypeError: (later) an index is out of range or not an integer.
     """
@@ -53,6 +56,13 @@ class MapView(Closing):
         self, dataset: str | os.PathLike[str] | OpenDataset | SampleView, **options: Any
     ) -> None:
         refuse_unknown_options("MapView", options, _OPTIONS, VIEW_OPTIONS)
+        source = dataset.dataset if isinstance(dataset, SampleView) else dataset
+        if isinstance(source, Mixture):
+            raise InvalidArgument(
+                "MapView takes no mixture, because its indices do not follow the weights: make a "
+                "MapView of each source and join them, for example with torch's ConcatDataset, or "
+                "load the mixture with a ShardLoader"
+            )
         self._dataset: Any = dataset
         if isinstance(dataset, str | os.PathLike):
             self._dataset = os.path.abspath(dataset)  # for processes with another working directory

@@ -15,6 +15,7 @@ import shardio
 from shardio.errors import ClosedError
 from shardio.map_view import MapView
 from shardio.media import encode_jpeg
+from shardio.samples.view import RowView
 
 pytest.importorskip("simplejpeg", reason="pictures are decoded")
 
@@ -88,6 +89,13 @@ def test_options_say_what_a_sample_is(folder: Path) -> None:
         MapView(folder, clip=None)
     with shardio.open(folder) as dataset, MapView(dataset.select([4, 2]), fields=["x"]) as view:
         assert [view[i]["x"][0] for i in range(len(view))] == [4, 2]
+
+
+def test_a_mixture_is_refused_with_the_way_out(folder: Path) -> None:
+    with shardio.mix([folder, folder], weights=[1, 1]) as mixture:
+        for given in (mixture, RowView(mixture)):
+            with pytest.raises(shardio.InvalidArgument, match="MapView of each source"):
+                MapView(given)
 
 
 def test_a_view_is_pickled_with_its_options_and_used_after_a_fork(folder: Path) -> None:
