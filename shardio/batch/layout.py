@@ -13,6 +13,7 @@ errors, identifies after a crash the sample that the worker was reading, and bec
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -227,27 +228,34 @@ def is_fixed(schema: Schema, name: str) -> bool:
 
 
 def layout_for_samples(
-    schema: Schema, n_rows: int, collation: Collation = DEFAULT_COLLATION
+    schema: Schema,
+    n_rows: int,
+    collation: Collation = DEFAULT_COLLATION,
+    *,
+    stored: Sequence[str] | None = None,
 ) -> BlockLayout:
     """Return the layout for batches of samples of `schema`.
+
+    `stored` are the stored fields that samples are made of, for messages; by default all fields.
 
     Raises:
         InvalidArgument: the collation does not match the schema, or a field is Video or Audio.
     """
-    _check_no_streams(schema)
+    _check_no_streams(schema, list(schema) if stored is None else stored)
     batch, joins = collation.expand(schema)
     names = [name for join in joins for name in (join.name, join.companion) if name is not None]
     return _place_fields(batch, n_rows, frozenset(names), joins, schema)
 
 
-def _check_no_streams(schema: Schema) -> None:
-    for name, field in schema.items():
-        if field.is_streamed:
-            others = [each for each, kind in schema.items() if not kind.is_streamed]
-            raise InvalidArgument(
-                f"field {name!r} is a {type(field).__name__}, whose packets cannot be put into a "
-                f"batch: leave it out (fields={others}), or have a transform decode it"
-            )
+def _check_no_streams(schema: Schema, stored: Sequence[str]) -> None:
+    streams = {name: type(field).__name__ for name, field in schema.items() if field.is_streamed}
+    for name, kind in streams.items():
+        others = [each for each in stored if each not in streams]
+        way_out = f"leave it out (fields={others}), or " if others else ""
+        raise InvalidArgument(
+            f"field {name!r} is {'an' if kind[0] == 'A' else 'a'} {kind}, whose packets cannot be "
+            f"put into a batch: {way_out}have a transform decode it"
+        )
 
 
 def layout_for_batches(schema: Schema, whole: frozenset[str], inner: BlockLayout) -> BlockLayout:

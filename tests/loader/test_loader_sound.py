@@ -201,7 +201,7 @@ def test_streams_are_handed_over_undecoded(alone: str) -> None:
 
     (batch,) = batches(alone, decode=False, transform=size)
     assert (batch["n"] > 0).tolist() == [True, True, False, True]
-    with pytest.raises(InvalidArgument, match="'audio' is a Audio, whose packets cannot be put"):
+    with pytest.raises(InvalidArgument, match="'audio' is an Audio, whose packets cannot be put"):
         loader_of(alone, decode=False)
 
 

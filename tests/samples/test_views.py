@@ -198,6 +198,15 @@ def test_fields_are_decoded_one_by_one(dataset: OpenDataset, folder: str) -> Non
         ShardLoader(folder, 2, decode={"label": True})
 
 
+def test_a_field_that_is_not_decoded_is_left_out_as_the_message_says(folder: str) -> None:
+    fields = ["audio", "video", "label"]
+    options: dict[str, Any] = {"num_workers": 0, "output": "numpy", "decode": {"video": False}}
+    with pytest.raises(InvalidArgument, match=r"a Video.*\(fields=\['audio', 'label'\]\)"):
+        ShardLoader(folder, 2, fields=fields, **options)
+    with pytest.raises(InvalidArgument, match="into a batch: have a transform decode it"):
+        ShardLoader(folder, 2, fields=["video"], **options)
+
+
 @pytest.mark.parametrize(
     ("option", "instead"),
     [

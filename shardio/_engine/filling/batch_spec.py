@@ -115,12 +115,13 @@ class BatchSpec:
             InvalidArgument: the collation does not fit the samples.
         """
         samples = schemas.samples
-        layout = layout_for_samples(samples, self.block_rows, self.collation)
+        rows, stored = self.block_rows, self.fields
+        layout = layout_for_samples(samples, rows, self.collation, stored=stored)
         decoded_ones = {*self.pictures, *(each.name for each in self.audio.fields)}
         of_values = any(slot.join.name in decoded_ones for slot in layout.joins)
         if layout.joins and (of_values or self.transform is not None):
             # Decoded and transformed values are computed sample by sample, and collated afterwards.
-            layout = replace(layout, inner=layout_for_samples(samples, self.block_rows))
+            layout = replace(layout, inner=layout_for_samples(samples, rows, stored=stored))
         if schemas.batch is None:
             return layout
         return layout_for_batches(schemas.batch, schemas.whole, layout)
