@@ -319,7 +319,7 @@ class Mixture(OpenDataset):
             raise InvalidArgument(
                 f"{self.path}: select with a function, or from its sources, and mix the selections"
             )
-        names = list(fields)
+        names = [fields] if isinstance(fields, str) else list(fields)
         return self._mix(source.select(rows, fields=names) for source in self.sources)
 
     def subset(self, name: str) -> Mixture:
@@ -329,6 +329,10 @@ class Mixture(OpenDataset):
             InvalidArgument: a source has no such subset, or its subset is empty.
         """
         return self._mix(source.subset(name) for source in self.sources)
+
+    def preload(self, fields: Iterable[str] | None = None) -> int:
+        """Read some fields of all sources, by default those they share; see `OpenDataset`."""
+        return super().preload(None if fields is None else self.check_agreement(fields))
 
     def _mix(self, sources: Iterable[ShardDataset]) -> Mixture:
         return Mixture([_checked_size(source) for source in sources], self.mixing)
@@ -345,6 +349,12 @@ def _generation_of(sources: Sequence[ShardDataset], view: Mapping[str, Any]) -> 
     classes = {source.classes for source in sources}
     lineages = "".join(source.lineage for source in sources)
     schema = common_fields([source.schema for source in sources])
+    if not schema:
+        some = sources[:_MAX_NAMED]
+        found = "; ".join(f"{source.path} has {', '.join(source.schema)}" for source in some)
+        raise InvalidArgument(
+            f"a mixture has the fields that are equal in all sources, and these have none: {found}"
+        )
     added = [name for name in schema if any(name in source.column_groups for source in sources)]
     return Generation(
         number=0,

@@ -235,6 +235,26 @@ def unlike(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_dataset(path, 9, 1, schema, made)
 
 
+def test_sources_without_a_field_in_common_are_named(large: str, tmp_path: Path) -> None:
+    rows: Any = [{"caption": "a"}]
+    other = write_dataset(tmp_path / "other", 1, 1, Schema({"caption": Text()}), iter(rows))
+    with pytest.raises(InvalidArgument, match=f"have none: {large} has image.*other has caption"):
+        mix([large, other], weights=[1, 1])
+
+
+def test_preload_names_the_source_that_lacks_a_field(large: str, unlike: str) -> None:
+    with mix([large, unlike], weights=[1, 1]) as made:
+        assert made.preload() == made.preload(["label"]) > 0
+        for name in ("image", "note"):
+            with pytest.raises(InvalidArgument, match=f"'{name}' is .* in {large} .*source 1"):
+                made.preload([name])
+
+
+def test_a_mixture_selects_by_one_column_as_a_dataset_does(mixture: Mixture) -> None:
+    with mixture.select(lambda columns: columns["label"] % 2 == 0, fields="label") as some:
+        assert [sample["label"] for sample in some] == [*range(0, N_LARGE, 2), *range(100, 110, 2)]
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
