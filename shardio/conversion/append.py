@@ -279,7 +279,7 @@ def _merge_classes(listing: Listing, base: Generation, out: PathName) -> Listing
 def rebase(base: Generation, out: Path) -> Generation:
     """Load the latest generation, which another writer may have published since `base` was read.
 
-    If a killed writer left a commit unfinished, it is completed first.
+    If a killed writer left a commit unfinished, it is undone first.
 
     Raises:
         DatasetConflict: the lineage, schema or classes have changed.

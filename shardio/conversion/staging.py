@@ -276,9 +276,9 @@ class Staging:
     def _has_published(self) -> bool:
         """Return True if the dataset in `out` names shards of this folder.
 
-        If a generation is complete but `dataset.json` does not point to it yet, the commit is
-        completed first. In an upload, any dataset counts: `out` is private to the upload, and
-        uploaded shards are no longer in this folder.
+        A generation that `dataset.json` does not point to yet is removed first. In an upload, any
+        dataset counts: `out` is private to the upload, and uploaded shards are no longer in this
+        folder.
         """
         if not holds_dataset(self.out):
             return False

@@ -203,10 +203,7 @@ def publish_next(
     external_lists = dict[str, bytes]()
     content = to_checksummed_json(describe_generation(generation, external_lists))
     with _locked(root / GENERATIONS) as is_alone:
-        if is_alone:
-            remove_temporary_files(root)
-            remove_unreferenced(root / GENERATIONS)
-        published = _published(root)
+        published = _recover(root, is_alone=is_alone)
         if (published.number, published.lineage) != (previous.number, previous.lineage):
             raise DatasetConflict(
                 f"{root}: generation {published.number} exists: another writer published after "
@@ -218,36 +215,40 @@ def publish_next(
 
 
 def recover(folder: str | os.PathLike[str]) -> Generation:
-    """Complete the commit of a killed writer, and return the published generation.
+    """Undo the commit of a killed writer, and return the published generation.
 
-    If a complete next generation exists, it is published, as the next writer would do. Temporary
-    files are removed.
+    A generation that `dataset.json` does not point to yet was never visible to readers. It is
+    removed, as are temporary files; its shards remain.
 
     Raises:
         DatasetNotFound, DatasetCorrupt, ShardUnsupported: as in `load`.
+        DatasetConflict: the file system has no locks, and there was such a generation.
         OSError: writing failed.
     """
     root = Path(folder)
     if not holds_dataset(root):
         raise DatasetNotFound(f"{root}: holds no {POINTER}: not a dataset, or never finished")
     with _locked(root / GENERATIONS) as is_alone:
-        if is_alone:
-            remove_temporary_files(root)
-            remove_unreferenced(root / GENERATIONS)
-        return _published(root)
+        return _recover(root, is_alone=is_alone)
 
 
-def _published(root: Path) -> Generation:
-    """Return the published generation; first publish a complete next one that lacks its pointer.
-
-    The caller must hold the lock.
-    """
+def _recover(root: Path, *, is_alone: bool) -> Generation:
+    """Recover as `recover` does; with `is_alone`, the caller holds the lock."""
     published = load(root)
     number = published.number + 1
-    if (root / GENERATIONS / f"{number:06d}.json").exists():
-        # The writer was killed before it wrote the pointer: a running writer would hold the lock.
-        published = load_generation(root, number)
-        _write_pointer(root, published)
+    place = root / GENERATIONS / f"{number:06d}.json"
+    if is_alone:
+        if place.exists():  # its writer was killed: a running writer would hold the lock
+            unlink(place)
+        remove_temporary_files(root)
+        remove_unreferenced(root / GENERATIONS)
+    elif place.exists():
+        _write_pointer(root, load_generation(root, number))
+        raise DatasetConflict(
+            f"{root}: another writer left generation {number} complete but unpublished; it is "
+            "published now, as that writer may still run: this file system has no locks to tell; "
+            "nothing else was changed: repeat the operation if that generation lacks its result"
+        )
     return published
 
 

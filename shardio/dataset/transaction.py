@@ -180,12 +180,13 @@ def sweep(root: Path) -> None:
 
 
 def remove_leftovers(root: Path) -> None:
-    """Remove files that killed writers left in a dataset and that no process will resume.
+    """Remove what killed writers left in a folder, generations too, and no process will resume.
 
     Shards are kept, because another writer may be about to commit them.
     """
-    with contextlib.suppress(DatasetCorrupt, DatasetNotFound, ShardUnsupported):
-        recover(root)
+    with contextlib.suppress(DatasetCorrupt, ShardUnsupported):
+        if holds_dataset(root):
+            recover(root)  # first, as an unpublished generation names files to be removed
         sweep(root)
 
 

@@ -21,9 +21,10 @@ from shardio.dataset.manifest import (
     check_folder_name,
     publish,
     publish_next,
+    recover,
     refuse_existing,
 )
-from shardio.dataset.transaction import StagingFolder, link_staged, sweep
+from shardio.dataset.transaction import StagingFolder, link_staged, remove_leftovers
 from shardio.errors import ClosedError, DatasetConflict, InvalidArgument
 from shardio.format.schema import Schema
 from shardio.shard.writer import ShardSummary, ShardWriter, check_schema
@@ -71,10 +72,12 @@ class GenerationWriter:
     def __enter__(self) -> Self:
         if self._previous is None:
             if self.root.is_dir():
-                sweep(self.root)
+                remove_leftovers(self.root)
             refuse_existing(self.root)
             self._made_root = not self.root.exists()
             fs.make_folder(self.root)
+        else:
+            recover(self.root)
         self._staging = StagingFolder(self.root)
         self.staging = self._staging.path
         return self

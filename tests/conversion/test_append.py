@@ -24,7 +24,7 @@ from shardio.errors import (
     DatasetNotFound,
     SchemaError,
 )
-from shardio.maintenance import add_column, compute_stats, merge, split, verify_dataset
+from shardio.maintenance import add_column, compact, compute_stats, merge, split, verify_dataset
 from shardio.storage.fs import read_checksummed_json, to_checksummed_json
 from tests.lines import Lines, contents, convert, install, note_reads, outcomes, texts, write
 
@@ -554,7 +554,7 @@ def test_classes_published_meanwhile_are_a_conflict(lines: Path, out: Path) -> N
 
 
 @pytest.mark.parametrize("of", ["files", "samples"])
-def test_a_commit_left_by_a_killed_writer_comes_first(
+def test_a_commit_left_by_a_killed_writer_is_undone_first(
     lines: Path, out: Path, monkeypatch: pytest.MonkeyPatch, of: str
 ) -> None:
     with monkeypatch.context() as patch:
@@ -568,8 +568,8 @@ def test_a_commit_left_by_a_killed_writer_comes_first(
     else:
         sample = {"text": "eight", "label": 0, "pad": [0] * 5000}
         report = shardio.convert([sample], out, append=True)
-    assert report.generation == 3 and shardio.open(out).subsets == {"train": 4, "val": 3}
-    assert texts(out)[:8] == [*OLD, "eight"] and len(os.listdir(out / "generations")) == 3
+    assert report.generation == 2 and shardio.open(out).subsets == {}
+    assert texts(out)[:8] == [*OLD, "eight"] and len(os.listdir(out / "generations")) == 2
 
 
 def test_only_one_conversion_appends_at_a_time(
@@ -648,6 +648,38 @@ def test_samples_follow_those_that_others_append_meanwhile(numbers: Path) -> Non
     report = shardio.convert(samples(), numbers, append=True)
     assert values(numbers) == [*range(7)] and report.generation == 4
     assert shardio.open(numbers).subsets == {"train": 6}
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda out: shardio.convert([{"n": 5, "t": "5"}], out, append=True),
+        lambda out: add_column(out, "more", Array("int64"), range(5)),
+        lambda out: split(out, {"a": 0.5, "b": 0.5}),
+        compute_stats,
+        lambda out: compact(out, workers=0),
+    ],
+    ids=["append", "add_column", "split", "stats", "compact"],
+)
+def test_an_operation_killed_before_the_pointer_is_written_can_be_done_again(
+    run: Callable[[Path], object], tmp_path: Path
+) -> None:
+    out, undisturbed = tmp_path / "out", tmp_path / "undisturbed"
+    records = ({"n": n, "t": str(n)} for n in range(5))
+    shardio.convert(records, out, shard_bytes=8)
+    shutil.copytree(out, undisturbed)
+    run(undisturbed)
+    before, pid = contents(out), os.fork()
+    if pid == 0:
+        manifest._write_pointer = lambda *_: os.kill(os.getpid(), 9)
+        run(out)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 9
+    assert before.items() <= contents(out).items() and values(out) == [*range(5)]
+    assert (out / "generations" / "000002.json").exists()
+    run(out)
+    assert values(out) == values(undisturbed) and load(out).number == 2
+    assert contents(out).keys() == contents(undisturbed).keys()
 
 
 def test_an_append_of_samples_refuses_options_for_files(numbers: Path) -> None:

@@ -76,16 +76,31 @@ def test_another_dataset_in_the_same_folder_is_a_conflict(folder: Path, tmp_path
         publish_next(folder, first)
 
 
-def test_a_writer_that_was_killed_between_the_two_files_has_published(folder: Path) -> None:
+@pytest.mark.parametrize("has_locks", [True, False], ids=["locks", "no locks"])
+def test_a_generation_without_pointer_is_removed_unless_its_writer_may_still_run(
+    folder: Path, has_locks: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = load(folder)
     pointer = (folder / "dataset.json").read_bytes()
     second = publish_next(folder, first, classes=("killed",))
     (folder / "dataset.json").write_bytes(pointer)
     assert load(folder) == first
-    with pytest.raises(DatasetConflict, match="generation 2 exists"):
-        publish_next(folder, first, classes=("later",))
-    assert load(folder) == second
-    assert publish_next(folder, second, classes=("later",)).number == 3
+    if not has_locks:
+        refuse_locks(monkeypatch)
+        with pytest.raises(DatasetConflict, match="another writer left generation 2"):
+            publish_next(folder, first, classes=("later",))
+        assert load(folder) == second
+        first = second
+    later = publish_next(folder, first, classes=("later",))
+    assert (later.number, later.classes) == (first.number + 1, ("later",))
+    assert load(folder) == later
+
+
+def refuse_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
 
 
 def test_a_disk_that_refuses_the_pointer_leaves_the_older_generation(
@@ -116,11 +131,7 @@ def test_of_processes_that_publish_at_once_one_wins_and_the_others_are_told(
     folder: Path, has_locks: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not has_locks:
-
-        def refuse(*_: object) -> None:
-            raise OSError(95, "Operation not supported")
-
-        monkeypatch.setattr(fcntl, "flock", refuse)  # the forks inherit it
+        refuse_locks(monkeypatch)  # the forks inherit it
     context = multiprocessing.get_context("fork")
     n, queue = 4, context.Queue()
     barrier = context.Barrier(n)

@@ -342,9 +342,9 @@ def _unknown(root: Path, generations: Sequence[Generation]) -> list[str]:
 
 
 def _names_of_next(root: Path, published: Generation) -> set[str]:
-    """Return the shards of a complete generation whose writer was killed before publishing it.
+    """Return the shards of a complete generation that is not published yet.
 
-    The next writer publishes this generation, so its shards are not unknown.
+    Its writer may be about to publish it, so its shards are not unknown.
     """
     with contextlib.suppress(DatasetCorrupt, ShardUnsupported):
         following = load_generation(root, published.number + 1)
