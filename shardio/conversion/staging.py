@@ -114,7 +114,7 @@ class Staging:
 
     def __enter__(self) -> Self:
         self._check_work_folder()
-        if plan_path(self.folder) is None:
+        if not self.folder.exists():  # else it may hold leftovers to be removed first
             self._check_out()
         self._created_out = not self.out.exists()
         self._lock()
@@ -157,8 +157,10 @@ class Staging:
         resumes = self._resume and not self.appends and holds_dataset(self.out)
         self.is_published = is_over and resumes
         if is_over and not resumes:
-            self._check_out()
+            if self._store_hint:
+                self._check_out()  # an upload that is refused can still be resumed
             self._remove_work()
+            self._check_out()
             return
         if self.appends:
             self._inspect_append()

@@ -112,7 +112,6 @@ def export(
     with _open(dataset, subset) as source:
         options = ExportOptions(source, _select_fields(source, fields), shard_bytes)
         place = _check_folder(out, source.path)
-        _check_replaceable(place, overwrite=overwrite)
         exporter = _make_exporter(format, options)
         samples = SampleReader(
             source, options.fields, exporter.prepare, skip_damaged=on_error == "skip"
@@ -121,7 +120,8 @@ def export(
             StagedFolder(place, ABOUT_FILE) as target,
             detect_conflict(source.path, source.generation),
         ):
-            _check_replaceable(place, overwrite=overwrite)  # StagedFolder may have restored one
+            # Refuse only here: StagedFolder removes leftovers, and may have restored an export.
+            _check_replaceable(place, overwrite=overwrite)
             n_samples = _write_samples(samples, exporter, target.folder, progress)
             about = {"format": format, "samples": n_samples, **_provenance(source, samples)}
             _write_json(target.folder / ABOUT_FILE, about)

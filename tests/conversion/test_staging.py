@@ -134,12 +134,25 @@ def test_a_generation_of_a_killed_conversion_is_withdrawn_and_anothers_is_not(
 def test_a_conversion_killed_after_publishing_only_cleans_up(source: Path, tmp_path: Path) -> None:
     report = convert(source, tmp_path / "model")
     leave_killed(source, tmp_path / "out", publish=True)
-    with pytest.raises(DatasetExists, match="already holds a dataset"):
-        convert(source, tmp_path / "out")
     again = convert(source, tmp_path / "out", resume=True)
     assert not (tmp_path / "out" / ".conversion").exists()
     assert (again.counts, again.n_bytes) == (report.counts, report.n_bytes)
     assert again.inputs[0].detail == report.inputs[0].detail
+
+
+@pytest.mark.parametrize("is_tidied", [False, True])
+def test_who_is_refused_after_a_kill_leaves_no_work_of_the_killed_conversion(
+    source: Path, tmp_path: Path, is_tidied: object
+) -> None:
+    out = tmp_path / "out"
+    leave_killed(source, out, publish=True)
+    if is_tidied:  # killed just before the empty folder is removed
+        shutil.rmtree(out / ".conversion")
+        (out / ".conversion").mkdir()
+    with pytest.raises(DatasetExists, match="already holds a dataset"):
+        convert(source, out)
+    assert not (out / ".conversion").exists()
+    assert len(shardio.open(out)) == 1
 
 
 def test_a_published_dataset_is_not_reported_for_modified_inputs(
