@@ -17,8 +17,8 @@ from tests.lines import contents, convert, install
 
 ROOT = Path(__file__).resolve().parents[2]
 PHASES = ("plan", "decode", "seal", "fsync", "rename", "generation", "any moment")
-OPERATIONS = ["convert", "overwrite", "append", "merge", "compact", "add-column"]
-OPERATIONS += ["repair", "split", "export", "re-export"]
+OPERATIONS = ["convert", "overwrite", "append", "append-samples", "merge", "compact", "add-column"]
+OPERATIONS += ["repair", "split", "stats", "export", "re-export"]
 
 
 PROGRAM = """

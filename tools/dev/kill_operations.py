@@ -2,12 +2,13 @@
 
 python tools/dev/kill_operations.py [--times N] [--minutes M] [--seed S] [OPERATION …]
 
-Each operation (convert, overwrite, append, merge, compact, add-column, repair, split, export,
-re-export) is done N times (20) in a process of its own that gets SIGKILL: half of the times at a
-random change of a file, before, after or in the middle of it, and half of the times at a random
-moment. Then the files that were there are the same bytes, nothing that is not whole has a final
-name, and a reader finds the dataset before the operation or after it. The operation is done again,
-and gives, byte for byte, what an undisturbed one gives; nothing else is left.
+Each operation (convert, overwrite, append, append-samples, merge, compact, add-column, repair,
+split, stats, export, re-export) is done N times (20) in a process of its own that gets SIGKILL:
+half of the times at a random change of a file, before, after or in the middle of it, and half of
+the times at a random moment. Then the files that were there are the same bytes, nothing that is not
+whole has a final name, and a reader finds the dataset before the operation or after it. The
+operation is done again, and gives, byte for byte, what an undisturbed one gives; nothing else is
+left. A new dataset or export that is complete already may be refused then.
 
 Conversions with workers are killed by `kill_conversion.py`.
 """
@@ -34,9 +35,9 @@ import shardio
 from shardio import Array, Schema, Text
 from shardio.conversion.journal import plan_path
 from shardio.dataset.transaction import remove_leftovers
-from shardio.errors import DatasetConflict, ShardioError
+from shardio.errors import DatasetExists, ShardioError
 from shardio.export import export
-from shardio.maintenance import add_column, compact, merge, repair, split
+from shardio.maintenance import add_column, compact, compute_stats, merge, repair, split
 from shardio.storage import fs
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # no wheel holds what is here
@@ -96,6 +97,11 @@ def operations(folder: Path) -> dict[str, Operation]:
             start="old",
             is_next=True,
         ),
+        "append-samples": same(
+            lambda place: shardio.convert([_sample(N)], place / "out", append=True),
+            start="small",
+            is_next=True,
+        ),
         "merge": same(lambda place: merge(place / "out", one, two, workers=0)),
         "compact": same(
             lambda place: compact(place / "out", workers=0), start="small", is_next=True
@@ -109,6 +115,7 @@ def operations(folder: Path) -> dict[str, Operation]:
         "split": same(
             lambda place: split(place / "out", {"a": 0.5, "b": 0.5}), start="small", is_next=True
         ),
+        "stats": same(lambda place: compute_stats(place / "out"), start="small", is_next=True),
         "export": Operation(lambda place: export(one, place / "out", "files"), export_again),
         "re-export": Operation(
             lambda place: export(one, place / "out", "files", overwrite=True),
@@ -262,18 +269,18 @@ class Stage:
         return wrong
 
     def _check_again(self, operation: Operation, place: Path, whole: dict[str, bytes]) -> list[str]:
-        """Do the operation again, unless it is published; return what is wrong then."""
+        """Do the operation again, unless it is a published append or the like; return faults."""
+        is_published = whole.items() <= contents(place).items()
         try:
-            if not whole.items() <= contents(place).items() or "out/dataset.json" not in whole:
-                try:
+            if is_published and operation.is_next:
+                if plan_path(place / "out" / ".conversion") is not None:
                     operation.again(place)
-                except DatasetConflict:
-                    if not operation.is_next:  # the next writer completed the commit
-                        raise
-            elif plan_path(place / "out" / ".conversion") is not None:
-                operation.again(place)
-            if (place / "out" / "dataset.json").exists():
                 remove_leftovers(place / "out")  # as the next writer does
+            elif is_published:
+                with contextlib.suppress(DatasetExists):  # what is refused leaves nothing, either
+                    self._chance.choice([operation.run, operation.again])(place)
+            else:
+                operation.again(place)
         except (ShardioError, OSError) as error:
             return [f"not done again: {error!r}"]
         return differences(contents(place), whole)
@@ -306,7 +313,11 @@ def _write_dataset(folder: Path, first: int) -> None:
     schema = Schema({"text": Text(), "label": Array("int64"), "pad": Array("uint8", (500,))})
     with shardio.DatasetWriter(folder, schema, shard_bytes=1500) as writer:
         for n in range(first, first + N):
-            writer.append({"text": f"sample {n}", "label": n, "pad": np.full(500, n, np.uint8)})
+            writer.append(_sample(n))
+
+
+def _sample(n: int) -> dict[str, Any]:
+    return {"text": f"sample {n}", "label": n, "pad": np.full(500, n, np.uint8)}
 
 
 def main() -> int:
@@ -321,7 +332,7 @@ def main() -> int:
     if unknown := {*options.names} - {*names}:
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
     end_s, n_wrong = time.monotonic() + 60 * options.minutes, 0
-    print(f"{'operation':<12}{'before':>8}{'between':>8}{'after':>8}{'wrong':>8}", flush=True)
+    print(f"{'operation':<16}{'before':>8}{'between':>8}{'after':>8}{'wrong':>8}", flush=True)
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # fsyncs need no disk here
     with tempfile.TemporaryDirectory(dir=memory) as folder:
         stage = Stage(Path(folder), random.Random(options.seed))
@@ -344,7 +355,7 @@ def kill(stage: Stage, name: str, times: int, end_s: float) -> int:
             states[state] += 1
         wrong += found
     counts = "".join(f"{n:>8}" for n in states.values())
-    print(f"{name:<12}{counts}{len(wrong):>8}", flush=True)
+    print(f"{name:<16}{counts}{len(wrong):>8}", flush=True)
     print("".join(f"  {text}\n" for text in wrong), end="", flush=True)
     return len(wrong)
 
