@@ -36,7 +36,7 @@ from shardio.order.partition import Tail
 from shardio.order.sampling import Sampler, Shuffle
 from shardio.outputs import Output, create_adapter
 from shardio.samples.open_dataset import OpenDataset
-from shardio.samples.shard_dataset import ShardDataset
+from shardio.samples.shard_dataset import ShardDataset, dataset_path
 from shardio.samples.view import SampleView
 from shardio.serving.client.protocol import is_address
 from shardio.storage.remote.options import RemoteOptions
@@ -324,5 +324,5 @@ def _open(
         return dataset.reopened(dataset.dataset.reopen(whole=whole, n_readers=n_readers))
     if isinstance(dataset, OpenDataset):
         return dataset.reopen(whole=whole, n_readers=n_readers)
-    remote = RemoteOptions(whole=whole, n_readers=n_readers)
-    return ShardDataset(os.fspath(dataset), remote=remote)
+    path = dataset_path(dataset, ", a dataset of shardio.open or shardio.mix, or a view of one")
+    return ShardDataset(path, remote=RemoteOptions(whole=whole, n_readers=n_readers))

@@ -23,7 +23,9 @@ from shardio.errors import ClosedError, InvalidArgument
 from shardio.loader import ShardLoader
 from shardio.samples.mixture import Mixture
 from shardio.samples.open_dataset import OpenDataset
+from shardio.samples.shard_dataset import dataset_path
 from shardio.samples.view import SampleView
+from shardio.storage.remote.options import is_url, local_path
 
 _OPTIONS: Final = (
     "fields",
@@ -65,7 +67,9 @@ class MapView(Closing):
             )
         self._dataset: Any = dataset
         if isinstance(dataset, str | os.PathLike):
-            self._dataset = os.path.abspath(dataset)  # for processes with another working directory
+            path = local_path(dataset_path(dataset))
+            # Absolute, for processes with another working directory
+            self._dataset = path if is_url(path) else os.path.abspath(path)
         self._options = options
         self._loader: ShardLoader | None = None
         self._pid = self._batch_size = 0

@@ -235,7 +235,7 @@ def measure_loading(
             f"found {counts}, {seconds}"
         )
     if not isinstance(dataset, OpenDataset | SampleView):
-        with ShardDataset(os.fspath(dataset)) as opened:
+        with ShardDataset(dataset) as opened:
             return measure_loading(
                 opened,
                 batch_size,

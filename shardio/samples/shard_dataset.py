@@ -74,7 +74,7 @@ class ShardDataset(OpenDataset):
     ) -> None:
         if verify not in VERIFY:
             raise InvalidArgument(f"verify must be one of {', '.join(VERIFY)}; found {verify!r}")
-        path = local_path(os.fspath(path))
+        path = local_path(dataset_path(path))
         self.remote = remote or RemoteOptions.of(cache, cache_bytes, storage_options, access)
         """The options for reading from an object store."""
         storage = _storage_of(path, self.remote)
@@ -211,6 +211,22 @@ class ShardDataset(OpenDataset):
             gather.gather(gather.place(rows, shards), rows, shards, part)
         shape = tuple(each or 0 for each in field.shape)
         return found.view(field.numpy).reshape(len(self), *shape)
+
+
+def dataset_path(given: Any, others: str = "") -> str:
+    """Return the path or the URL of a dataset.
+
+    Raises:
+        InvalidArgument: it is neither; the message lists them and `others`.
+    """
+    path = os.fspath(given) if isinstance(given, str | os.PathLike) else None
+    if isinstance(path, str) and path:
+        return path
+    mix = "; to mix several datasets, write shardio.mix([…], weights=[…])"
+    raise InvalidArgument(
+        f"expected the folder or the URL of a dataset{others}; found {given!r:.200}"
+        f"{mix if isinstance(given, list | tuple) else ''}"
+    )
 
 
 def check_selection(rows: Any, fields: Sequence[str]) -> None:

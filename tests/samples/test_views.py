@@ -198,6 +198,24 @@ def test_fields_are_decoded_one_by_one(dataset: OpenDataset, folder: str) -> Non
         ShardLoader(folder, 2, decode={"label": True})
 
 
+@pytest.mark.parametrize("given", [None, 5, {"a": 1}, b"rows", "", ["a", "b"], Sound(), iter("a")])
+def test_what_is_no_dataset_is_refused_with_what_is_one(given: Any) -> None:
+    made: dict[Any, str] = {
+        shardio.open: "expected the folder or the URL of a dataset; found ",
+        lambda it: ShardLoader(it, 2): "expected the folder .* or a view of one; found ",
+        MapView: "expected the folder or the URL of a dataset.*; found ",
+    }
+    for function, words in made.items():
+        mix = r".*write shardio\.mix\(" if isinstance(given, list) else ""
+        with pytest.raises(InvalidArgument, match=words + re.escape(repr(given)) + mix):
+            function(given)
+
+
+def test_a_map_view_of_a_file_url_is_that_of_its_path(folder: str) -> None:
+    with MapView(f"file://{folder}", fields=["label"]) as view:
+        assert [view[i]["label"] for i in (0, 5)] == [0, 5]
+
+
 def test_a_field_that_is_not_decoded_is_left_out_as_the_message_says(folder: str) -> None:
     fields = ["audio", "video", "label"]
     options: dict[str, Any] = {"num_workers": 0, "output": "numpy", "decode": {"video": False}}
