@@ -5,9 +5,9 @@
 A fixed field of a batch is one dense array. Varying values (text, bytes, JSON, arrays of varying
 shape, lists of arrays) are in the heap, located by extents. Arrays of the whole batch whose size is
 only known once they are created (padded arrays, masks) are also in the heap; a head has the heap
-offset and the shape of one such array. An optional field has a presence byte per row. The origin
-table has the shard and the row in the shard for every row of the batch. It locates samples in
-errors, identifies after a crash the sample that the worker was reading, and becomes
+offset and the shape of one such array. An optional field has a presence byte per row. For every row
+of the batch, the origin table has the shard and the row in the shard. The origin table locates
+samples in errors, identifies after a crash the sample that the worker was reading, and becomes
 `batch.indices`, `batch.origins` and `batch.valid`.
 """
 
@@ -66,7 +66,7 @@ class FixedSlot:
 
 @dataclass(frozen=True, slots=True)
 class VaryingSlot:
-    """A varying field: its extents are at `offset`, and its arrays' shapes at `shapes`.
+    """A varying field: the extents are at offset `offset`, the shapes of arrays at `shapes`.
 
     `alignment` is the alignment of each value in the heap.
     """
@@ -110,11 +110,12 @@ class JoinSlot(NamedTuple):
 
 
 class BlockViews(NamedTuple):
-    """Arrays over one block, created once because creating them takes as long as filling them.
+    """Arrays over one block, created once: creating the arrays takes as long as filling them.
 
-    `origins` is the origin table as int64, (n_rows, 3): position; row; shard in the lower half and
-    state in the upper half. `states` has only the states, as packed by `pack_state`. `fixed` has
-    the bytes of each fixed field, (n_rows, row bytes).
+    `origins` is the origin table as int64, (n_rows, 3). The columns are the position, the row, and
+    one number with the shard in its lower 32 bits and the state in its upper 32. `states` has only
+    the states, as packed by `pack_state`. `fixed` has the bytes of each fixed field, (n_rows, row
+    bytes).
     """
 
     origins: npt.NDArray[np.int64]
@@ -126,10 +127,10 @@ class BlockViews(NamedTuple):
 class BlockLayout:
     """The layout of a batch of up to n_rows samples in a block; `schema` is the batch's schema.
 
-    `whole` names the fields that are one array for the whole batch, and have its dimensions in
-    `schema`. `joins` are the arrays joined from the samples' values of a field; `samples` is the
-    schema of single samples. A batch for a batch function is first written to a block of the
-    layout `inner`, with the same number of rows.
+    `whole` has the slots of the fields that are one array for the whole batch; in `schema`, such a
+    field has the shape of that array. `joins` has the slots of the fields whose values are joined
+    into one array; `samples` is the schema of single samples. If a batch function is used, its
+    argument is first written to a block with the layout `inner`, which has the same number of rows.
     """
 
     schema: Schema
@@ -203,7 +204,7 @@ class BlockLayout:
         return block[slot.shapes : end].view(np.uint64).reshape(self.n_rows, slot.n_dims)
 
     def pad(self, block: npt.NDArray[np.uint8], n_read: int, n_valid: int) -> None:
-        """Fill the rows after the first `n_read` (at least 1) by repeating these rows.
+        """Fill the rows from `n_read` on with copies of the first `n_read` rows (at least 1).
 
         The first `n_valid` rows belong to the batch; all rows after them are marked as padding.
         With an inner layout, only the origin table changes, because the data is already padded.
@@ -236,7 +237,8 @@ def layout_for_samples(
 ) -> BlockLayout:
     """Return the layout for batches of samples of `schema`.
 
-    `stored` are the stored fields that samples are made of, for messages; by default all fields.
+    `stored` has the names of the dataset's fields that the samples are computed from, for messages;
+    by default the fields of `schema`.
 
     Raises:
         InvalidArgument: the collation does not match the schema, or a field is Video or Audio.
@@ -259,9 +261,10 @@ def _check_no_streams(schema: Schema, stored: Sequence[str]) -> None:
 
 
 def layout_for_batches(schema: Schema, whole: frozenset[str], inner: BlockLayout) -> BlockLayout:
-    """Return the layout for results of batch functions: `whole` fields are arrays, others lists.
+    """Return the layout for results of batch functions.
 
-    `inner` is the layout of the functions' arguments.
+    `whole` names the fields that are arrays; other fields are lists. `inner` is the layout of the
+    functions' arguments.
     """
     made = _place_fields(schema, inner.n_rows, whole, (), inner.samples)
     return replace(made, inner=inner)
@@ -279,7 +282,7 @@ def _place_fields(
     joins: tuple[JoinedField, ...],
     samples: Schema,
 ) -> BlockLayout:
-    """Assign an offset to every part; parts are aligned to 64 bytes, as tinygrad requires."""
+    """Assign an offset to every part of a block, aligned to 64 bytes, as tinygrad requires."""
     place = _align(n_rows * ORIGIN.itemsize)
     presence = []
     for name in schema.optional:

@@ -105,7 +105,7 @@ def append_samples(
 def _prepare_all(
     samples: Iterable[Mapping[str, Any]], schema: Schema
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield samples as a writer accepts them.
+    """Yield samples in the form that a writer accepts.
 
     Raises:
         SchemaError: a value cannot be stored; the message names sample and field.
@@ -135,8 +135,8 @@ def to_plain(value: Any, field: Field | None = None) -> Any:
     too; other values are returned unchanged.
 
     Raises:
-        SchemaError: PNG does not support the image mode, or the value's own class raised an error,
-            as those of sparse and meta tensors do.
+        SchemaError: PNG does not support the image mode, or the value could not be converted (for
+            example, a sparse or meta tensor).
     """
     if type(value) in _PLAIN:
         return value

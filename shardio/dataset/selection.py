@@ -1,8 +1,8 @@
-"""The rows that a dataset selects: all or some of them, in their order or another.
+"""The selected rows of a dataset: all or some rows, in their stored order or in another.
 
-A subset is stored as ascending runs of rows, so that its memory is proportional to the number of
-runs, not of samples; a row is found by binary search. A selection in any other order is stored as
-a list of rows.
+A subset is stored as ascending runs of rows, whose memory is proportional to the number of runs,
+not of samples; a row is found by binary search. A selection in any other order is stored as a list
+of rows.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class RowRuns:
         except (ValueError, OverflowError) as error:
             raise InvalidArgument(f"not runs of rows: {error}") from error
         gaps, counts = numbers[:, 0], numbers[:, 1]
-        # Check each number before they are summed, so that the sum cannot overflow.
+        # Check the numbers before summing them, so that the sum cannot overflow.
         if (numbers < 0).any() or (numbers > min(n_rows, _MAX_ROWS)).any() or (counts < 1).any():
             raise InvalidArgument(f"a run of rows is not within the dataset's {n_rows} rows")
         if (gaps[1:] < 1).any():
@@ -97,7 +97,8 @@ class RowRuns:
         """Return the number of rows below each of `limits`."""
         before = np.searchsorted(self._starts, limits, "left")
         ends, starts = np.concatenate([[0], self._ends]), np.concatenate([[0], self._starts])
-        # All runs that begin below the limit, minus the part of the last one beyond it.
+        # Count the rows of all runs that begin below the limit, then subtract those rows of the
+        # last run that are not below it.
         counts = np.concatenate([[0], self._counts])
         found: _Numbers = ends[before] - np.maximum(0, starts[before] + counts[before] - limits)
         return found
@@ -213,7 +214,7 @@ def check_mask(found: Any, n: int, where: str) -> _Numbers:
 
 
 def check_rows(found: Any, n: int) -> _Numbers:
-    """Return the positions that a mask, or a sequence of positions, selects from n samples.
+    """Return the positions that `found`, a mask or a sequence of positions, selects from n samples.
 
     Raises:
         InvalidArgument: `found` is neither.
@@ -227,13 +228,13 @@ class RowSelection:
     """The selected rows of a dataset.
 
     Args:
-        starts: the number of each shard's first row, followed by the total number of rows.
+        starts: the index of each shard's first row, then the total count of rows.
         view: the selected rows; None for all.
     """
 
     def __init__(self, starts: Rows, view: RowRuns | RowList | None = None) -> None:
         self.shard_starts = starts
-        """The number of each shard's first row, followed by the total number of rows."""
+        """The index of each shard's first row, then the total count of rows."""
         self._view = view
 
     def __len__(self) -> int:
@@ -252,9 +253,10 @@ class RowSelection:
 
     @property
     def view_id(self) -> str:
-        """An id of the selection among others of the same dataset; empty if all rows are selected.
+        """An id that distinguishes this selection from others of the same dataset.
 
-        The id does not change if rows are appended that are not selected.
+        The id is empty if all rows are selected. Appending rows that are not selected does not
+        change the id.
         """
         return "" if self._view is None else self._view.identity
 
@@ -269,7 +271,7 @@ class RowSelection:
         return self._view if isinstance(self._view, RowList) else None
 
     def set_rows(self, row_list: RowList) -> None:
-        """Select these rows of all shards."""
+        """Select these rows, which are numbered over all shards."""
         self._view = row_list
 
     @property
@@ -289,12 +291,12 @@ class RowSelection:
         """
 
     def at(self, numbers: Rows) -> Rows:
-        """Map indices into the selected rows to rows of all shards."""
+        """Convert positions in the selection to row numbers over all shards."""
         return numbers if self._view is None else self._view.rows(numbers)
 
     @property
     def state(self) -> Any:
-        """The state that was set after construction, for `restore` of an equal selection."""
+        """All changes since construction; pass the state to `restore` of an equal selection."""
         return (self._view,)
 
     def restore(self, state: Any) -> None:
@@ -306,7 +308,7 @@ class MixtureSelection(RowSelection):
     """The selected samples of the sources of a mixture, concatenated.
 
     Args:
-        starts: the number of the first row of each shard of all sources, as in RowSelection.
+        starts: as in RowSelection, for the shards of all sources.
         sources: the selection of each source; borrowed.
         names: the name of each source, for messages.
     """
@@ -323,9 +325,10 @@ class MixtureSelection(RowSelection):
 
     @property
     def view_id(self) -> str:
-        """An id of the view among the views of the same sources; empty for all samples.
+        """An id that distinguishes this view from others of the same sources.
 
-        The lineage of the mixture identifies the sources and their order.
+        The id is empty if all samples are selected. The sources and their order are not part of
+        the id, because the lineage of the mixture already identifies them.
         """
         if self._view is None:
             return ""
@@ -333,7 +336,10 @@ class MixtureSelection(RowSelection):
 
     @property
     def row_list(self) -> RowList | None:
-        """The rows of those sources that select a list of rows, as rows of all shards."""
+        """The row lists of all sources that have one, concatenated; None if no source has one.
+
+        The rows are numbered over all shards.
+        """
         if self._row_list is None and self._has_row_list:
             parts = [
                 source.row_list.every() + first
@@ -359,7 +365,7 @@ class MixtureSelection(RowSelection):
                 raise InvalidArgument(f"{name} cannot be mixed: {reason}; leave it out")
 
     def at(self, numbers: Rows) -> Rows:
-        """Map indices into the sources' selected rows to rows of all shards."""
+        """Convert positions in the selection to row numbers over all shards."""
         rows = super().at(numbers)
         if self.row_list is not None:
             n_rows = self.shard_starts[-1]
@@ -369,7 +375,7 @@ class MixtureSelection(RowSelection):
 
     @property
     def state(self) -> Any:
-        """An empty state: each source has a state of its own."""
+        """An empty state: each source has its own."""
         return ()
 
     def restore(self, state: Any) -> None:
@@ -377,9 +383,10 @@ class MixtureSelection(RowSelection):
 
 
 def _concatenate(sources: Sequence[RowSelection], firsts: Sequence[int], n_rows: int) -> RowRuns:
-    """Concatenate views. An entry of a row list is represented by a number from `n_rows` up.
+    """Concatenate views.
 
-    These numbers, minus `n_rows`, are indices into `row_list`.
+    Row lists cannot be stored as runs. Their entries therefore become the placeholders n_rows,
+    n_rows + 1, …; placeholder minus n_rows is the index into `row_list`.
     """
     starts, counts, n_listed = [], [], n_rows
     for source, first in zip(sources, firsts, strict=True):

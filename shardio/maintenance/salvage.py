@@ -1,8 +1,9 @@
 """Salvage: restore the redundant parts of a damaged shard, in a copy, so that it can be opened.
 
-The header is stored in the first and in the last page; the schema also in the dataset's generation;
-block hashes and chunk hashes can be recomputed from the data that they cover, if it is intact. Each
-restored part is confirmed by an undamaged hash. Other damage stays and is detected by reading.
+The header is stored twice, in the first and in the last page. A second copy of the schema is in the
+dataset's generation. Block, column and chunk hashes can be recomputed if the data that they cover
+is intact. Each restored part is confirmed by an undamaged hash. Other damage stays and is detected
+by reading.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def recompute_chunk_hashes(
 
 
 def _items(content: memoryview, section: Section, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return the items of a section, as far as the file has them."""
+    """Return the items of a section that are before the end of the file."""
     stored = content[section.offset : section.offset + section.size]
     return np.frombuffer(stored, dtype, len(stored) // dtype.itemsize)
 
@@ -104,7 +105,7 @@ class _Records:
     def hashes(self, first: int, last: int) -> bytes:
         """Return the hashes of chunks `first` to `last` - 1; b"" if a chunk cannot be located."""
         numbers = np.arange(first, last).astype(np.uint64)
-        # Take the last of the records with this first chunk: those before it have no chunks.
+        # Several records have the same first chunk if all but the last are empty; take the last.
         rows = np.searchsorted(self._firsts, numbers, side="right") - 1
         if not len(rows) or rows.min() < 0:
             return b""
@@ -133,7 +134,7 @@ class Mended:
 
 @dataclass
 class _Draft:
-    """A damaged shard, and the patches for its copy, which map a file offset to the new bytes."""
+    """A damaged shard, and the patches for its copy: a dict from file offset to new bytes."""
 
     path: str
     content: memoryview
@@ -210,7 +211,10 @@ def schema_of(path: str) -> Schema:
 
 
 def _map_readable(path: str, copy: Path) -> tuple[memoryview, int]:
-    """Map a file, or if pages are unreadable, a copy without them; also return their number."""
+    """Map a file. If some of its pages are unreadable, map a copy with holes in their place.
+
+    Also return the number of unreadable pages.
+    """
     fs.unlink(copy)
     holes = unreadable_pages(path)
     if holes:
@@ -257,7 +261,7 @@ def _copy_readable(path: str, copy: Path, holes: set[int]) -> None:
 
 
 def _open_any(content: memoryview, path: str) -> tuple[Header, Sections]:
-    """Return a header and the section table it points to, from the first or the last page.
+    """Return the header of the first or the last page, and the section table it points to.
 
     Raises:
         DataError: the error of the first page, if neither page can be used.
@@ -302,7 +306,10 @@ def _headers(content: memoryview, path: str) -> Iterator[Header | DataError]:
 
 
 def _last_header(content: memoryview) -> Iterator[int]:
-    """Yield the offset of the last page, if any after the first, that starts with the magic."""
+    """Yield the offset of the last page that starts with the magic, not counting the first page.
+
+    Yield nothing if there is no such page.
+    """
     for page in range((len(content) - 1) // PAGE * PAGE, 0, -PAGE):
         if bytes(content[page : page + len(MAGIC)]) == MAGIC and len(content) >= page + PAGE:
             yield page
@@ -310,7 +317,10 @@ def _last_header(content: memoryview) -> Iterator[int]:
 
 
 def _mend_schema(draft: _Draft, schema: Schema | None) -> Schema | None:
-    """Restore the schema if it matches the hash in the table; return the shard's schema."""
+    """Return the shard's schema; if it is damaged, restore it from `schema` if the hash matches.
+
+    Return None if the schema cannot be restored.
+    """
     try:
         return read_schema(draft.content, draft.sections, draft.path)
     except DataError:
@@ -335,7 +345,7 @@ def _mend_block_hashes(draft: _Draft) -> None:
 
 
 def _mend_column_hashes(draft: _Draft, schema: Schema) -> None:
-    """Recompute damaged blocks of column hashes, if the rows that they cover are intact."""
+    """Recompute each damaged block of column hashes if the rows that it covers are intact."""
     for name, field_ in schema.columns.items():
         number = schema.field_id(name)
         keys = [

@@ -13,14 +13,16 @@ from shardio.format.types.streams import PacketFlag, Packets, packet_flags, pack
 
 __all__ = ["FrameTable", "DecodeRun"]
 
-_MAX_STEPS = 32  # keyframes to go back at most: in a damaged table, every frame may go back so far
+# The limit of the search for a keyframe, in keyframes; at the limit, decoding starts at the first
+# keyframe. Without a limit, the search in a damaged table could be long for every frame.
+_MAX_STEPS = 32
 
 
 @dataclass(slots=True)
 class DecodeRun:
-    """A run of packets that are decoded together, from a keyframe on.
+    """A run of packets, `first` to `stop` - 1, that are decoded together; the first is a keyframe.
 
-    `wanted` maps a packet's number to the indices of its frame in the request.
+    `wanted` maps the index of a packet to the indices at which its frame was requested.
     """
 
     first: int
@@ -29,7 +31,7 @@ class DecodeRun:
 
 
 class FrameTable:
-    """The frames of a stream in presentation order, with the keyframe where decoding each starts.
+    """The frames of a stream in presentation order, and the keyframe from which each is decoded.
 
     Raises:
         MediaError: no packet is a keyframe, or the number of frames differs from the stream's.
@@ -47,7 +49,7 @@ class FrameTable:
         shown = np.flatnonzero(~self._is_hidden)
         times = self._pts[shown]
         rising = bool((times[1:] >= times[:-1]).all())
-        # If nothing is reordered, hidden or disposable, runs need all their packets.
+        # If no packet is reordered, hidden or disposable, every packet of a run is needed.
         self._is_plain = rising and not (self._is_hidden | self._is_disposable).any()
         if not rising:
             shown = shown[np.argsort(times, kind="stable")]
@@ -59,7 +61,10 @@ class FrameTable:
         """The packet of the keyframe from which each frame is decoded."""
 
     def _starts(self) -> npt.NDArray[np.int64]:
-        """Find, for each frame, the last keyframe that is neither decoded nor shown after it.
+        """Return the packet of the keyframe from which each frame is decoded.
+
+        This is the last keyframe that precedes the frame, or is the frame itself, in both decoding
+        and presentation order.
 
         A frame that is decoded after a keyframe but shown before it (a leading picture of an open
         group of pictures) needs the packets before the keyframe.
@@ -90,7 +95,8 @@ class FrameTable:
                 f"{len(self.packet_of)} frames"
             )
         packets, starts = self.packet_of[frames].tolist(), self.start_of[frames].tolist()
-        # Sort by start: a leading picture starts at an earlier keyframe than packets before it.
+        # Sort by keyframe, not by packet: a leading picture may come after another frame's packet
+        # and still need an earlier keyframe.
         runs: list[DecodeRun] = []
         for start, packet, n in sorted(zip(starts, packets, range(len(packets)), strict=True)):
             # Adjacent groups of pictures form one run: decoding continues across the boundary.
@@ -104,7 +110,10 @@ class FrameTable:
         return runs
 
     def _with_hidden(self, stop: int) -> int:
-        """Extend a run over hidden packets, one of which may be the second field of a frame."""
+        """Return the end of a run that ends at `stop`, extended over the hidden packets after it.
+
+        One of the hidden packets may be the second field of a frame.
+        """
         hidden = self._is_hidden
         while stop < len(hidden) and hidden[stop]:
             stop += 1
@@ -124,16 +133,16 @@ class FrameTable:
         return found
 
     def earlier_keyframe(self, first: int, steps: int = 1) -> int | None:
-        """Return the keyframe `steps` before the one at packet `first`, or the first keyframe.
+        """Return the packet of the keyframe that is `steps` keyframes before packet `first`.
 
-        Return None if there is no earlier keyframe.
+        Return the first keyframe if there are fewer, and None if there is no earlier keyframe.
         """
         at = int(np.searchsorted(self._keys, first))
         return int(self._keys[max(0, at - steps)]) if at else None
 
     def start_earlier(self, key: int, first: int) -> None:
-        """Make frames that start at packet `first` start at the earlier keyframe at packet `key`.
+        """Decode from packet `key` all frames that were decoded from a later packet up to `first`.
 
-        This includes the frames that start at a keyframe between the two.
+        Both packets are keyframes.
         """
         self.start_of[(self.start_of > key) & (self.start_of <= first)] = key

@@ -1,14 +1,14 @@
 """Order clips so that neighbouring clips of one video are decoded together.
 
 A group is up to k consecutive clips of one video. An epoch permutes the groups and keeps the clips
-of a group together, so that one pass of a decoder produces all clips of a group, unless a batch
-ends between them.
+of a group together. One pass of a decoder then produces all clips of a group, unless a batch ends
+within the group.
 
 A video of n clips has n // k groups of k clips and, unless n % k is 0, a smaller group of n % k
 clips. A key per video and epoch places the smaller group before, between or after the others. The
-groups of each size are permuted by `permutation`. Every window of about 1,024 groups has the same
-share of each size, so that the start of a window can be calculated. Within a window, the groups of
-one video are spread as far apart as possible.
+groups of each size are permuted by `permutation`. The epoch is divided into windows of about 1,024
+groups. All windows have the same proportions of group sizes, so that the start of a window can be
+calculated. Within a window, the groups of one video are spread far apart.
 
 As in `permutation`, the clip at any position is computed directly. Computing one position takes as
 long as computing its whole window, about 250 µs for 1,024 groups.
@@ -28,7 +28,7 @@ from shardio.order.permutation import Permutation, Positions, derive_key, keyed_
 WINDOW: Final = 1024
 """The minimum number of groups per window; the maximum is twice as large.
 
-Larger windows spread the groups of a video further, but finding a single sample takes longer.
+In larger windows, the groups of a video are further apart, but finding one sample takes longer.
 """
 _JITTER: Final = 0.5
 """The maximum random offset, as a share of the distance between groups of a video.
@@ -42,7 +42,7 @@ class ClipGroups:
     """The groups of the clips of some videos. Immutable.
 
     Args:
-        ends: the cumulative numbers of clips: of the first video, of the first two, and so on.
+        ends: the cumulative sum of the videos' clip counts.
         k: the maximum number of clips per group, from 1 up.
         n: the number of clips to use; by default all.
     """
@@ -52,14 +52,14 @@ class ClipGroups:
         self._ends: Positions = ends if n is None else np.minimum(ends, n)
         n_whole, n_left = np.divmod(np.diff(self._ends, prepend=0), k)
         self._ends_of_whole: Positions = np.cumsum(n_whole)
-        # The videos that have a smaller group, sorted by its size.
+        # The videos that have a smaller group, sorted by the size of that group.
         with_one = np.flatnonzero(n_left)
         self._by_size: Positions = with_one[np.argsort(n_left[with_one], kind="stable")]
         sizes, firsts, n_bundles = np.unique(
             n_left[self._by_size], return_index=True, return_counts=True
         )
         self.sizes: Positions = np.concatenate([[k], sizes])
-        """The different sizes of groups: k first, then those of smaller groups."""
+        """The different group sizes: first k, then the sizes of smaller groups."""
         self.counts: Positions = np.concatenate([[n_whole.sum()], n_bundles])
         """The number of groups of each size."""
         self._firsts: Positions = np.concatenate([[0], firsts])
@@ -69,7 +69,7 @@ class ClipGroups:
 
         Args:
             which: the index of the size in `sizes`.
-            numbers: the numbers of the groups, below `counts[which]`.
+            numbers: the indices of the groups among those of this size, below `counts[which]`.
             key: the key that places the smaller group within each video.
         """
         k = self._k
@@ -98,11 +98,11 @@ def _random_up_to(most: Positions, videos: Positions, key: int) -> Positions:
 
 
 class ClipGrouping:
-    """The groups of up to k clips, of one dataset or of each source of a mixture.
+    """The clip groups of one dataset, or of each source of a mixture.
 
     Args:
         k: the maximum number of clips per group, from 2 up.
-        ends: the cumulative numbers of clips per video, for each source.
+        ends: for each source, the cumulative sum of its videos' clip counts.
     """
 
     def __init__(self, k: int, ends: Sequence[Positions]) -> None:
@@ -125,21 +125,21 @@ class ClipGroupOrder:
 
     Args:
         groups: the groups of all clips.
-        seed, epoch: the key.
+        seed, epoch: the random seed and the epoch, which together determine the order.
     """
 
     def __init__(self, groups: ClipGroups, *, seed: int, epoch: int) -> None:
         self._groups = groups
         self._keys = [derive_key(kind, seed, epoch) for kind in (24, 25, 26, 27)]
         self._n_windows = max(1, int(groups.counts.sum()) // WINDOW)
-        # The counts of groups are not multiples of the number of windows. A different offset for
-        # each size avoids that all remainders fall into the last window.
+        # The counts of groups are not multiples of the number of windows. Each size has a different
+        # offset; otherwise the remainders of all sizes would fall into the last window.
         starts = keyed_hashes(groups.sizes, self._keys[0]) % np.uint64(self._n_windows)
         self._offsets: Positions = starts.astype(np.int64)
         self._permutations: dict[int, Permutation] = {}
 
     def at(self, positions: Positions) -> Positions:
-        """Return the clip at each of `positions`, in any order; int64, read-only."""
+        """Return the clip at each of `positions`, which may be in any order; int64, read-only."""
         if not len(positions):
             return np.zeros(0, np.int64)
         first, last = self._window(int(positions.min())), self._window(int(positions.max()))
@@ -170,7 +170,7 @@ class ClipGroupOrder:
         return numbers * each + (numbers * over + self._offsets) // self._n_windows
 
     def _in_window(self, window: int, places: Positions) -> Positions:
-        """Return the clip at each of `places`, offsets from the start of a window."""
+        """Return the clip at each of `places`, which are offsets from the start of the window."""
         firsts, lasts = self._n_ranked(np.array([window, window + 1]))
         videos, starts, sizes = [], [], []
         for which in np.flatnonzero(lasts > firsts).tolist():
