@@ -305,7 +305,9 @@ def test_what_names_no_part_is_corrupt(published: Path, wrong: dict[str, object]
         (published / "generations" / "000001.json").write_bytes(
             fs.to_checksummed_json({**content, kind: named})
         )
-        with pytest.raises(DatasetCorrupt, match=f"{kind} must be listed, or name a part"):
+        with pytest.raises(
+            DatasetCorrupt, match=f"{kind} must be a list, or refer to an external list"
+        ):
             load(published)
 
 
