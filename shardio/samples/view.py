@@ -77,12 +77,12 @@ class SampleView(Sequence[dict[str, Any]]):
         return tuple(self.dataset.schema)
 
     def chosen(self, names: tuple[str, ...], *, is_asked: bool) -> tuple[str, ...]:
-        """Return the fields to read, given the names that a loader reads.
+        """Return the fields that the view must read if a loader is to read the fields `names`.
 
         Args:
             names: names of the dataset's fields.
-            is_asked: True if the user named the fields; an unsuitable field is then an error, and
-                is left out otherwise.
+            is_asked: True if the user named the fields. An unsuitable field then raises an error;
+                otherwise the field is left out.
 
         Raises:
             InvalidArgument: the fields do not suit the view.
@@ -114,11 +114,11 @@ class SampleView(Sequence[dict[str, Any]]):
     def sample(self, index: int, *, seed: int = 0, epoch: int = 0) -> dict[str, Any]:
         """Return a sample with the random draws of a loader with shuffle=False.
 
-        In a mixture, they are those of the sample's first position in such an epoch; a sample that
+        In a mixture, use the draws of the sample's first position in such an epoch. A sample that
         the epoch leaves out has draws of its own.
 
         Args:
-            index: the index of the sample.
+            index: the index of the sample; without shuffling, also its position in the epoch.
             seed, epoch: the loader's seed, and the epoch, from 0 up.
 
         Raises:
@@ -195,7 +195,7 @@ class SampleView(Sequence[dict[str, Any]]):
         """Return a view of another dataset with the same options."""
 
     def reopened(self, dataset: Dataset) -> SampleView:
-        """Return an equal view of the same rows, opened again as `dataset`."""
+        """Return an equal view of `dataset`, which is this view's dataset opened again."""
         return self.on(dataset)
 
     @property
@@ -204,7 +204,10 @@ class SampleView(Sequence[dict[str, Any]]):
         """A picklable function that creates an equal view from its `tables`."""
 
     def made_of(self, dataset: Dataset, tables: Tables) -> SampleView:
-        """Return an equal view of the same rows, opened again as `dataset`, from its tables."""
+        """Return an equal view of `dataset`, which is this view's dataset opened again.
+
+        The view is created from `tables` (this view's tables) instead of the index.
+        """
         return self.maker(dataset, tables)
 
     @abstractmethod
@@ -229,11 +232,11 @@ class SampleView(Sequence[dict[str, Any]]):
         """
 
     def covered_rows(self, numbers: Rows) -> Rows:
-        """Return all rows whose data some samples contain."""
+        """Return every row from which any of these samples takes data."""
         return self.at(numbers)
 
     def positions(self, numbers: Rows, seed: int, epoch: int) -> Rows:
-        """Return the positions of samples in an epoch that is not shuffled, if draws need them."""
+        """Return the samples' positions in an epoch without shuffling, if draws need them."""
         return numbers
 
     def draws(self, numbers: Rows, keys: Keys) -> ClipDraws | None:
@@ -247,8 +250,8 @@ class SampleView(Sequence[dict[str, Any]]):
             sounds: the requested format of each field.
 
         Raises:
-            InvalidArgument: the requested format leaves open the rate, the channels or the length,
-                and they differ between samples or are not stored.
+            InvalidArgument: the request does not fix the rate, the channels or the length, and the
+                samples differ in it or do not store it.
             ShardCorrupt: the part of the index that was read is damaged.
         """
         made = (audio_field(self.dataset, *each, self.seconds_of) for each in sounds.items())
@@ -265,7 +268,7 @@ class SampleView(Sequence[dict[str, Any]]):
 
     @property
     def stream_tokens(self) -> tuple[int, ...] | None:
-        """The number of tokens of each source, if the last window is padded; else None."""
+        """The token count of each source, if the last window is padded; else None."""
         return None
 
     def no_shards_reason(self) -> str | None:
@@ -277,7 +280,7 @@ class SampleView(Sequence[dict[str, Any]]):
 
     @property
     def shard_ends(self) -> Rows:
-        """The cumulative numbers of samples per shard; requires samples in the order of shards."""
+        """The cumulative sample counts of the shards; requires samples in the order of shards."""
         return self.dataset.rows.shard_ends
 
     def tables(self) -> Mapping[str, Table]:

@@ -181,7 +181,7 @@ STARTING_S: Final = 60.0
 """The maximum time by which starting workers delay the timeout of a batch."""
 
 _PRELOAD: Final = ("numpy.random", "shardio._engine.dispatch.worker")
-"""Modules imported by the zygote; importing numpy.random on first use takes 12 ms per worker."""
+"""Modules imported by the zygote. Without this, importing numpy.random takes 12 ms per worker."""
 
 
 StartMethod = Start | Literal["thread"]
@@ -285,8 +285,8 @@ class WorkerBackend:
     def wait(self, timeout_s: float | None = None) -> list[TaskResult | WorkerLost]:
         """Wait up to `timeout_s` until a result arrives, or a worker starts or exits.
 
-        Return the results and the lost workers. A lost worker's results, including those in its
-        reply buffer, come before its loss.
+        Return the results and the lost workers. The results of a lost worker, including the results
+        in its reply buffer, come before the `WorkerLost`.
         """
         found: list[TaskResult | WorkerLost] = []
         for event in self._pool.wait(timeout_s):

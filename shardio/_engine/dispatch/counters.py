@@ -1,8 +1,8 @@
-"""Counters of loading: a cache line of shared memory per iteration and worker, and a timer.
+"""Loading statistics: counters of each worker in shared memory, and a timer of the main process.
 
-After every batch, a worker adds to the counters in its line. The main process reads the lines on
-request; the timer is in the main process. While a trace is recorded, each worker also writes the
-times of its latest batches into a ring buffer.
+Each worker has one cache line per iteration, and adds to the counters in this line after every
+batch. The main process reads the lines on request. While a trace is recorded, each worker also
+writes the times of its latest batches into a ring buffer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shardio._base.statistics import CHECK, DECODE, PHASE_TIMES, TRANSFORM, Load
 from shardio._workers.processes.linux import memory_file, resize_memory_file
 from shardio.order.partition import RankPartition
 
-# The indices of words in a line and in the header. A line of 8 words fills a cache line, and has
+# The indices of words in a line and in the header. A line has 8 words, which fill a cache line, and
 # only one writer.
 _LINE: Final = 8
 _FILLED, _FILL, _READY, _BEGAN, _CHECK, _DECODE, _TRANSFORM = range(7)
@@ -28,7 +28,7 @@ _N_WORKERS, _N_SLOTS, _N_RECORDS, _IS_RECORDING = range(4)
 N_RECORDS: Final = 512
 """The number of recorded batches of each worker (32 KiB).
 
-More would enlarge the file, to which the process's limit on file sizes applies.
+More records would enlarge the file, to which the process's limit on file sizes applies.
 """
 
 _S_PER_NS: Final = 1e-9
@@ -219,8 +219,8 @@ class IterationTimer:
             words: the counters of the iteration, summed over the workers.
         """
         elapsed_ns = (now_ns() if self.ended_ns is None else self.ended_ns) - self.began_ns
-        # Each batch adds the time of its request to one sum, and of its receipt to the other. If
-        # one request has no receipt, the loop is waiting for that batch now.
+        # Each batch adds the time of its request to `entered_ns`, and the time of its receipt to
+        # `left_ns`. If a request has no receipt, the loop is waiting for that batch now.
         inside_ns = self.left_ns - self.entered_ns
         if inside_ns < 0:
             inside_ns += elapsed_ns

@@ -3,12 +3,12 @@
 Each block holds an origin table with one entry per row: shard, row in the shard, and a status. A
 worker marks the rows that it is reading as claimed; the table of a crashed worker's block therefore
 shows the samples that the worker was reading. SIGBUS kills a worker that touches a mapped page if
-the storage cannot provide the page. The main process then compares the files that the worker was
-reading with their expected sizes, to find out whether one was truncated.
+the storage cannot provide the page. The main process then compares the sizes of the files that the
+worker was reading with the expected sizes, to find out whether a file was truncated.
 
 If samples may be skipped, a sample is skipped after MAX_CRASHES workers have crashed while
-processing only that sample. Without a transform, all samples of a batch are suspects after its
-first crash; the batch is then retried row by row.
+processing only that sample. Without a transform, the first crash at a batch makes all samples of
+the batch suspects; the batch is then retried row by row.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _suspects(
 def _first_lost(dataset: Dataset, shard: int, claims: InFlightRows, n_bytes: int) -> int | None:
     """Return the first claimed row that is stored past the first `n_bytes` bytes of its file.
 
-    If offsets of rows are unknown without reading the truncated file, return the first claimed row.
+    If the offsets are stored in the truncated file itself, return the first claimed row.
     """
     rows = claims.rows.get(shard, [])
     # Use only a reader that is already open, because a truncated file cannot be opened.
@@ -164,7 +164,7 @@ def _first_lost(dataset: Dataset, shard: int, claims: InFlightRows, n_bytes: int
 
 
 _MAX_IN_VAIN: Final = 2 * MAX_CRASHES + 2
-"""The number of crashes without a newly skipped sample after which a step fails.
+"""A step fails after this many crashes in which no further sample was skipped.
 
 The limit allows for the first crash, which makes all samples suspects, for two samples with one
 crash each because their workers were killed from outside, and for a margin.

@@ -206,7 +206,7 @@ class Dispatcher:
         self._backend.give(worker, tuple.__new__(Task, words), block)
 
     def _has_enough(self, schedule: Schedule) -> bool:
-        """Return True if no further block should be created for an iteration."""
+        """Return True if an iteration has enough blocks, so that no block should be created."""
         n_enough, n_to_come = self._n_blocks, schedule.n_circulating
         if len(self._iterations) > 1:  # the pool is shared by several iterations; rare
             n_enough *= self._iterations.n_live
@@ -244,7 +244,8 @@ class Dispatcher:
         for answer in self._backend.wait(left_s):
             self._route(answer)
         is_answered = answer is not None
-        del answer  # otherwise its error's traceback may keep this frame, and the frame blocks
+        # The traceback of the answer's error may keep this frame, and the frame the answer's block.
+        del answer
         return is_answered
 
     def _route(self, answer: TaskResult | WorkerLost) -> None:

@@ -1,7 +1,8 @@
-"""The engine of a loader: workers, blocks and iterations, restarted if their state may be corrupt.
+"""The engine of a loader: its workers, blocks and iterations.
 
 An Engine belongs to one loader and lives as long as the loader. Each iteration over an epoch is an
 `EpochIteration` with its own Schedule; several may run at the same time on the same workers and
+blocks. If an exception may have left the state corrupt, the engine restarts with new workers and
 blocks. `dispatcher` does the work for each batch.
 
 The schema of batches is the schema of the delivered fields or, with a transform, that of the first
@@ -55,7 +56,9 @@ from shardio.errors import (
 from shardio.samples.view import SampleView
 
 _NEXT, _SPREAD = 8, 24
-"""The numbers of samples to try for the schema: at the start of the view, and spread over it."""
+"""Counts of samples to try for the schema: `_NEXT` at the start of the view, then `_SPREAD` over
+the whole view.
+"""
 _ASKED = 0
 """The index of the worker that computes the schema."""
 
@@ -106,7 +109,8 @@ class SchemaProbe:
                 if left_s <= 0:
                     return None
             n_answers, is_starting = 0, self._backend.is_starting
-            # Use `map`: a variable for the answer would be kept alive by its error's traceback.
+            # Use `map` instead of a loop variable: if the answer's error is raised, its traceback
+            # would keep this frame, and with it the answer, alive.
             for schemas in map(self._take, self._backend.wait(left_s)):
                 known = schemas or known
                 n_answers += 1
@@ -132,7 +136,8 @@ class SchemaProbe:
         try:
             raise answer.error
         finally:
-            del answer  # breaks the reference cycle of error and traceback, which keeps the loader
+            # Break the cycle error -> traceback -> this frame -> error: it would keep the loader.
+            del answer
 
     def _has_another(self) -> bool:
         """Advance to the next candidate; after the last, go back to the first and return False."""
@@ -155,7 +160,7 @@ class SchemaProbe:
         try:
             raise error
         finally:
-            del error  # breaks the reference cycle of error and traceback
+            del error  # breaks the cycle error -> traceback -> this frame -> error
 
 
 def schema_candidates(n_samples: int) -> list[int]:
@@ -165,7 +170,8 @@ def schema_candidates(n_samples: int) -> list[int]:
     return list(dict.fromkeys([*first, *spread])) if n_samples else [0]
 
 
-# If an iteration cannot begin, these exceptions leave the state consistent.
+# If one of these exceptions prevents an iteration from starting, the state is still consistent, so
+# no restart is needed.
 _TEAR_NOTHING: Final = (
     InsufficientMemory,
     TransformError,
@@ -214,7 +220,11 @@ class Engine:
         self._tables: tuple[SharedArray, ...] = ()
         self._is_closed = False
         self._is_inside = False
-        """True during a call. A `close` by a signal handler then leaves the release to the call."""
+        """True during a call.
+
+        If a signal handler calls `close` during a call, the resources are released at the end of
+        the interrupted call.
+        """
         self.view: SampleView
 
     @files_explained()
@@ -296,7 +306,7 @@ class Engine:
     def iterate(self, plan: EpochPlan, successor: EpochPlan | None = None) -> EpochIteration:
         """Start an iteration, or take over the iteration begun ahead if it has the same plan.
 
-        `successor` is the plan of the next iteration if that may be begun ahead, else None.
+        `successor` is the plan of the next iteration if the next one may be begun ahead, else None.
         """
         with self._inside():
             layout, dispatcher = self.layout(), self.dispatcher
@@ -388,7 +398,7 @@ class Engine:
         self._iterations.cancel(iteration, is_known=is_ours and not self._is_closed)
 
     def lease(self, iteration: EpochIteration) -> npt.NDArray[np.uint8] | None:
-        """Lease the block delivered last for as long as any object refers to its memory.
+        """Lease the most recently delivered block until no object refers to its memory.
 
         Return None if this iteration or the next one needs the block to continue; the caller then
         copies the batch.
@@ -461,7 +471,7 @@ class Engine:
                 self._backend.close()
         finally:
             with self._lock:
-                if not self._is_inside:  # otherwise the interrupted call does this at its end
+                if not self._is_inside:  # otherwise the interrupted call releases at its end
                     self._release()
 
     @interrupts_held()

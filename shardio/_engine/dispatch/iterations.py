@@ -1,6 +1,6 @@
 """The table of a loader's running iterations, kept by the main process.
 
-For each iteration, a byte of shared memory is the flag by which workers learn that the iteration is
+Each iteration has a flag, a byte of shared memory, which tells workers that the iteration is
 cancelled. The table only keeps the state; `engine` and `dispatcher` make the decisions.
 """
 
@@ -67,7 +67,7 @@ class EpochIteration:
     is_ahead: bool = False
     """True if the iteration was begun ahead, and no loop has taken it over yet."""
     successor: EpochPlan | None = None
-    """The plan of the next iteration; None if that must not be begun ahead."""
+    """The plan of the next iteration; None if the next one must not be begun ahead."""
 
     def take_skips(self, step: int, most: int) -> tuple[Skipped, ...]:
         """Return the skipped samples of the step that is being delivered, in order.
@@ -102,11 +102,11 @@ class IterationTable:
         self._free_slots = list(range(N_SLOTS))
         self._words: npt.NDArray[np.uint8] = np.zeros(N_SLOTS, np.uint8)
         self.ended: deque[EpochIteration] = deque()
-        """Cancelled iterations that `take_ended` still has to yield."""
+        """Cancelled iterations that `take_ended` has not yielded yet."""
         self.ahead: EpochIteration | None = None
         """The iteration that was begun ahead, until a loop takes it over or it is cancelled."""
         self._latest: EpochIteration | None = None
-        """The iteration that a loop began or took over last, while it is running."""
+        """The iteration that a loop began or took over last; None once that iteration ended."""
         self._foreseen: EpochPlan | None = None
         """The plan that the next iteration is expected to have; None if unknown."""
         self._counter_table: CounterTable
@@ -210,7 +210,7 @@ class IterationTable:
         return iteration
 
     def follow(self, iteration: EpochIteration, successor: EpochPlan | None) -> None:
-        """Record the successor of the latest iteration; earlier iterations no longer have one.
+        """Record the successor of the latest iteration, and clear those of earlier iterations.
 
         If this iteration does not have the foreseen plan, no successor is begun ahead.
         """

@@ -46,7 +46,8 @@ __all__ = ["ThreadWorkers"]
 class GeneratorLock:
     """A lock on the global generators that restores the program's states on release.
 
-    `end` can release the lock of another thread, which may never return from user code.
+    `end` can release the lock for another thread, because that thread may never return from user
+    code.
     """
 
     def __init__(self) -> None:

@@ -10,9 +10,9 @@ error, skipped samples or schemas) follows it in the same message, or in a file 
 `pack_message`). Other messages from the main process deliver the blocks' memory and the schemas
 that determine their layout.
 
-A worker collects quick replies in a `ReplyBuffer` for a moment before it sends them. If the worker
-exits, the main process reads the buffer, so that finished tasks are not repeated. This matters if a
-file was truncated, because a new worker could not open it.
+A worker collects quick replies in a `ReplyBuffer` for a moment before sending them. If the worker
+exits, the main process reads the buffer, so that finished tasks are not repeated. Repeating a task
+could fail: if a file was truncated meanwhile, a new worker cannot open the file.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ from shardio.samples.mixture import Mixture
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.samples.view import SampleView
 
-# Records are created with `tuple.__new__`: it is faster than the constructor of a NamedTuple, which
-# runs Python code.
+# Records are created with `tuple.__new__`, because the constructor of a NamedTuple runs Python code
+# and is slower.
 _TASK = struct.Struct("<HHIQQII")
 _DONE = struct.Struct("<HHIQQII")
 
@@ -102,7 +102,7 @@ class Task(NamedTuple):
     """A request to fill `block` with batch `step` of `epoch`, or another message without payload.
 
     `slot` identifies the iteration and its cancellation flag. `use` counts the tasks for this
-    block; the reply repeats it, so that an outdated reply is noticed.
+    block; the reply repeats the count, so that an outdated reply is noticed.
     """
 
     ask: int

@@ -13,9 +13,9 @@ releases the locks of a process that ends, so a killed process needs no clean-up
 that needs the shard resumes the partial download. Nothing is synced to disk. Instead, an .ok file
 is valid only until the machine restarts; after that, the shard is verified again.
 
-Unlinking a mapped file is safe on Linux, so eviction would work without pins. Pins are worth their
-locks for three reasons: an evicted shard occupies disk space until its last map is gone, a loader
-opens the file of a shard again for each column, and prefetched shards have no map yet. With
+Unlinking a mapped file is safe on Linux, so eviction would work without pins. Pins are still useful
+for three reasons: an evicted shard occupies disk space until its last map is gone, a loader opens a
+shard's file again for each column, and prefetched shards have no map yet. With
 shuffle="shards", 2 workers and room for 12 of 40 shards, an epoch downloads 1.3 times the dataset
 without pins and 1.16 times with them (2026-11, 60 samples of 6 KiB a shard).
 
@@ -116,14 +116,15 @@ Shards that shardio downloaded from object stores. Everything here may be delete
 uses it; shards are downloaded again when needed.
 """
 _MAX_DOWNLOADS: Final = 3
-"""The number of failed verifications of a download after which the object counts as damaged."""
+"""The object counts as damaged after this many downloads that failed verification."""
 _POLL_S: Final = 0.02
 _MAX_WAIT_S: Final = 10.0
-"""The time to wait for a missing shard that other processes have locked. After that, the shard was
-removed by hand, because a pinned shard is always in the cache."""
+"""The time to wait for a missing shard that other processes have locked. If it is still missing
+then, it must have been removed by hand, because the cache never removes a pinned shard.
+"""
 _DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _DAMAGED_ERRORS: Final = (ShardCorrupt, ShardIncomplete, ShardUnsupported)
-"""Errors of opening a damaged shard; any byte may be wrong, even the version number."""
+"""Errors that opening a damaged shard can raise; even the version number may be wrong."""
 
 T = TypeVar("T")
 
@@ -335,7 +336,7 @@ class ShardCache:
 
 
 class _DamagedDownload(Exception):
-    """Raised internally if a download is not the shard; `error` describes the difference."""
+    """Raised internally if the downloaded file is not the shard; `error` says why."""
 
     def __init__(self, error: DataError) -> None:
         super().__init__(str(error))
