@@ -82,7 +82,7 @@ class ClipView(SampleView):
         return self._found.spec
 
     @property
-    def clips(self) -> Clips:
+    def clip_table(self) -> Clips:
         """The clips, by their index."""
         return self._found.clips
 
@@ -90,7 +90,7 @@ class ClipView(SampleView):
         return ClipView, (self.dataset, self.clip)
 
     def __len__(self) -> int:
-        return len(self.clips)
+        return len(self.clip_table)
 
     def __repr__(self) -> str:
         clip, count = self.clip, f"{len(self)} " if "_found" in self.__dict__ else ""
@@ -148,9 +148,9 @@ class ClipView(SampleView):
 
     def tables(self) -> Mapping[str, Table]:
         """Return the tables from which another process creates the view again."""
-        found = {"n_frames": Table(self.clips.n_frames, "how many frames each video has")}
-        if self.clips.events is not None:
-            counts, values = self.clips.events
+        found = {"n_frames": Table(self.clip_table.n_frames, "how many frames each video has")}
+        if self.clip_table.events is not None:
+            counts, values = self.clip_table.events
             found["events"] = Table(counts, "how many events each video has")
             found["values"] = Table(values, "the events of videos")
         return found
@@ -161,7 +161,7 @@ class ClipView(SampleView):
 
     def clip_reader(self, *, needs_times: bool) -> ClipReader:
         """Return a decoder of the view's clips."""
-        return ClipReader(self.dataset, self.spec, self.clips, needs_times=needs_times)
+        return ClipReader(self.dataset, self.spec, self.clip_table, needs_times=needs_times)
 
     @property
     def identity(self) -> str:
@@ -171,16 +171,16 @@ class ClipView(SampleView):
     @property
     def source_ends(self) -> Rows:
         """The cumulative numbers of samples of a mixture's sources."""
-        return _source_ends(self.dataset, self.clips)
+        return _source_ends(self.dataset, self.clip_table)
 
     def at(self, numbers: Rows) -> Rows:
         """Return the row of each clip's video."""
-        return self.dataset.rows.at(self.clips.videos(numbers))
+        return self.dataset.rows.at(self.clip_table.videos(numbers))
 
     @property
     def shard_ends(self) -> Rows:
         """The cumulative numbers of clips per shard."""
-        ends: Rows = np.concatenate([[0], self.clips.ends])[self.dataset.rows.shard_ends]
+        ends: Rows = np.concatenate([[0], self.clip_table.ends])[self.dataset.rows.shard_ends]
         return ends
 
     def no_shards_reason(self) -> str | None:
@@ -194,7 +194,7 @@ class ClipView(SampleView):
         """The groups of clips that stay together in a shuffle; None for single clips."""
         if self.clip.per_video in (None, 1):
             return None
-        parts = np.split(self.clips.ends, np.cumsum(self.dataset.rows.source_counts)[:-1])
+        parts = np.split(self.clip_table.ends, np.cumsum(self.dataset.rows.source_counts)[:-1])
         begins = [0, *self.source_ends]
         ends = [part - begin for part, begin in zip(parts, begins, strict=False)]
         return ClipGrouping(self.clip.per_video or 1, ends)
@@ -208,7 +208,7 @@ class ClipView(SampleView):
 
     def draws(self, numbers: Rows, keys: Keys) -> ClipDraws:
         """Draw the first frames and the crops of some clips."""
-        clips = self.clips
+        clips = self.clip_table
         starts = clips.starts(numbers, clips.videos(numbers), keys.hashes(OF_CLIPS))
         places = None if self.clip.crop == "center" else keys.hashes(OF_CROPS)
         return ClipDraws.of(starts, places)

@@ -42,7 +42,7 @@ class WindowView(SampleView):
 
     def __init__(self, dataset: Dataset, pack: Pack) -> None:
         super().__init__(dataset)
-        self.pack = resolve_pack(dataset.schema, pack)
+        self.packing = resolve_pack(dataset.schema, pack)
         """The options of the windows, with the field of tokens."""
 
     @classmethod
@@ -56,7 +56,7 @@ class WindowView(SampleView):
     @cached_property
     def windows(self) -> PackedWindows:
         """The windows, by their index."""
-        dataset, pack = self.dataset, self.pack
+        dataset, pack = self.dataset, self.packing
         lengths = _lengths(dataset, pack) + (pack.eot is not None)
         ends = np.cumsum(lengths, dtype=np.int64)
         found = PackedWindows(pack, ends, dataset.rows.source_counts)
@@ -70,7 +70,7 @@ class WindowView(SampleView):
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return WindowView, (self.dataset, self.pack)
+        return WindowView, (self.dataset, self.packing)
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -78,40 +78,40 @@ class WindowView(SampleView):
     def __repr__(self) -> str:
         count = f"{len(self)} " if "windows" in self.__dict__ else ""
         return (
-            f"WindowView({count}windows of {self.pack.length} tokens, of {self.pack.name!r} "
+            f"WindowView({count}windows of {self.packing.length} tokens, of {self.packing.name!r} "
             f"in {self.dataset!r})"
         )
 
     @property
     def fields(self) -> tuple[str, ...]:
         """The fields of the dataset that a sample is derived from."""
-        return (self.pack.name,)
+        return (self.packing.name,)
 
     def chosen(self, names: tuple[str, ...], *, is_asked: bool) -> tuple[str, ...]:
         """Return the fields to read, given the names that a loader reads."""
-        others = [name for name in names if name != self.pack.name]
+        others = [name for name in names if name != self.packing.name]
         if others and is_asked:
             raise InvalidArgument(
-                f"a sample is a window, made of many rows' {self.pack.name!r}: leave {others} out "
-                "of fields"
+                f"a sample is a window, made of many rows' {self.packing.name!r}: leave {others} "
+                "out of fields"
             )
         return self.fields
 
     def on(self, dataset: Dataset) -> WindowView:
         """Return a view of another dataset with the same options."""
-        return WindowView(dataset, self.pack)
+        return WindowView(dataset, self.packing)
 
     def reopened(self, dataset: Dataset) -> WindowView:
         """Return an equal view of the same rows, opened again as `dataset`."""
         if "windows" not in self.__dict__:
             return self.on(dataset)
         arrays = {name: table.array for name, table in self.tables().items()}
-        return self.of_tables(self.pack, dataset, arrays)
+        return self.of_tables(self.packing, dataset, arrays)
 
     @property
     def maker(self) -> Maker:
         """A function that creates an equal view from its `tables`."""
-        return functools.partial(WindowView.of_tables, self.pack)
+        return functools.partial(WindowView.of_tables, self.packing)
 
     def tables(self) -> Mapping[str, Table]:
         """Return the tables from which another process creates the view again."""
@@ -122,7 +122,7 @@ class WindowView(SampleView):
 
     def delivered(self, schema: Schema) -> Schema:
         """Return the schema of the view's samples, given the schema of the stored fields."""
-        return self.pack.delivered(schema)
+        return self.packing.delivered(schema)
 
     def token_reader(self) -> TokenReader:
         """Return a reader of the view's windows."""
@@ -131,7 +131,7 @@ class WindowView(SampleView):
     @property
     def identity(self) -> str:
         """Text that distinguishes the view from other views of the same dataset."""
-        return f"{self.dataset.rows.view_id} {self.pack.identity}".lstrip()
+        return f"{self.dataset.rows.view_id} {self.packing.identity}".lstrip()
 
     @property
     def source_ends(self) -> Rows:
@@ -149,7 +149,7 @@ class WindowView(SampleView):
     @property
     def stream_tokens(self) -> tuple[int, ...] | None:
         """The number of tokens of each source, if the last window is padded; else None."""
-        return self.windows.n_tokens if self.pack.rest == "pad" else None
+        return self.windows.n_tokens if self.packing.rest == "pad" else None
 
     def no_shards_reason(self) -> str | None:
         """Return the reason why the samples are not in the order of the shards, or None."""

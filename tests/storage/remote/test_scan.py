@@ -64,8 +64,8 @@ def test_clips_of_videos_in_a_store_are_those_of_the_same_in_a_folder(
         found, expected = (ClipView(each, CLIP) for each in pair)
         assert found.spec == expected.spec
         assert len(found) == len(expected)
-        assert found.clips.n_frames.tolist() == expected.clips.n_frames.tolist()
-        assert 0 < len(found) < 3 * len(found.clips.n_frames)
+        assert found.clip_table.n_frames.tolist() == expected.clip_table.n_frames.tolist()
+        assert 0 < len(found) < 3 * len(found.clip_table.n_frames)
 
 
 def test_many_samples_are_looked_at_a_part_at_a_time(
@@ -73,11 +73,11 @@ def test_many_samples_are_looked_at_a_part_at_a_time(
 ) -> None:
     numbers = np.random.default_rng(4).integers(0, N, 3 * N)
     with shardio.open(folder) as local, local.select(numbers) as expected:
-        n_frames = ClipView(expected, CLIP).clips.n_frames.tolist()
+        n_frames = ClipView(expected, CLIP).clip_table.n_frames.tolist()
         monkeypatch.setattr("shardio.dataset.scan._SAMPLES_AT_ONCE", 7)
         with local.select(numbers) as here, remote.select(numbers) as there:
             for found in (here, there):
-                assert ClipView(found, CLIP).clips.n_frames.tolist() == n_frames
+                assert ClipView(found, CLIP).clip_table.n_frames.tolist() == n_frames
 
 
 def test_shards_in_a_store_are_looked_into_several_at_a_time(
