@@ -56,6 +56,21 @@ Tables = Mapping[str, npt.NDArray[Any]]
 Maker = Callable[[Dataset, Tables], "SampleView"]
 
 
+class _OnDataset:
+    """A method of datasets that views do not have: the error of the attribute says so."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, view: SampleView | None, owner: type) -> Any:
+        if view is None:
+            return self
+        raise AttributeError(
+            f"a {owner.__name__} has no {self._name}(): call that of its dataset, "
+            f"view.dataset.{self._name}(…)"
+        )
+
+
 class SampleView(Sequence[dict[str, Any]]):
     """A sequence of samples derived from the rows of a dataset, which it borrows.
 
@@ -64,6 +79,7 @@ class SampleView(Sequence[dict[str, Any]]):
     use; `repr` reads nothing, and has the number of samples once it is known.
     """
 
+    clips, pack, preload = _OnDataset(), _OnDataset(), _OnDataset()
     spans_rows = False
     """True if a sample may contain data of several rows."""
 

@@ -198,6 +198,17 @@ def test_fields_are_decoded_one_by_one(dataset: OpenDataset, folder: str) -> Non
         ShardLoader(folder, 2, decode={"label": True})
 
 
+@pytest.mark.parametrize("name", VIEWS)
+def test_what_a_dataset_does_is_asked_of_the_dataset_of_a_view(
+    dataset: OpenDataset, name: str
+) -> None:
+    view = VIEWS[name](dataset)
+    for method in ("clips", "pack", "preload"):
+        assert not hasattr(view, method)
+        with pytest.raises(AttributeError, match=rf"View has no .* view\.dataset\.{method}\("):
+            getattr(view, method)(3)
+
+
 @pytest.mark.parametrize("given", [None, 5, {"a": 1}, b"rows", "", ["a", "b"], Sound(), iter("a")])
 def test_what_is_no_dataset_is_refused_with_what_is_one(given: Any) -> None:
     made: dict[Any, str] = {
