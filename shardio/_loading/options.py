@@ -356,8 +356,16 @@ def resolve_view(
 def _decoded(decode: Any, names: Sequence[str], schema: Schema) -> dict[str, Any]:
     """Return whether and how each field of pictures, sound or video is decoded."""
     media = [name for name in names if schema[name].medium]
+    if decode is True or decode is False:
+        return dict.fromkeys(media, decode)
     if not isinstance(decode, Mapping):
-        return dict.fromkeys(media, one_of("decode", decode, (True, False)))
+        known = ", ".join(media) or "none"
+        audio = next(iter(media_fields(schema, names, "audio")), "audio")
+        raise InvalidArgument(
+            "decode must be one of True, False, or a dict of media fields such as "
+            f'decode={{"{audio}": shardio.Sound(…)}}; media fields that are read: {known}; '
+            f"found {decode!r}"
+        )
     for name, wish in decode.items():
         is_known = isinstance(wish, bool) or (
             isinstance(wish, Sound) and name in media and schema[name].medium == "audio"
