@@ -15,14 +15,13 @@ from shardio._engine.dispatch.engine import Engine
 from shardio._engine.filling.batch_spec import BatchSpec
 from shardio._loading.iterator import BatchAssembler, Epochs, LoaderIterator
 from shardio._loading.options import (
-    OPEN_OPTIONS,
     TORCH_HABITS,
-    VIEW_OPTIONS,
     Collate,
     Decode,
     LoaderOptions,
     OnError,
     batch_spec_of,
+    dataset_habits,
     resolve_view,
 )
 from shardio._loading.prefetch import RemotePrefetch
@@ -123,7 +122,7 @@ class ShardLoader(Closing):
         """Refuse unknown options; for those of similar interfaces, suggest what to write."""
         if cls.__init__ is ShardLoader.__init__:
             known = list(inspect.signature(cls.__init__).parameters)[1:]
-            habits = TORCH_HABITS | OPEN_OPTIONS | VIEW_OPTIONS
+            habits = TORCH_HABITS | dataset_habits("ShardLoader({}, batch_size)")
             refuse_unknown_options(cls.__name__, options, known, habits)
         return super().__new__(cls)
 

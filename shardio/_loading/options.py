@@ -32,9 +32,11 @@ from shardio.order.sampling import (
 )
 from shardio.outputs import OUTPUTS, Output
 from shardio.samples.clip_view import ClipView, default_clip
+from shardio.samples.clips import Clip
 from shardio.samples.media import audio_schema, image_schema, media_fields, span_field
 from shardio.samples.mixture import Mixture
 from shardio.samples.open_dataset import OpenDataset, known_fields
+from shardio.samples.packing import Pack
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.samples.view import RowView, SampleView
 
@@ -61,27 +63,34 @@ TORCH_HABITS: Final = {
     "worker_init_fn": "workers need no seeding: write transform(sample, rng), and draw from rng",
 }
 """Options of torch's DataLoader, each with the advice what to write for a ShardLoader."""
-OPEN_OPTIONS: Final = {
-    name: f"write ShardLoader(shardio.open(path, {name}=…), batch_size)"
-    for name in (
-        "access",
-        "cache",
-        "cache_bytes",
-        "generation",
-        "storage_options",
-        "subset",
-        "verify",
-    )
-}
-"""Options of `shardio.open`, each with the advice what to write."""
-VIEW_OPTIONS: Final = {
-    "clip": "write ShardLoader(shardio.open(path).clips(frames=…), batch_size)",
-    "clips": "write ShardLoader(shardio.open(path).clips(frames=…), batch_size)",
-    "pack": "write ShardLoader(shardio.open(path).pack(length=…), batch_size)",
-    "preload": "write dataset.preload(fields) before, with the dataset that the loader is given",
-    "sound": 'write decode={"audio": shardio.Sound(…)}, with the name of the field',
-}
-"""Options that belong to a view of the dataset, because they define its samples."""
+_OPEN_OPTIONS: Final = (
+    "access",
+    "cache",
+    "cache_bytes",
+    "generation",
+    "storage_options",
+    "subset",
+    "verify",
+)
+
+
+def dataset_habits(call: str) -> dict[str, str]:
+    """Return options of datasets and their views, each with the advice what to write.
+
+    Args:
+        call: the call that has none of them, with {} in the place of the dataset.
+    """
+    calls = {name: f"shardio.open(path, {name}=…)" for name in _OPEN_OPTIONS}
+    calls |= dict.fromkeys(("select", "indices", "mask"), "shardio.open(path).select(…)")
+    for view, kind, shown in (("clips", Clip, "frames"), ("pack", Pack, "length")):
+        of_view = {each.name: each.name for each in fields(kind)} | {view: shown}
+        for name in of_view.keys() - {"field", "pad"}:
+            calls[name] = f"shardio.open(path).{view}({of_view[name]}=…)"
+    calls["clip"] = calls["clips"]
+    return {name: f"write {call.format(given)}" for name, given in calls.items()} | {
+        "preload": "write dataset.preload(fields) before, and pass that dataset",
+        "sound": 'write decode={"audio": shardio.Sound(…)}, with the name of the field',
+    }
 
 
 def one_of(name: str, value: Any, known: tuple[Any, ...]) -> Any:

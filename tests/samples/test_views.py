@@ -239,8 +239,14 @@ def test_a_field_that_is_not_decoded_is_left_out_as_the_message_says(folder: str
 @pytest.mark.parametrize(
     ("option", "instead"),
     [
-        ("clip", r"shardio\.open\(path\)\.clips\("),
-        ("pack", r"shardio\.open\(path\)\.pack\("),
+        ("clip", r"write {}\(shardio\.open\(path\)\.clips\(frames=…\)"),
+        ("pack", r"write {}\(shardio\.open\(path\)\.pack\(length=…\)"),
+        ("fps", r"write {}\(shardio\.open\(path\)\.clips\(fps=…\)"),
+        ("where", r"write {}\(shardio\.open\(path\)\.clips\(where=…\)"),
+        ("eot", r"write {}\(shardio\.open\(path\)\.pack\(eot=…\)"),
+        ("subset", r"write {}\(shardio\.open\(path, subset=…\)"),
+        ("indices", r"write {}\(shardio\.open\(path\)\.select\(…\)"),
+        ("field", "did you mean 'fields'"),
         ("sound", r"decode=\{\"audio\": shardio\.Sound\("),
     ],
 )
@@ -248,5 +254,7 @@ def test_an_option_that_a_view_has_is_refused_with_what_to_write(
     folder: str, option: str, instead: str
 ) -> None:
     options: dict[str, Any] = {option: None}
-    with pytest.raises(TypeError, match=instead):
+    with pytest.raises(TypeError, match=instead.replace("{}", "ShardLoader")):
         ShardLoader(folder, 2, **options)
+    with pytest.raises(TypeError, match=instead.replace("{}", "MapView")):
+        MapView(folder, **options)
