@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from shardio.errors import InvalidArgument
+
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
 
 
 def takes_rng(name: str, given: str, function: Callable[..., Any]) -> bool:
@@ -59,6 +63,24 @@ def refuse_unknown_options(
         close = difflib.get_close_matches(option, known, 1)
         hint = f"did you mean {close[0]!r}?" if close else f"its options are {', '.join(known)}"
         raise TypeError(f"{name} has no option {option!r}: {hint}")
+
+
+def refuses(
+    habits: Mapping[str, str],
+) -> Callable[[Callable[_Parameters, _Result]], Callable[_Parameters, _Result]]:
+    """Return a decorator: a method refuses unknown options as `refuse_unknown_options` does."""
+
+    def decorate(method: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
+        known = list(inspect.signature(method).parameters)[1:]
+
+        @functools.wraps(method)
+        def checked(*args: _Parameters.args, **options: _Parameters.kwargs) -> _Result:
+            refuse_unknown_options(method.__name__, options, known, habits)
+            return method(*args, **options)
+
+        return checked
+
+    return decorate
 
 
 def caller_stacklevel() -> int:

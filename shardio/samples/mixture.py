@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, Self, get_args
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.callers import refuses
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.files import DatasetFiles, FileGroup, ShardFiles
 from shardio.dataset.generation import ROWS, ColumnGroup, Generation
@@ -36,6 +37,7 @@ from shardio.order.mixture_order import (
 )
 from shardio.samples.open_dataset import OpenDataset, Selection
 from shardio.samples.shard_dataset import ShardDataset, groups_of, starts_of
+from shardio.samples.view import SELECT_HABITS
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows, Verify
 from shardio.shard.writer import ShardSummary
@@ -309,6 +311,7 @@ class Mixture(OpenDataset):
     def __repr__(self) -> str:
         return f"Mixture({len(self)} samples of {len(self.sources)} sources: {self.sources})"
 
+    @refuses(SELECT_HABITS)
     def select(self, rows: Selection, *, fields: Iterable[str] = ()) -> Mixture:
         """Mix the samples of each source that a function selects; see `ShardDataset.select`.
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.callers import refuses
 from shardio._base.file_names import check_encodable
 from shardio.dataset.external_lists import external_list_names, shard_sizes
 from shardio.dataset.files import FileGroup, ShardFiles
@@ -21,6 +22,7 @@ from shardio.dataset.selection import RowList, RowRuns, RowSelection, check_mask
 from shardio.errors import DatasetCorrupt, InvalidArgument
 from shardio.order.sampling import check_one_argument
 from shardio.samples.open_dataset import OpenDataset, Selection
+from shardio.samples.view import SELECT_HABITS
 from shardio.shard.verification import VERIFY, Rows, Verify
 from shardio.storage.file_access import Access
 from shardio.storage.remote.options import RemoteOptions, is_url, local_path
@@ -120,6 +122,7 @@ class ShardDataset(OpenDataset):
             f"shard{'s' * (n_shards != 1)}, generation {self.generation})"
         )
 
+    @refuses(SELECT_HABITS)
     def select(self, rows: Selection, *, fields: Iterable[str] = ()) -> ShardDataset:
         """Return some of the samples as a new dataset of the same files, with indices from 0.
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import operator
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.callers import refuses
 from shardio._base.classes import cached_property
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.selection import check_positions
@@ -43,6 +44,14 @@ class Keys(NamedTuple):
     def hashes(self, purpose: int) -> npt.NDArray[np.uint64]:
         """Return 64 random bits for each sample."""
         return keyed_hashes(self.positions, derive_key(purpose, self.seed, self.epoch))
+
+
+SELECT_HABITS: Final = {
+    "indices": "write select(indices)",
+    "mask": "write select(mask)",
+    "where": "write select(lambda columns: …, fields=[…])",
+}
+"""Names that users may try for the parameter of `select`, each with the advice what to write."""
 
 
 class Table(NamedTuple):
@@ -157,6 +166,7 @@ class SampleView(Sequence[dict[str, Any]]):
         place = SamplePlace(number % n, shard, row, int(draws.starts[0]), draws.place(0))
         return self._reader.read(place)
 
+    @refuses(SELECT_HABITS)
     def select(
         self,
         rows: Callable[[dict[str, npt.NDArray[Any]]], Any] | Sequence[Any] | npt.NDArray[Any],

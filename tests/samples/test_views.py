@@ -198,6 +198,25 @@ def test_fields_are_decoded_one_by_one(dataset: OpenDataset, folder: str) -> Non
         ShardLoader(folder, 2, decode={"label": True})
 
 
+@pytest.mark.parametrize(
+    ("option", "instead"),
+    [
+        ("where", r"write select\(lambda columns: …, fields="),
+        ("mask", r"write select\(mask\)"),
+        ("indices", r"write select\(indices\)"),
+        ("field", "did you mean 'fields'"),
+    ],
+)
+def test_other_names_for_what_select_takes_are_refused_with_what_to_write(
+    dataset: OpenDataset, folder: str, option: str, instead: str
+) -> None:
+    options: dict[str, Any] = {option: [1]}
+    with shardio.mix([folder], weights=[1]) as mixture:
+        for given in (dataset, mixture, dataset.clips(4)):
+            with pytest.raises(TypeError, match=instead):
+                given.select(**options)
+
+
 @pytest.mark.parametrize("name", VIEWS)
 def test_what_a_dataset_does_is_asked_of_the_dataset_of_a_view(
     dataset: OpenDataset, name: str
