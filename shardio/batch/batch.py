@@ -18,12 +18,12 @@ _NONE: Final[Mapping[str, Sequence[str]]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A failed sample, whose row of a batch has a substitute (with on_error="skip").
+    """A failed sample, replaced by another sample in its row of the batch (on_error="skip").
 
     `row` is the row of the batch. `index` is the sample's index in the dataset; `shard` and
     `sample` are the index of its shard and its row there. `error` is the class name of the
-    exception, and `text` its message, followed by the traceback if a transform raised it; a long
-    text is shortened in the middle.
+    exception, and `text` is the message of the exception, followed by the traceback if a transform
+    raised the exception; a long text is shortened in the middle.
     """
 
     row: int
@@ -40,8 +40,8 @@ class Batch(Mapping[str, Any]):
     Fixed numeric fields are arrays or tensors. Text, bytes, JSON, arrays of varying shape and lists
     of arrays are lists, created on first access. A missing value of an optional field is None in a
     list and zeros in an array; `present` distinguishes missing values from real zeros. The name of
-    a nested record gives a dict of its fields. Values stay valid while they, or the batch, are
-    referenced (with reuse=True: until the next batch).
+    a nested record gives a dict of the record's fields. Values stay valid as long as the values or
+    the batch are referenced (with reuse=True: until the next batch).
     """
 
     __slots__ = (
@@ -71,14 +71,14 @@ class Batch(Mapping[str, Any]):
     ) -> None:
         self._layout, self._block, self._n_rows, self._values = layout, block, n_rows, values
         self._lists: dict[str, list[Any]] = {}
-        # For messages: the paths of the shards and, for each added column, of its own shards.
+        # For messages: the paths of the shards, and the paths of each added column's shards.
         self._paths, self._beside = paths, beside
         self.epoch = epoch
         """The epoch, counted from 0."""
         self.step = step
         """The step within the epoch, counted from 0."""
         self.skipped = skipped
-        """The samples that failed, by row; their rows contain other samples instead."""
+        """The failed samples by row; each of these rows contains another sample instead."""
 
     def __getitem__(self, name: str) -> Any:
         found = self._values.get(name)
@@ -138,7 +138,7 @@ class Batch(Mapping[str, Any]):
 
     @property
     def filled(self) -> tuple[BlockLayout, npt.NDArray[np.uint8], int]:
-        """The block of the batch, its layout, and the number of used rows."""
+        """The block of the batch, the layout of the block, and the number of used rows."""
         return self._layout, self._block, self._n_rows
 
     def of(self, wrap: Callable[[Any, object, str | None], Any]) -> Batch:

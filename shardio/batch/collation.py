@@ -1,12 +1,12 @@
 """Validate how arrays of different shapes are collated into a batch. Pure.
 
     "stack"    one array; all shapes must be equal
-    "pad"      one array as large as the largest, zeros after the values, and `NAME_mask`
-    "ragged"   the values concatenated along the first axis, and `NAME_offsets`
+    "pad"      one array: each value padded with zeros to the largest shape; also `NAME_mask`
+    "ragged"   the values concatenated along the first axis; also `NAME_offsets`
     "list"     a list of arrays
 
-One of these words alone applies to all arrays whose shapes may differ: arrays of varying shape
-in the dataset, and all arrays that a transform returns, except scalars.
+If `collate` is one of these words, the word applies to all arrays whose shapes may differ: arrays
+of varying shape in the dataset, and all arrays that a transform returns, except scalars.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _BESIDE: Final[dict[CollateKind, tuple[str, str, int]]] = {
     "pad": ("mask", "bool", 1),
     "ragged": ("offsets", "int64", 0),
 }
-"""The companion field of a collated array: the suffix of its name, its dtype, and 1 if it has the
-dimensions of the array, else 0.
+"""The suffix and the dtype of a joined array's companion field, and 1 if the companion has the same
+dimensions as the array, else 0.
 """
 
 
@@ -69,7 +69,7 @@ class Collation:
     function: Callable[[list[Mapping[str, Any]]], Any] | None = None
 
     def relax_shapes(self, schema: Schema) -> Schema:
-        """Return a schema that fits all results of a transform, given that of the first result."""
+        """Return a schema for all results of a transform, given the schema of the first result."""
         return Schema({name: self._loosen(name, each) for name, each in schema.items()})
 
     def _loosen(self, name: str, found: Field) -> Field:
@@ -81,7 +81,7 @@ class Collation:
     def expand(self, schema: Schema) -> tuple[Schema, tuple[JoinedField, ...]]:
         """Return the schema of batches of such samples, and the fields that are joined.
 
-        In the returned schema, the shape of a joined field is that of the array for a whole batch.
+        In the returned schema, a joined field has the shape of the array for a whole batch.
 
         Raises:
             InvalidArgument: the collation does not match the schema.

@@ -22,9 +22,9 @@ def infer_schema(sample: object, source: Schema | None = None) -> Schema:
 
     NumPy arrays and scalars, bool, int (int64) and float (float64) become arrays of their shape;
     str becomes Text, bytes become Bytes, and dict, list, tuple and None become Json. A list of
-    arrays becomes a List of arrays of any shape. From the field of the same name in `source`, some
-    properties are kept: a varying shape, bfloat16 for uint16 values, Json for values that JSON can
-    represent, and optional.
+    arrays becomes a List of arrays of any shape. If `source` has a field of the same name, these of
+    its properties are kept: a varying shape, bfloat16 for uint16 values, Json for values that JSON
+    can represent, and optional.
 
     Raises:
         SchemaError: the sample is not a mapping of names to such values.
@@ -91,14 +91,14 @@ def _is_dtype(found: np.dtype[Any], field: Array) -> bool:
     if is_bfloat16_bits(found):
         return bool(field.dtype == "bfloat16")
     wanted = field.numpy
-    return bool(found == wanted or found.name == wanted.name)  # last: names take 5 µs to compare
+    return bool(found == wanted or found.name == wanted.name)  # comparing names takes 5 µs
 
 
 def infer_batch(made: object, n_rows: int, source: Schema) -> tuple[Schema, frozenset[str]]:
     """Infer the schema of a batch function's result, and the names of the fields that are arrays.
 
-    In the schema, arrays and numbers have `None` for every dimension. Other values are lists, with
-    a value for each of n_rows samples. `source` is used as in `infer_schema`.
+    In the schema, every dimension of arrays and numbers is None. Other values are lists, with a
+    value for each of n_rows samples. `source` is used as in `infer_schema`.
 
     Raises:
         SchemaError: the result is not a mapping of names to such values.
@@ -182,7 +182,7 @@ def check_batch(made: object, n_rows: int, schema: Schema, whole: Iterable[str])
 
 
 def check_sample(sample: object, schema: Schema, first: str = "the first sample") -> None:
-    """Check that a later sample has the fields of the first one, named `first` in messages.
+    """Check that a later sample has the fields of the first sample, called `first` in messages.
 
     Raises:
         SchemaError: names the field, and the expected and the found type.

@@ -1,4 +1,4 @@
-"""Copy rows of one column from many shards: out of one mapped address range, or by reads.
+"""Copy rows of one column from many shards, either from one mapped address range or by reads.
 
 `ColumnGather` in gather.py uses this for columns and for the hashes of their rows.
 """
@@ -44,18 +44,19 @@ class ColumnRange:
     """An address range into which a column of many files is mapped. It owns the range.
 
     The range is divided into parts, one per file. The start of each part is a multiple of the
-    stride, so the whole range is one array of rows, `rows`, and a batch over any number of shards
-    is one gather. `slots[i]` is the index in `rows` of the first row of part i. Reading unmapped
-    addresses or the gaps between parts kills the process.
+    stride. Therefore the whole range is one array of rows, `rows`, and a batch over any number of
+    shards is one gather. `slots[i]` is the index in `rows` of the first row of part i. Reading
+    unmapped addresses or the gaps between parts kills the process.
 
-    The memory is valid until `close()`, or until the object is collected; no view may outlive it.
+    The memory is valid until `close()`, or until the object is garbage-collected; no view may
+    outlive the object.
 
     Args:
         stride: the distance between rows in bytes.
         counts: the maximum number of rows of each part.
 
     Raises:
-        InsufficientMemory: this process has no address range of that size left.
+        InsufficientMemory: this process has no free address range of the required size.
         UnsupportedEnvironment: memory pages are larger than 4096 bytes, the alignment of shards.
     """
 
@@ -71,7 +72,7 @@ class ColumnRange:
         """The size of the address range."""
         used = -(-max(counts, default=0) * stride // mmap.PAGESIZE) * mmap.PAGESIZE
         self.maps_per_shard = 1 if used == max(n_steps, default=1) * step else 2
-        """The number of maps per part: the file, and the gap after it if there is one."""
+        """The number of maps per part: 2 if there is a gap after the file, else 1."""
         self._stride, self._is_scattered = stride, False
         self._address = reserve(self.n_bytes)
         self._close = weakref.finalize(self, unmap, self._address, self.n_bytes)
@@ -133,8 +134,8 @@ _SCRATCH_BYTES: Final = 1 << 20
 """The size of the buffer that padded rows pass through; it fits into the CPU cache."""
 
 _PREFAULTED_BYTES: Final = range(512, (16 << 10) + 1)
-"""The row sizes in bytes at which touching rows before the copy saves time: the copy then takes
-0.6 of the time at 2 KiB, and 0.93 at 16 KiB. With smaller and larger rows, nothing is saved.
+"""The row sizes in bytes at which touching rows before the copy saves time: a copy then takes 0.6
+of its time without touching at 2 KiB, and 0.93 at 16 KiB. Other sizes gain nothing.
 """
 _PREFAULTED_ROWS: Final = 512
 """The number of rows touched and then copied together: a third of the entries of a CPU's TLB."""
@@ -147,8 +148,8 @@ class MappedRows:
 
     Args:
         stride, row_bytes: the size of a row with and without padding.
-        starts, counts: for each shard, the number of its first row in the dataset, and its number
-            of rows.
+        starts, counts: for each shard, the index of its first row in the dataset, and its row
+            count.
     """
 
     def __init__(self, stride: int, row_bytes: int, starts: Rows, counts: Rows) -> None:
@@ -204,7 +205,7 @@ class MappedRows:
         if self._scratch is None:
             self._range.rows.take(slots, axis=0, out=out, mode="clip")
             return
-        # np.take would first copy an array whose rows have gaps, so take rows with their padding.
+        # Copy rows with their padding: np.take would first copy the whole array if it had gaps.
         scratch = self._scratch[: len(slots)]
         self._range.rows.take(slots, axis=0, out=scratch, mode="clip")
         out[:] = scratch[:, : self._row_bytes]
@@ -269,7 +270,7 @@ class FileRows:
 
     Args:
         stride: the distance between rows in bytes.
-        starts: for each shard, the number of its first row in the dataset.
+        starts: for each shard, the index of its first row in the dataset.
     """
 
     maps_per_shard: Final = 0

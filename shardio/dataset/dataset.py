@@ -58,7 +58,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         self.rows = rows
         """The selected samples and their rows."""
         self.starts: Rows = rows.shard_starts
-        """The number of each shard's first row, followed by the total number of rows."""
+        """The index of each shard's first row, then the total count of rows."""
         self._generation = generation
         self.verify: Verify = verify
         """When hashes are checked, as in ShardReader."""
@@ -71,7 +71,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
 
     @property
     def place(self) -> str:
-        """The path as the user gave it, or the absolute path if a chdir made the former invalid."""
+        """The path as the user gave it, or the absolute path if a chdir made this path invalid."""
         return self.path if os.path.abspath(self.path) == self.root else self.root
 
     @property
@@ -101,7 +101,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
 
     @property
     def column_groups(self) -> Mapping[str, Sequence[ShardSummary]]:
-        """The shards of each column that was added later, by its name, in the order of `shards`."""
+        """The shards of each added column, by the column's name, in the order of `shards`."""
         return {group.name: group.shards for group in self._generation.column_groups}
 
     @property
@@ -212,20 +212,20 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         """Return the first position of a view's sample in an epoch that is not shuffled.
 
         Args:
-            number: of the sample.
+            number: the index of the sample.
             ends: the number of the view's samples up to the end of each source of a mixture.
-            seed, epoch: of the loader.
+            seed, epoch: the loader's seed, and the epoch.
         """
         return number
 
     def locate(self, rows: Rows) -> Rows:
-        """Return the number of the shard that contains each of `rows`."""
+        """Return the index of the shard that contains each of `rows`."""
         if self._rows_per_shard:
             return rows // self._rows_per_shard
         return np.searchsorted(self.starts, rows, side="right") - 1
 
     def gather(self, name: str) -> ColumnGather:
-        """Return the gather of a column, which copies rows of all shards; created on first use."""
+        """Return the ColumnGather of a column; created on first use."""
         self.files.open_files.check_open()
         found = self._gathers.get(name)
         while found is None:

@@ -2,9 +2,9 @@
 
 A unit is a range of bytes with one hash. One table for all files has a mark for each unit: a byte
 that records whether the unit was verified. If not all files can be open at a time, the table is
-laid out before they are opened. The schema and the number of samples then determine the number of
-units exactly, except for packets and chunks of streams: for these, the file size gives an upper
-bound.
+laid out before any file is opened. The number of units is then computed from the schema and the
+number of samples. The number of packets and chunks of streams is unknown at this time; an upper
+bound is computed from the file size.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class FileGroup(NamedTuple):
 
 
 class DatasetFiles(ABC):
-    """The files of a dataset, by number. Owns the open files until `close`. Not thread-safe.
+    """The files of a dataset, by index. Owns the open files until `close`. Not thread-safe.
 
     The shards come first, then the files of added fields, group by group.
 
@@ -87,12 +87,12 @@ class DatasetFiles(ABC):
         self.open_files = OpenFiles(
             n_files, self._open, max_open=max_open, n_maps=n_maps, path=path
         )
-        """The open files, by number."""
+        """The open files, by index."""
         self._marks: Marks | None = None
         self._first_marks: Rows | None = None
 
     def first_file(self, name: str) -> int:
-        """Return the file number of shard 0 for a field; the files of other shards follow."""
+        """Return the index of shard 0's file with a field; the files of other shards follow."""
         return self._first_files.get(name, 0)
 
     def reader(self, shard: int, name: str | None = None) -> ShardReader:
@@ -160,7 +160,7 @@ class DatasetFiles(ABC):
 
     @abstractmethod
     def file_numbers(self, name: str | None = None) -> Rows:
-        """Return the number of each shard's file among the distinct files of the group.
+        """Return the index of each shard's file among the distinct files of the group.
 
         `name` is a field of the group; None for the group of the shards.
         """
@@ -197,7 +197,7 @@ class DatasetFiles(ABC):
         number, shard = divmod(file, self.n_shards)
         reader = self.open_file(shard, self._groups[number].name)
         if self.is_partial:
-            self._all_marks()  # use the common table, which outlives the reader if it is evicted
+            self._all_marks()  # use the common table: marks in it outlive an evicted reader
         self._mark(file, reader)
         return reader
 
@@ -219,7 +219,7 @@ class DatasetFiles(ABC):
 
     @property
     def n_marks(self) -> int:
-        """The number of units of all files, for which every file is opened.
+        """The number of units of all files; computing it opens every file.
 
         If `is_partial`, no file is opened, and the number is an upper bound.
         """
@@ -318,7 +318,7 @@ class ShardFiles(DatasetFiles):
 
     @property
     def storages(self) -> Sequence[ShardStorage]:
-        """The one storage."""
+        """The storage of all files, in a list."""
         return [self._storage]
 
     def path_of(self, summary: ShardSummary) -> str:

@@ -1,11 +1,11 @@
 """Gather and verify the rows of one column for a batch, over all shards of a dataset.
 
-If files are mapped, the column of all shards is in one address range with one stride, and so are
-its hashes: a batch is one `np.take` directly into its block. Otherwise, rows are read into the
-block (`column_rows`). Data that is not verified yet is hashed. Rows of 2 KiB or more have one hash
-each; they are hashed in the block after copying, so that exactly the bytes that the user receives
-are verified. Smaller rows share a hash with the other rows of a run; whole runs are hashed before
-copying, because a run also has rows that the batch does not need.
+If files are mapped, the column of all shards is in one address range with one stride, and the
+hashes are in another: a batch is one `np.take` directly into its block. Otherwise, rows are read
+into the block (`column_rows`). Data that is not verified yet is hashed. Rows of 2 KiB or more have
+one hash each; they are hashed in the block after copying, so that exactly the bytes that the user
+receives are verified. Smaller rows share a hash with the other rows of a run. Whole runs are hashed
+before copying, because a run may have rows that are not in the batch.
 
 If not all files of a dataset may be open at a time, the files of a batch are opened before it is
 copied; a batch that needs too many files is copied in several parts.
@@ -48,10 +48,10 @@ class ColumnGather:
     Args:
         name, field: the column.
         files: the open files of the dataset; borrowed.
-        first: the number of the first file with the column; the files of other shards follow.
+        first: the index of the first file with the column; the files of other shards follow.
         is_mapped: True if files are mapped, False if they are read.
-        starts, counts: for each shard, the number of its first row in the dataset, and its number
-            of rows.
+        starts, counts: for each shard, the index of its first row in the dataset, and its row
+            count.
         marks: the marks of verified units of all files, shared; defined in files.py.
         first_marks: the start of each shard's marks.
         verify: "off", "first" or "always".
@@ -158,7 +158,7 @@ class ColumnGather:
 
     @property
     def _max_together(self) -> int:
-        """The maximum number of shards to open together, so that none evicts another of them."""
+        """The maximum number of shards that can be opened without evicting one of them."""
         return max(1, (self._files.max_open or 1) // 2)
 
     def place(self, rows: Rows, shards: Rows) -> Rows:
@@ -171,7 +171,7 @@ class ColumnGather:
         Args:
             slots: the result of `place` for these rows.
             rows: the row numbers; the caller has checked their range.
-            shards: the number of each row's shard.
+            shards: the index of each row's shard.
             out: a C-contiguous uint8 array, (len(rows), row bytes).
 
         Raises:

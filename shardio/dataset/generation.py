@@ -1,7 +1,7 @@
 """Generations: the published states of a dataset, and their JSON.
 
-A *column group* is a column added to a finished dataset. For each shard of the dataset it has
-another shard with the same number of samples and only the new field.
+A *column group* is a column added to a finished dataset. For each shard of the dataset, the column
+group has another shard with the same number of samples and only the new field.
 
 A *view*, also JSON, is the default kind of sample. With `ROWS` every row is a sample. With
 `{"kind": "clips", "frames": 16, "stride": 1, "step": 16}` every complete clip of the only video
@@ -66,7 +66,7 @@ def is_known_view(view: Any) -> bool:
 
 
 def view_error(view: Mapping[str, Any], schema: Schema) -> str | None:
-    """Return why a known view does not match a schema; None if it matches."""
+    """Return the reason why a known view does not match a schema; None if the view matches."""
     if view["kind"] == "rows":
         return None
     for name, most in _NUMBERS.items():
@@ -234,8 +234,8 @@ class Generation:
         lineage: the identity of the dataset, see `lineage_of`.
         schema: the schema of `shards`.
         classes: the class names; a label is an index into them.
-        inputs: the files that a conversion read, each with its outcome. Like `converter`, it
-            contains no absolute paths, times or hosts.
+        inputs: the files that a conversion read, each with its outcome. `inputs` and `converter`
+            contain no absolute paths, times or hosts.
         converter: the converter's name, versions, and options that affect the data.
         versions: the versions of the libraries that affect the stored bytes.
         subsets: named selections of rows.

@@ -1,9 +1,9 @@
 """The manifest of a dataset: its only commit point, where generations are published and read.
 
-A generation file is created exclusively under its number, then `dataset.json` is renamed into place
-to point to it: two concurrent writers cannot overwrite each other's work. Both files are canonical
-JSON with a digest, so a change of any byte is detected. External lists are written before their
-generation. A published generation never changes.
+A generation file is created exclusively, so that concurrent writers cannot use the same number.
+Then a new `dataset.json` that points to the generation is renamed into place. Both files are
+canonical JSON with a digest, so a change of any byte is detected. External lists are written before
+their generation. A published generation never changes.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def publish(
         _publish(root, generation, content, external_lists)
         return generation
     make_folder(root / GENERATIONS)
-    with _locked(root / GENERATIONS):  # else a writer that fails could remove a list we refer to
+    with _locked(root / GENERATIONS):  # else a failing writer could remove a list of `generation`
         _publish(root, generation, content, external_lists)
     return generation
 
@@ -174,7 +174,7 @@ def publish(
 def publish_next(
     folder: str | os.PathLike[str], previous: Generation, **changes: Any
 ) -> Generation:
-    """Publish the generation after `previous`; it differs from `previous` only in `changes`.
+    """Publish the generation after `previous`, which differs from `previous` only in `changes`.
 
     All new files that the generation names must be complete in `folder`. Readers of `previous` are
     not affected.

@@ -1,9 +1,9 @@
 """The open files of a dataset, and the storage that holds them: a folder, or an object store.
 
-A dataset pins every file that it opens, and unpins the file when it is no longer used. A storage
-can thus download a file when it is pinned, and delete unpinned files. Files are opened on demand.
-If there are many, only a limited number is open at a time, and the least recently used are evicted.
-An evicted file is not closed immediately: its map lives as long as the last view into it.
+A dataset pins every file that it opens, and unpins each file after its last use. A storage can thus
+download a file when the file is pinned, and delete unpinned files. Files are opened on demand. If
+there are many files, only a limited number is open at a time, and the least recently used are
+evicted. The map of an evicted file lives as long as the last view into the map.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ShardStorage(Protocol):
 
         Raises:
             DatasetCorrupt: the file is a link to a target outside of the dataset.
-            ShardNotFound: the storage noticed that the file is missing, without opening it.
+            ShardNotFound: the file is missing; some storages leave this error to opening.
         """
 
     def pin_if_cached(self, summary: ShardSummary) -> str:
@@ -185,11 +185,11 @@ def open_limit(n_files: int, max_pinned: int | None = None) -> int | None:
 
 
 class OpenFiles:
-    """The readers of a dataset's files, by number. It owns them until `close`. Not thread-safe.
+    """The readers of a dataset's files, by index. Owns the readers until `close`. Not thread-safe.
 
     Args:
         n_files: the number of files.
-        open_file: opens a file by number; a method of the owner, referenced weakly.
+        open_file: opens a file by index; a method of the owner, referenced weakly.
         max_open: the maximum number of open files; None if unlimited.
         n_maps: the number of maps per open file, not counting the maps of listeners.
         path: the dataset, for messages.
@@ -239,7 +239,7 @@ class OpenFiles:
         return self._readers.get(file)
 
     def items(self) -> list[tuple[int, ShardReader]]:
-        """Return the numbers and readers of the open files."""
+        """Return the indices and readers of the open files."""
         return list(self._readers.items())
 
     def disable_readahead(self) -> None:
@@ -249,9 +249,9 @@ class OpenFiles:
             _disable_readahead(reader)
 
     def add_listener(self, method: Callable[[int], None], n_maps: int) -> None:
-        """Call a method before a file is evicted; its object is referenced weakly.
+        """Call a method before a file is evicted; the method's object is referenced weakly.
 
-        The object maps each file `n_maps` times; this lowers the maximum number of open files.
+        The object maps each file `n_maps` times, which lowers the maximum number of open files.
         """
         self._listeners.append(weakref.WeakMethod(method))
         self._maps_per_file += n_maps

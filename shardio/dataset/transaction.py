@@ -1,13 +1,13 @@
 """Publish new files of a dataset, or a folder, as a whole.
 
 A new file is written in a hidden, locked staging folder. Once all files are complete, each gets its
-final name as a second link (`link_staged`), and a generation that names them is published. Until
-then the links in the staging folder stay: their inodes show which files in the dataset belong to
-the operation. If it fails, these files are removed again, unless a generation names them (`undo`);
-after a killed operation, the next operation removes them.
+final name as a second link (`link_staged`), and a generation that names the files is published.
+Until then the links in the staging folder stay: their inodes show which files in the dataset belong
+to the operation. If the operation fails, these files are removed again, unless a generation names
+them (`undo`). If the operation is killed, the next operation removes the files.
 
-If another writer changes the dataset during an operation, files may be missing for that reason.
-This is detected and reported as a conflict, not as damage.
+Files may be missing because another writer has changed the dataset during an operation. This is
+detected and reported as a conflict, not as damage.
 
 A folder that is not a dataset, such as an export, is staged beside its final place and renamed.
 """
@@ -121,7 +121,7 @@ def lock_folder(folder: Path, *, wait: bool = False) -> int:
 
     Raises:
         BlockingIOError: another process holds the lock.
-        FileNotFoundError: there is no such folder, or its owner has removed it meanwhile.
+        FileNotFoundError: the folder does not exist, or its owner removed it in the meantime.
         OSError: the folder is a link, or the file system has no locks.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -152,7 +152,7 @@ class StagingFolder:
             return
 
     def remove(self, error: BaseException | None) -> None:
-        """Remove the folder; after an error also the names of its files that were not published."""
+        """Remove the folder; after an error, also remove the final names of unpublished files."""
         try:
             if error is None:
                 remove_tree(self.path)
@@ -168,8 +168,8 @@ class StagingFolder:
 def sweep(root: Path) -> None:
     """Remove the unlocked staging folders that killed operations left, with unpublished files."""
     for folder in root.glob(_PREFIX + "*"):
-        # Skip folders that are locked or removed meanwhile; keep files if a generation is
-        # unreadable, because it may name them.
+        # Skip folders that are locked or were removed in the meantime. If a generation is
+        # unreadable, keep the files, because the generation may name them.
         with contextlib.suppress(OSError, DataError):
             fd = lock_folder(folder)
             try:
@@ -214,7 +214,7 @@ def undo(root: Path, staging: Path, *, is_private: bool = False) -> None:
         is_private: True if no other writer can have used `root`.
 
     Raises:
-        DataError: a generation cannot be read, and may name the staged shards.
+        DataError: a generation that may name the staged shards cannot be read.
     """
     inodes = _staged_inodes(staging)
     if not holds_dataset(root) and (inodes or is_private):
@@ -271,7 +271,9 @@ def _numbers(root: Path) -> list[int]:
 
 
 def dataset_entries(root: Path) -> list[str]:
-    """Return the entries of a dataset, the pointer first: without it, the rest is not a dataset.
+    """Return the entries of a dataset, the pointer first.
+
+    Once the pointer is moved away, the other entries no longer count as a dataset.
 
     Raises:
         DatasetCorrupt, ShardUnsupported: a generation is unreadable.
@@ -284,7 +286,7 @@ def check_only_dataset(root: Path, exclude: str) -> None:
     """Check that `root` is missing, empty, or holds only a dataset, apart from `exclude`.
 
     Raises:
-        DatasetExists: `out` contains something that does not belong to the dataset.
+        DatasetExists: `root` contains something that does not belong to the dataset.
         DatasetCorrupt, ShardUnsupported: the files of the dataset cannot be determined.
     """
     if not holds_dataset(root):
@@ -331,7 +333,7 @@ class StagedFolder:
         """Rename the folder to `out`; with `replace`, an existing folder there is replaced.
 
         Raises:
-            DatasetExists: another process has created something at `out` meanwhile.
+            DatasetExists: another process has created something at `out` in the meantime.
         """
         sync_path(self.folder)
         if not (replace and exchange(str(self.folder), str(self.out))):

@@ -1,7 +1,8 @@
 """Writers of datasets: new shards for a new dataset, or for the next generation of one.
 
-The shards of a `GenerationWriter` are staged in a hidden folder until all are written; then they
-get their final names, and a generation that names them is published. Existing files do not change.
+The shards of a `GenerationWriter` are staged in a hidden folder until all are written. Then the
+shards get their final names, and a generation that names the shards is published. Existing files do
+not change.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ SHARD_BYTES: Final = 256 << 20
 
 
 class GenerationWriter:
-    """Writes the shards of one generation. Owns a hidden folder for the length of a `with`.
+    """Writes the shards of one generation. Owns a hidden folder within the `with` block.
 
     Args:
         folder: the folder of the dataset; for a new dataset, missing or empty.
