@@ -109,7 +109,7 @@ class ClipView(SampleView):
         )
 
     def chosen(self, names: tuple[str, ...], *, is_asked: bool) -> tuple[str, ...]:
-        """Return the fields to read, given the names that a loader reads."""
+        """Return the fields that the view must read if a loader is to read the fields `names`."""
         if self.video not in names:
             raise InvalidArgument(
                 f"fields leaves out {self.video!r}, which the samples are clips of"
@@ -135,7 +135,7 @@ class ClipView(SampleView):
         return ClipView(dataset, self.clip)
 
     def reopened(self, dataset: Dataset) -> ClipView:
-        """Return an equal view of the same rows, opened again as `dataset`."""
+        """Return an equal view of `dataset`, which is this view's dataset opened again."""
         if "_found" not in self.__dict__:
             return self.on(dataset)
         arrays = {name: table.array for name, table in self.tables().items()}
@@ -170,7 +170,7 @@ class ClipView(SampleView):
 
     @property
     def source_ends(self) -> Rows:
-        """The cumulative numbers of samples of a mixture's sources."""
+        """The cumulative sample counts of a mixture's sources."""
         return _source_ends(self.dataset, self.clip_table)
 
     def at(self, numbers: Rows) -> Rows:
@@ -179,7 +179,7 @@ class ClipView(SampleView):
 
     @property
     def shard_ends(self) -> Rows:
-        """The cumulative numbers of clips per shard."""
+        """The cumulative clip counts of the shards."""
         ends: Rows = np.concatenate([[0], self.clip_table.ends])[self.dataset.rows.shard_ends]
         return ends
 
@@ -200,7 +200,7 @@ class ClipView(SampleView):
         return ClipGrouping(self.clip.per_video or 1, ends)
 
     def positions(self, numbers: Rows, seed: int, epoch: int) -> Rows:
-        """Return the positions of samples in an epoch that is not shuffled, if draws need them."""
+        """Return the samples' positions in an epoch without shuffling, if draws need them."""
         if "random" not in (self.clip.where, self.clip.crop):
             return numbers
         position, ends = self.dataset.first_position, self.source_ends
@@ -214,7 +214,7 @@ class ClipView(SampleView):
         return ClipDraws.of(starts, places)
 
     def audio(self, sounds: Mapping[str, Sound]) -> AudioSpec:
-        """Return the format of the audio in some fields, which covers the time of the clip."""
+        """Return the format of the audio in some fields; the audio covers the time of a clip."""
         if any(sound.where == "random" for sound in sounds.values()):
             raise InvalidArgument(
                 f"{self.dataset.path}: samples are clips of {self.video!r}, whose sound covers the "
@@ -229,7 +229,7 @@ class ClipView(SampleView):
 
 
 def default_clip(view: Mapping[str, Any]) -> Clip:
-    """Return the clips of a dataset's stored view; `Clip()` if it is a view of rows."""
+    """Return the clip options in a dataset's stored view; `Clip()` if the view is one of rows."""
     return Clip(**{name: view[name] for name in _OPTIONS if name in view})
 
 
@@ -283,7 +283,7 @@ def _find_clips(dataset: Dataset, clip: Clip) -> _Found:
 
 
 def _source_ends(dataset: Dataset, clips: Clips) -> Rows:
-    """Return the cumulative numbers of clips of a mixture's sources."""
+    """Return the cumulative clip counts of a mixture's sources."""
     ends: Rows = np.concatenate([[0], clips.ends])[np.cumsum(dataset.rows.source_counts)]
     return ends
 
@@ -312,7 +312,7 @@ class _EventCollector:
     def take(
         self, happened: VideoEvents, numbers: Rows, is_long: npt.NDArray[np.bool_]
     ) -> npt.NDArray[np.bool_]:
-        """Add the events of videos, given their `numbers` and a mask of the long-enough ones.
+        """Add the events of the videos at `numbers` that are long enough for a clip (`is_long`).
 
         Return a mask of the videos from which events were added.
         """

@@ -1,7 +1,7 @@
-"""Clips of stored videos: the frames and the video at each position of a view. Pure.
+"""Clips of stored videos: the video and the frames of the clip at each position. Pure.
 
-A dataset of videos is loaded clip by clip. The clips are a view: nothing is stored for them. The
-clip at any position is computed from the number of frames of each video.
+The clips are a view of a dataset of videos: nothing is stored for them. The clip at any position is
+computed from the frame counts of the videos.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Numbers = npt.NDArray[np.int64]
 _MAX: Final = 1 << 31
 _HALF: Final = 1 << 32
 _MAX_PARTS: Final = 1 << 16
-"""The largest denominator of a float that counts as exact, as 12.5 does and 29.97 does not."""
+"""A float is exact if its denominator is at most this: 12.5 is exact, 29.97 is not."""
 _MAX_SIDE: Final = 16384
 _CHOICES: Final = {
     "where": get_args(Where),
@@ -149,7 +149,7 @@ class Clip:
 
 
 class Events(NamedTuple):
-    """The number of events of each video, and all events in the order of the videos.
+    """The event count of each video, and all events in the order of the videos.
 
     Floats in `values` are seconds from a video's first frame; integers are frame numbers. Events of
     videos that are too short for a clip are left out.
@@ -187,7 +187,7 @@ class Clips:
 
     @property
     def ends(self) -> _Numbers:
-        """The cumulative numbers of clips per video."""
+        """The cumulative clip counts of the videos."""
         return self._ends
 
     def videos(self, positions: _Numbers) -> _Numbers:
@@ -200,9 +200,9 @@ class Clips:
         """Return the start of the clip at each of `positions`, for `video_index.clip_frames`.
 
         The start is the first frame of the clip, except for clips that depend on times. Around
-        events, it is the index of the event. For where="all", it is a number of times 1 / fps after
-        the video's first frame. For "uniform" and "random", it is a share: the first frame is
-        preceded by start / `n_shares` of all possible first frames.
+        events, the start is the index of the event. For where="all", the clip begins start / fps
+        seconds after the video's first frame. For "uniform" and "random", the first frame is
+        preceded by a share of start / `n_shares` of all possible first frames.
 
         Args:
             positions: positions of clips, from 0 to len() - 1.
@@ -281,8 +281,9 @@ def time_field_names(name: str) -> tuple[str, str]:
 class ClipDraws(NamedTuple):
     """The start of each sample's clip, as in `Clips.starts`, and the position of the crop.
 
-    `places` has the position of each crop as fractions from 0 up to 1, (left, top): the share of
-    the pixels to cut off that is cut off at the left and at the top. None centres all crops.
+    `places` has the position of each crop as two fractions from 0 to 1, (left, top). Of all columns
+    that are cut off, the fraction `left` is cut off at the left side; likewise for rows and `top`.
+    None centres all crops.
     """
 
     starts: _Numbers

@@ -1,8 +1,8 @@
 """Decode stored images, clips and audio, into the rows of a block or for the user's transform.
 
-Used by `_engine.filling`. In this module, `rows` are row numbers over all shards of the dataset,
-and `row` is a row number within its shard. The tables and the decoder of a stream are cached for
-its next clip.
+Used by `_engine.filling`. In this module, `rows` are numbered over all shards of the dataset, and
+`row` is numbered within its shard. The tables and the decoder of a stream are cached for the
+stream's next clip.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ImageReader:
         Args:
             data: the bytes of the image file.
             name, shard, row: the field, shard and row of the image, for messages.
-            out: an array to fill; its shape is that stored in the index.
+            out: an array to fill; its shape is the shape stored in the index.
 
         Raises:
             MediaError: the image cannot be decoded, or does not have the shape of `out`.
@@ -117,9 +117,9 @@ class _OpenVideo(NamedTuple):
 
 
 class ClipReader(Closing):
-    """A decoder of clips of the videos in one field of a dataset. It borrows the dataset.
+    """A decoder of clips of the videos in one field of a dataset, which it borrows.
 
-    It owns decoders until `close`, which must precede the closing of the dataset. `needs_times`
+    The reader owns video decoders until `close`; close the reader before the dataset. `needs_times`
     must be True if `moment` will be called.
     """
 
@@ -269,9 +269,9 @@ _MAX_AUDIO_STREAMS: Final = 256
 
 
 class AudioReader(Closing):
-    """A decoder of the audio in some fields of a dataset. It borrows the dataset.
+    """A decoder of the audio in some fields of a dataset, which it borrows.
 
-    It owns decoders until `close`, which must precede the closing of the dataset.
+    The reader owns audio decoders until `close`; close the reader before the dataset.
 
     Args:
         dataset: the dataset with the audio.
@@ -359,7 +359,7 @@ class AudioReader(Closing):
         return begin, Fraction(stream.n_frames, rate)
 
     def _channels(self, field: AudioField, stream: EncodedStream) -> int | None:
-        """Return the number of channels to mix to; None if the stream has as many already."""
+        """Return the channel count to mix to; None if the stream has that many channels already."""
         return None if stream.width == field.channels else field.channels
 
     def _stream(self, name: str, shard: int, row: int) -> EncodedStream | None:

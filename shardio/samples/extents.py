@@ -67,7 +67,7 @@ def merged(ranges: Ranges, grain: int) -> Ranges:
 
 
 def blocks_of(ranges: Ranges, size: int) -> Rows:
-    """Return the numbers of the blocks of `size` bytes that the ranges overlap, in order."""
+    """Return the indices of the blocks of `size` bytes that the ranges overlap, in order."""
     filled = ranges.ends > ranges.starts
     firsts, lasts = ranges.starts[filled] // size, (ranges.ends[filled] - 1) // size
     counts = lasts - firsts + 1
@@ -77,8 +77,9 @@ def blocks_of(ranges: Ranges, size: int) -> Rows:
 
 
 GAP_BYTES: Final = 4 << 20
-"""In the concatenation, files begin at multiples of this size, with gaps of at least this size.
-Ranges that are rounded to smaller multiples therefore never overlap another file."""
+"""In the concatenation, each file begins at a multiple of this size, and the gap before it has at
+least this size. A range that is rounded to smaller multiples therefore never overlaps another file.
+"""
 
 
 class ShardFileNumbers:
@@ -138,9 +139,9 @@ class ShardFileNumbers:
 class _Lane(NamedTuple):
     """The sections of one kind in all shards, with an item of n_bytes per row.
 
-    Items are `stride` bytes apart. `find` returns the offset of a shard's section in its file;
-    `starts` has the start of each shard's file in the concatenation. `firsts` caches the start of
-    each section there, -1 if unknown.
+    Items are `stride` bytes apart. `find` returns the offset of a shard's section in the shard's
+    file; `starts` has the offset of each shard's file in the concatenation. `firsts` caches the
+    offset of each section in the concatenation, -1 if unknown.
     """
 
     stride: int
@@ -167,7 +168,7 @@ class _Lane(NamedTuple):
 
 
 class _ColumnExtents:
-    """The ranges of a column's rows, and of the whole units (rows with one hash) to be verified."""
+    """The ranges of a column's rows; units (rows with one hash) to be verified are read whole."""
 
     def __init__(self, dataset: Dataset, name: str, starts: Rows, verify: str) -> None:
         self._name, self._verify, self._dataset = name, verify, dataset

@@ -93,8 +93,9 @@ def _sizes_in(reader: ShardReader, name: str, rows: Rows) -> list[tuple[int, int
 
 
 _NEARLY: Final = Fraction(199, 200)
-"""If the shortest audio has at least this fraction of the longest's length, all audio is padded to
-one length with silence; otherwise its length varies."""
+"""If the shortest audio of a field has at least this fraction of the length of the longest, all
+audio is padded with silence to one length; otherwise the length varies.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +143,8 @@ def audio_schema(
     Args:
         schema: the stored schema.
         sounds: the requested format of each field to decode.
-        shapes: (samples, channels) of fields, with None for a varying length. For other fields only
-            the channels are known, if they are in the requested format.
+        shapes: (samples, channels) for some of the fields; samples is None if the length varies.
+            Of other fields, at most the channels are known, from the requested format.
     """
     fields: dict[str, Field] = {}
     for name, field in schema.items():
@@ -163,7 +164,7 @@ SecondsRange = tuple[Fraction, Fraction]
 def audio_field(
     dataset: Dataset, name: str, sound: Sound, seconds_of: Callable[[str], SecondsRange | None]
 ) -> AudioField:
-    """Return the format of the audio in a field of a dataset's selected rows.
+    """Return the format of the audio in a field, over the selected rows of a dataset.
 
     Rates, channels and lengths are read from the index, 64 bytes per stream, unless the requested
     format determines them.
@@ -214,7 +215,7 @@ def n_samples(seconds: Fraction, rate: int) -> int:
 
 
 def clip_seconds(clip: Clip, duration: Fraction, n_frames: int) -> Fraction:
-    """Return the length of a clip in seconds, up to the frame after the clip.
+    """Return the length of a clip in seconds, including the duration of the last frame.
 
     `duration` is the length of the whole video, which has `n_frames`.
     """
@@ -228,8 +229,8 @@ def _bounds(
 ) -> tuple[Fraction, Fraction] | None:
     """Return the minimum and maximum seconds of audio, or of clips with audio; None without audio.
 
-    `name` is the field of the audio. `measured` is the field of the streams whose length counts:
-    the same field, or the field of the clips' videos.
+    `name` is the field of the audio. `measured` is the field whose streams' lengths are used: the
+    audio itself or, for clips, the field of the videos.
 
     Raises:
         InvalidArgument: a video has no stored length.

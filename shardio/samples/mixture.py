@@ -60,7 +60,7 @@ def check_agreement(
 ) -> Iterable[str] | None:
     """Check that the given fields (by default all) are equal in the datasets at `paths`.
 
-    Return `fields`, as a list if it was another iterable.
+    Return the given `fields`; an iterable that is not a list is returned as a list.
 
     Raises:
         InvalidArgument: names a field that differs, two datasets, and the field in each.
@@ -266,23 +266,23 @@ class Mixture(OpenDataset):
 
     @property
     def mixture_sizes(self) -> MixtureSizes:
-        """The shares of the sources, and the current number of samples of each source."""
+        """The shares of the sources, and the current sample count of each source."""
         return self.sizes_of(np.cumsum(self.rows.source_counts))
 
     def sizes_of(self, ends: Rows) -> MixtureSizes:
         """Return the sources' shares, and how many of a view's samples each source has.
 
         Args:
-            ends: the cumulative numbers of the view's samples per source.
+            ends: the cumulative counts of the view's samples in the sources.
         """
         sizes = np.diff(ends, prepend=0)
         firsts = ends - sizes
         return MixtureSizes(self.mixing, tuple(sizes.tolist()), tuple(firsts.tolist()))
 
     def first_position(self, number: int, ends: Rows, *, seed: int, epoch: int) -> int:
-        """Return the first position of a view's sample in an epoch that is not shuffled.
+        """Return the first position of a view's sample in an epoch without shuffling.
 
-        Samples that the epoch leaves out have the positions after its end.
+        Samples that the epoch leaves out get positions after the end of the epoch.
         """
         sizes = self.sizes_of(ends)
         order = MixtureOrder(Sequential(), sizes, None, seed=seed, epoch=epoch)
@@ -397,10 +397,10 @@ def mix(
     """Mix several datasets; a ShardLoader draws from each in proportion to its weight.
 
     The epoch is divided into blocks of 256 positions; in each block, every source has its share of
-    the positions. The loader's seed and the epoch determine the positions of a source, and the
-    samples it contributes; with shuffle=False the samples of a source come in order. Open datasets
-    are opened again, with the same subset or selection. The mixture is a separate dataset: close
-    it, or use it in a `with`.
+    the positions. The loader's seed and the epoch determine a source's positions and the samples at
+    them; with shuffle=False the samples of a source come in order. Open datasets are opened again,
+    with the same subset or selection. The mixture is a separate dataset: close the mixture too, or
+    use it in a `with`.
 
     Args:
         sources: folders or open datasets; a dataset may occur several times, with different
@@ -455,12 +455,12 @@ def _checked(sources: Any) -> list[str | os.PathLike[str] | ShardDataset]:
 
 
 def _shares(weights: Any, n: int) -> tuple[int, ...]:
-    """Return the shares of n sources, integers from 1 up: exact, or rounded to a total of WHOLE."""
+    """Return the shares of n sources as positive integers: exact, or rounded to a sum of WHOLE."""
     what = f"weights must be {n} numbers above 0, one for each source"
     try:
         if isinstance(weights, (str, *_UNORDERED)):
             raise TypeError("they have no order, or are not numbers")
-        # Each float as it is printed: 0.3 and 0.7 are 3 to 7.
+        # Use each float's decimal repr, so that 0.3 and 0.7 give exactly 3:7.
         numbers = [Fraction(repr(float(each))) for each in weights]
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidArgument(f"{what}; found {weights!r}: {error}") from None

@@ -116,11 +116,11 @@ class Pack:
 class WindowParts(NamedTuple):
     """The parts of documents in some windows, in order.
 
-    Per part, `windows` has the number of the part's window, from 0; `places` the part's offset in
-    the window; `documents` its document; `firsts` the offset of its first token in the document;
-    `counts` its number of tokens, at least 1; `is_last` is True if the part has the document's last
-    token. `n_tokens` has the number of tokens of each window, which is less than the window's
-    `reach` only at the end of the stream.
+    For each part, `windows` has the index of the window, from 0; `places` the part's offset in the
+    window; `documents` the document; `firsts` the offset of the part's first token in the document;
+    `counts` the token count, at least 1; `is_last` is True if the part ends with the document's
+    last token. `n_tokens` has the token count of each window, which is less than `Pack.reach` only
+    at the end of the stream.
     """
 
     windows: _Numbers
@@ -132,7 +132,7 @@ class WindowParts(NamedTuple):
     n_tokens: _Numbers
 
     def some(self, within: slice | npt.NDArray[np.bool_]) -> WindowParts:
-        """Return some of the parts; the numbers of windows stay the same."""
+        """Return some of the parts; the indices of windows stay the same."""
         return WindowParts(
             self.windows[within],
             self.places[within],
@@ -144,7 +144,10 @@ class WindowParts(NamedTuple):
         )
 
     def of_windows(self, first: int, last: int, within: slice) -> WindowParts:
-        """Return the parts of windows `first` to `last`, at `within`, with windows renumbered."""
+        """Return the parts in the slice `within`, which belong to the windows `first` to `last`.
+
+        In the result, windows are numbered from 0.
+        """
         found = self.some(within)
         return found._replace(windows=found.windows - first, n_tokens=self.n_tokens[first:last])
 
@@ -154,7 +157,7 @@ class PackedWindows:
 
     Args:
         pack: the options of the windows.
-        ends: the cumulative numbers of tokens of the documents, eot included.
+        ends: the cumulative token counts of the documents, eot included.
         sources: the number of documents of each source of a mixture, where every source is a
             separate stream; None if all documents are one stream.
         firsts: the first document of each window; None to compute them.

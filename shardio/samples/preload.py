@@ -25,7 +25,7 @@ from shardio.storage.remote.object_store import run_parallel
 from shardio.storage.remote.storage import N_THREADS, RemoteStorage
 
 _N_THREADS: Final = 4
-"""The number of reads at a time, which keeps a disk busy; more gain little."""
+"""The number of reads at a time: enough to keep a disk busy; more reads gain little."""
 _PIECE_BYTES: Final = 4 << 20
 """The size of a piece; before each piece, a thread checks whether it should stop."""
 _GRAIN_BYTES: Final = 64 << 10

@@ -248,7 +248,7 @@ def check_selection(rows: Any, fields: Sequence[str]) -> None:
 
 
 def starts_of(generation: Generation) -> Rows:
-    """Return the number of each shard's first row, followed by the total number of rows."""
+    """Return the index of each shard's first row, then the total count of rows."""
     return np.concatenate([[0], np.cumsum(generation.counts, dtype=np.int64)])
 
 

@@ -1,7 +1,7 @@
 """Gather windows of tokens from their documents, directly into a block.
 
-Used by `_engine.filling`. A document is read and verified as a whole, and each window copies its
-part. If documents are uncompressed, mapped and verified already, only the part is touched.
+Used by `_engine.filling`. A document is read and verified as a whole, and each window copies a part
+of the document. If a document is uncompressed, mapped and already verified, only the part is read.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _PARTS_AHEAD: Final = 8192
 """The approximate number of parts computed at a time, because each call takes at least 100 µs."""
 
 _MAX_AHEADS: Final = 4
-"""The number of sequences of `numbers` for which parts are cached. A worker that also fills steps
-of other workers alternates between several sequences.
+"""The number of index arrays (`numbers`) for which parts are cached. A worker that also fills steps
+of other workers alternates between several arrays.
 """
 
 
@@ -271,9 +271,9 @@ class TokenReader:
 
 
 def _write_segments_and_positions(segments: Tokens, positions: Tokens, parts: WindowParts) -> None:
-    """Write, for each token, the number of its document in the window, and its position there.
+    """Write each token's segment (the index of the document in the window) and position in it.
 
-    Parts may include the token after each window, which is only a target; it is left out.
+    Parts may include the token after each window, which is only a target. That token is left out.
     """
     n, length = segments.shape
     counts = np.minimum(parts.counts, length - parts.places)  # 0 if the part is only a target

@@ -58,8 +58,8 @@ class FrameTimes:
     def _length(self, last: int) -> int:
         """Return the ticks from the first frame to the end of the last.
 
-        `last` is the duration of the last frame. If it is unknown (0), the frame before has the
-        same duration; a single frame lasts one tick.
+        `last` is the duration of the last frame; if 0 (unknown), the duration of the frame before
+        is used instead, or one tick if there is only one frame.
         """
         end, times = int(self.pts[-1]), self.pts[self._seen[-2:]].tolist()
         return end - self._begin + (last or (times[1] - times[0] if len(times) > 1 else 1))
@@ -96,7 +96,8 @@ class FrameTimes:
     def inside(self, first: Fraction, reach: Fraction) -> Fraction:
         """Return the time nearest to `first` after which the video lasts more than `reach` ticks.
 
-        Near the end, this is the last such whole tick. The video must be longer than `reach`.
+        If `first` is too late, return the last whole tick that is early enough. The video must be
+        longer than `reach`.
         """
         if first < 0:
             return Fraction(0)
@@ -105,7 +106,7 @@ class FrameTimes:
     def start_at_share(self, part: int, of: int, reach: Fraction) -> Fraction:
         """Return the time of a frame after which the video lasts more than `reach` ticks.
 
-        Of all such frames, a share of `part` / `of`, rounded down, precedes the returned one. The
+        A share of `part` / `of` of all such frames, rounded down, precedes the returned frame. The
         video must be longer than `reach`.
         """
         latest = min(self._begin + self._latest(reach), _MAX_TICKS)
@@ -146,7 +147,7 @@ def n_times(
 Values = npt.NDArray[Any]
 
 _NEARLY: Final = 1 - 1e-9
-"""A value below a float product times this factor is below the exact product, too."""
+"""A value below a rounded float product times this factor is also below the exact product."""
 
 
 def event_dtype(schema: Schema, name: str) -> np.dtype[Any]:
@@ -170,7 +171,7 @@ def event_dtype(schema: Schema, name: str) -> np.dtype[Any]:
 
 
 def read_events(reader: ShardReader, name: str, rows: Rows) -> tuple[Rows, Values]:
-    """Return the number of events of each row, and all events in the order of the rows.
+    """Return the event count of each row, and all events in the order of the rows.
 
     A sample without a value has no events.
 
@@ -361,7 +362,7 @@ class VideoIndex:
             )
 
     def events(self, reader: ShardReader, name: str) -> tuple[Rows, npt.NDArray[Any]]:
-        """Return the number of events of each video, and all events in the order of the videos.
+        """Return the event count of each video, and all events in the order of the videos.
 
         Args:
             reader, name: the reader of the file, and the field with the events.

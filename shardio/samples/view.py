@@ -248,7 +248,7 @@ class SampleView(Sequence[dict[str, Any]]):
     @property
     @abstractmethod
     def source_ends(self) -> Rows:
-        """The cumulative numbers of samples of a mixture's sources."""
+        """The cumulative sample counts of a mixture's sources."""
 
     @abstractmethod
     def at(self, numbers: Rows) -> Rows:
@@ -351,7 +351,7 @@ class RowView(SampleView):
 
     @property
     def source_ends(self) -> Rows:
-        """The cumulative numbers of samples of a mixture's sources."""
+        """The cumulative sample counts of a mixture's sources."""
         return np.cumsum(self.dataset.rows.source_counts)
 
     def at(self, numbers: Rows) -> Rows:

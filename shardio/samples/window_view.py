@@ -88,7 +88,7 @@ class WindowView(SampleView):
         return (self.packing.name,)
 
     def chosen(self, names: tuple[str, ...], *, is_asked: bool) -> tuple[str, ...]:
-        """Return the fields to read, given the names that a loader reads."""
+        """Return the fields that the view must read if a loader is to read the fields `names`."""
         others = [name for name in names if name != self.packing.name]
         if others and is_asked:
             raise InvalidArgument(
@@ -102,7 +102,7 @@ class WindowView(SampleView):
         return WindowView(dataset, self.packing)
 
     def reopened(self, dataset: Dataset) -> WindowView:
-        """Return an equal view of the same rows, opened again as `dataset`."""
+        """Return an equal view of `dataset`, which is this view's dataset opened again."""
         if "windows" not in self.__dict__:
             return self.on(dataset)
         arrays = {name: table.array for name, table in self.tables().items()}
@@ -135,7 +135,7 @@ class WindowView(SampleView):
 
     @property
     def source_ends(self) -> Rows:
-        """The cumulative numbers of samples of a mixture's sources."""
+        """The cumulative sample counts of a mixture's sources."""
         return np.cumsum(self.windows.n_windows)
 
     def at(self, numbers: Rows) -> Rows:
@@ -143,12 +143,12 @@ class WindowView(SampleView):
         return self.dataset.rows.at(self.windows.firsts[numbers])
 
     def covered_rows(self, numbers: Rows) -> Rows:
-        """Return the rows of all documents in some windows."""
+        """Return the row of every document that is in one of these windows, even in part."""
         return self.dataset.rows.at(distinct(self.windows.parts(numbers).documents))
 
     @property
     def stream_tokens(self) -> tuple[int, ...] | None:
-        """The number of tokens of each source, if the last window is padded; else None."""
+        """The token count of each source, if the last window is padded; else None."""
         return self.windows.n_tokens if self.packing.rest == "pad" else None
 
     def no_shards_reason(self) -> str | None:
