@@ -1,8 +1,8 @@
 """Codecs of records: raw, or one zstd frame with or without a dictionary.
 
-A record that its codec does not shrink is stored raw, so the codec is part of the record's own
-index entry. `SPECS` lists the codecs that fields can have. No other code distinguishes codecs,
-except for the handling of dictionaries.
+If the codec does not shrink a record, the record is stored raw. The index entry of each record
+therefore has the codec. `SPECS` lists the codecs that fields can have. No other code distinguishes
+codecs, except for the handling of dictionaries.
 
 Before anything is allocated, the content size that a zstd frame declares must equal the size in the
 index entry. python-zstandard's `max_output_size` alone gives no protection, because the size in the
@@ -176,7 +176,7 @@ def check_dictionary(stored: memoryview, dictionary: Dictionary) -> None:
     """Check that a frame declares the dictionary with which it is decompressed.
 
     Raises:
-        ShardCorrupt: the frame declares none. (Decompression refuses a wrong one.)
+        ShardCorrupt: the frame declares no dictionary. (Decompression refuses a wrong dictionary.)
     """
     declared = zstandard.get_frame_parameters(stored).dict_id
     if declared != dictionary.id:

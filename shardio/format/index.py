@@ -48,9 +48,9 @@ def invalid_entries(entries: Entries, field: Field, payload_bytes: int) -> npt.N
     """Return a mask of the invalid entries.
 
     The checks cannot overflow. In a valid entry the codec is allowed for the field and the record
-    is inside the payload. A raw record is aligned, and its two sizes are equal; a compressed record
-    is smaller than its content, by at most its codec's maximum ratio. A present record of a field
-    of fixed size has this size, and present media are not empty.
+    is inside the payload. A raw record is aligned, and its two sizes are equal. A compressed record
+    is smaller than its content, but not by more than the codec's maximum ratio. A present record of
+    a field of fixed size has this size, and present media are not empty.
     """
     stored, kinds, offsets = stored_bytes(entries), codecs(entries), entries["offset"]
     raw, spec = kinds == Codec.RAW, SPECS[field.codec]
@@ -76,7 +76,7 @@ def invalid_entries(entries: Entries, field: Field, payload_bytes: int) -> npt.N
 
 
 def first_invalid(entries: Entries, field: Field, payload_bytes: int) -> int | None:
-    """Return the position of the first invalid entry, or None."""
+    """Return the index of the first invalid entry, or None."""
     if field.codec == "raw" and _are_raw(entries, field, payload_bytes):
         return None
     bad = invalid_entries(entries, field, payload_bytes)

@@ -38,7 +38,7 @@ MAX_SECTIONS: Final = 1 << 14
 MAX_SCHEMA_BYTES: Final = 4 << 20
 MAX_FILE_BYTES: Final = 1 << 62
 FIRST_OPTIONAL_KIND: Final = 0x8000
-"""Readers may skip sections of unknown kinds from this code on."""
+"""Readers may skip sections of unknown kinds whose code is this or higher."""
 
 
 class Kind(IntEnum):

@@ -22,7 +22,7 @@ from shardio.format.types.streams import PACKET, STREAM
 Key = tuple[int, int, int]
 """(kind of the section, field id, kind of the covered section for BLOCK_HASHES, else 0)."""
 COUNTED: Final[dict[int, int]] = {Kind.PACKETS: PACKET.size, Kind.CHUNK_HASHES: DIMENSION.size}
-"""The kinds whose item count only the file states, with the size of an item in bytes."""
+"""The kinds whose item count cannot be computed from the schema, mapped to the bytes of an item."""
 _HASH_BYTES: Final = DIMENSION.size
 Counts = npt.NDArray[np.int64]
 
@@ -95,9 +95,9 @@ HASHED_UNITS: Final[dict[int, int]] = {
     Kind.INDEX: 0,
     Kind.CHUNK_HASHES: 0,
 }
-"""The kinds with one verification unit per item, with the number of units besides the items.
+"""The kinds with one verification unit per item, mapped to the count of additional units.
 
-A section of block hashes is a unit itself, which comes before the units of its items.
+A section of block hashes is itself one unit, which comes before the units of its items.
 """
 
 

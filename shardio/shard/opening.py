@@ -102,7 +102,7 @@ def read_schema(content: Content, sections: Sections, path: str) -> Schema:
     if section is None:
         raise ShardCorrupt("there is no schema", code="section", path=path)
     if section is not list(sections.values())[-1]:
-        # It must be the last, so that one read of the file's end is enough to open the file.
+        # The schema must be last, so that one read of the file's end is enough to open the file.
         raise _corrupt(path, section, "the schema is not the last section", None, section.name)
     if section.size > MAX_SCHEMA_BYTES:
         raise _corrupt(path, section, "the schema is too large", MAX_SCHEMA_BYTES, section.size)

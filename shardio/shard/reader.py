@@ -182,7 +182,7 @@ class ShardReader(Closing):
             InvalidArgument: there is no such column, or `out` does not match.
             IndexError: a row is out of range.
             ChecksumMismatch: the bytes were changed after they were written.
-            ShardCorrupt: the whole column is verified, and the row of a missing value is not zero.
+            ShardCorrupt: (for a verified whole column) the row of a missing value is not zero.
             ShardChanged: the file was truncated while in use.
         """
         if name not in self.schema.columns:
@@ -231,7 +231,7 @@ class ShardReader(Closing):
                 )
 
     def _places(self, rows: Sequence[int] | npt.NDArray[Any]) -> Rows:
-        """Return a user's row numbers as an array; negative numbers count from the end."""
+        """Return a user's row indices as an array; negative indices count from the end."""
         given = np.asarray(rows)
         if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
             raise InvalidArgument(

@@ -1,4 +1,4 @@
-"""Read and verify records: the values of a shard that its index locates, outside of columns.
+"""Read and verify records: the values of a shard that are not in columns; the index locates them.
 
 `reader` and the engine read through this module; `section_writers` writes the records.
 """
@@ -182,8 +182,8 @@ class Records:
     def shapes(self, name: str, rows: Rows) -> npt.NDArray[np.uint64]:
         """Return the stored dimensions for `rows`, verified, as an array of shape (len(rows), n).
 
-        For an array, these are the varying dimensions; for an image, all three. For other fields, n
-        is 0.
+        The stored dimensions of an array are the varying ones; of an image, all three. Other fields
+        have none, so n is 0.
         """
         n_dims = len(self._schema[name].stored_dims)
         if not n_dims:

@@ -89,7 +89,7 @@ class SectionBuffer:
             yield memoryview(piece)
 
     def hash(self) -> int:
-        """Return the hash of everything written."""
+        """Return the hash of everything written so far."""
         hasher = Hasher()
         for chunk in self.chunks():
             hasher.update(chunk)
@@ -105,8 +105,8 @@ class SectionBuffer:
 class SectionTable:
     """Appends sections to a file, each on a new page, and collects the section table's entries.
 
-    It borrows the file, which is positioned after the first page and after the section that was
-    streamed, if any.
+    The file is borrowed; its position is after the first page and after the streamed section, if
+    there is one.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -241,7 +241,7 @@ class ColumnWriter:
 
 
 class ValidityWriter:
-    """Collects a validity bit per sample, lowest first: 1 if the sample has a value."""
+    """Collects a validity bit per sample, 1 if the sample has a value, lowest bit first."""
 
     def __init__(self) -> None:
         self.data = SectionBuffer()
@@ -281,7 +281,7 @@ class StreamWriter:
         return self.lines, self.packets, self.chunks
 
     def append(self, record: StreamRecord, data: SectionBuffer) -> int:
-        """Append a stream, its record to `data`; return the hash for its index entry."""
+        """Append a stream, with the record going to `data`; return the hash for the index entry."""
         first_packet = self.packets.n_bytes // PACKET.size
         first_chunk = self.chunks.n_bytes // DIMENSION.size
         self.lines.write(pack_line(record.tables.line, first_packet, first_chunk))
@@ -358,7 +358,7 @@ class PayloadWriter:
             self.finish()
 
     def least_bytes(self, records: Sequence[Record]) -> int:
-        """Return the bytes of a row's streams: the least that the row adds to `data`."""
+        """Return the size of a row's streams, a lower bound for what the row adds to `data`."""
         if self._is_learning:
             return 0
         return sum(record.nbytes for record in records if isinstance(record, StreamRecord))

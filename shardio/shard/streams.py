@@ -167,9 +167,9 @@ class StreamRecords:
         )
 
     def _packets(self, name: str, row: int, line: np.void, n_bytes: int) -> Packets:
-        """Return the packets of a stream.
+        """Return the packets of a stream, after checking them.
 
-        The packets must cover its n_bytes without gaps, and match its number of frames.
+        The packets must cover the stream's n_bytes without gaps, and match its frame count.
         """
         section = self._section(Kind.PACKETS, name)
         first, count = int(line["first_packet"]), int(line["n_packets"])
@@ -199,7 +199,7 @@ class StreamRecords:
         return packets
 
     def hashes(self, name: str, chunks: Rows) -> npt.NDArray[np.uint64]:
-        """Return the stored hashes of chunks of a field, by number; the hashes are verified."""
+        """Return the stored hashes of chunks of a field, by index; the hashes are verified."""
         section = self._section(Kind.CHUNK_HASHES, name)
         starts = chunks * section.stride
         self.units.check_blocks(Kind.CHUNK_HASHES, section.field, starts, section.stride)
@@ -241,7 +241,7 @@ class StreamData:
         records: the streams of the shard.
         name, row: the field and the row of the record.
         offset, n_bytes: the offset and size of the record in the file.
-        first_chunk: the number of the record's first chunk among the chunks of the field.
+        first_chunk: the index of the record's first chunk among the chunks of the field.
         skipped: the number of bytes at the start of the record that are not part of the data.
     """
 

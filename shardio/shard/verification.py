@@ -1,9 +1,9 @@
 """The verification state of a shard: one mark, a byte, per unit.
 
 Units are the pieces with a hash of their own: the 4 KiB blocks of index sections, the rows or runs
-of columns, records, and the chunks of streams, numbered in the order of the sections that have
-these hashes; `format/checksum` defines which bytes each hash covers. A loader keeps the marks of
-all shards in one table that its processes share. If a mark is lost to a race, the unit is merely
+of columns, records, and the chunks of streams. They are numbered in the order of the sections that
+contain the hashes. `format/checksum` defines which bytes each hash covers. A loader keeps the marks
+of all shards in one table that its processes share. If a race loses a mark, the unit is merely
 verified twice.
 """
 
@@ -100,15 +100,15 @@ class VerifiedUnits:
         self._content = memoryview(b"")
 
     def column_mark(self, name: str) -> int:
-        """Return the number of the first unit of a column."""
+        """Return the index of the first unit of a column."""
         return self._hashed[Kind.COLUMN, self._schema.field_id(name)].first_mark
 
     def hashes_mark(self, name: str) -> int:
-        """Return the number of the first block of a column's hash section."""
+        """Return the index of the first block of a column's hash section."""
         return self._hashed[Kind.COLUMN_HASHES, self._schema.field_id(name)].first_mark + 1
 
     def chunks_mark(self, name: str) -> int:
-        """Return the number of the first chunk of a stream field."""
+        """Return the index of the first chunk of a stream field."""
         return self._first_marks[Kind.CHUNK_HASHES, self._schema.field_id(name), 0]
 
     def is_checked(self, name: str, unit: int) -> bool:
@@ -192,7 +192,7 @@ class VerifiedUnits:
         self.marks[mark] = 1
 
     def fresh_chunks(self, name: str, first: int, n: int) -> Rows:
-        """Return the numbers of the chunks to verify, among n chunks from `first` on."""
+        """Return the indices of the chunks to verify, among n chunks from `first` on."""
         chunks = np.arange(first, first + n)
         return (
             chunks[:0] if self._verify == "off" else self._unmarked(self.chunks_mark(name), chunks)

@@ -193,7 +193,8 @@ class ShardWriter(Publishing):
     def _place_payload(self, records: list[Record]) -> None:
         """Start to stream the payload if the next records make it the largest section.
 
-        This saves buffering large records: `_place_spools` runs only after they were added.
+        Large records are then not buffered. `_place_spools` would be too late, because it runs
+        after the records were added.
         """
         n_more = self._payload.least_bytes(records) if self._dominant is None else 0
         self._flush_columns()
@@ -214,7 +215,7 @@ class ShardWriter(Publishing):
     def _place_spools(self) -> None:
         """Bound the buffered bytes; decide from the samples alone, so that files are reproducible.
 
-        The next call is due when as many bytes were added as may still be buffered.
+        Schedule the next call for the time when the remaining room in the buffers may be used up.
         """
         self._flush_columns()
         waiting = sum(spool.waiting for spool in self._spools())

@@ -3,9 +3,9 @@
 Slices of both are read-only memoryviews, and both have `nbytes`.
 
 A PreadFile is read into buffers and never mapped. Reading a truncated file then raises an
-exception; with a map, it would kill the process by a signal. Datasets may have more shards than a
-process may have open files, so the number of open descriptors is kept below a share of that limit.
-A file that is reopened must still be the same shard.
+exception; reading a truncated map would kill the process. Datasets may have more shards than a
+process may have open files, so only a quarter of that limit is used for open descriptors. A file
+that is reopened must still be the same shard.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _SPAN_BYTES: Final = 256 << 10
 """The maximum size of one read of several rows, so that its buffer stays in the CPU cache."""
 _SMALL_ROW_BYTES: Final = 2 << 10
 _MIN_ROWS_IN_SPAN: Final = 4
-"""The minimum number of rows to read by one call. Fewer rows are read by a call each, because
-picking rows from a buffer takes as long as a few calls."""
+"""The minimum number of rows for a joint read. With fewer rows, each is read by its own call,
+because picking rows from a buffer takes as long as a few calls."""
 _MAX_BUFFERS: Final = os.sysconf("SC_IOV_MAX")
 
 _MAX_OPEN: Final = 4096
@@ -110,7 +110,7 @@ class PreadFile:
     def read_ascending(
         self, offset: int, stride: int, rows: Rows, out: npt.NDArray[np.uint8], lines: Rows
     ) -> None:
-        """Like `read_rows`, for at least one row: `rows` ascend; row i goes to `out[lines[i]]`.
+        """Read one or more ascending `rows` as `read_rows` does; `rows[i]` goes to `out[lines[i]]`.
 
         Large rows are read directly into `out`, consecutive rows by one call. Small rows that are
         close together are read into a buffer by one call, and copied.
@@ -263,7 +263,7 @@ _files_with_descriptor: Final[deque[weakref.ref[Any]]] = deque()
 
 
 def _split_where(is_cut: npt.NDArray[np.bool_]) -> Iterator[slice]:
-    """Yield the slices of a sequence that is cut after each marked item."""
+    """Yield the slices of a sequence that is cut after each item marked in `is_cut`."""
     start = 0
     for end in (np.flatnonzero(is_cut) + 1).tolist():
         yield slice(start, end)
@@ -312,7 +312,7 @@ def take_items(
     section: str,
     field: str | None,
 ) -> npt.NDArray[Any]:
-    """Copy the items with the given numbers from an array of `count` items at `offset`.
+    """Copy the items at the given indices from an array of `count` items at `offset`.
 
     Raises:
         ShardChanged: an unmapped file was truncated; the error names section and field.
@@ -324,7 +324,7 @@ def take_items(
     try:
         content.read_rows(offset, size, numbers, out)
     except ShardChanged as error:
-        error.sample = None  # `read_rows` set it to an item number, which is not a sample number
+        error.sample = None  # `read_rows` set the index of an item, not of a sample
         error.at(section=section, field=field)
         raise
     return out.reshape(-1).view(dtype)

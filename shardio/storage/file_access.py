@@ -59,9 +59,9 @@ def resized_error(path: str, expected: int, found: int) -> ShardChanged:
 
 
 def check_length(path: str, opened: FileState) -> None:
-    """Check that a mapped file was not truncated: touching a missing page would kill the process.
+    """Check that a mapped file was not truncated: reading a missing page would kill the process.
 
-    A deleted or replaced file is harmless, because the map keeps the opened file alive.
+    Deleting or replacing the file is harmless, because the map keeps the opened file alive.
 
     Raises:
         ShardChanged: the file is shorter.

@@ -1,9 +1,9 @@
 """All changes to the file system: every write, fsync, rename and removal goes through `perform`.
 
-`perform` receives the name of each system call and the path that it changes. It completes an
-OSError with the path, which the system omits for a write, and with the limit if RLIMIT_FSIZE was
-reached. Tests and the tools that prove crash safety replace `perform` to count the calls, to make
-one of them fail, or to kill the process at one of them.
+`perform` receives the name of each system call and the path that the call changes. `perform` adds
+the path to an OSError, because the system omits the path for a write, and adds the limit if
+RLIMIT_FSIZE was reached. Tests and the tools that prove crash safety replace `perform` to count the
+calls, to make a call fail, or to kill the process at a call.
 
 Small JSON files, such as `dataset.json`, contain their own digest: they are written atomically and
 checked when read.
@@ -61,7 +61,7 @@ def perform(call: str, path: str, function: Callable[P, R], *given: P.args, **na
 def max_file_bytes() -> int | None:
     """Return the largest file size allowed for this process (RLIMIT_FSIZE); None if unlimited.
 
-    The limit also applies to files in memory. Python ignores SIGXFSZ, so a write beyond the limit
+    The limit also applies to memory files. Python ignores SIGXFSZ, so a write beyond the limit
     fails with EFBIG and does not kill the process.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -143,7 +143,7 @@ def open_lock_file(path: str) -> int:
 
 
 def copy(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Copy the content of a file to a new one; the caller syncs it."""
+    """Copy the content of a file to a new file; the caller syncs the new file."""
     with open(source, "rb") as old, create(target) as new:
         shutil.copyfileobj(old, new, 1 << 20)
 
@@ -310,7 +310,7 @@ def refuse_links_outside(root: str | Path, *paths: str | Path) -> None:
 
 _NO_DIGEST: Final = "0" * 16
 _TOO_DEEP: Final = b"\n" + b" " * (MAX_JSON_DEPTH + 1)
-"""The start of a line of indented JSON that is nested too deep."""
+"""The start of a line of indented JSON that is nested too deeply."""
 
 
 def _dumps(content: Mapping[str, Any]) -> bytes:
@@ -321,7 +321,7 @@ def _dumps(content: Mapping[str, Any]) -> bytes:
 
 def _digest(text: bytes) -> str:
     """Return the digest of a serialized file, computed without its digest line."""
-    # Only outermost keys are indented by a single space, so this cannot match a nested "digest".
+    # Only outermost keys are indented by a single space, so a nested "digest" cannot match.
     before, start, rest = text.partition(b'\n "digest": ')
     if start:
         behind = rest.partition(b"\n")[2]
@@ -335,7 +335,7 @@ def read_checksummed_json(path: Path) -> dict[str, Any]:
     """Read a file written by `to_checksummed_json`; return its content without the digest.
 
     Raises:
-        DatasetCorrupt: the file is not such JSON, or was changed after it was written.
+        DatasetCorrupt: the file is not JSON with a digest, or was changed after it was written.
         OSError: the file cannot be read.
     """
     raw = read_file(path)

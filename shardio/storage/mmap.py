@@ -196,8 +196,8 @@ def _mapped_bytes() -> int:
 PAGE_BYTES: Final = 4096
 
 END_BYTES: Final = 32 << 10
-"""The number of bytes to prefetch from the end of a shard, where the schema and the section table
-are; the table locates all other sections.
+"""The number of bytes to prefetch from the end of a shard. The end contains the schema and the
+section table, which locates all other sections.
 """
 _N_PROBED: Final = 4
 
@@ -206,10 +206,10 @@ ADVICE_BYTES: Final = 128 << 10
 
 
 def is_cached(fd: int, offset: int) -> bool | None:
-    """Return True if the page at an offset is in the page cache; None if that cannot be determined.
+    """Return True if the page at an offset is in the page cache; None if this cannot be determined.
 
-    Unlike mincore(2), this works for files of other users. Past the end of the file the result is
-    True, as there is nothing to wait for.
+    Unlike mincore(2), this works for files of other users. Past the end of the file, return True,
+    because there is nothing to wait for.
     """
     try:
         os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT)

@@ -186,7 +186,7 @@ class Array(Field):
 
     @property
     def stride(self) -> int:
-        """The distance between rows of the column in bytes; a multiple of 64 for rows of 64 up."""
+        """The bytes from one row of the column to the next; a multiple of 64 for larger rows."""
         n_bytes = self.row_bytes
         if n_bytes is None:
             raise SchemaError("an array of varying shape has no stride")
@@ -245,7 +245,7 @@ class Array(Field):
         return self.numpy.itemsize * math.prod(d or 1 for d in shape)
 
     def decode(self, record: Content, shape: tuple[int, ...]) -> Any:
-        """Return the array, a read-only view of its record if that is read-only."""
+        """Return the array, a view of its record; read-only if the record is read-only."""
         return np.frombuffer(record, self.numpy).reshape(shape)[()]
 
     def check_record(self, record: Content, dims: Dims) -> None:

@@ -67,9 +67,9 @@ class Field(ABC):
     is_utf8: ClassVar[bool] = False
     """True if records are valid exactly when they are valid UTF-8."""
     is_json: ClassVar[bool] = False
-    """True if a value is any that JSON can represent, null included."""
+    """True if values are JSON values, null included."""
     is_opaque: ClassVar[bool] = False
-    """True if a value is bytes without a format."""
+    """True if values are bytes without a format."""
     alignment: ClassVar[int] = 1
     """The alignment of raw records and of values in a block, in bytes."""
 
@@ -153,7 +153,7 @@ class Field(ABC):
         return lambda value: self.encode_record(name, value)
 
     def encode_record(self, name: str, value: object) -> tuple[memoryview, tuple[int, ...]]:
-        """Return the bytes of a value and its shape; None has no bytes and dimensions of 0.
+        """Return the bytes of a value, and its shape; for None, no bytes and dimensions of 0.
 
         Raises:
             SchemaError: the value does not fit.

@@ -153,8 +153,8 @@ def pack_packets(
 class StreamTables:
     """The rows that one stream adds to the tables outside of the payload.
 
-    `line` is packed by `STREAM`; the numbers of its first packet and first chunk are 0 until the
-    writer fills them in. `packets` are the packed rows of its packets.
+    `line` is packed by `STREAM`; in it, the indices of the stream's first packet and first chunk
+    are 0 until the writer fills them in. `packets` are the packed rows of the stream's packets.
     """
 
     line: bytes = bytes(STREAM.size)

@@ -19,7 +19,7 @@ from shardio.storage import fs
 from shardio.storage.remote.locks import folder_lock, holds_folder_lock, try_exclusive
 
 _MANY_FILES: Final = 1000
-"""The number of files beyond which 5% more than needed is evicted: listing all files is slow."""
+"""With more files, 5% more than needed is evicted, so that files are listed less often."""
 _SHARD: Final = re.compile(r".*\.[0-9a-f]{32}\.shard", re.DOTALL)
 """Matches NAME.ID.shard. Files with other names do not belong to the cache."""
 
@@ -55,7 +55,7 @@ class CacheEvictor:
         return sum(each.n_bytes for each in self._files())
 
     def reserve(self, partial: str, n_bytes: int) -> None:
-        """Make room for a download, and add its size to the count unless it is counted already.
+        """Make room for a download, and add the size to the count unless it is counted already.
 
         If all shards are pinned, warn and let the cache exceed its limit.
         """
@@ -88,7 +88,7 @@ class CacheEvictor:
             fs.rename(partial, path)
 
     def evict(self, n_bytes: int) -> bool:
-        """Evict `n_bytes` of shards because the disk is full; return False if none could be."""
+        """Evict `n_bytes` of shards because the disk is full; return False if none was evicted."""
         with folder_lock(self._folder):
             return self._evict_unused(n_bytes) > 0
 
@@ -139,9 +139,9 @@ class CacheEvictor:
 def lock_byte(file_name: str) -> int:
     """Return the offset of the byte that is locked for a shard, given its file name in the cache.
 
-    The offset is a hash of the name, cut to 60 bits to be a valid file offset. Among a million
-    shards, two collide with a probability of 4e-7. The name is part of the hash because shards of
-    equal content have equal ids.
+    The offset is a hash of the file name, cut to 60 bits to be a valid file offset. Among a million
+    shards, two collide with a probability of 4e-7. The id alone would not suffice, because shards
+    of equal content have equal ids.
     """
     return hash_bytes(os.fsencode(file_name)) >> 4
 

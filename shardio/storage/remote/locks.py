@@ -1,8 +1,8 @@
 """Locks on single bytes of a file, between threads and processes.
 
-They are open file description locks of Linux (fcntl(2), F_OFD_SETLK). The kernel releases them when
-their descriptor is closed, at the latest when the process ends. A byte has any number of shared
-locks or one exclusive lock.
+The locks are Linux's open file description locks (fcntl(2), F_OFD_SETLK). The kernel releases a
+lock when its descriptor is closed, at the latest when the process ends. A byte has any number of
+shared locks or one exclusive lock.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _held: Final = _HeldByThread()
 
 
 class ByteLocks:
-    """The shared locks of this process on the bytes of one file. It owns and counts them.
+    """The shared locks of this process on the bytes of one file, which are owned and counted.
 
     Thread-safe. A forked child starts without locks.
 
@@ -47,7 +47,10 @@ class ByteLocks:
         self._released: deque[int] = deque()
 
     def acquire_shared(self, byte: int) -> bool:
-        """Acquire a shared lock, or count a held one again; return False if the byte is taken."""
+        """Acquire a shared lock, or count another use of a held lock.
+
+        Return False if another process holds the exclusive lock on the byte.
+        """
         self._reset_after_fork()
         try:
             with self._mutex:

@@ -45,8 +45,8 @@ R = TypeVar("R")
 E = TypeVar("E", bound=Exception)
 
 _SIGNAL_POLL_S: Final = 0.25
-"""The maximum length of one wait. A signal that arrives just before a wait does not interrupt it;
-its handler runs after the wait."""
+"""The maximum length of one wait. A signal that arrives just before a wait does not interrupt the
+wait; the signal handler runs afterwards."""
 
 
 def retry(
@@ -108,10 +108,10 @@ def run_parallel(n_threads: int, call: Callable[[R], object], items: Iterable[R]
 
 
 def map_ordered(n_threads: int, call: Callable[[Item], R], items: Iterable[Item]) -> Iterator[R]:
-    """Yield the results of a function for each item, in order, with `n_threads` calls at a time.
+    """Yield the result of a function for each item, in order, with `n_threads` calls at a time.
 
-    An exception of a call is raised in place of its result. Calls that are still running then, or
-    when the iterator is dropped, are abandoned.
+    If a call raises, its exception is raised in place of the result. Calls that are still running
+    after an exception, or when the iterator is dropped, are abandoned.
     """
     left, coming = iter(items), deque[Future[R]]()
     while True:
@@ -155,8 +155,8 @@ DEADLINE_S: Final = 120.0
 PIECE_BYTES: Final = 8 << 20
 """The number of bytes per request of a download."""
 _CONCURRENT_PIECES: Final = 4
-"""The number of requests at a time. One connection is slower than the network, and each request
-starts with a latency."""
+"""The number of simultaneous requests of a download. One connection would be slower than the
+network, and each request begins with a latency."""
 _MIN_PIECE_BYTES: Final = 256 << 10
 _FIRST_BACKOFF_S: Final = 0.1
 _MAX_BACKOFF_S: Final = 5.0
@@ -177,7 +177,7 @@ def no_cancel() -> None:
 
 
 class ObjectStore:
-    """The objects below a URL. It owns an obstore store, opened by the first request. Thread-safe.
+    """The objects below a URL. Owns an obstore store, opened by the first request. Thread-safe.
 
     An unpickled copy opens the store again.
 
@@ -249,7 +249,7 @@ class ObjectStore:
     ) -> None:
         """Append the missing end of an object to `file`.
 
-        After each failure, requests become smaller and fewer, as the network may be slow.
+        Requests become smaller and fewer after each failure, because the network may be slow.
 
         Args:
             name: the name of the object.
@@ -375,7 +375,8 @@ class ObjectStore:
     def _get_once(self, name: str, part: Any, tag: str | None) -> ObjectPart:
         """Make one request; raise TransientError if the body has another length than declared."""
         options = {"range": part} if part is not None else {}
-        is_weak = tag is not None and tag.startswith("W/")  # never matches: RFC 9110, 13.1.1
+        # A weak tag never matches: RFC 9110, 13.1.1.
+        is_weak = tag is not None and tag.startswith("W/")
         if tag is not None and not is_weak:
             options["if_match"] = tag
         with map_obstore_errors(self.url, name, self._options):

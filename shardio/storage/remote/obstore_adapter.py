@@ -125,7 +125,7 @@ def short_message(error: BaseException, options: Mapping[str, Any]) -> str:
 
 
 def _is_denied(error: BaseException) -> bool:
-    """Return True if a store rejected the credentials or requires some: retrying is useless."""
+    """Return True if a store rejected or requires credentials, so that retrying is useless."""
     if type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
         return True
     text = str(error)
@@ -147,14 +147,14 @@ def _secret_values(options: Mapping[str, Any]) -> list[str]:
 
 
 REQUEST_TIMEOUT_S: Final = 30
-"""The time after which a request fails and is retried. A piece of 8 MiB needs 280 kB/s or more."""
+"""The time after which a request fails and is retried: an 8 MiB piece needs at least 280 kB/s."""
 _ENDPOINTS: Final = (
     *("aws_endpoint_url_s3", "aws_endpoint_url", "aws_endpoint", "endpoint_url", "endpoint"),
     *("azure_storage_endpoint", "azure_endpoint"),
 )
 
 _first_user: Final[dict[str, int]] = {}
-"""The id of the first process that used obstore, whose runtime hangs in a forked child."""
+"""The id of the first process that used obstore; obstore's runtime hangs in a forked child."""
 
 
 def load_obstore() -> ModuleType:

@@ -165,9 +165,9 @@ _BLOCKS_KEPT: Final = 64
 class RangeFile(PreadFile):
     """An object that is read by byte ranges. It caches its end and recent blocks. Thread-safe.
 
-    The end of the object is fetched first, in one request. It contains the copy of the header, the
-    section table and the schema, which suffice to open most shards. The first page is assumed to
-    equal the last; only after a download are both compared.
+    The end of the object is fetched first, in one request. The end contains a copy of the header,
+    the section table and the schema, which suffice to open most shards. The first page is assumed
+    to equal the last page; the two are compared only after a download.
 
     Args:
         objects: the store.
@@ -277,7 +277,7 @@ class RemoteStorage:
     def max_pinned(self, sizes: Rows) -> int:
         """Return how many files of these sizes may be pinned at a time.
 
-        If all files fit into the cache, this is their number. Otherwise each reader gets an equal
+        If all files fit into the cache, all may be pinned. Otherwise each reader gets an equal
         share of half the cache, and the other half is for prefetching.
         """
         if not self._remote.whole or self.fits(sizes):
@@ -361,7 +361,7 @@ class _Prefetched:
         self._is_pinned = self._is_reached = False
 
     def keep_pinned(self) -> None:
-        """Keep the downloaded file pinned, or unpin it if the loop has already reached it."""
+        """Keep the downloaded file pinned; unpin it if the loop has already reached its step."""
         with self._mutex:
             self._is_pinned = not self._is_reached
         if not self._is_pinned:
@@ -382,9 +382,9 @@ class _Cancelled(Exception):
 class Prefetcher:
     """A prefetcher of files for one epoch. It owns its threads until `close`.
 
-    A downloaded file stays pinned in the cache until the loop reaches its step, or the thread that
-    downloaded it has no more files to download. Without the pin it would be the least recently used
-    file, and the next download could evict it before it was read.
+    A downloaded file stays pinned in the cache until the loop reaches the file's step, or the
+    thread that downloaded the file has nothing more to download. Without the pin, the file would be
+    the least recently used, and the next download could evict it unread.
 
     Args:
         requests: the files in the order in which they are needed; consumed lazily, in a thread.
