@@ -124,7 +124,7 @@ def _is_sequence(values: Any) -> bool:
 
 
 def misfit(path: str, row: int, error: SchemaError) -> SchemaError:
-    """Return an error that names the value's sample, not the path of the unpublished shard."""
+    """Return an error that names the sample of the value, not the path of the unpublished shard."""
     return SchemaError(f"{path}, sample {row}: {error.__cause__ or error}")
 
 
@@ -162,7 +162,8 @@ def add_column(
             shard, and returns a sequence with one value for each.
         workers: the number of processes that call the function. Each receives the function once
             (lambdas and functions of a notebook included) and processes whole shards. By default,
-            and with 0, this process calls it; on a cluster, the default is its number of CPUs.
+            and with 0, this process calls the function; on a cluster, the default is the cluster's
+            number of CPUs.
         engine: "local", or "ray" to call the function on the machines of a Ray cluster, all of
             which must see the dataset under this path.
         address: the address of the Ray cluster, as for `shardio.convert`.
@@ -204,7 +205,7 @@ def add_column(
 
 
 def _schema_of(dataset: ShardDataset, previous: Generation, name: str, field: Field) -> Schema:
-    """Return the schema of the new shards; raise SchemaError if it cannot be added."""
+    """Return the schema of the new shards; raise SchemaError if the field cannot be added."""
     try:
         schema = Schema({name: field})
         if isinstance(field, Mapping):
@@ -231,7 +232,7 @@ def _engine_for(
 
 
 def _values(dataset: ShardDataset, values: Iterable[Any]) -> Iterator[Any]:
-    """Return an iterator over the values; raise InvalidArgument if their number is wrong."""
+    """Return an iterator over the values; raise InvalidArgument if their count is wrong."""
     try:
         if isinstance(values, str | bytes | Mapping | set | frozenset):  # sets have no order
             raise TypeError

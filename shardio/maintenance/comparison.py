@@ -90,7 +90,7 @@ def _column_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
 
 
 def _row_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
-    """Return a digest for each row: its stored hash if it has one, else computed from its bytes."""
+    """Return a digest for each row: the row's stored hash if there is one, else a new hash."""
     field = reader.schema.columns[name]
     n_bytes = field.row_bytes or 0
     if rows_per_unit(n_bytes, field.stride) == 1:
@@ -283,9 +283,9 @@ def _whole_digests(
 
 
 def _unmatched(a: Digests, b: Digests) -> tuple[Rows, Rows]:
-    """Return the ascending indices of digests in `a` and `b` that the other side lacks.
+    """Return the ascending indices in `a`, and in `b`, of digests that the other side lacks.
 
-    If one side has a digest more often, only the surplus occurrences are unmatched.
+    If a digest occurs more often on one side, only the surplus occurrences are returned.
     """
     known, numbers = np.unique(np.concatenate([a, b]), return_inverse=True)
     surplus = np.bincount(numbers[: len(a)], minlength=len(known))

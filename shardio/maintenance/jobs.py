@@ -50,13 +50,13 @@ def done_for_each(
     engine: Engine,
     sees: str | os.PathLike[str],
 ) -> Iterator[tuple[int, R]]:
-    """Run a job for each shard; yield the shard's number and the result as each job finishes.
+    """Run a job for each shard; yield the shard's index and the result as each job finishes.
 
     Args:
-        function: receives the number of a shard; sent by cloudpickle, once per process.
+        function: receives the index of a shard; sent by cloudpickle, once per process.
         n_shards: the number of shards.
         workers: the number of processes, over all machines. By default, and with 0, jobs run in
-            this process; on a cluster, the default is its number of CPUs.
+            this process; on a cluster, the default is the cluster's number of CPUs.
         engine: the engine that runs the processes.
         sees: a path that all machines of a cluster must see.
 

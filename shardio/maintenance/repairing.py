@@ -1,8 +1,8 @@
 """Repair: write the undamaged samples of a dataset or shard to a new dataset, and list the others.
 
 The source is only read. A shard without a finding is copied byte for byte. From a damaged shard,
-each sample that can be read with all its hashes correct is written again. If the generation is
-damaged, its readable parts and the shards in the folder replace it.
+each readable sample whose hashes are all correct is written again. If the generation is damaged,
+the repair uses its readable parts and the shards in the folder.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class RepairPlan:
     """The plan of a repair: shards, each with the files of its column groups, and the schema.
 
     `unnamed` has the names of shards that only unreadable generations can list, each with the
-    reason why the repair leaves it out. If the shard list of `generation` is damaged, `shards` are
-    the shards in the folder, and `generation` lists none.
+    reason why the repair leaves the shard out. If the shard list of `generation` is damaged,
+    `shards` are the shards in the folder, and `generation` lists none.
     """
 
     shards: tuple[tuple[Part, ...], ...]
@@ -337,7 +337,10 @@ def _save(parts: Sequence[Part], output: GenerationWriter, found: ShardRepair) -
 
 
 def _folder_for(part: Part, parts: Sequence[Part], output: GenerationWriter) -> Path:
-    """Return the folder for the mended copy of a file: one per part, as all are open at once."""
+    """Return the folder for the mended copy of a file.
+
+    Each part has its own folder, because the copies of all parts are open at the same time.
+    """
     if part is parts[0]:
         return output.staging
     folder = output.staging / f"beside-{parts.index(part)}"
@@ -397,7 +400,7 @@ def _save_samples(
 
 
 def _reason(error: Exception, path: str) -> str:
-    """Return the reason of a loss, without the file and the offset, which differ by sample."""
+    """Return the reason for a loss, without file and offset, so that samples can share it."""
     if isinstance(error, ShardCorrupt):
         where = f"field {error.field!r}: " if error.field else ""
         section = f" ({error.section})" if error.section else ""

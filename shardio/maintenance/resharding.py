@@ -35,8 +35,8 @@ PathName = str | os.PathLike[str]
 class MaintenanceReport:
     """The generation that an operation published, or the current one if nothing had to be done.
 
-    `n_rewritten` counts the new shards, `n_removed` the old ones that were removed. `n_bytes`
-    includes the shards of column groups, `n_shards` does not.
+    `n_rewritten` counts the new shards, and `n_removed` the removed old shards. `n_bytes` includes
+    the shards of column groups, `n_shards` does not.
     """
 
     dataset: Path
@@ -150,11 +150,11 @@ def compact(
     """Merge adjacent small shards of a dataset, as its next generation.
 
     A shard is small if it has less than half of `shard_bytes`. Sample numbers and lineage stay the
-    same. Files of older generations are kept for processes that read them. With `remove_old`, the
-    shards that the published generation does not name are removed: readers of an older generation
-    can still use the shards that they have mapped, and get ShardNotFound for the others. If the
-    dataset has column groups, all shards are rewritten as whole shards. Shards are verified before
-    they are rewritten.
+    same. Files of older generations are kept for processes that read these generations. With
+    `remove_old`, the shards that the published generation does not name are removed: readers of an
+    older generation can still use the shards that they have mapped, and get ShardNotFound for the
+    others. If the dataset has column groups, all shards are rewritten as whole shards. Shards are
+    verified before they are rewritten.
 
     Args:
         folder: the dataset.
@@ -186,7 +186,7 @@ def compact(
 
 
 def _groups(previous: Generation, shard_bytes: int) -> list[list[int]]:
-    """Group the shard numbers: adjacent small shards together, each other shard alone.
+    """Group the indices of the shards: adjacent small shards together, each other shard alone.
 
     If the dataset has column groups, all shards are in one group.
     """
@@ -263,10 +263,10 @@ def merge(
 ) -> MaintenanceReport:
     """Write the samples of `sources`, in their order, to a new dataset at `out`.
 
-    All sources must have the same fields. If their class names differ, the new dataset has all of
-    them, in order of first occurrence, and the numbers in the field `label` are adapted. Shards
-    that need no change are copied byte for byte; shards with column groups are rewritten as whole
-    shards. Every byte is verified first.
+    All sources must have the same fields. If their class names differ, the new dataset has all
+    class names, in order of first occurrence, and the indices in the field `label` are adapted.
+    Shards that need no change are copied byte for byte; shards with column groups are rewritten as
+    whole shards. Every byte is verified first.
 
     Args:
         out: a folder that is missing or empty.
@@ -276,7 +276,7 @@ def merge(
         progress: called in this process, at the start and after every shard of each step.
 
     Raises:
-        InvalidArgument: there is no source, or their fields or classes do not match.
+        InvalidArgument: there is no source, or the sources' fields or classes do not match.
         DatasetNotFound: a source is not a dataset.
         DatasetCorrupt: a source is damaged; repair it first.
         DatasetExists: `out` is not empty.

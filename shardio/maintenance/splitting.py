@@ -53,7 +53,7 @@ def split(
     Args:
         folder: the dataset.
         parts: the name of each subset and its share of the samples; the shares add up to 1. With
-            groups, the sizes are as close as whole groups in random order allow.
+            groups, the shares are met as closely as whole groups in random order allow.
         group: the name of a field; all samples with the same value in it go to the same subset. By
             default each sample is assigned independently.
         seed: the seed of the assignment, from 0 up.

@@ -31,10 +31,10 @@ _CHUNK_ITEMS: Final = 1 << 20
 class StatsReport:
     """The statistics, and the generation that holds them.
 
-    `stats` has `samples` and `fields`. Each numeric field has `count` (numbers, not samples),
-    `mean`, `std`, `min`, `max`, `not_finite` (how many numbers are excluded because they are not
-    finite), `missing` (the number of samples without a value), `smallest` and `largest` (the
-    smallest and largest size of each dimension). If the dataset has class names and labels, `stats`
+    `stats` has `samples` and `fields`. Each numeric field has `count` (of values, not of samples),
+    `mean`, `std`, `min`, `max`, `not_finite` (the count of excluded values, which are infinite or
+    NaN), `missing` (the count of samples without a value), `smallest` and `largest` (the smallest
+    and largest size of each dimension). If the dataset has class names and labels, `stats`
     also has `classes` and `without_class`.
     """
 
@@ -96,7 +96,7 @@ def compute_stats(
 
 
 def _count(dataset: ShardDataset, engine: Engine, progress: Progress | None) -> dict[str, Any]:
-    """Count each shard separately; join the counts in shard order, so that they are repeatable."""
+    """Count each shard separately; join the counts in shard order: results are then repeatable."""
     schema = dataset.schema.items()
     arrays = {name: array for name, field in schema if (array := field.array or field.item)}
     whole = _Counts({name: _Tally(array) for name, array in arrays.items()}, _ClassTally(dataset))
@@ -167,9 +167,10 @@ class _Counts:
 def _values(
     reader: ShardReader, name: str, array: Array, rows: Rows
 ) -> Iterator[npt.NDArray[Any] | None]:
-    """Yield a field's values as arrays, of many rows for a column, of one row for other fields.
+    """Yield a field's values as arrays.
 
-    Yield None for a sample without a value.
+    The arrays have many rows for a column, one row for other fields. Yield None for a sample
+    without a value.
     """
     if name not in reader.schema.columns:
         for row in rows.tolist():

@@ -9,9 +9,9 @@ from typing import Any, Final
 from shardio._base.statistics import LoadingStats
 
 _MAX: Final = 0.75
-"""The busy share of the time from which a thread or the workers count as the limit."""
+"""A thread or the workers count as the limit if they are busy for at least this share of time."""
 _NEAR_LIMIT: Final = 0.7
-"""The share of the plain copying speed from which memory counts as the limit."""
+"""Memory counts as the limit from this share of the plain copying speed on."""
 _CACHED: Final = 0.9
 _IDLE: Final = 0.1
 _SMALL_BATCH_BYTES: Final = 256 << 10
@@ -45,7 +45,7 @@ class Figures:
         verify: the dataset's `verify` option: when hashes are checked.
         cached_share: the share of the files in the page cache before the run; None if unknown.
         idle_share: the idle share of the machine's CPU time; None if unknown.
-        tried: all numbers of workers that were measured; none is faster than `n_workers`.
+        tried: all worker counts that were measured; none is faster than `n_workers`.
         has_body: True if the loop does anything with its batches.
         fits: True if the files fit into the available memory.
     """

@@ -100,18 +100,18 @@ def idle_share(before: tuple[int, int] | None, after: tuple[int, int] | None) ->
 
 
 _COPY_SHARE: Final = 0.05
-"""The duration of a copying measurement, as a share of a run's duration. Several are made, and the
-fastest counts."""
+"""The duration of one measurement of copying, as a share of a run's duration. The result is the
+fastest of several measurements."""
 _N_COPY_TIMES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class LoadingRun:
-    """The figures for one number of workers: of a first and of warm readings of the same samples.
+    """The figures for one worker count: a first reading and warm readings of the same samples.
 
     `main_cpu_s` is the CPU time of the iterating thread during the warm readings, and `idle_share`
-    the idle share of the machine's CPU time; `first_main_cpu_s` and `first_idle_share` are the same
-    figures for the first reading. `limit_bytes_per_s` is the copying speed with one thread per
+    is the idle share of the machine's CPU time; `first_main_cpu_s` and `first_idle_share` are the
+    same figures for the first reading. `limit_bytes_per_s` is the copying speed with one thread per
     worker.
     """
 
@@ -213,11 +213,11 @@ def measure_loading(
     Args:
         dataset: a folder, an open dataset, or a view of one.
         batch_size: as in ShardLoader.
-        n_workers: the numbers of worker processes to try; by default 0, 1, 2, 4 and so on, up to
+        n_workers: the counts of worker processes to try; by default 0, 1, 2, 4 and so on, up to
             the number of CPUs.
         seconds: the duration of each half of a run.
-        wants_trace: True to trace the fastest number of workers as well.
-        progress: called with the number of workers before each run.
+        wants_trace: True to trace a run with the fastest worker count as well.
+        progress: called with the worker count before each run.
         **options: other options of the loader, such as transform. By default, shuffle is True and
             output is "numpy".
 
@@ -284,7 +284,7 @@ def _worker_counts(n_cpus: int) -> list[int]:
 
 
 def _figures(run: LoadingRun, n_cpus: int, verify: str, tried: tuple[int, ...]) -> Figures:
-    """Return the figures of a run's warm readings, whose loop has no body."""
+    """Return the figures of a run's warm readings, in which the loop has no body."""
     return Figures(
         run.warm,
         run.n_workers,
@@ -334,7 +334,7 @@ def _run(
 
 
 def _iterate(loader: ShardLoader, n_batches: int, seconds: float | None) -> int:
-    """Take up to n_batches batches within `seconds`; return the number taken."""
+    """Read up to n_batches batches within `seconds`; return how many were read."""
     n_taken, end_s = 0, None if seconds is None else time.perf_counter() + seconds
     for _ in loader:
         n_taken += 1

@@ -34,8 +34,9 @@ class StoredReport:
     """Measurements of some samples of a converted dataset.
 
     `samples_per_s` is the number of random samples of the dataset's default view that one core
-    reads and decodes per second. `psnr_db` has, by the name of an input, the PSNR of its stored
-    pictures against the source; it is empty if the conversion is lossless, or the loss is unknown.
+    reads and decodes per second. `psnr_db` maps the name of an input to the PSNR of its stored
+    pictures against the source; the dict is empty if the conversion is lossless, or the loss is
+    unknown.
     """
 
     samples_per_s: float

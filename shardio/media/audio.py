@@ -59,7 +59,7 @@ class Sound:
         channels: 1 or 2, mixed by FFmpeg's rules; None keeps the stored number, which must be the
             same in all rows.
         seconds: the length: an integer, a `Fraction`, a string such as "0.64" or a float. None
-            takes the length of the clip if samples are clips of videos, else the whole audio.
+            means the length of the clip if samples are clips of videos, else the whole audio.
             Shorter audio is padded with silence; `where` selects a part of longer audio.
         dtype: `"float32"`, from -1 to 1, or `"int16"`.
         where: `"first"` for the first `seconds`; `"random"` for a part whose start is drawn
@@ -136,7 +136,7 @@ class _OpenAudio:
     sizes: npt.NDArray[np.int64]
 
     def parts(self, packets: range) -> Iterator[tuple[int, bytes]]:
-        """Yield the number and the bytes of each packet."""
+        """Yield the index and the bytes of each packet."""
         part = slice(packets.start, packets.stop)
         offsets, sizes = self.offsets[part].tolist(), self.sizes[part].tolist()
         for number, offset, size in zip(packets, offsets, sizes, strict=True):
@@ -168,7 +168,7 @@ class AudioDecoder(Closing):
 
         Args:
             stream: audio.
-            start, stop: sample numbers at `rate`, counted from the first audible sample. Samples
+            start, stop: sample indices at `rate`, counted from the first audible sample. Samples
                 after the end of the stream are silence.
             rate: the sample rate in Hz; None keeps the rate of the stream. The value of a sample
                 does not depend on `start`, except that it may differ slightly for codecs with state
@@ -204,8 +204,8 @@ class AudioDecoder(Closing):
 
         Args:
             stream: audio.
-            begin: the start in seconds, on the clock of the stream's `pts`, which is also that of
-                the video in the same file. Decoding begins at the nearest sample.
+            begin: the start in seconds, on the clock of the stream's `pts`, which the video in the
+                same file also uses. The first decoded sample is the one nearest to `begin`.
             n_samples: the number of samples at `rate`.
             rate, channels: as in `decode`.
 
@@ -240,8 +240,8 @@ class AudioDecoder(Closing):
         begin, end = max(0, start), min(stop, -(-n_all * rate // source_rate))
         if begin >= end:
             return out
-        # Start at a time that is a sample at both rates: the resampler then has the same phase as
-        # if it had started at sample 0.
+        # Start at a time of a sample at both rates. The resampler then has the same phase as if it
+        # had started at sample 0.
         unit = source_rate // math.gcd(source_rate, rate)
         margin = 0 if rate == source_rate else _TAPS * max(1, -(-source_rate // rate))
         first = max(0, (begin * source_rate // rate - margin) // unit * unit)
@@ -286,8 +286,8 @@ def _decode_span(opened: _OpenAudio, start: int, stop: int) -> AudioFrame | None
     like: AudioFrame | None = None
     position, latest, at = start, -1, 0
     parts = opened.parts(range(wanted.start - lead, wanted.stop))
-    # Other codecs need a new decoder, because flushing does not reset their whole state: AAC keeps
-    # the state of a noise generator.
+    # Other codecs need a new decoder, because flushing does not reset a decoder's whole state: AAC
+    # keeps the state of a noise generator.
     codec = opened.codec if exact else open_audio_decoder(stream.parameters, stream.extradata)
     for number, frame in decode_frames(codec, parts, lead):
         if number < wanted.start or not sample_index.counts[number]:

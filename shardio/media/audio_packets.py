@@ -97,7 +97,7 @@ def packet_times(
 class _GaplessRun:
     """A run of packets without a gap: its first packet, and bounds for the time of sample 0.
 
-    Bounds are in units of 1 / (2 * `unit`) samples; a tick is 2 * `tick` units.
+    The bounds are integers in units of 1 / (2 * `unit`) samples; a tick is 2 * `tick` such units.
     """
 
     first: int
@@ -109,7 +109,8 @@ class _GaplessRun:
     def begin(self, known: int) -> int:
         """Return the time of sample 0, in samples.
 
-        If the bounds permit, it is chosen so that the time of sample `known` is a whole tick.
+        If the bounds permit, the time of sample 0 is chosen so that sample `known` is at a whole
+        tick.
         """
         lead, tick = 2 * known * self.unit, 2 * self.tick
         at = -(-(self.low + lead) // tick) * tick - lead
@@ -179,7 +180,7 @@ def int_parameter(stream: EncodedStream, name: str, default: int = 0) -> int:
 
 
 def begin_of(stream: EncodedStream) -> Fraction:
-    """Return the start of an audio stream in seconds: `begin`, or else the time of sample 0.
+    """Return the start of an audio stream in seconds: `begin` if set, else the time of sample 0.
 
     Raises:
         MediaError: the parameter `begin` is not a time.
@@ -203,7 +204,7 @@ def nearest_sample(stream: EncodedStream, time: Fraction, rate: int) -> int:
 
 
 def part_of(stream: EncodedStream, begin: Fraction, seconds: Fraction) -> EncodedStream | None:
-    """Cut a part out of an audio stream: its packets, and the packets needed to decode them.
+    """Cut a part out of an audio stream, with all packets that are needed to decode the part.
 
     Samples keep their times and values. Return None if the part contains no audible sample.
 
@@ -255,13 +256,13 @@ class SampleIndex:
         """The first sample of the stream, and the last sample plus 1."""
 
     def packets(self, start: int, stop: int) -> range:
-        """Return the packets that contain samples `start` to `stop`, plus at most one packet."""
+        """Return the packets with samples `start` to `stop`, and at most one more packet."""
         begin = int(np.searchsorted(self.ends, start, "right"))
         end = int(np.searchsorted(self.ends, stop, "left")) + 1
         return range(begin, min(len(self.ends), end))
 
 
-_SKIP = struct.Struct("<II")  # the numbers of samples to drop at the start and end of a packet
+_SKIP = struct.Struct("<II")  # how many samples to drop at the start and at the end of a packet
 
 
 def demux_audio(source: bytes | str, container: InputContainer, name: str) -> EncodedStream:
@@ -371,8 +372,8 @@ class _AudioPackets:
             counts[number] += frame.samples
             if frame.sample_rate != parameters["rate"] or frame.layout.name != parameters["layout"]:
                 raise MediaError(f"its rate or channels change at packet {number}; re-encode it")
-        # The container marks packets as discarded. At the start, they are needed to decode the
-        # packets after them; later ones were removed by an edit list.
+        # The container marks packets as discarded. Discarded packets at the start are needed to
+        # decode the packets after them; later discarded packets were removed by an edit list.
         are_out = np.array(self.discarded, bool)
         n_lead = int(np.argmin(are_out)) if len(are_out) and not are_out.all() else 0
         n_before = max(self.n_before, int(counts[:n_lead].sum()))
@@ -405,7 +406,7 @@ class _AudioPackets:
 def decode_frames(
     codec: AudioCodecContext, parts: Iterable[tuple[int, bytes]], n_dropped: int = 0
 ) -> Iterator[tuple[int, AudioFrame]]:
-    """Decode numbered packets; yield (packet number, frame).
+    """Decode packets; yield (packet index, frame).
 
     Errors in the first `n_dropped` packets are ignored.
     """

@@ -1,7 +1,7 @@
 """Read properties of packets from their first bits, without decoding them.
 
-Packets of other codecs count as shown and needed, so that decoding takes more time, but no picture
-is ever missing.
+If a codec is not supported here, its packets count as shown and needed. Decoding then takes more
+time, but no picture is missing.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def x264_version_unit(extradata: bytes, packet: bytes) -> bytes:
 def parameter_sets(codec: str, extradata: bytes) -> bytes:
     """Return the parameter sets of H.264 or HEVC, in the form of units of a packet.
 
-    Return nothing if they are missing or truncated, or for another codec, whose keyframes contain
-    them.
+    Return nothing if the sets are missing or truncated. Also return nothing for other codecs,
+    because their keyframes contain the parameters.
     """
     at = {"h264": 5, "hevc": 22}.get(codec)
     if at is None:
@@ -117,7 +117,7 @@ def parameter_sets(codec: str, extradata: bytes) -> bytes:
 def parameter_change_test(codec: str, extradata: bytes) -> Callable[[memoryview], bool]:
     """Return a function that tests whether a packet changes the parameter sets of its stream.
 
-    A decoder keeps parameter sets from packets, where they precede the picture, for later packets.
+    Parameter sets in a packet precede the picture; a decoder keeps them for later packets.
     """
     if codec == "h264":
         size, mask, behind, kinds = _length_size(extradata, 4), 31, 6, {7, 8}
@@ -174,7 +174,9 @@ def _length_prefixed(data: bytes, at: int) -> bytes:
 
 
 def starts_closed_gop(codec: str, extradata: bytes, packet: bytes) -> bool:
-    """Return True if no packet after this keyframe, in decoding order, needs a packet before it.
+    """Return True if no packet after this keyframe needs a packet before the keyframe.
+
+    Before and after refer to decoding order.
 
     This holds for most codecs; some keyframes of H.264 and HEVC are only recovery points.
     """
@@ -210,9 +212,9 @@ def _unit_headers(data: bytes, at: int, stop: int, length_size: int) -> Iterator
 
 
 def packet_units(codec: str, extradata: bytes, packet: bytes) -> Iterator[bytes]:
-    """Yield the units of an H.264 or HEVC packet without their prefixes, or any other packet whole.
+    """Yield the units of an H.264 or HEVC packet without prefixes; yield any other packet whole.
 
-    The temporal delimiter of AV1 is removed, because files do not contain it.
+    The temporal delimiter of AV1 is removed, because files do not contain temporal delimiters.
     """
     at = {"h264": 4, "hevc": 21}.get(codec)
     if at is None:

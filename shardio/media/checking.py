@@ -81,7 +81,8 @@ def verify_by_decoding(
 
     Args:
         stream: the stream as its container describes it.
-        untimed: a mask of the packets without a stored time, which `fill_missing_times` computes.
+        untimed: a mask of the packets without a stored time; `fill_missing_times` computes these
+            times.
         interval: the ticks from one frame to the next at the rate of the stream.
 
     Raises:
@@ -127,7 +128,7 @@ def _times(
 
 
 def _drop_false_keyframes(stream: EncodedStream, shown: Mapping[int, int]) -> EncodedStream:
-    """Decode each group of pictures alone; unflag its keyframe if pictures differ from `shown`."""
+    """Decode each group of pictures alone; if pictures differ from `shown`, unflag the keyframe."""
     flags, pts = packet_flags(stream.packets), stream.packets["pts"]
     keys = np.flatnonzero(flags & PacketFlag.KEY).tolist()
     visible = (flags & PacketFlag.HIDDEN) == 0

@@ -144,7 +144,7 @@ class ClipDecoder(Closing):
         matrix: str = "bt601",
         color_range: str = "limited",
     ) -> None:
-        """Decode `frames`, numbered in presentation order, into `out`, whose shape sets the size.
+        """Decode `frames`, numbered in presentation order, into `out`; its shape sets the size.
 
         Args:
             stream: a video.
@@ -207,7 +207,8 @@ class ClipDecoder(Closing):
             for run in opened.table.runs(np.concatenate(numbers)):
                 _RunDecoder(opened, decoder, writers, rows).decode(run)
         except MediaError:
-            # Drop the decoder: it may have read parameters from damaged data, and would keep them.
+            # Drop the decoder, which may have read parameters from damaged data and would keep
+            # using these parameters.
             self._decoders.pop(opened.key, None)
             raise
 
@@ -271,7 +272,7 @@ class _RunDecoder:
 
         A frame may be missing or fail because its keyframe is not a real random access point (intra
         refresh, references to much earlier pictures). Decoding is then retried from an earlier
-        keyframe, and the frame table is changed to start there in the future.
+        keyframe, and the frame table is changed so that later calls start at that keyframe.
         """
         table, first, steps = self._opened.table, run.first, 1
         while True:
@@ -320,14 +321,14 @@ class _RunDecoder:
         except av.FFmpegError as error:
             place = where if isinstance(where, str) else f"packet {where}"
             raise MediaError(f"{place} does not decode: {error.strerror}") from error
-        except DataError:  # raised by reading packets; it may be a ValueError, too
+        except DataError:  # raised by reading packets; some DataErrors are also ValueErrors
             raise
         except ValueError as error:
             raise MediaError(str(error)) from error
         return wanted
 
     def _packets(self, run: DecodeRun) -> Iterator[tuple[int, memoryview, bytes, bool]]:
-        """Yield (number, bytes, bytes to prepend, keyframe flag) for each packet to decode."""
+        """Yield (index, bytes, bytes to prepend, keyframe flag) for each packet to decode."""
         table = self._opened.table
         numbers = table.packets_to_decode(run)
         begin, end = numbers[0], numbers[-1]
@@ -350,7 +351,8 @@ class _RunDecoder:
     def _packet_prefix(self) -> bytes:
         """Return the bytes to prepend to the first packet.
 
-        They include the stream's parameter sets if a packet has replaced them in the decoder.
+        These bytes include the stream's parameter sets if a packet has replaced the parameter sets
+        in the decoder.
         """
         lead, stream = self._opened.lead_in, self._opened.stream
         if self._decoder.is_changed:

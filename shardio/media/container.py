@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 
-HEAD_BYTES = 1024  # contains the sync bytes of five transport stream packets, their only signature
+HEAD_BYTES = 1024  # enough to recognise transport streams, by the sync bytes of five packets
 
 _SUFFIXES = frozenset(
     # `.ts` is left out, because it is usually TypeScript; transport streams are recognised by their
@@ -152,9 +152,9 @@ def _iso_missing(file: BinaryIO, n_bytes: int) -> int:
         if size == 1:  # a 64-bit size follows the type
             size = int.from_bytes(header[8:16], "big")
         if size < 8 or not header[4:8].isascii():
-            return (
-                0  # 0: up to the end of the file; or bytes after the last box, which players ignore
-            )
+            # A box of size 0 ends with the file. Other bytes after the last box are ignored, as
+            # players do.
+            return 0
         offset += size
     return max(0, offset - n_bytes)
 
@@ -297,9 +297,9 @@ def has_guessed_times(container: InputContainer, stream: VideoStream | AudioStre
     """Return True if FFmpeg may guess the times of the first packets.
 
     Must be called before any packet is read. FFmpeg drops times below 0 in Matroska files. For some
-    codecs it guesses them: backwards from the first known time by durations rounded to
-    milliseconds or, if the probed packets have no time, upwards from 0. In the latter case the
-    clock restarts at the first known time.
+    codecs FFmpeg guesses the dropped times: backwards from the first known time by durations
+    rounded to milliseconds or, if the probed packets have no time, upwards from 0. In the latter
+    case the clock restarts at the first known time.
     """
     start = stream.start_time
     return "matroska" in container.format.name and (start is None or start < 0)

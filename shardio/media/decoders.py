@@ -111,7 +111,7 @@ def open_audio_decoder(parameters: Mapping[str, Any], extradata: bytes) -> Audio
         raise MediaError(f"a stream's parameters are not acceptable: {error}") from error
     from av.codec.context import Flags2
 
-    # Keep the decoder from dropping padding: `audio` drops it, by sample number.
+    # Keep the decoder from dropping padding samples: `audio` drops them, by sample index.
     codec.flags2 |= Flags2.skip_manual
     _open_context(codec, extradata)
     return codec
@@ -164,11 +164,11 @@ def lead_in(parameters: Mapping[str, Any]) -> bytes:
 def numbered_packet(
     number: int, part: bytes | memoryview, lead: bytes = b"", *, is_key: bool = False
 ) -> Packet[Any]:
-    """Copy a packet for a decoder, with the packet's number in place of its time.
+    """Copy a packet for a decoder, with the packet's index in place of its time.
 
-    The decoded frame then has this number as its time. The copy is padded with zeros, because
-    decoders read past the end. Some decoders use the keyframe flag: without it, the PNG decoder
-    adds a picture to the previous one.
+    The decoded frame then has the index as its time. The copy is padded with zeros, because
+    decoders read past the end. Some decoders use the keyframe flag: without the flag, the PNG
+    decoder adds a picture to the previous one.
     """
     import av  # not `from av`, which takes a fifth of this function's time
 

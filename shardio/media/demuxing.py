@@ -1,7 +1,8 @@
 """Demux media files into packets, with a table from which any frame can be decoded.
 
-Usually only the first frame is decoded, to find orientation and colours. If container or codec are
-known for wrong or missing times and keyframes, the whole stream is decoded (`checking`).
+Usually only the first frame is decoded, to find orientation and colours. If the container or the
+codec is known for wrong or missing times or keyframe flags, the whole stream is decoded
+(`checking`).
 `SpanReader` cuts spans of time out of a video file, each as a separate stream.
 """
 
@@ -72,7 +73,7 @@ def demux(
         source: a path, or the bytes of a file.
         kind: "video" or "audio".
         check: True to decode every frame once, which detects damage and corrects wrong times and
-            keyframe flags. None does so only if container or codec may have wrong times or flags,
+            keyframe flags. None decodes only if container or codec may have wrong times or flags,
             False only if packets have no times. Audio is always decoded.
         name: the name used in errors; the path by default.
 
@@ -194,8 +195,8 @@ class PacketReader:
 
         found = next(iter(packet.decode()), None)
         if found is None and packet.is_keyframe and len(self.sizes) == 1:
-            # Decoders delay a keyframe, because other frames may be shown before it. Drain the
-            # decoder, which outputs the frame at once and takes a third of the time.
+            # Decoders delay a keyframe, because other frames may be shown before it. Draining the
+            # decoder outputs the frame at once, in a third of the time.
             codec = self.source.codec_context
             with contextlib.suppress(av.FFmpegError):
                 found = next(iter(codec.decode(None)), None)
@@ -329,7 +330,8 @@ class SpanReader(Closing):
         """Cut out the frames shown from `begin` on and before `end`, in seconds.
 
         The stream also includes packets before and after the span if frames of the span need them,
-        such as the packets from the preceding keyframe on. They are decoded, but never shown.
+        such as the packets from the preceding keyframe on. These packets are decoded, but their
+        frames are never shown.
 
         Args:
             begin: the start of the span.
@@ -375,8 +377,8 @@ class SpanReader(Closing):
             keys = [n for n, (packet, time) in facts if packet.is_keyframe and time <= begin]
             if is_whole and keys and shown:
                 key = keys[-1]
-                # Drop packets after the keyframe whose frames are shown before it: they would need
-                # packets before the keyframe.
+                # Drop packets after the keyframe whose frames are shown before the keyframe: such
+                # frames would need packets before the keyframe.
                 return [packets[n] for n in range(key, len(packets)) if times[n] >= times[key]]
             if back == start:
                 raise MediaError(

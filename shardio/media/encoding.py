@@ -247,7 +247,7 @@ class StreamEncoder:
         """Flush the encoder, and return the stream. Call it once.
 
         Args:
-            last_duration: the duration of the last frame in ticks; 0 repeats the one before.
+            last_duration: the duration of the last frame in ticks; 0 repeats the previous duration.
 
         Raises:
             MediaError: no frame was added, or the encoder dropped frames.

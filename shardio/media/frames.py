@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 
-MAX_SIDE = 16384  # pixels after scaling; without it, a strip of 4000x1 could get 500,000 wide
+MAX_SIDE = 16384  # pixels after scaling; without a limit, 4000x1 pixels could get 500,000 wide
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class CropPosition:
     """The position of a crop: 0 is at the left or upper edge, 1 at the right or lower edge.
 
     With numbers drawn uniformly from [0, 1), all offsets are equally likely. Functions that accept
-    a position centre the crop if it is None.
+    a position centre the crop if the position is None.
     """
 
     x: float

@@ -67,7 +67,7 @@ def has_image_signature(head: bytes) -> bool:
     return head.startswith(_STARTS)
 
 
-# The size from which Pillow raises an error: 0.5 GB of RGB, which a file of a few KB may contain.
+# Pillow raises an error for pictures with more pixels: 0.5 GB of RGB, from a file of a few KB.
 MAX_PIXELS = 178_956_970
 _CHANNELS = {"rgb": 3, "grey": 1}
 _SUBSAMPLINGS = ("444", "422", "420", "440", "411")
@@ -130,8 +130,8 @@ def decode_image(
     Args:
         data: the bytes of a file.
         out: an array to fill and return: uint8, C-contiguous, of the picture's shape. An upright
-            JPEG is decoded directly into it. Its contents are undefined after an error. None
-            allocates an array.
+            JPEG is decoded directly into `out`. After an error, the contents of `out` are
+            undefined. None allocates an array.
         mode: "rgb" for three channels, "grey" for one.
         min_size: the minimum (height, width). To save time, a JPEG is decoded at the smallest of
             full, half, quarter and eighth size that is not below it. Other formats are decoded at

@@ -127,9 +127,9 @@ def check_scans(data: Encoded) -> None:
 
 
 def scale_divisor(height: int, width: int, min_size: tuple[int, int]) -> int:
-    """Return the largest of 1, 2, 4 and 8 that leaves at least `min_size` (height, width).
+    """Return the largest divisor of 1, 2, 4 and 8 that leaves at least `min_size` (height, width).
 
-    libjpeg-turbo also supports sizes in between, but has no vector code for them.
+    libjpeg-turbo also supports divisors in between, but has no vector code for them.
     """
     for divisor in (8, 4, 2):
         if -(-height // divisor) >= min_size[0] and -(-width // divisor) >= min_size[1]:

@@ -186,7 +186,7 @@ class VideoFile(Closing):
             yield time, frame
 
     def _count_times(self, interval: Fraction) -> list[int]:
-        """Return the time of every frame up to the end or an error, by `fill_missing_times`.
+        """Return the time of every frame, from `fill_missing_times`, up to the end or an error.
 
         The file is decoded a second time, because only a decoder can count the frames before the
         first known time, and buffering their pictures would take unlimited memory.
@@ -240,11 +240,11 @@ def load_image(
     *,
     fit: Fit = "crop",
 ) -> Pixels:
-    """Decode a picture into `out`, whose shape sets the size, and return it.
+    """Decode a picture into `out` and return `out`; its shape sets the size.
 
     Args:
         source: a path, or the bytes of a file.
-        out: uint8, height x width x 3, C-contiguous, such as a row of a batch. Its contents are
+        out: uint8, height x width x 3, C-contiguous, such as a row of a batch. The contents are
             undefined after an error.
         fit: "crop" to use the largest centred part with the aspect ratio of `out`; "stretch" to use
             the whole picture, with a changed aspect ratio.
@@ -279,16 +279,16 @@ def _decode_to_fit(data: Buffer, out: Pixels, fit: Fit) -> Pixels:
 def load_clip(
     source: str | os.PathLike[str] | bytes, out: Pixels, *, start: int = 0, step: int = 1
 ) -> Pixels:
-    """Decode frames of a video into `out`, whose shape sets their number and size, and return it.
+    """Decode frames of a video into `out` and return `out`; its shape sets their count and size.
 
     Each frame is cropped to the largest centred part with the aspect ratio of `out`. The whole file
     is read: to load many clips of long videos, convert the videos to a dataset.
 
     Args:
         source: a path, or the bytes of a file.
-        out: uint8, frames x height x width x 3, such as a row of a batch. Its contents are
+        out: uint8, frames x height x width x 3, such as a row of a batch. The contents are
             undefined after an error.
-        start: the number of the first frame in presentation order, from 0.
+        start: the index of the first frame in presentation order.
         step: the distance between frames.
 
     Raises:

@@ -1,6 +1,6 @@
 """Mux the packets of a stream into a file for players, and verify the result.
 
-The file is demuxed again and compared with the stream before it is returned. Packets are unchanged,
+Before the file is returned, it is demuxed and compared with the stream. Packets are unchanged,
 except that start codes of H.264 and HEVC units are replaced by lengths, as containers require.
 """
 
@@ -29,7 +29,7 @@ __all__ = ["MuxedStream", "mux", "write_mp3_trim"]
 
 
 _DECODER_DELAY: Final = 529
-"""The delay of every MP3 decoder in samples, which the numbers in the file do not include."""
+"""The delay of every MP3 decoder in samples; the padding counts in a file do not include it."""
 _MAX: Final = (1 << 12) - 1
 _NAME_AT: Final = 120  # offset of the encoder's name from the tag
 _NUMBERS_AT, _CRC_AT = 21, 34  # offsets from the encoder's name
@@ -38,7 +38,7 @@ _NUMBERS_AT, _CRC_AT = 21, 34  # offsets from the encoder's name
 def write_mp3_trim(data: bytes, stream: EncodedStream) -> bytes:
     """Write the number of padding samples at start and end into the tag frame of an MP3 file.
 
-    Return the data unchanged if it has no such frame, or the numbers do not fit.
+    Return the data unchanged if there is no tag frame, or if a number is too large for its field.
     """
     n_tags = 10 + int.from_bytes(data[6:10]) if data.startswith(b"ID3") else 0  # one of 127 at most
     mark_at = max(data.find(mark, n_tags, n_tags + 64) for mark in (b"Xing", b"Info"))
@@ -64,7 +64,7 @@ def _crc16(data: bytes | bytearray) -> int:
     return crc
 
 
-# PyAV needs an open encoder for a stream that it writes, although no frame is encoded.
+# PyAV needs an open encoder for each stream in a file, although no frame is encoded.
 _ENCODERS: Final = {
     "av1": "libsvtav1",
     "h264": "libx264",
@@ -106,8 +106,8 @@ class MuxedStream:
 def mux(stream: EncodedStream) -> MuxedStream:
     """Return a file with a stream; demuxing the file gives the same packets and times.
 
-    Exceptions: times of audio may be shifted, with the same audible samples; and video that begins
-    before time 0, which few containers can store, may be shifted to 0.
+    There are two exceptions. Times of audio may be shifted; the audible samples are the same. Video
+    that begins before time 0, which few containers can store, may be shifted to 0.
 
     Raises:
         MediaError: no container stores the stream unchanged; the message has the reasons.
@@ -162,7 +162,7 @@ def _write_file(stream: EncodedStream, form: str, shift: int, is_sound: object) 
     base = stream.time_base
     options = {"video_track_timescale": str(base.denominator)} if form in ("mp4", "mov") else {}
     if form == "mp3" and not stream.parameters.get("skip"):
-        options = {"write_xing": "0"}  # no tag frame: FFmpeg's always makes players drop samples
+        options = {"write_xing": "0"}  # FFmpeg's tag frame would make players drop samples
     os.environ.setdefault("SVT_LOG", "0")
     try:
         with av.open(content, "w", format=form, container_options=options) as container:

@@ -70,7 +70,7 @@ def open_picture(data: bytes | memoryview) -> Iterator[Image]:
 
 
 def header_channels_and_bits(picture: Image, data: bytes | memoryview) -> tuple[int, int]:
-    """Return the encoded number of channels and bits per channel; for a palette, of its colours."""
+    """Return the encoded channels and bits per channel; for a palette, those of the colours."""
     mode, transparent = picture.mode, picture.has_transparency_data
     if picture.format == "PNG":  # Pillow's mode for 16-bit grey with alpha is RGBA
         channels = _PNG_CHANNELS[data[25]] + ("transparency" in picture.info)
@@ -165,7 +165,7 @@ def _high_bytes_of_grey(picture: Image) -> Pixels:
     """Return the upper 8 bits of 16-bit grey, as Pillow and libpng convert 16-bit colours.
 
     Raises:
-        MediaError: the picture has 32-bit numbers, for which black and white are not defined.
+        MediaError: the picture has 32-bit values, for which black and white are not defined.
     """
     if picture.mode[:4] != "I;16" and picture.format != "PPM":
         raise MediaError(

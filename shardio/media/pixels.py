@@ -175,7 +175,7 @@ def frame_format(frame: VideoFrame) -> FrameFormat:
 
 
 class PlaneCopyPath:
-    """A fast path that copies a part of frames that are 4:2:0 already.
+    """A fast path for frames that are 4:2:0 already; it copies a part of each frame.
 
     Args:
         size: the height and width of the part; even.
@@ -204,7 +204,7 @@ class PlaneCopyPath:
 
 
 class PlanarRgbPath:
-    """A fast path that lets swscale create planes of green, blue and red, and interleaves them.
+    """A fast path: swscale creates planes of green, blue and red, which are then interleaved.
 
     Args:
         reformatter: the swscale context; borrowed, and used for frames of one format only.
@@ -237,8 +237,8 @@ class PlanarRgbPath:
 
 _RESERVED_MATRIX = 3  # swscale refuses this value; writers use it for "unspecified"
 _BT601 = MATRICES["bt601"]
-# The formats that swscale converts to planes of RGB five times as fast as to packed pixels. The
-# values are the same, as a test checks, unless the height is enlarged or chroma is uneven.
+# The formats that swscale converts to planes of RGB five times as fast as to packed pixels. Both
+# give the same values, as a test checks, unless the height is enlarged or chroma is uneven.
 _PLANAR_FORMATS = frozenset(
     f"yuv{j}{chroma}p{deep}"
     for j, deep in (("", ""), ("j", ""), ("", "10le"))
@@ -360,7 +360,8 @@ class FrameConverter:
     def _blend_over_black(self, frame: VideoFrame) -> VideoFrame:
         """Blend a frame with transparent parts over black.
 
-        Frames are blended before scaling, which would mix in the colours of transparent pixels.
+        Frames are blended before scaling, because scaling would mix in the colours of transparent
+        pixels.
         """
         from av import VideoFrame
 
@@ -379,6 +380,6 @@ def _converts_to_planes(frame: VideoFrame, height: int) -> bool:
 
 
 def plane_rows(plane: Any, height: int, n_bytes: int, top: int = 0, left: int = 0) -> Picture:
-    """Return a part of a plane, whose rows are padded, as a view."""
+    """Return a part of a plane with padded rows, as a view."""
     line = plane.line_size
     return np.ndarray((height, n_bytes), np.uint8, plane, top * line + left, (line, 1))

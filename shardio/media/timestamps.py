@@ -28,7 +28,7 @@ __all__ = [
 
 _T = TypeVar("_T")
 
-REORDER_WINDOW = 16  # the most frames by which a decoder may delay one in any standard in use
+REORDER_WINDOW = 16  # no standard in use lets a decoder delay a frame by more frames
 
 
 def in_presentation_order(frames: Iterable[tuple[int, _T]]) -> Iterator[tuple[int, _T]]:
@@ -39,8 +39,8 @@ def in_presentation_order(frames: Iterable[tuple[int, _T]]) -> Iterator[tuple[in
     frames in *coding* order: with B-frames, they are the right times in the wrong order (1, 2, 4,
     3, …). Therefore the n-th frame gets the n-th smallest time of the next `REORDER_WINDOW` frames.
 
-    A time before an already assigned one means that the clock has restarted (joined recordings);
-    ordering restarts there.
+    If a time is before an already assigned time, the clock has restarted (joined recordings), and
+    ordering also restarts.
 
     Raises:
         MediaError: re-raised from `frames` after the frames before it have been yielded.
@@ -93,9 +93,9 @@ def fill_missing_times(
 ) -> list[int]:
     """Return the time of every frame: as stored or, if missing, computed from its neighbours.
 
-    Missing times before the first known time are counted back from it. Later missing times are
-    counted up from the last known time before them, or spread evenly if the next known time is too
-    near. If no time is known, the first frame has time 0.
+    Missing times before the first known time are counted back from the first known time. Later
+    missing times are counted up from the previous known time, or spread evenly if the next known
+    time is too near. If no time is known, the first frame has time 0.
 
     Args:
         times: the stored times in ticks, in presentation order; None if missing.
@@ -124,8 +124,8 @@ def fill_missing_times(
 class MonotonicTimestamps:
     """A callable that makes times rise strictly, as packet tables require.
 
-    After a restart of the clock, times continue from the end of the last frame. A frame with the
-    same time as the frame before is moved by a tick. `n_changed` counts the changed times.
+    After a restart of the clock, times continue from the end of the previous frame. If a frame has
+    the same time as the previous frame, it is moved by a tick. `n_changed` counts changed times.
     """
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ def frame_durations(times: Sequence[int], last: int = 0) -> npt.NDArray[np.int64
 
     Args:
         times: the times of the frames, rising.
-        last: the duration of the last frame; 0 repeats the one before.
+        last: the duration of the last frame; 0 repeats the previous duration.
     """
     found: npt.NDArray[np.int64] = np.diff(np.array([*times, 0], np.int64)).view(np.int64)
     found[-1] = last or (found[-2] if len(found) > 1 else 1)

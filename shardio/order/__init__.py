@@ -31,9 +31,9 @@ class Ordering(Protocol):
 class Samples:
     """The facts about a dataset's n samples that orders need.
 
-    `shard_ends` returns the cumulative numbers of samples per shard. `why_unsharded` returns the
-    reason why the samples are not in the order of the shards, or None. `measure` returns the total
-    size of all shards in bytes, and the number of samples in them.
+    `shard_ends` returns the cumulative sum of the shards' sample counts. `why_unsharded` returns
+    the reason why the samples are not in the order of the shards, or None. `measure` returns the
+    total size of all shards in bytes, and the total number of samples in all shards.
     """
 
     path: str
@@ -128,12 +128,14 @@ class Order:
         return None
 
     def check_cache(self, shard_bytes: Positions, cache_bytes: int, room: str) -> int:
-        """Return the number of bytes in use at a time; called if the dataset exceeds the cache.
+        """Return the number of bytes that are read from at a time.
+
+        Called only if the dataset is larger than the cache.
 
         Args:
             shard_bytes: the size of each shard.
             cache_bytes: the size of the cache.
-            room: the beginning of the message, which compares the sizes.
+            room: the beginning of the message: the sizes of the dataset and the cache.
 
         Raises:
             InvalidArgument: data would be downloaded repeatedly. Some orders only warn.

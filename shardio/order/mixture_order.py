@@ -1,13 +1,13 @@
 """The source and its sample at each position of an epoch of a mixture. Pure arithmetic.
 
-For any n, the first n positions are divided among the sources by bisection: between two halves of
-the sources in proportion to their shares, then between the halves of each half, down to single
-sources. Positions are grouped in spans of 256, and a keyed shuffle assigns the positions of a span
-to sources. Therefore computing any position takes the same time, and every span has its sources in
-proportion.
+For any n, the first n positions are divided among the sources by bisection: the sources are split
+into two halves, which divide the positions in proportion to their shares; then each half is split
+in the same way, down to single sources. Positions are grouped in spans of 256, and a keyed shuffle
+assigns the positions of a span to sources. Therefore computing any position takes the same time,
+and every span contains the sources in proportion to their shares.
 
 Each position of a source *draws* the source's next sample. A round draws every sample of the source
-once, in an order with a key of seed, epoch, source and round number.
+once. The key of a round's order is derived from seed, epoch, source and round.
 """
 
 from __future__ import annotations
@@ -36,13 +36,12 @@ from shardio.order.permutation import (
 Exhausted = Literal["stop", "repeat"]
 
 WHOLE: Final = 1 << 30
-"""The approximate maximum of the sum of shares, so that products of two such numbers fit in 63
-bits."""
+"""The approximate maximum of the sum of shares: products of two sums then fit in 63 bits."""
 SPAN: Final = 256
 """The number of positions per span.
 
 Spans are short because finding a single sample takes as long as computing its whole span, and
-because each rank computes every span, even if it uses few positions of it.
+because each rank computes every span, even if the rank uses few positions of the span.
 """
 MAX_SOURCES: Final = 1024
 """The maximum number of sources.
@@ -79,7 +78,7 @@ class MixtureShares:
         return found
 
     def _divide(self, n: Any, first: int, last: int, found: list[Any]) -> None:
-        """Append the counts of sources first..last-1, which have n positions together."""
+        """Append the counts of sources first..last-1; the total of these counts is n."""
         if last - first == 1:
             found.append(n)
             return
@@ -90,7 +89,7 @@ class MixtureShares:
         self._divide(n - of_part, middle, last, found)
 
     def n_positions(self, sizes: tuple[int, ...]) -> int:
-        """Return the number of positions of an epoch; `sizes` has the samples of each source.
+        """Return the number of positions of an epoch; `sizes` has the sources' sample counts.
 
         Raises:
             InvalidArgument: the epoch would be longer than 2^48.
@@ -148,7 +147,7 @@ class MixtureOrder:
         order: the order of the samples of each source.
         mixture_sizes: the mixture.
         samples: the samples of all sources, concatenated; None if they come in order.
-        seed, epoch: the key.
+        seed, epoch: the random seed and the epoch, which together determine the order.
     """
 
     def __init__(
@@ -182,7 +181,7 @@ class MixtureOrder:
         return numbers
 
     def first_position(self, source: int, draw: int) -> int | None:
-        """Return the position of a source's draw, the first being 0; None if it is not reached."""
+        """Return the position of a source's draw, counted from 0; None if no position has it."""
 
         def drawn(span: int) -> int:
             return int(self._mixing.counts(min((span + 1) * SPAN, self._n))[source])
@@ -194,7 +193,7 @@ class MixtureOrder:
         return int(found[0]) if len(found) else None
 
     def draws(self, positions: Positions) -> tuple[npt.NDArray[Any], Positions]:
-        """Return the source of each position, and how many earlier positions the source has."""
+        """Return the source of each position, and the count of the source's earlier positions."""
         sources = np.empty(len(positions), np.int16)
         draws = np.empty(len(positions), np.int64)
         spans = positions // SPAN
@@ -263,7 +262,7 @@ class _ShuffledSource:
         samples: the samples of all sources.
         n: the number of samples of the source.
         key: the key of the rounds.
-        source: the number of the source.
+        source: the index of the source.
     """
 
     def __init__(self, order: Order, samples: Samples, n: int, key: int, source: int) -> None:

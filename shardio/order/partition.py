@@ -23,8 +23,9 @@ class RankPartition:
     """The part of the positions first..n-1 of an epoch that belongs to one rank.
 
     A step has `batch_size` consecutive positions for each rank, starting with rank 0. The remainder
-    at the end of the epoch is divided evenly: ranks differ by at most one position. All ranks
-    together visit every position once, in order; only with "drop" is the remainder left out.
+    at the end of the epoch is divided evenly: the shares of two ranks differ by at most one
+    position. Together, the ranks visit every position once, in order, except the remainder if
+    `tail` is "drop".
 
     Args:
         n: the number of positions of the epoch.
@@ -49,12 +50,12 @@ class RankPartition:
 
     @property
     def first_step(self) -> int:
-        """The first step, which is the number of whole steps before position `first`."""
+        """The index of the first step: the number of whole steps before position `first`."""
         return self.first // self._stride
 
     @property
     def last_step(self) -> int:
-        """The end of the steps: the last step plus 1."""
+        """The index of the last step plus 1."""
         whole, rest = divmod(max(0, self.n - self.first), self._stride)
         last = self.first_step + whole
         if not rest or self.tail == "drop":
@@ -63,7 +64,10 @@ class RankPartition:
         return last + (1 if self.tail == "pad" or stop > start else 0)
 
     def position(self, step: int) -> int:
-        """Return the first position of a step over all ranks; earlier steps visit all before it."""
+        """Return the first position of a step over all ranks.
+
+        Earlier steps visit all positions before this one.
+        """
         return min(self.n, self.first + (step - self.first_step) * self._stride)
 
     def _part_of_rest(self, start: int) -> tuple[int, int]:
@@ -73,7 +77,7 @@ class RankPartition:
     def share(self, step: int) -> tuple[int, int]:
         """Return the start and the end of this rank's positions in a step.
 
-        They are equal if the step is all padding for this rank.
+        Start and end are equal if this rank has only padding in the step.
         """
         start = self.first + (step - self.first_step) * self._stride
         if start + self._stride > self.n:
@@ -89,7 +93,7 @@ class RankPartition:
         return (step - 1 - self.first_step) * self.batch_size + stop - start
 
     def read(self, step: int) -> tuple[int, int]:
-        """Return the positions read for a step: the share or, if it is empty, one position."""
+        """Return the positions read for a step: the rank's share; if it is empty, one position."""
         start, stop = self.share(step)
         return (start, stop) if start < stop else (self.position(step), self.position(step) + 1)
 

@@ -26,8 +26,8 @@ SORTED_MAX: Final = 1 << 16
 CHUNK: Final = 16384
 """The number of positions computed at a time: a call takes 100 µs, plus 15 ns per position."""
 ROUNDS: Final = 6
-"""The rounds of the network, one more than needed: statistics of rows a fixed distance apart detect
-a network of 4 rounds, but not one of 5."""
+"""The number of rounds of the network, one more than needed: statistics of rows a fixed distance
+apart detect a network of 4 rounds, but not one of 5."""
 
 _MASK: Final = (1 << 64) - 1
 _GOLDEN: Final = 0x9E3779B97F4A7C15
@@ -35,8 +35,8 @@ _MIX_1: Final = 0xBF58476D1CE4E5B9
 _MIX_2: Final = 0x94D049BB133111EB
 _MIX_32: Final = 0x85EBCA6B, 0xC2B2AE35
 _MAX_BITS_SCALED_AT_ONCE: Final = 12
-"""The maximum size, in bits, that is scaled by one product. At least 20 bits of the hash remain, so
-no result is more likely than another by more than 1/256."""
+"""The maximum number of bits of a size to which a hash is scaled by one product. At least 20 bits
+of the hash remain, so no result is more likely than another by more than 1/256."""
 
 
 def mix(value: int) -> int:
@@ -58,7 +58,7 @@ def derive_key(*parts: int) -> int:
 
 
 def keyed_hashes(numbers: Positions, key: int) -> _U64:
-    """Return a keyed 64-bit hash of each number; different numbers have different hashes."""
+    """Return a keyed 64-bit hash of each integer; different integers have different hashes."""
     hashes = (numbers + 1).astype(np.uint64)
     hashes *= np.uint64(_GOLDEN)
     hashes ^= np.uint64(key)
@@ -75,7 +75,7 @@ def _mixed(hashes: _U64) -> _U64:
 
 
 class Permutation:
-    """A keyed permutation of the numbers below n.
+    """A keyed permutation of the integers 0 to n - 1.
 
     Args:
         n: the size of the domain.
@@ -87,7 +87,7 @@ class Permutation:
         self._whole: Positions | None = None
 
     def at(self, positions: Positions) -> Positions:
-        """Return the number at each of `positions`, which need not be sorted.
+        """Return the integer at each of `positions`, which need not be sorted.
 
         The result is int64, and read-only for the caller.
         """
@@ -96,7 +96,7 @@ class Permutation:
         return permute(positions, self.n, self._key)
 
     def whole(self) -> Positions:
-        """Return the whole permutation, cached; for at most SORTED_MAX numbers."""
+        """Return the whole permutation, cached; n must be at most SORTED_MAX."""
         if self._whole is None:
             self._whole = permutations(self.n, np.array([self._key], np.uint64))[0]
         return self._whole
@@ -108,7 +108,7 @@ def substitute_position(n: int, *, seed: int, epoch: int, position: int, attempt
     Args:
         n: the number of positions of the epoch.
         seed, epoch, position: the key and the position of the failed sample.
-        attempt: the number of earlier substitutes that failed.
+        attempt: the count of earlier substitutes that failed.
     """
     return derive_key(32, seed, epoch, position, attempt) * n >> 64
 
@@ -138,7 +138,8 @@ def permute(positions: Positions, n: int, key: int) -> Positions:
     width = math.isqrt(n - 1) + 1
     height = -(-n // width)
     keys = [mix(key + (i + 1) * _GOLDEN) for i in range(ROUNDS)]
-    # 32-bit arithmetic is three times as fast: AVX2 cannot multiply vectors of 64-bit integers.
+    # Use 32-bit arithmetic if possible. It is three times as fast as 64-bit arithmetic, because
+    # AVX2 cannot multiply vectors of 64-bit integers.
     one_pass = _feistel_narrow if width <= 1 << 16 else _feistel_wide
     cells = positions.astype(np.uint64)
     found = one_pass(cells, width, height, keys)
@@ -173,7 +174,7 @@ def _feistel_narrow(cells: _U64, width: int, height: int, keys: list[int]) -> _U
 
 
 def _scale(step: npt.NDArray[np.uint32], size: int, low: npt.NDArray[np.uint32]) -> None:
-    """Scale 32-bit hashes to numbers below size, in products of 32 bits: step * size >> 32."""
+    """Scale 32-bit hashes to integers below size (step * size >> 32), with 32-bit products."""
     n_bits = max(1, (size - 1).bit_length())
     if n_bits <= _MAX_BITS_SCALED_AT_ONCE:  # drops the lowest bits of the hash
         np.right_shift(step, np.uint32(n_bits), out=step)
@@ -218,8 +219,8 @@ class SampleGenerators:
 
     Generators of whole batches use other streams, with the position of the batch's first sample.
 
-    One Philox generator (J. Salmon et al., 2011) gets a new key for each sample, because setting
-    its state takes 1 µs, and creating a generator takes 13 µs.
+    One Philox generator (J. Salmon et al., 2011) gets a new key for each sample: setting the state
+    takes 1 µs, creating a generator 13 µs.
     """
 
     def __init__(self, seed: int, stream: int = OF_SAMPLES) -> None:
@@ -242,7 +243,7 @@ class SampleGenerators:
         return self.keyed(self.key(epoch, position))
 
     def keyed(self, key: int) -> np.random.Generator:
-        """Return the generator for a sample's `key`; it is the object that `at` returns."""
+        """Return the generator for a sample's `key`, the same object that `at` returns."""
         self._place["key"] = key, mix(key ^ _GOLDEN)
         self._bits.state = self._state  # type: ignore[assignment]  # the stubs' dict is private
         return self._generator

@@ -4,8 +4,9 @@
 independently: a keyed random number below the sum of all weights is looked up in the cumulative
 sums. Without replacement, every row gets the key -log(u) / weight for a random u, and rows are
 sorted by their keys, which is equivalent to drawing each row from the remaining rows (P.
-Efraimidis and P. Spirakis, 2006). The last bits of a library's logarithm differ between machines,
-so this module has its own, of operations that IEEE 754 rounds alike on all machines.
+Efraimidis and P. Spirakis, 2006). The last bits of a library's logarithm differ between machines.
+This module therefore has its own logarithm, which only uses operations that IEEE 754 rounds alike
+on all machines.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class WeightedSampler:
             replacement, the number of samples with a weight above 0.
 
     Raises:
-        InvalidArgument: an argument is not valid. The weights are checked by the loader, which
-            knows the number of samples.
+        InvalidArgument: an argument is not valid. The loader checks the weights, because it has
+            the number of samples.
     """
 
     weights: Any
@@ -187,18 +188,18 @@ class WeightedOrder:
 
     Args:
         sums: the table from `cumulative_weights`; borrowed.
-        seed, epoch: the key.
+        seed, epoch: the random seed and the epoch, which determine the order.
     """
 
     def __init__(self, sums: Numbers, *, seed: int, epoch: int) -> None:
         self._sums, self._key = sums, derive_key(20, seed, epoch)
-        # A product rounded up to the whole sum is looked up as the last row with a weight.
+        # If rounding gives the whole sum, use the last row with a weight above 0.
         self._last = int(np.searchsorted(sums, sums[-1], side="left"))
 
     def at(self, positions: Positions) -> Positions:
         """Return the row at each of `positions`, in any order."""
         drawn = _fractions(positions, self._key) * self._sums[-1]
-        # Look up in sorted order, which is twice as fast: neighbours share cache lines.
+        # Sort before the lookup, which makes it twice as fast: neighbours share cache lines.
         ascending = np.argsort(drawn)
         rows = np.empty(len(drawn), np.int64)
         rows[ascending] = np.searchsorted(self._sums, drawn[ascending], side="right")

@@ -5,12 +5,12 @@ Both compute the row at any position directly, as `permutation` does.
 Block shuffle cuts the positions of a view into runs of a few MiB and permutes the runs. Then it
 permutes the positions within each window of 64 runs. Storage reads whole runs, the page cache needs
 to hold only one window, and the neighbours of a sample come from 64 places in the dataset. The
-permutation of a window of 2^k positions is a Feistel network over their bits, keyed by the window.
-Its constants are from MurmurHash3 (A. Appleby) and the golden ratio.
+permutation of a window of 2^k positions is a Feistel network over the k bits of a position, keyed
+by the window. The constants are from MurmurHash3 (A. Appleby) and the golden ratio.
 
 Shard shuffle permutes the shards that contain samples of the view. Then it permutes the samples
 within each window of 8 shards. An epoch needs each shard once, and only one window of shards at a
-time. Shards may differ in size; memory use is proportional to their number.
+time. Shards may differ in size; memory use is proportional to the number of shards.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from shardio.order.permutation import Permutation, Positions, derive_key, keyed_
 RUN_BYTES: Final = 4 << 20
 RUNS_PER_WINDOW: Final = 64
 _ROUNDS: Final = 8, 6
-"""The numbers of rounds in small and in larger windows.
+"""The number of rounds in small windows, and in larger ones.
 
 Statistics of pairs half a window apart detect 7 rounds in windows of 64 positions, and 5 rounds in
 windows of 1024.
 """
 _AT_ONCE: Final = 4096
-"""The number of positions computed at a time. With twice as many, each call needs 600 new pages of
-memory, which take a fifth of its time."""
+"""The number of positions computed at a time. With twice as many, each call spends a fifth of its
+time on 600 new pages of memory."""
 _SMALL: Final = 1 << 12
 _MAX_RUN: Final = 1 << 32
 _MIX: Final = 0xC2B2AE35
@@ -50,8 +50,8 @@ _FACTORS: Final = tuple(0x85EBCA6B * 0x9E3779B1**i % (1 << 32) for i in range(ma
 class BlockShuffle(Order):
     """A permutation within windows of permuted runs.
 
-    `run` and `whole` are the numbers of positions in a run and in a window, both powers of two. `k`
-    is the number of samples per position, for clips that stay together.
+    A run has `run` positions, a window has `whole` positions; both are powers of two. `k` is the
+    number of samples per position, for clips that stay together.
     """
 
     name = "blocks"
@@ -125,7 +125,7 @@ class WindowedOrder:
     Args:
         n: the number of rows.
         window: the lengths of runs and windows.
-        seed, epoch: the key.
+        seed, epoch: the random seed and the epoch, which determine the order.
     """
 
     def __init__(self, n: int, window: BlockShuffle, *, seed: int, epoch: int) -> None:
@@ -138,11 +138,11 @@ class WindowedOrder:
         self._to_short = n_runs * window.run - self._short_starts
         self._windows_key = derive_key(18, seed, epoch)
         self._last = n - n % window.whole
-        """The start of the last window, if it is shorter than the others."""
+        """The start of the shorter last window; `n` if all windows have the same length."""
         self._in_last = Permutation(n - self._last, derive_key(19, seed, epoch))
 
     def at(self, positions: Positions) -> Positions:
-        """Return the row at each of `positions`, unsorted; int64, read-only for the caller."""
+        """Return the row at each of `positions`, in any order; int64, read-only for the caller."""
         if len(positions) <= _AT_ONCE:
             return self._rows_at(positions)
         rows = np.empty(len(positions), np.int64)
@@ -179,7 +179,7 @@ class WindowedOrder:
         return rows
 
     def _in_runs(self, places: Positions) -> Positions:
-        """Return the row at each place among whole runs; the result is arbitrary after them."""
+        """Return the row at each place among whole runs; for later places, the row is arbitrary."""
         if not self._runs.n:
             return np.zeros_like(places)
         run = self._window.run
@@ -190,12 +190,12 @@ class WindowedOrder:
 
 
 class GroupedOrder:
-    """A windowed order of groups of k neighbours; groups stay intact, and a remainder comes last.
+    """A windowed order of groups of k neighbours; a remainder of fewer than k rows comes last.
 
     Args:
         n: the number of rows.
         window: the lengths of runs and windows, in groups of `k` rows.
-        seed, epoch: the key.
+        seed, epoch: the random seed and the epoch, which determine the order.
     """
 
     def __init__(self, n: int, window: BlockShuffle, *, seed: int, epoch: int) -> None:
@@ -203,7 +203,7 @@ class GroupedOrder:
         self._groups = WindowedOrder(self._n_groups, window, seed=seed, epoch=epoch)
 
     def at(self, positions: Positions) -> Positions:
-        """Return the row at each of `positions`, unsorted; int64, read-only for the caller."""
+        """Return the row at each of `positions`, in any order; int64, read-only for the caller."""
         groups, places = np.divmod(positions, self._k)
         is_whole = groups < self._n_groups
         rows = positions.copy()
@@ -299,7 +299,7 @@ class ShardShuffle(Order):
         return self.whole
 
     def check_cache(self, shard_bytes: Positions, cache_bytes: int, room: str) -> int:
-        """Return the size of the largest window; warn if the cache does not hold it."""
+        """Return the size of the largest window; warn if the window does not fit in the cache."""
         n_bytes = int(np.sort(shard_bytes)[-self.n_shards :].sum())
         if n_bytes > cache_bytes:
             warnings.warn(
@@ -324,10 +324,10 @@ class ShardOrder:
     """The samples of one epoch, by position: a permutation within windows of shards.
 
     Args:
-        ends: the cumulative numbers of the view's samples per shard.
+        ends: the cumulative sum of the view's sample counts per shard.
         n: the number of positions of the epoch, which are the first n samples of the view.
         n_shards: the number of shards per window.
-        seed, epoch: the key.
+        seed, epoch: the random seed and the epoch, which determine the order.
     """
 
     def __init__(self, ends: Positions, n: int, n_shards: int, *, seed: int, epoch: int) -> None:
@@ -337,7 +337,7 @@ class ShardOrder:
         self._stops: Positions = np.cumsum(sizes[shards])
         """The end of each shard in the epoch, before the permutation of its window."""
         self._shifts: Positions = ends[shards] - self._stops
-        """The offset from a place in the epoch to the sample in the view, for each shard."""
+        """For each shard, the number to add to a place in the epoch to get the sample's index."""
         last = np.arange(n_shards - 1, len(ends) + n_shards - 1, n_shards)
         self._windows: Positions = self._stops[np.minimum(last, len(ends) - 1)]
         self._key, self._n_shards = (seed, epoch), n_shards

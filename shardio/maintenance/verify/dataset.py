@@ -4,7 +4,7 @@ Operations that rewrite shards verify them first: new hashes over damaged data w
 damage.
 
 `survey_shard` reads only the metadata. A shard that breaks any rule cannot be opened, but a survey
-reads its metadata as far as possible. If the first page is damaged, the last page replaces it.
+reads as much of the metadata as possible, from the last page if the first is damaged.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _Sections = dict[tuple[int, int, int], Section]
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The readable metadata of one shard; `findings` describe the errors and their places.
+    """The readable metadata of one shard; `findings` has the errors, with file offsets.
 
     A shard without findings can be opened. Unreadable parts are None or empty.
     """
@@ -208,9 +208,9 @@ def verify_dataset(
 
     Args:
         folder: the dataset.
-        workers: the number of processes, at most one per shard. By default one per usable CPU,
-            including this process unless shards are mapped; if the shards have less than half a
-            GiB in total, this process alone. With 0 all work is done in this process.
+        workers: the number of processes, at most one per shard; with 0 all work is done in this
+            process. By default, if the shards have less than half a GiB in total, this process
+            alone; else one per usable CPU, including this process unless shards are mapped.
         progress: called in this process, at the start and after every shard.
         access: how shards are read, as in `verify_shard`.
         engine: "local", or "ray" to use the machines of a Ray cluster, all of which must see the
@@ -265,7 +265,8 @@ def verify_dataset(
 def _verify_generations(root: Path) -> tuple[list[Generation], list[Finding]]:
     """Check `dataset.json` and all generations up to the published one.
 
-    Return the readable generations, the published one last; if that is unreadable, an empty list.
+    Return the readable generations, the published one last. If the published one is unreadable,
+    return an empty list.
     """
     try:
         published = load(root)
@@ -344,7 +345,7 @@ def _unknown(root: Path, generations: Sequence[Generation]) -> list[str]:
 def _names_of_next(root: Path, published: Generation) -> set[str]:
     """Return the shards of a complete generation that is not published yet.
 
-    Its writer may be about to publish it, so its shards are not unknown.
+    The writer may be about to publish the generation, so these shards do not count as unknown.
     """
     with contextlib.suppress(DatasetCorrupt, ShardUnsupported):
         following = load_generation(root, published.number + 1)

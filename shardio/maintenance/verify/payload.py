@@ -157,7 +157,7 @@ def _dictionaries(
 
 
 def _chunks(content: Content, index: Section, n_fields: int) -> Iterator[tuple[int, Entries]]:
-    """Yield copies of the index in chunks of whole rows, each with the number of its first row."""
+    """Yield copies of the index in chunks of whole rows, each with the index of its first row."""
     n_rows = max(1, CHUNK_ENTRIES // n_fields)
     for first in range(0, index.count, n_rows * n_fields):
         n_entries = min(n_rows * n_fields, index.count - first)
@@ -284,8 +284,7 @@ def _need_only_hash(
 ) -> npt.NDArray[np.bool_]:
     """Return a mask of the records that are valid if they are raw and match their hash.
 
-    Other records may be invalid although their hash matches, such as any record of an optional
-    field.
+    Other records, such as any record of an optional field, need more checks than their hash.
     """
     fields, found = payload.fields, np.zeros(len(numbers), np.bool_)
     for k, (name, field) in enumerate(fields):
@@ -297,7 +296,7 @@ def _need_only_hash(
 
 
 def _need_only_utf8(payload: _Payload, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return a mask of the records of mandatory fields whose only rule is that they are UTF-8."""
+    """Return a mask of the records of mandatory fields that only need to be UTF-8."""
     fields = payload.fields
     plain = [field.is_utf8 and name not in payload.present for name, field in fields]
     found: npt.NDArray[np.bool_] = np.array(plain)[numbers % len(fields)]

@@ -1,8 +1,8 @@
-"""Verify many shards in this process and in workers; each verifies one shard at a time.
+"""Verify many shards in this process and in workers; each process verifies one shard at a time.
 
 Processes are used rather than threads because hashing small rows holds the interpreter lock. Also,
-touching a mapped page that the disk cannot read kills the process. If the process is a worker, this
-is reported as a finding; this process therefore maps shards only if there are no workers.
+touching a mapped page that the disk cannot read kills the process. The death of a worker is
+reported as a finding; if there are workers, the main process therefore does not map shards.
 """
 
 from __future__ import annotations

@@ -90,11 +90,11 @@ def verify_column(
 def _chunks(n_samples: int, stride: int, per_unit: int) -> Iterator[tuple[int, int]]:
     """Yield the first row and number of rows of each window, of whole units and whole pages.
 
-    If that takes much more than WINDOW_BYTES, windows have whole units only.
+    If whole units and pages take much more than WINDOW_BYTES, windows have whole units only.
     """
     unit = stride * per_unit
     n_bytes = math.lcm(unit, PAGE)
-    # Round to the nearest number, so that the window is nearest to WINDOW_BYTES.
+    # Round, so that the size of the window is as near as possible to WINDOW_BYTES.
     n_whole = (WINDOW_BYTES + n_bytes // 2) // n_bytes
     step = (n_whole * n_bytes // unit or WINDOW_BYTES // unit or 1) * per_unit
     for first in range(0, n_samples, step):
@@ -110,7 +110,7 @@ class _ColumnVerifier:
         self._per_unit = rows_per_unit(self._row_bytes, self._stride)
         self._window = memoryview(b"")
         self._units: list[memoryview] = []
-        """The units of the window; kept, as splitting takes as long as hashing units of 3 KB."""
+        """The units of the window; cached because splitting takes as long as hashing 3 KB each."""
 
     def check_units(self, window: memoryview, first: int, expected: bytes) -> None:
         """Check the hashes of a window of whole rows that starts at row `first`."""
@@ -237,7 +237,7 @@ def verify_bytes(whole: Bytes, path: str) -> VerifiedShard:
 
 
 def _audit_headers(content: Content, findings: Findings) -> Header | None:
-    """Check the first and the last page; return a header that is valid and in place, if any."""
+    """Check the first and the last page; return the header of a valid page, if any."""
     size, path = content.n_bytes, findings.path
     if size < 2 * PAGE:
         if not any(content.bytes[: min(size, PAGE)]):

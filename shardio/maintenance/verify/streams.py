@@ -34,9 +34,9 @@ from shardio.shard.opening import Sections
 
 
 def are_texts(parts: Iterable[Any]) -> bool:
-    """Return True if all of these buffers are UTF-8.
+    """Return True if all buffers are UTF-8.
 
-    The loop runs in C, without a bytecode per buffer. The caller must find the invalid buffer.
+    The loop runs in C, without a bytecode per buffer; it does not find out which buffer is invalid.
     """
     try:
         deque(map(str, parts, repeat("utf-8")), maxlen=0)

@@ -22,14 +22,14 @@ from shardio.storage.file_access import Access, choose_access
 from shardio.storage.mmap import drop_pages
 
 CHUNK_BYTES: Final = 16 << 20
-"""The number of mapped bytes to process before `forget` is called; more for a longer record."""
+"""The number of mapped bytes after which `forget` is called; a longer record is finished first."""
 
 DIGEST_BYTES: Final = 8
 """The number of bytes that `differing` compares at a time."""
 
 WINDOW_BYTES: Final = 512 << 10
-"""The number of bytes to process together, so that they stay in the CPU cache; more for a longer
-row or record."""
+"""The number of bytes to process together, so that they stay in the CPU cache. A longer row or
+record is processed as a whole."""
 
 _SEGMENTS: Final = getattr(zstandard, "BufferWithSegments", None)
 
