@@ -42,8 +42,8 @@ _ADVICE: Final = "load the state into a loader with the same options"
 class LoaderState(NamedTuple):
     """The progress of an epoch: `position` of its `n_samples` samples in `order` are consumed.
 
-    `tokens` has the number of tokens of each source when the epoch began, if the last tokens of a
-    source are padded to a window.
+    `tokens` has the token count of each source when the epoch began, if the last tokens of a source
+    are padded to a window.
     """
 
     epoch: int
@@ -56,7 +56,7 @@ class LoaderState(NamedTuple):
 def state_of(
     progress: LoaderState, view: SampleView, epoch_sampler: EpochSampler
 ) -> dict[str, Any]:
-    """Return a progress as JSON values, for `progress_of`."""
+    """Return the progress of an epoch as JSON values, from which `progress_of` restores it."""
     state = {
         "version": _VERSION,
         "epoch": progress.epoch,
@@ -84,7 +84,7 @@ def progress_of(state: object, view: SampleView, epoch_sampler: EpochSampler) ->
     """Return the progress recorded in a state.
 
     Raises:
-        InvalidArgument: the state is not one of a loader like this one.
+        InvalidArgument: the state is invalid, or belongs to a loader of other data or options.
     """
     if not isinstance(state, Mapping) or state.get("version") != _VERSION:
         found = state.get("version") if isinstance(state, Mapping) else state
@@ -117,9 +117,9 @@ def progress_of(state: object, view: SampleView, epoch_sampler: EpochSampler) ->
 def _tokens(
     state: Mapping[str, Any], view: WindowView, had: tuple[int, ...] | None
 ) -> tuple[int, ...]:
-    """Return the number of tokens of each source when the state's epoch began.
+    """Return the token count of each source when the state's epoch began.
 
-    `had` is the number of windows of each source then; None if it is unknown.
+    `had` is the window count of each source at that time; None if it is unknown.
     """
     found, now = state.get("tokens"), view.windows.n_tokens
     if isinstance(found, list | tuple) and len(found) == len(now):
@@ -220,7 +220,7 @@ class EpochSampler:
         """Check that the sampler yields positions, and the same positions for the same epoch.
 
         Raises:
-            InvalidArgument: the sampler does not.
+            InvalidArgument: the sampler yields something else, or varies for the same epoch.
         """
         listed = self._listed(0)
         if holds_positions(self._sampler):

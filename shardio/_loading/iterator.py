@@ -44,12 +44,12 @@ class Epochs:
         """The latest iteration; None before the first one, and after `load_state`."""
         self._options = options
         self._next: LoaderState | int = 0
-        """The next epoch: the progress at which a loaded state resumes it, or its number."""
+        """The progress at which a loaded state resumes the next epoch, or that epoch's index."""
         self._has_warned = False
 
     @property
     def number(self) -> int:
-        """The number of the latest epoch; before the first iteration, that of the next epoch."""
+        """The index of the latest epoch; before the first iteration, of the next epoch."""
         if self.latest is not None:
             return self.latest.plan.epoch
         return self._next.epoch if isinstance(self._next, LoaderState) else self._next

@@ -62,7 +62,7 @@ TORCH_HABITS: Final = {
     "weights": "write sampler=shardio.WeightedSampler(weights)",
     "worker_init_fn": "workers need no seeding: write transform(sample, rng), and draw from rng",
 }
-"""Options of torch's DataLoader, each with the advice what to write for a ShardLoader."""
+"""Options of torch's DataLoader, each with what to write instead for a ShardLoader."""
 _OPEN_OPTIONS: Final = (
     "access",
     "cache",
@@ -224,7 +224,7 @@ Collate = (
 )
 _START_METHODS: Final = ("zygote", "spawn", "thread")
 _MAX_WORKERS: Final = 1024
-"""More workers than any machine can use; each takes file descriptors and 10 MB of memory."""
+"""The maximum number of workers. Each worker takes file descriptors and 10 MB of memory."""
 
 
 Decode = bool | Mapping[str, bool | Sound]
@@ -363,7 +363,7 @@ def resolve_view(
 
 
 def _decoded(decode: Any, names: Sequence[str], schema: Schema) -> dict[str, Any]:
-    """Return whether and how each field of pictures, sound or video is decoded."""
+    """Return, for each image, audio or video field, whether and how it is decoded."""
     media = [name for name in names if schema[name].medium]
     if decode is True or decode is False:
         return dict.fromkeys(media, decode)

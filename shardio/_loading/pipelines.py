@@ -129,7 +129,7 @@ class PipelineSource:
     def begin_at(self, position: ResumePosition) -> tuple[Any, PipelineStart, ResumePosition]:
         """Return an iterable that starts at a position, the runner's start, and the position.
 
-        The returned position includes the state of the source.
+        The returned position also has the state of the source.
         """
         start = PipelineStart(position.item, position.n_passed_over)
         if self._has_state:
@@ -149,7 +149,7 @@ class PipelineSource:
         """Return the state for a position.
 
         Raises:
-            InvalidArgument: the source cannot be positioned.
+            InvalidArgument: the source cannot resume in the middle.
         """
         self._check_positions()
         n_items = len(self.source) if hasattr(self.source, "__len__") else None

@@ -35,9 +35,9 @@ class RemotePrefetch:
         self._dataset, self._batch_spec = dataset, batch_spec
         self._ahead: Prefetcher | None = None
         self._at_once = 0
-        """The bytes that an iteration uses at the same time, which must all stay in the cache."""
+        """The bytes of the files that an iteration uses at one time, which must fit the cache."""
         self._here = set[str]()
-        """The paths of downloaded files; if all files fit into the cache, these stay there."""
+        """The paths of downloaded files, which stay in the cache if all files fit into it."""
         self._is_done = not dataset.remote_storages
         if not self._is_done and order is not None and not self._all_fit():
             most, by_shard = self._most_bytes(), self._sizes().reshape(-1, len(dataset.shards))
@@ -79,7 +79,7 @@ class RemotePrefetch:
         return all(storage.fits(self._sizes()) for storage in self._dataset.remote_storages)
 
     def end_with(self, close: Callable[[], None]) -> None:
-        """Stop downloading, and close the engine by `close` while downloads are ending."""
+        """Stop downloading; call `close`, which closes the engine, while downloads are ending."""
         if self._ahead is not None:
             self._ahead.cancel()
         try:

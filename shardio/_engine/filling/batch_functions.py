@@ -1,8 +1,8 @@
 """Build batches in steps: rows, then arrays of all rows, then the results of user functions.
 
-`filler` uses this module if the fields of a batch are collated or changed by batch functions. The
-last step writes into the block; earlier steps write into a scratch block, which is private memory
-reused for every batch.
+`filler` uses this module if fields are collated, or if batch functions change the batch. The last
+step writes into the block; earlier steps write into a scratch block, which is private memory reused
+for every batch.
 """
 
 from __future__ import annotations
@@ -128,7 +128,8 @@ class BatchBuilder:
             return self._fill_rows(layout, memory, share, one_by_one)
         below = self._scratch(inner)
         self.fill(inner, below, share, one_by_one)
-        share.states[:] = _CLAIMED  # claims no particular field: errors now concern all samples
+        # Claim all samples but no particular field: errors from here on concern the whole batch.
+        share.states[:] = _CLAIMED
         if not layout.joins:
             return self._write(layout, memory, self._make(inner, below, share), share)
         used = copy_rows(inner, below, layout, memory, share.n_rows)

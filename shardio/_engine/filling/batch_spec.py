@@ -58,9 +58,9 @@ class BatchSpec:
     in a block. `skips` is True if a failed sample is replaced by another. `mixed` has the arguments
     that open several datasets instead of one; `path` is then only used in messages. `pictures`
     names the image fields to decode, and `audio` has the format of decoded audio. `make_view`
-    creates the view from its tables; `tables` has the dtype and length of each. `n_selected` is
-    the number of rows if the dataset is a selection; their list is sent with the tables. `remote`
-    has the options of a dataset in an object store.
+    creates the view from its tables; `tables` has the dtype and length of each table. If the
+    dataset is a selection, `n_selected` is the number of selected rows, whose list is sent with the
+    tables. `remote` has the options of a dataset in an object store.
     """
 
     path: str
@@ -130,9 +130,9 @@ class BatchSpec:
 class Schemas(NamedTuple):
     """The schema of samples, and the schema of batches made by the user's batch functions.
 
-    `batch` is None without a batch function. `whole` names its fields that are arrays of the whole
-    batch; the others are lists. `heap_bytes` is the size of a batch in the heap, estimated from the
-    first sample or batch.
+    `batch` is None without a batch function. `whole` names the fields of `batch` that are one array
+    for the whole batch; the other fields are lists. `heap_bytes` is the size of a batch in the
+    heap, estimated from the first sample or batch.
     """
 
     samples: Schema
@@ -157,7 +157,7 @@ class Schemas(NamedTuple):
 class EpochPlan:
     """The samples of one iteration; sent to a worker before its first task of the iteration.
 
-    `tokens` has the number of tokens of each source, if the last tokens are padded to a window.
+    `tokens` has the token count of each source, if the last tokens are padded to a window.
     """
 
     epoch: int
@@ -167,9 +167,9 @@ class EpochPlan:
 
 
 def share_view(view: SampleView) -> tuple[SampleView, tuple[SharedArray, ...]]:
-    """Move the tables of a view into memory files; return an equal view of these, and the files.
+    """Copy a view's tables into shared arrays; return an equal view over these, and the arrays.
 
-    The rows of a selection come first.
+    If the dataset is a selection, the list of its rows is the first array.
 
     Raises:
         InsufficientMemory: the memory is not available.
@@ -257,7 +257,7 @@ class IndexChunk:
 
     @cached_property
     def _places(self) -> list[tuple[int, int, int, int]]:
-        # Convert whole columns: reading the four numbers of one sample from arrays takes 1 µs.
+        # Convert whole columns: reading the four values of one sample from arrays takes 1 µs.
         columns = self.numbers, self.shards, self.origins[:, 1], self.starts
         return list(zip(*(column.tolist() for column in columns), strict=True))
 
@@ -295,10 +295,10 @@ def samples_of(view: SampleView) -> Samples:
 
 
 class IndexPlanner:
-    """A planner of the samples of each step; it caches the latest chunks.
+    """A planner of the samples of each step, with a cache of the latest chunks.
 
-    If `n_workers` workers share the steps of an iteration, each usually fills every n-th step.
-    A chunk therefore has only every n-th step.
+    If `n_workers` workers share the steps of an iteration, each worker usually fills every
+    `n_workers`-th step. A chunk therefore has only the steps of one worker.
     """
 
     def __init__(self, view: SampleView, *, seed: int) -> None:

@@ -1,8 +1,8 @@
 """Collate the values of a batch's samples: padded, stacked or concatenated arrays in the heap.
 
 The heap of a block grows as needed. Arrays that view the block stay valid, because growing does not
-replace its pages. A `Scratch` block holds a batch while it is built. Rows that pad a batch repeat
-its samples.
+replace the block's pages. A `Scratch` block holds a batch while the batch is built. Rows that pad a
+batch repeat the batch's samples.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ def _concatenate(
     used: int,
     places: Places,
 ) -> int:
-    """Concatenate the values along the first axis, and write the offset of each."""
+    """Concatenate the values along the first axis, and write the offset of each value."""
     _check_equal(slot.join, values, 1, places)
     there = [value for value in values if value is not None]
     inner = there[0].shape[1:] if there else tuple(n or 0 for n in slot.join.field.shape[1:])

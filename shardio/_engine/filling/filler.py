@@ -90,7 +90,7 @@ class Filler:
         self._reader.close()
 
     def share_steps(self, n_workers: int) -> None:
-        """Set the number of workers that share an epoch's steps; the filler plans only its own."""
+        """Set how many workers share an epoch's steps; the filler then plans only its own steps."""
         self._index_planner.n_workers = n_workers
 
     def batch_schema(self, number: int = 0) -> Schema:
@@ -121,8 +121,8 @@ class Filler:
     def schemas(self, number: int = 0) -> Schemas:
         """Return the schemas of samples and of the batches that batch functions return.
 
-        Batch functions run on the first batch; if samples may be skipped, they run on a batch of
-        copies of sample `number`.
+        Batch functions run on the first batch or, if samples may be skipped, on a batch of copies
+        of sample `number`.
 
         Raises:
             TransformError, ShardCorrupt: the message names samples.

@@ -1,7 +1,7 @@
 """Request all missing pages of a batch from the kernel at once.
 
-Without requests, each page fault waits for the full latency of the storage, one after the other. If
-all pages are in memory, requests would take longer than filling the batch. A few rows of a batch
+Without requests, page faults wait for the storage one after the other, each for the full latency.
+If all pages are in memory, requests would take longer than filling the batch. A few rows of a batch
 are therefore probed first, and probes become rarer while no page is missing.
 """
 
@@ -38,9 +38,9 @@ MAX_SKIPPED: Final = 127
 A probe takes up to 400 µs, which is then about 3 µs per batch.
 """
 NEAR_BYTES: Final = 256 << 10
-"""The size of a request if the order has windows: neighbouring rows will be needed soon."""
+"""The size of a request if the order has windows, so that neighbouring rows will be needed soon."""
 WIDE_BYTES: Final = 512 << 10
-"""The size of a request if all files fit into memory: data stays there until it is needed."""
+"""The size of a request if all files fit into memory, where data stays until it is needed."""
 N_STALE: Final = 4
 """The number of consecutive batches without a new request after which a window is complete."""
 PAUSE: Final = 7
@@ -162,8 +162,8 @@ class ReadAhead:
     def _expect_scattered(self) -> None:
         """Disable the kernel's own read-ahead for the files.
 
-        With a read-ahead of 8 MiB, the kernel reads 2,000 unneeded pages for each missing one. If
-        memory is short, they evict requested pages.
+        With a read-ahead of 8 MiB, the kernel reads 2,000 unneeded pages for each missing page. If
+        memory is short, the unneeded pages evict requested pages.
         """
         if self._is_scattered:
             return

@@ -88,9 +88,9 @@ class RowByRowFiller:
         Args:
             layout, memory: the block and its layout.
             plan, step: the batch.
-            left_out: samples to skip because workers have crashed at them. Any value but None, even
-                an empty one, makes rows be claimed one by one; another crash then identifies the
-                sample.
+            left_out: samples to skip because workers have crashed at them. If this is not None,
+                even if it is empty, rows are claimed one by one, so that another crash identifies
+                the sample.
 
         Raises:
             TransformError, ShardCorrupt, …: no substitute was found for a sample, or the failure is

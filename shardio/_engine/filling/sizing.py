@@ -75,9 +75,9 @@ def n_blocks_wanted(n_workers: int, prefetch: int | None, n_bytes: int) -> int:
 
     The number is one block per worker, `prefetch` more, and one for the batch that the loop holds;
     without workers, two are enough, because nothing is filled ahead. Few blocks are faster than
-    many, because they stay in the cache. But small blocks are filled faster than the main process
-    can assign tasks: by default, there are enough small blocks for QUICK_DEPTH tasks per worker and
-    QUICK_DEPTH batches that wait for the loop.
+    many, because few blocks stay in the CPU cache. But small blocks are filled faster than the main
+    process can assign tasks. By default, there are therefore enough small blocks for QUICK_DEPTH
+    tasks per worker and QUICK_DEPTH batches that wait for the loop.
     """
     if not n_workers:
         return 2
@@ -90,8 +90,8 @@ def n_blocks_wanted(n_workers: int, prefetch: int | None, n_bytes: int) -> int:
 def _expected_heap(layout: BlockLayout, batch_spec: BatchSpec, view: SampleView) -> int:
     """Return the expected size of a heap.
 
-    A good estimate pays off: if all blocks must grow in the first epoch (125 batches of 1 MB), the
-    main process spends 20 ms of CPU time on it.
+    A good estimate saves time: if all blocks must grow in the first epoch (125 batches of 1 MB),
+    the main process spends 20 ms of CPU time on the growth.
     """
     dataset = view.dataset
     names = [slot.name for slot in layout.varying if slot.name in batch_spec.fields]
@@ -119,7 +119,7 @@ def _expected_heap(layout: BlockLayout, batch_spec: BatchSpec, view: SampleView)
 def _heard_bytes(view: SampleView, field: AudioField, rows: Rows) -> float:
     """Return the size of the longest decoded audio among `rows`, with a byte per sample for a mask.
 
-    Return 0 for clips, whose length is unknown here.
+    Return 0 for the audio of clips, whose length is unknown here.
     """
     if isinstance(view, ClipView):
         return 0

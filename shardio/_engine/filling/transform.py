@@ -196,7 +196,7 @@ def named(dataset: Dataset, row: int, shard: int) -> str:
 def describe_error(what: str, error: BaseException) -> tuple[str, str]:
     """Return a line about a user function's error, and the traceback without shardio's frames.
 
-    `what` is the name of the function in the line.
+    The line calls the function `what`.
     """
     frames = error.__traceback__
     while frames and frames.tb_frame.f_code.co_filename.startswith(_HERE):
