@@ -106,8 +106,8 @@ _TOKEN_LETTERS: Final = 32
 _MAX_READS: Final = 64
 """The maximum number of messages to read before doing other work."""
 _MAX_UNSENT: Final = 4 * MAX_AHEAD
-"""The maximum number of messages queued for one client. Credit keeps a working client far below it;
-a client that reads no messages reaches it and counts as lost."""
+"""The maximum number of messages queued for one client. Credit keeps a working client far below
+this limit; a client that reads no messages reaches the limit and counts as lost."""
 _MAX_UNREAD: Final = 16
 """The maximum number of unread messages from one client, each of up to 4 MiB."""
 _CLOSE_TIMEOUT_S: Final = 2.0
@@ -164,7 +164,7 @@ class Server(Closing):
         self._outgoing: deque[tuple[Session, Frames]] = deque()
         self._is_stopping = False
         self._run_lock = threading.Lock()
-        """Held by `run`, so that no other thread closes its sockets."""
+        """Held by `run`, so that no other thread closes the sockets meanwhile."""
         self._wakeup_lock = threading.RLock()  # reentrant, because signal handlers acquire it
         check_files(OWN_FILES)
         self._wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -446,7 +446,7 @@ def make_server(
 
 
 def _named(function: Callable[..., Any] | None) -> str | None:
-    """Return a name that distinguishes a function for clients; None for no function."""
+    """Return a name by which clients can tell functions apart; None for no function."""
     if function is None:
         return None
     name = getattr(function, "__qualname__", type(function).__name__)

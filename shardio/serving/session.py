@@ -1,7 +1,7 @@
 """The session of one client: its loader, and a thread that sends its batches.
 
-The server's thread passes a client's messages in with `tell`; the session's thread sends messages
-with `post`. It sends batches ahead, as far as the client's credit and the session's own limit of
+The server's thread passes in the client's messages with `tell`; the session's thread sends messages
+with `post`. Batches are sent ahead, as far as the client's credit and the session's own limit of
 bytes allow.
 """
 
@@ -74,7 +74,7 @@ class Session:
         self._next_state: dict[str, Any] = {}
         """The state from which the loader's next iteration begins if no other state is loaded."""
         self._number: int | None = None
-        """The number by which the client identifies the current iteration."""
+        """The client's identifier of the current iteration."""
         self._batches: LoaderIterator | None = None
         self._step = self._taken = self._upto = 0
         self._untaken: deque[tuple[int, int]] = deque()
@@ -128,7 +128,7 @@ class Session:
         self._thread.join(timeout_s)
 
     def _grant(self, head: Head) -> None:
-        """Record the client's credit: the batches its loop took, and the number it now allows."""
+        """Record the client's credit: how many batches its loop took, and how many may be sent."""
         if number(head, "number") != self._number:
             return
         self._taken = max(self._taken, min(self._step, number(head, "taken")))

@@ -2,10 +2,10 @@
 
 A block is an anonymous memory file: it has no name, cannot leak, and is passed by descriptor. The
 main process creates and owns all blocks. A batch that the caller holds has a *lease*: an array over
-the whole block, kept alive by all other arrays and tensors of the batch. (In a chain of views,
-NumPy sets `base` to the last array. This is the lease, because its own base is a map.) When the
-last view is gone, a finalizer appends the lease to a deque. The finalizer does nothing else,
-because it may run in any thread at any moment.
+the whole block, kept alive by all other arrays and tensors of the batch. (For a view of a view,
+NumPy sets `base` to the last array in the chain, which is the lease, because the lease's own base
+is a map.) When the last view is gone, a finalizer appends the lease to a deque. The finalizer does
+nothing else, because it may run in any thread at any moment.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class BlockMap:
     """A mapping of a block's memory file, in the main process or a worker; follows its growth.
 
     The mapping borrows the descriptor. Views of an earlier, smaller mapping stay valid, because
-    they share the pages. `most` is the maximum size of the block in bytes: memory_bytes, the limit
-    for all blocks together; None for no limit.
+    both mappings share the pages. `most` is the maximum size of the block in bytes: memory_bytes,
+    the limit for all blocks together; None for no limit.
     """
 
     def __init__(self, fd: int, most: int | None = None) -> None:
@@ -64,7 +64,7 @@ class BlockMap:
         self.views: BlockViews | None = None
 
     def backed_bytes(self) -> int:
-        """Return the number of bytes with allocated memory: all of the file but a trimmed end."""
+        """Return the bytes that have memory: the file's size, without an end freed by `trim`."""
         status = os.fstat(self._fd)
         return min(status.st_size, status.st_blocks * _STAT_BLOCK)
 
@@ -134,7 +134,7 @@ class Block(BlockMap):
 class _Lease(weakref.ref[Any]):
     """A weak reference that records the end of a lease.
 
-    It takes a third of the time of `weakref.finalize`.
+    This takes a third of the time of `weakref.finalize`.
     """
 
     __slots__ = ("memory", "number")

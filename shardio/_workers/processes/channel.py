@@ -1,7 +1,7 @@
 """The channel between the main process and one worker: messages with file descriptors, both ways.
 
-A channel is a SOCK_SEQPACKET socket pair. The kernel keeps message boundaries, each side notices
-when the other exits, and nothing has a name in the file system.
+A channel is a SOCK_SEQPACKET socket pair. The kernel keeps message boundaries, each process notices
+when the other exits, and the sockets have no names in the file system.
 
 A message that may be too long for the socket consists of a header of DESCRIPTOR_BYTES bytes and a
 payload. `pack_message` moves a long payload to a memory file; the message then has the header, one
@@ -79,7 +79,7 @@ class Channel:
             self._send(message)
 
     def recv(self) -> bytes | None:
-        """Wait for a message from the main process; return None if it has closed the pool.
+        """Wait for a message; return None if the main process has closed the pool.
 
         Raises InvalidArgument if the message carries descriptors, which `recv_fds` receives.
         """
@@ -109,7 +109,7 @@ class Channel:
             return self._recvmsg(*RECEIVE)
         except ConnectionResetError:
             # Raised once if the main process closed its socket with messages unread. Messages that
-            # it sent before are still queued: receive again.
+            # the main process sent earlier are still queued, so receive again.
             return self._recvmsg(*RECEIVE)
 
 

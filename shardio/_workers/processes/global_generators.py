@@ -1,8 +1,9 @@
 """Seed, save and restore the global random generators of Python, NumPy and torch.
 
-torch's generator is the one of the CPU. It is seeded only if user code has imported torch, because
-shardio does not import torch. If user code imports torch later, the generator is seeded at the end
-of that import; the first draws then do not depend on which process has already imported torch.
+Of torch's generators, only that of the CPU is handled. It is seeded only if user code has imported
+torch, because shardio does not import torch. If user code imports torch later, the generator is
+seeded at the end of that import; its first draws then do not depend on whether the process had
+already imported torch.
 Seeding the generator directly takes 1 µs; `torch.manual_seed` takes 110 µs, because it also queues
 seeds for uninitialized devices.
 """
@@ -54,8 +55,8 @@ def generator_states() -> States:
 def restore_generators(states: States) -> None:
     """Restore the states that `generator_states` returned.
 
-    If torch was imported after that call, its generator gets the seed that was pending then, or, if
-    none was, the state of a new generator.
+    If torch was imported after that call, torch's generator gets the seed that was pending at the
+    time of the call or, if no seed was pending, the state of a new generator.
     """
     random.setstate(states[0])
     np.random.set_state(states[1])

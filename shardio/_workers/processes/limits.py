@@ -1,8 +1,8 @@
 """The limits on CPUs and memory of this process.
 
-Any control group from the process's own to the root can set a limit, so all are read; the interface
-has two versions. Functions have a parameter for the root of the file system, so that tests can
-simulate other machines.
+Every control group from the process's own up to the root can set a limit, so all groups are read,
+through both versions of the kernel's interface. Functions have a parameter for the root of the file
+system, so that tests can simulate other machines.
 
 Inside a control group, reserving too much memory raises no error; the kernel's out-of-memory killer
 kills the process instead. `require` therefore checks first, and raises an error with figures.
@@ -176,7 +176,7 @@ def available_bytes() -> int:
 
 
 def default_budget() -> int:
-    """Return half of the available bytes; the rest is left to the program that uses the batches."""
+    """Return half of the available bytes; the other half is for the program's own data."""
     return available_bytes() // 2
 
 

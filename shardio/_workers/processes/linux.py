@@ -184,7 +184,7 @@ def explain_files(error: OSError) -> None:
 def check_files(n_files: int) -> None:
     """Raise UnsupportedEnvironment unless n_files more files can be opened.
 
-    This is called before ZeroMQ opens files, because ZeroMQ aborts the program if it cannot.
+    Call this before ZeroMQ opens files, because ZeroMQ aborts the program if it cannot open one.
     """
     with interrupts_held(), files_explained(), contextlib.ExitStack() as opened:
         for _ in range(n_files):
@@ -276,8 +276,8 @@ def file_limit_explained(n_bytes: int, what: str) -> Iterator[None]:
 def die_with_parent(parent_pid: int) -> None:
     """Ask the kernel to kill this process when its parent exits; exit if the parent has exited.
 
-    The kernel also sends the signal when the parent's *thread* that forked exits, so the parent
-    must have a single thread.
+    The kernel also sends the signal when the *thread* of the parent that forked this process exits,
+    so the parent must have a single thread.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent_pid:  # the parent exited before prctl: there will be no signal
@@ -306,8 +306,8 @@ def keep_freed_memory() -> None:
 
     By default, glibc returns arrays of 128 KiB and more to the kernel as soon as they are freed,
     and the kernel zeroes every page of the next arrays. If each sample allocates two arrays of 600
-    KB, this takes nine tenths of the time. Arrays above 32 MiB are still returned. Malloc settings
-    in the environment take precedence; with another libc nothing is changed.
+    KB, the zeroing takes nine tenths of the time. Arrays above 32 MiB are still returned. Malloc
+    settings in the environment take precedence; with another libc nothing is changed.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if "glibc.malloc." in tunables or not _OF_MALLOC.isdisjoint(os.environ):
@@ -318,7 +318,7 @@ def keep_freed_memory() -> None:
 
 
 def read_umask() -> int:
-    """Return this process's umask. os.umask() would have to set it, and race with other threads."""
+    """Return this process's umask, without os.umask(), which would change it for other threads."""
     with open("/proc/self/status", "rb") as status:
         for line in status:
             if line.startswith(b"Umask:"):

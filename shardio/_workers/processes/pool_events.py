@@ -152,7 +152,7 @@ class PoolEventLoop:
         try:
             self._held.intake.extend(islice(worker.arrivals, 1))
         except (BlockingIOError, ConnectionResetError):
-            return  # a reset is reported once; data still queued can be received after it
+            return  # a reset is reported once; queued data can still be received afterwards
 
     def _receive_letter(self, session: socket.socket) -> None:
         try:
@@ -183,7 +183,7 @@ class PoolEventLoop:
         return events
 
     def _read_letters(self) -> None:
-        """Handle the zygote's replies; remove each once it is completely handled."""
+        """Handle the zygote's replies; remove each reply once it is completely handled."""
         held = self._held
         while held.letters:
             data, ancillary, flags, _ = held.letters[0]
@@ -242,7 +242,7 @@ class PoolEventLoop:
                 intake.extend(islice(worker.arrivals, 1))
             except ConnectionResetError:
                 continue
-            # No data, but the socket is still open in a process that the worker started.
+            # The socket is empty but still open, in a process that the worker started.
             except BlockingIOError:
                 break
             _, (data, ancillary, _, _) = intake[-1]

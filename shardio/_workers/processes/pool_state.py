@@ -36,7 +36,7 @@ class WorkerExit(NamedTuple):
     """The exit of a worker's process: its last event.
 
     The process was killed by `signal`, or exited with `exit_code`: 0 if the function returned, 1 if
-    it raised (a Failed event came before). Both are None if the process could not be started.
+    it raised (a Failed event precedes this). Both are None if the process could not be started.
     `pid` is None if the process could not be started or the zygote exited meanwhile.
     """
 
@@ -150,7 +150,7 @@ def end_all(held: PoolState) -> None:
 def _shut_sockets(held: PoolState) -> None:
     """Shut down the main process's side of every socket; this also wakes a `wait` in a thread.
 
-    Closing would not suffice: the other side does not notice it while a fork has a copy.
+    Closing would not suffice: while a fork has a copy of a socket, the other side does not notice.
     """
     ends = [(worker.end, socket.SHUT_RDWR) for worker in held.workers]
     if held.session is not None:

@@ -1,6 +1,6 @@
 """Serialization between the main process and its workers: functions, values and exceptions.
 
-An exception keeps its class if it can be unpickled; otherwise it becomes a TransformError with its
+An exception that can be unpickled keeps its class; any other becomes a TransformError with the same
 text. A function is sent together with the main process's environment, in one memory file. Pickle is
 only used between a program and its own workers. Large arrays are pickled out of band, so that their
 memory is copied only once.
@@ -66,7 +66,7 @@ def _pickle_error(error: BaseException, cause: BaseException | None) -> bytes | 
 
 
 def _described(error: BaseException) -> str:
-    """Return an exception's type and message; of a TransformError, the message only."""
+    """Return an exception's type and message; for a TransformError, only the message."""
     if isinstance(error, TransformError):
         return str(error)
     return "".join(traceback.format_exception_only(type(error), error)).strip()
@@ -99,7 +99,7 @@ def unpack_failure(failure: bytes | memoryview, where: str) -> BaseException:
 
 
 def as_failure(error: BaseException, is_called: str) -> Exception:
-    """Return the exception, or a TransformError if it would end the worker or an iteration."""
+    """Return the exception, or a TransformError instead of one that would end a worker or loop."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
         return error
     text = text_of(error)
@@ -224,7 +224,7 @@ def pack(target: Callable[..., object]) -> int:
     pickled by value, others by name. Values that they refer to are copied in their present state.
     Raises InvalidArgument if something cannot be pickled.
     """
-    # Messages show the user's function rather than the engine's function around it.
+    # In messages, show the user's function instead of the engine's function that wraps it.
     known = target.args[0] if isinstance(target, partial) and target.args else target
     packed = pickled(target, "make those inside the function", known)
     surroundings = pickle.dumps(
@@ -343,7 +343,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 def _is_importable(name: str) -> bool:
     """Return True if a new process with this `sys.path` would find the module `name`.
 
-    `importlib.util.find_spec` cannot tell, because it trusts `sys.modules`.
+    `importlib.util.find_spec` does not tell this, because it first looks in `sys.modules`.
     """
     if name == "__main__" or name not in sys.modules:
         return True  # cloudpickle has rules for both cases

@@ -33,7 +33,9 @@ LARGE_BYTES: Final = 2 << 20
 """The size of a large page on CPUs with small pages of 4 KiB; elsewhere requests are refused."""
 
 _STEP_BYTES: Final = 16 * LARGE_BYTES
-"""The bytes per request. Requests are large, because each makes all CPUs return reserved pages."""
+"""The bytes per request. Requests are few and large, because each makes all CPUs return their
+reserved pages.
+"""
 _MAX_NS: Final = 10_000_000
 """The maximum time per large page, after which no more large pages are requested.
 
@@ -58,9 +60,10 @@ class _KernelSupport:
 
 
 def take_large_pages(fd: int, n_bytes: int) -> None:
-    """Try to use large pages for the first n_bytes of an empty memory file, except a remainder.
+    """Try to allocate the first n_bytes of an empty memory file in large pages.
 
-    No memory is guaranteed: parts without large pages remain empty.
+    A remainder shorter than a large page stays empty, and so does any part for which the kernel has
+    no large page.
     """
     n_large = n_bytes // LARGE_BYTES * LARGE_BYTES
     if not (n_large and _KernelSupport.is_asked):
@@ -107,7 +110,7 @@ def _map_aligned(fd: int, n_bytes: int) -> tuple[mmap.mmap, int]:
     """Map a file aligned to large pages; return the map and the file's offset in it.
 
     Python's mmap cannot choose the address. The file is therefore mapped over a part of a larger
-    anonymous map, and is unmapped with it.
+    anonymous map, and both are unmapped together.
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     memory = mmap.mmap(-1, n_bytes + LARGE_BYTES, flags)

@@ -1,4 +1,4 @@
-"""Reports of workers: the current step and place of each, and Python stacks after a timeout.
+"""Reports of workers: each worker's current step and place in it; Python stacks after a timeout.
 
 On a signal, a worker writes the stacks of its threads to a file that it shares with the main
 process. The signal handler is C code, so it works wherever the worker's Python code hangs.

@@ -85,8 +85,8 @@ ASK_FOR_STACKS = signal.SIGRTMIN + 7
 
 def serve(control_fd: int, main_pidfd: int, modules: tuple[str, ...]) -> NoReturn:
     """Run the zygote until the main process exits or shuts down the control socket."""
-    # Keep only these two of the inherited descriptors: readers of a pipe that stayed open here
-    # would never see its end.
+    # Close all inherited descriptors except these two. If a pipe stayed open here, its readers
+    # would never see the end of the data.
     os.closerange(max(control_fd, main_pidfd) + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     os.set_inheritable(control_fd, False)
     os.set_inheritable(main_pidfd, False)
@@ -267,8 +267,8 @@ class _Zygote:
         self._watch(session)
 
     def _watch(self, session: _Session) -> None:
-        # If the session is ending, use edge triggering: its end of file would otherwise wake the
-        # zygote all the time.
+        # If the session is ending, use edge triggering: otherwise the end of file on its socket
+        # would wake the zygote all the time.
         mask = select.EPOLLET if session.is_ending else select.EPOLLIN
         self.epoll.modify(session.socket, mask | (select.EPOLLOUT if session.replies else 0))
 
@@ -404,7 +404,7 @@ def release(zygote: Zygote) -> None:
     """Drop one use of `zygote`; dropping the last use ends the process before this returns.
 
     If `acquire` or `release` is running in another thread, or in an interrupted frame of this
-    thread, that call does the work before it returns.
+    thread, the running call drops the use before it returns.
     """
     _released.append(zygote)
     _settle()
@@ -455,7 +455,7 @@ def _spawn(control_fd: int, main_pidfd: int) -> int:
                 (os.POSIX_SPAWN_DUP2, sources[0], _CONTROL_FD),
                 (os.POSIX_SPAWN_DUP2, sources[1], _MAIN_PIDFD),
             ],
-            # Block Ctrl-C until the zygote ignores it: it would kill the zygote during its imports.
+            # Block Ctrl-C until the zygote ignores it: Ctrl-C during its imports would kill it.
             setsigmask=[signal.SIGINT],
         )
     finally:

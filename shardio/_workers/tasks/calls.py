@@ -51,9 +51,9 @@ from shardio.errors import BatchTimeout, InsufficientMemory, InvalidArgument
 _MAX: Final = 64
 _MAX_BYTES: Final = 64 << 10
 _MAX_NS: Final = 10_000_000
-"""The limits for the number, size and time of a chunk, which ends when it reaches one of them."""
+"""The maximum count, bytes and time of the results in a chunk; the first limit reached ends it."""
 _ALONE_BYTES: Final = 16 << 10
-"""The minimum size of an array whose result is sent as a separate chunk."""
+"""A result that has an array of at least this size is sent as a separate chunk."""
 _END: Final = object()
 
 
@@ -208,7 +208,7 @@ _here: Final = _Here()
 
 
 def note_place(place: int | None) -> None:
-    """Record the place in the item, from 0 up, to which a crash is attributed; None for none."""
+    """Record the index of the part of the item to which a crash is attributed; None for none."""
     if _here.line is not None:
         _here.line[1] = 0 if place is None else place + 1
 
@@ -275,7 +275,7 @@ class _Caller:
                 f"{self._most_bytes}: raise it, or return less at a time"
             )
         if (n_lacking := found.n_bytes - block.backed_bytes()) > 0:
-            # Check here, because the message must name the result; that of `grow` names batches.
+            # Check here, because the message must name the result; `grow` would name a batch.
             what = f"the bytes that {self._is_called} returned"
             require(n_lacking, what, "return less, or load fewer at a time")
         block.grow(found.n_bytes)
@@ -283,9 +283,9 @@ class _Caller:
 
 
 class SingleCaller:
-    """A guard for a `with` block that one caller may be in; others get an error at once.
+    """A guard for a `with` block that only one caller may be in; any other gets an error at once.
 
-    This includes a second call in the same thread.
+    A second call in the same thread gets the error too.
 
     Args:
         refusal: the message of the error.

@@ -25,7 +25,7 @@ from shardio._workers.tasks.task_pool import TaskPool
 from shardio.errors import InsufficientMemory, UnsupportedEnvironment
 
 _PATIENCE_S: Final = 5.0
-"""The time to wait for reports; workers have one second, and the thread must ask them first."""
+"""The time to wait for reports: the thread must first ask the workers, which have one second."""
 
 
 def create_executors(
@@ -60,8 +60,9 @@ def create_executors(
 class ThreadExecutor(StageExecutor):
     """An executor whose threads share some stages; each takes a job from the last stage with jobs.
 
-    Threads are started on demand. Only one thread is woken at a time; it wakes the next if there
-    are more jobs. If functions are quick, one thread runs all jobs, and none is woken in vain.
+    Threads are started on demand. Only one thread is woken at a time; this thread wakes the next if
+    there are more jobs. If functions are quick, one thread runs all jobs, and none is woken in
+    vain.
 
     Args:
         runner: the pipeline runner that receives the results.

@@ -255,7 +255,7 @@ class PipelineRunner(Closing):
         self._results.entries.clear()
 
     def abandon(self) -> None:
-        """Close from a finalizer, which may run in any thread, even while it holds the lock."""
+        """Close from a finalizer; it may run in any thread, even one that holds the lock."""
         if self.lock.locked():
             _thread.start_new_thread(self._end, ())
         else:

@@ -6,8 +6,8 @@ Each sample is one ZeroMQ message; ZeroMQ's own thread writes several at a time.
     payload  the sample as packed by `values`; or, for a large sample, its block and size;
              or an exception
 
-The credit of a worker limits the bytes in flight: those that it has sent and that the main process
-has not yet handed over to the loop.
+The credit of a worker limits its bytes in flight, which were sent but not yet handed over to the
+loop by the main process.
 """
 
 from __future__ import annotations

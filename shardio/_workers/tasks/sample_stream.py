@@ -74,7 +74,7 @@ class _Sender:
         self.n_arrived = self.n_skipped = 0
         """The number of samples handed over or skipped, and the number of skipped ones."""
         self.n_owed = 0
-        """The bytes handed over for which the worker has not received credit yet."""
+        """The handed-over bytes for which the worker has not received credit yet."""
         self.last_words = ""
 
     @property
@@ -87,8 +87,8 @@ class _Sender:
 class SampleStream(Closing):
     """An iterator over the samples of all workers, in order of arrival. It owns the workers.
 
-    One thread at a time may use the iterator; `close` may be called in any. When it is exhausted,
-    fails or is closed, all its resources are released.
+    One thread at a time may use the iterator; `close` may be called in any thread. All resources
+    are released when the iterator is exhausted, fails or is closed.
 
     Args:
         dataset: the dataset, which every worker iterates.

@@ -22,7 +22,7 @@ With more tasks, several share a message: for a batch of 32 KiB, the main proces
 time instead of 20.
 """
 QUICK_NS = 500_000
-"""The time below which a task is quick, and for which a worker holds back quick answers."""
+"""A task that takes less time is quick; a worker holds back the answer for at most this time."""
 ENDLESS: Final = sys.maxsize
 """The value of `last` for an iteration whose end is not known yet; `end_at` sets the end."""
 

@@ -27,8 +27,8 @@ class SourceItem(NamedTuple):
     """The source items of a result, and the source's states before and after these items.
 
     To resume after the result, the source continues from `after`. But if a generator yields several
-    results for an item, the source resumes from `before`, and the generator's first `n_given`
-    results, up to this one, are skipped.
+    results for an item, the source continues from `before`, and the first `n_given` results of the
+    generator, up to and including this result, are skipped.
     """
 
     first: int

@@ -125,7 +125,7 @@ _PRELOAD: Final = ("numpy.random", "shardio._workers.tasks.calls")
 
 
 class TaskPool(Closing):
-    """A pool of worker processes that each call `function` for items; `close` ends them.
+    """A pool of worker processes that each call `function` for items; `close` ends the processes.
 
     Everything but `nudge` must be used by one thread at a time. A pool that is garbage-collected is
     closed. The arrays of taken values stay valid as long as they are held.
@@ -331,7 +331,7 @@ class TaskPool(Closing):
         return BatchTimeout("\n".join([first, *self.at_work(lambda step: self._calls[step].named)]))
 
     def at_work(self, named: Callable[[int], str]) -> list[str]:
-        """Return lines that describe each worker's activity; `named` describes an item by index."""
+        """Return lines that describe each worker's activity; `named(i)` describes item i."""
         stacks = self._pool.stacks(self._step_files.stacks)
         workers = list(zip(self._pool.names(), stacks, strict=True))
         return describe_workers(workers, lambda w: [named(i) for i in self._begun_by(w)])

@@ -11,8 +11,8 @@ Pickle's out-of-band buffers follow the rest of the pickle, each aligned to 64 b
 TaskPool receives a block with each item. A worker that iterates a dataset by itself requests a
 block when it has a large sample and no block; from then on, the main process sends it a few blocks
 in advance, as far as memory allows (`BlockLender` in the main process, `LentBlocks` in the worker).
-A block belongs to the worker until its content is handed over, and then to the arrays that view it.
-When the last array is gone, any worker may receive the block.
+A block belongs to a worker until the block's content is handed over, and then to the arrays that
+view the block. When the last array is gone, any worker may receive the block.
 """
 
 from __future__ import annotations
@@ -115,13 +115,13 @@ _N_RECENT: Final = 32
 class ValueBlocks(Closing):
     """A pool of blocks that grow with the values.
 
-    A block is idle; in use, from `take` to `give_back` or `hand_over`; or leased, as long as memory
-    that was handed over is held. A block keeps the memory for its largest value if the budget
-    allows.
+    A block is idle; in use, from `take` to `give_back` or `hand_over`; or leased, while memory that
+    was handed over is held. If the budget allows, a block keeps the memory of the largest value
+    that it has held.
 
     Args:
-        n_enough: the number of blocks in use above which another may be leased in any case; None if
-            this number does not matter.
+        n_enough: with more blocks in use than this, another may be leased in any case; None for no
+            such rule.
         memory_bytes: the budget for all blocks.
     """
 
@@ -226,7 +226,7 @@ class ValueBlocks(Closing):
 _FEW: Final = 4
 """The initial number of blocks per worker: one being written, the others in flight."""
 _HELD: Final = 2
-"""The number of samples that any loop holds: the current and the next. They are not copied."""
+"""The number of samples that any loop holds, the current and the next; these are not copied."""
 
 
 class BlockLender(Closing):

@@ -79,7 +79,7 @@ class Receiver(Closing):
         self._socket = self._context.socket(self._zmq.PULL)
         try:
             self._socket.linger = 0
-            self._socket.rcvhwm = 0  # credit limits the bytes: the number needs no limit
+            self._socket.rcvhwm = 0  # credit limits the bytes, so the message count needs no limit
             self._socket.bind(self.address)
         except BaseException:
             self.close()

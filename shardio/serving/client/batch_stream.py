@@ -83,7 +83,7 @@ class Stream(Closing):
         """The "check" message that has no answer yet; sent again after a reconnection."""
         self._answer: State | None = None
         self._number = 0
-        """The number that identifies the current iteration in messages."""
+        """The identifier of the current iteration in messages."""
         self._is_iterating = False
         """True while batches of the iteration are still to be received."""
         self._begun: State | None = None
@@ -95,7 +95,7 @@ class Stream(Closing):
         self.queue: deque[Arrived] = deque()
 
     def open(self) -> Opened:
-        """Wait until a server has created the loader.
+        """Wait until a server has created the loader for this client.
 
         Raises:
             ServerUnreachable: no server can be reached.
@@ -287,7 +287,7 @@ class Stream(Closing):
             self._advance(kind, head, block)
 
     def _handle_opened(self, head: dict[str, Any]) -> None:
-        """Handle "opened": resume with the server's new loader if its batches are the same."""
+        """Handle "opened": resume with the server's new loader if it has the same batches."""
         opened = Opened.of(head, self._servers.current)
         if self.opened is not None:
             opened.check_follows(self.opened, self._servers.current)

@@ -45,7 +45,7 @@ _MAX_BYTES: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class ServerKeys:
-    """The secret key of a server, and the folder of the keys of its clients."""
+    """The secret key of a server, and the folder with the keys of accepted clients."""
 
     secret: bytes = field(repr=False)
     clients: Path

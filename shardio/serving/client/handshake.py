@@ -29,7 +29,7 @@ from shardio.serving.client.protocol import (
 )
 
 RECORDS: Final[dict[str, type[Clip | Pack]]] = {"clips": Clip, "pack": Pack}
-"""The options that select a view. Each is a dict with the arguments of a method of the dataset."""
+"""The options that select a view: each is a dict of the arguments of the dataset's method."""
 
 AS_THEY_ARE: Final = frozenset(
     {

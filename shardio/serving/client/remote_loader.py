@@ -43,14 +43,15 @@ class RemoteLoader(Closing):
 
     The batches and `state_dict()` are bit for bit those of a ShardLoader of the served dataset with
     the same options. If the server is lost in the middle of an epoch, the loader reconnects to it
-    or to another address, and continues without losing or repeating a batch. It is for one process
-    and one thread at a time; a new iteration ends the previous one.
+    or to another server, and continues without losing or repeating a batch. Use a loader in one
+    process, and in one thread at a time. A new iteration ends the previous one.
 
     Args:
         address: "tcp://host:port", or a list of addresses of servers of the same dataset.
         batch_size: as in ShardLoader; so are `output`, `device` and all further options that can be
             sent as data. Options that the server decides are refused. `clips` and `pack` select a
-            view of the dataset; each is a dict with the arguments of that method.
+            view of the dataset; each is a dict of the arguments of the dataset's method of that
+            name.
         keys: the folder of this client's keys, by default the one named by SHARDIO_KEYS; required
             for servers on other machines.
         prefetch: the number of batches requested ahead, 16 by default.

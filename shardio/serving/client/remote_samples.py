@@ -149,7 +149,7 @@ class RemoteSamples(Closing):
                 each.end()
 
     def _take(self, going: deque[tuple[int, RemotePass]]) -> tuple[int, Batch] | None:
-        """Return the next batch from the first server, in turn, that has one; None if none has."""
+        """Return a batch from the next server, in turn, that has one ready; None if none has."""
         for _ in range(len(going)):
             server, each = going.popleft()
             try:
