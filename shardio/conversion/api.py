@@ -59,7 +59,7 @@ def convert(
     address: str | None = None,
     **options: Any,
 ) -> ConversionReport:
-    """Convert a folder of files, or samples or items of this program, into a dataset at `out`.
+    """Convert a folder of files, or Python samples or items, into a dataset at `out`.
 
     Every file below `src` is read and listed in the report. `src` may be a pattern
     (`"shards/train-*.tar"`); paths are then relative to the folder above the first wildcard. A
@@ -70,15 +70,15 @@ def convert(
 
     An interrupted conversion keeps its finished units in `out`. The next conversion to `out` must
     then be called with `resume` or `overwrite`. `resume` keeps each finished unit whose shards are
-    intact and whose inputs have not changed; the result equals that of an uninterrupted conversion.
+    intact and whose inputs have not changed; the dataset is the same as without an interruption.
     `overwrite` starts again, and replaces a dataset in `out` once the new one is complete. If no
     input gives a sample, nothing is published: `out` is not changed, and the report has the outcome
     of each input.
 
     With `append`, the dataset at `out` gets a new generation: existing samples keep their
     positions, classes keep their indices, and new samples are added at the end. Files that the
-    dataset already has are not converted again: their outcome is `"duplicate"`, or `"modified"` if
-    the content changed. Options that are not given are taken from the dataset.
+    dataset already has are not converted again: the outcome of such a file is `"duplicate"`, or
+    `"modified"` if its content changed. Options that are not given are taken from the dataset.
 
     Instead of files, `src` may be an iterable of samples or a pandas or polars data frame, both
     written by this process; or a map-style data set with `__len__` and `__getitem__`, as in torch;
@@ -88,13 +88,13 @@ def convert(
     first sample. `options` are passed to the converter.
 
     Args:
-        samples: a function that returns one sample, several, or None for an item. It is sent to the
-            workers, including lambdas and functions defined in a notebook. If it raises, the item
-            is broken.
+        samples: a function that returns one sample, several samples, or None for an item. Any
+            function can be sent to the workers, including lambdas and functions of a notebook. If
+            the function raises, the item is broken.
         names: field names for samples that are tuples.
         kind: the converter, such as "videos", "images", "audio" or "arrays", or an installed
-            third-party converter. By default the converter of the dataset in an append, else it is
-            guessed from file names.
+            third-party converter. By default the converter of the dataset in an append, else a
+            guess from file names.
         labels: a CSV or JSON Lines file with the class of each path, used instead of folder names;
             see `read_labels`.
         storage_options: options of obstore for the object store, if `out` is a URL. Shards are
@@ -115,7 +115,7 @@ def convert(
         DatasetNotFound: there is no dataset to append to.
         DatasetConflict: another process is writing to `out`.
         WorkerDied: a converter raised, or workers crashed outside of any input. As after every
-            other error, finished units stay in `out`; if there are none, nothing is left behind.
+            other error, finished units stay in `out`; without finished units, nothing stays.
     """
     if shard_bytes < 1:
         raise InvalidArgument(f"shard_bytes is {shard_bytes}; it must be at least 1")
@@ -185,7 +185,7 @@ class _Conversion:
         job = job_for_folder(str(staging.folder))
         if self.labels is None:
             has_own_classes = job.source.class_names() is not None
-            out_name = os.fspath(self.out)  # as the caller gave it; in an upload, `out` is a cache
+            out_name = os.fspath(self.out)  # the caller's `out`; the local `out` may be a cache
             warn_about_split(listing.classes, src, out_name, are_classes=not has_own_classes)
         listing = self._labelled(listing, job.source)
         return (append_inputs if self.append else convert_inputs)(listing, staging, job, options)
@@ -271,7 +271,7 @@ class PythonSource:
         )
 
     def _items(self) -> tuple[Iterable[Any], Callable[[Any], Any], str]:
-        """Return the items, the function that converts an item to samples, and its name."""
+        """Return the items, the function that converts one item to samples, and its name."""
         if self.samples is None:
             indexing = MapStyleSamples(self.src)
             return index_runs(len(self.src)), indexing, indexing.name

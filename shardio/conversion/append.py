@@ -1,9 +1,9 @@
 """Append to a dataset: classify inputs as new or known, check options, build the next generation.
 
-An input that gave samples is never read again, because samples cannot be replaced: its outcome is
-`duplicate`, or `modified` if its content has changed. All other inputs are converted: new ones, and
-those that gave no samples before. Existing samples keep their positions, classes keep their
-indices, and new samples are added at the end.
+An input that gave samples is never converted again, because samples cannot be replaced: its outcome
+is `duplicate`, or `modified` if its content has changed. All other inputs are converted: new ones,
+and known ones that gave no samples before. Existing samples keep their positions, classes keep
+their indices, and new samples are added at the end.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ RUN_OPTIONS: Final = ("on_error", "shard_bytes")
 """The recorded options that do not affect samples; an append may change them."""
 
 _MAX_FILES_PER_TASK: Final = 256
-"""The maximum number of files that one task compares: a task per file would take much memory."""
+"""The maximum number of files that one task compares: one task per file would take much memory."""
 _TASKS_PER_THREAD: Final = 8
-"""The number of tasks per thread, if there are enough files: all threads then finish together."""
+"""The number of tasks per thread, if there are enough files. With several tasks per thread, all
+threads finish at about the same time."""
 
 Entry = Mapping[str, Any]
 PathName = str | os.PathLike[str]
@@ -100,7 +101,7 @@ def check_not_repaired(base: Generation, out: PathName) -> None:
 def inherit_options(
     base: Generation, kind: str | None, options: Mapping[str, Any], *, keep_partial: bool
 ) -> tuple[str | None, dict[str, Any], bool]:
-    """Return kind, options and keep_partial of an append: the given ones, else the dataset's."""
+    """Return kind, options and keep_partial of an append; the defaults are the dataset's values."""
     if not base.converter:
         return kind, dict(options), keep_partial
     of_samples = base.converter.get("options", {}).items()
@@ -114,8 +115,8 @@ def inherit_options(
 def check_same_options(base: Generation, options: Mapping[str, Any], out: PathName) -> None:
     """Check that the given converter options equal the dataset's.
 
-    Called when the converter rejects the given options together with the inherited ones. The cause
-    is then an option that differs from the dataset's.
+    Called when the converter rejects the given options combined with the dataset's options. The
+    cause is then a given option that differs from the dataset's.
 
     Raises:
         InvalidArgument: options differ; the message names all of them.
@@ -279,7 +280,7 @@ def _merge_classes(listing: Listing, base: Generation, out: PathName) -> Listing
 def rebase(base: Generation, out: Path) -> Generation:
     """Load the latest generation, which another writer may have published since `base` was read.
 
-    If a killed writer left a commit unfinished, it is undone first.
+    If a killed writer left an unfinished commit, the commit is undone first.
 
     Raises:
         DatasetConflict: the lineage, schema or classes have changed.

@@ -104,7 +104,7 @@ def _json_lines(path: str) -> Iterator[Entry]:
 
 
 def apply_labels(listing: Listing, labels: Mapping[str, str], where: str) -> Listing:
-    """Label the inputs by `labels`, which maps input names to class names; label others -1.
+    """Label the inputs by `labels`, which maps input names to class names; other inputs get -1.
 
     Classes are sorted by name, or numerically if all of them are integers.
 
@@ -134,7 +134,7 @@ def apply_labels(listing: Listing, labels: Mapping[str, str], where: str) -> Lis
 
 
 def without_folder_classes(listing: Listing, classes: tuple[str, ...]) -> Listing:
-    """Return the inputs without labels, for samples with labels of their own, and `classes`."""
+    """Return a listing with `classes` and without labels: the samples have their own labels."""
     return Listing(tuple(replace(one, label=-1) for one in listing.inputs), classes)
 
 
@@ -158,7 +158,8 @@ _MAX_NAMED_FOLDERS: Final = 4
 class SplitFolders:
     """Folders named like splits: train, val, test.
 
-    `parents` are the folders that contain them, as paths below the source, all at the same depth.
+    `parents` has the folders that contain split folders, as paths below the source; all parents
+    have the same depth.
     `classes` maps the name of each folder to the paths of the folders inside it.
     """
 
@@ -167,7 +168,7 @@ class SplitFolders:
 
     @property
     def depth(self) -> int:
-        """The number of path components between the source and the folders."""
+        """The number of path components between the source and the split folders."""
         return self.parents[0].count("/") + 1 if self.parents[0] else 0
 
 
@@ -263,7 +264,7 @@ def _convert_command(found: SplitFolders, name: str, source: str, out: str) -> s
 
 
 def _missing_class(found: SplitFolders) -> str:
-    """Return the path of a class that one split has and another lacks; "" if there is none."""
+    """Return the missing path of a class that one split lacks and another has; "" if none."""
     splits = {name: inner for name, inner in found.classes.items() if inner}
     every = frozenset[str]().union(*splits.values())
     for name, inner in splits.items():

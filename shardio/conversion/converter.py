@@ -23,10 +23,10 @@ class Input:
     """One file to convert.
 
     `name` is the path below the source, with `/` as separator; reports and datasets use it. `path`
-    is the file on this machine, for opening only. `label` is the index of its class, -1 if it has
+    is the file on this machine, for opening only. `label` is the index of the class, -1 if there is
     none. `stamp` identifies the state of the file: its mtime and ctime in ns. `parts` are files
-    that are read together with this one. If this file is itself a part, `part_of` is the name of
-    the first input that it is a part of.
+    that are read together with this file. If this file is itself a part, `part_of` is the name of
+    the first input that has this part.
     """
 
     name: str
@@ -54,8 +54,8 @@ class Outcome:
     """The result of an input.
 
     `"converted"`; `"empty"`: readable, but without samples; `"unsupported"`: not of the converter's
-    kind; `"broken"`: of its kind but unreadable, which makes the exit code 1; `"part"`: read
-    together with another input, named in `reason`, which gives the samples. Three outcomes are set
+    kind; `"broken"`: of this kind but unreadable, which makes the exit code 1; `"part"`: read
+    together with the input named in `reason`, which gives the samples. Three outcomes are set
     by the conversion, for inputs that are not converted: `"not_processed"` after the input at which
     the conversion stopped and, in an append, `"duplicate"` if the dataset has the samples and
     `"modified"` if the input has changed since it was converted. `detail` is extra information to
@@ -70,10 +70,10 @@ class Outcome:
 class Converter(ABC):
     """A converter of one kind of input: a frozen dataclass whose fields are its options.
 
-    The constructor validates the options (InvalidArgument). Their values are recorded in the
-    dataset, so they must be JSON values and contain no machine names or absolute paths; an option
-    that is None by default is recorded only if it is set. An append recreates the converter from
-    the recorded options. Instances are pickled and sent to the workers.
+    The constructor validates the options (InvalidArgument). The values of the options are recorded
+    in the dataset. They must therefore be JSON values without machine names or absolute paths; an
+    option that is None by default is recorded only if it is set. An append recreates the converter
+    from the recorded options. Instances are pickled and sent to the workers.
 
     Attributes:
         kind: the name of the converter in the registry.
@@ -115,10 +115,10 @@ class Converter(ABC):
         return self
 
     def parts(self, inputs: Sequence[Input]) -> Mapping[str, Sequence[str]]:
-        """Map names of inputs to the names of their parts: inputs that are read together with them.
+        """Map names of inputs to the names of their parts.
 
-        Parts give no samples and are not passed to `samples`. They count as content of the input:
-        if a part changes, the input has changed.
+        Parts are inputs that are read together with another input. Parts give no samples and are
+        not passed to `samples`. If a part changes, the input that it belongs to has changed.
         """
         return {}
 

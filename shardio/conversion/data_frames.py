@@ -1,9 +1,9 @@
 """Data frames as samples: one sample per row, one field per column.
 
 Frames are read through Arrow's C stream interface (`__arrow_c_stream__`), by the converter of Arrow
-tables. pandas frames are read directly, because Arrow would turn NaN into null; most of their
-non-numeric columns hold Python objects, whose type is inferred from all values. This module imports
-neither pandas nor polars.
+tables. pandas frames are read directly, because Arrow would turn NaN into null. Most non-numeric
+columns of pandas hold Python objects; the type of such a column is inferred from all values. This
+module imports neither pandas nor polars.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _to_plain_value(name: str, row: int, value: Any, field: Field | None = None)
 
 
 class _InferredType(NamedTuple):
-    """The field that can store all values so far; None while all of them are empty lists."""
+    """The field that can store all values so far; None while all values are empty lists."""
 
     field: Field | None
     is_listed: bool = False
@@ -182,7 +182,7 @@ def _merge_types(known: _InferredType, found: _InferredType) -> _InferredType | 
 def _merge_arrays(known: Array, found: Array) -> Array | None:
     """Return an array type that can store both, with None for each size that differs.
 
-    int64 and float64 give float64. Return None if other dtypes, or the numbers of axes, differ.
+    int64 and float64 give float64. Return None for other differences of dtype or rank.
     """
     if len(known.shape) != len(found.shape):
         return None

@@ -1,7 +1,7 @@
 """Execute a conversion: validate its options, cut units, run them, publish the generation.
 
-Items (Python objects converted in place of files) give no hint of the size of their samples.
-They are therefore divided into units by count, small enough to keep all workers busy. The small
+The size of the samples of items (Python objects converted in place of files) cannot be predicted.
+Items are therefore divided into units by count, small enough to keep all workers busy. The small
 shards of these units are merged at the end, by size and in plan order, so the result depends
 neither on the number of workers nor on the order in which units finish.
 """
@@ -131,7 +131,7 @@ class ConvertOptions:
     ) -> tuple[Callable[[str], ConversionJob], Listing]:
         """Return a function that maps a work folder to its job, and the listing with joined parts.
 
-        The converter is `kind`, else the converter of `base`, else guessed from the inputs.
+        The kind of the converter is `kind`, else the kind of `base`, else a guess from the inputs.
 
         Raises:
             InvalidArgument: the converter rejects the options, or `base` has other options.
@@ -225,12 +225,12 @@ def _unpublished_report(
 def append_inputs(
     listing: Listing, staging: Staging, job: ConversionJob, options: ConvertOptions
 ) -> ConversionReport:
-    """Convert the inputs that the dataset does not have; publish them as its next generation."""
+    """Convert the inputs that the dataset lacks; publish a generation with the new samples."""
     start_s = time.monotonic()
     converter = _converter_record(job)
     settings = conversion_settings(converter, job.source.libraries())
     with staging:
-        base = load_base(staging.out)  # read again: before `out` was locked, it could change
+        base = load_base(staging.out)  # read again: `out` could change before it was locked
         check_not_repaired(base, staging.out)
         check_same_samples(base, converter, job.source.schema(), staging.out)
         additions = classify_inputs(listing, base, options.n_workers, staging.out)
@@ -391,7 +391,7 @@ def _converter_record(job: ConversionJob) -> dict[str, Any]:
 
 
 MIN_SHARD_BYTES: Final = 8 << 20
-"""The minimum size of a merged shard. In each shard, tables and padding take about 50 kB."""
+"""The minimum size of a merged shard. Tables and padding take about 50 kB of each shard."""
 COMPACTED: Final = "compacted"
 """The folder of merged shards."""
 
@@ -431,7 +431,7 @@ def compact_shards(placed: Sequence[PlacedShard], job: ConversionJob) -> list[Pl
 
 
 def group_small(sizes: Sequence[int], least_bytes: int) -> list[range]:
-    """Group adjacent small shards until a group has `least_bytes`; leave larger shards alone."""
+    """Group adjacent small shards; a group ends at `least_bytes`. Larger shards stay alone."""
     found: list[range] = []
     first = n_bytes = 0
     for position, size in enumerate(sizes):
@@ -454,7 +454,7 @@ def _content_bytes(path: str) -> int:
 
 
 def _merge_shards(members: Sequence[PlacedShard], job: ConversionJob) -> PlacedShard:
-    """Write the samples of several shards into one with the name of the first."""
+    """Write the samples of several shards into one shard with the name of the first."""
     name = members[0][1].name
     folder = os.path.join(job.folder, COMPACTED)
     make_folder(folder)

@@ -103,7 +103,7 @@ def _walk(
 ) -> Iterator[tuple[str, list[str], bool]]:
     """Yield (folder below root, names of its files, True if it is a class) for each match.
 
-    For a folder that cannot be listed, yield the single name "", which denotes the folder itself.
+    If a folder cannot be listed, yield it with a single file name, "", for the folder itself.
     """
     waiting: list[tuple[str, MatchState, frozenset[FileId]]] = [("", pattern.start, frozenset())]
     while waiting:
@@ -153,7 +153,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _make_input(name: str, path: str, label: int) -> Input:
-    """Return the input for a file; for a broken link, it has 0 bytes."""
+    """Return the input for a file; the input for a broken link has 0 bytes."""
     try:
         status = os.stat(path)
     except OSError:
@@ -200,7 +200,7 @@ class Pattern:
         return self.matches_all(reached) or len(self.parts) - 1 in self._matching(reached, name)
 
     def _matching(self, reached: MatchState, name: str) -> list[int]:
-        """Return the indices in `reached` of the parts that match a name."""
+        """Return the indices of the parts that match a name, among the indices in `reached`."""
         return [
             k
             for k in reached
@@ -278,7 +278,7 @@ def input_states(one: Input) -> dict[str, InputState | None]:
 
 
 def input_hash(one: Input, stopped: threading.Event | None = None) -> str:
-    """Return the content hash of an input, or for parts and input a hash of all names and hashes.
+    """Return the content hash of an input; if it has parts, a hash of all names and hashes.
 
     Raises:
         OSError: as in `file_hash`.
@@ -313,8 +313,8 @@ def file_hash(path: str, stopped: threading.Event | None = None) -> str:
 def join_parts(listing: Listing, source: Converter) -> Listing:
     """Attach parts to inputs, as determined by the source's method `parts`.
 
-    An input with parts in its own folder, or with an empty list of parts, represents that folder:
-    its class is the parent folder. A folder that contains only parts is not a class.
+    If an input has parts in its own folder, or an empty list of parts, it represents that folder:
+    the class of the input is the parent folder. A folder that contains only parts is not a class.
     """
     if not (parts := source.parts(listing.inputs)):
         return listing

@@ -5,10 +5,11 @@ workers or the machine, so the same source always gives the same shards. Workers
 a unit to the main process: an InputDone per input, then UnitDone.
 
 `plan.json` contains the settings of the conversion and the keys of its units. Every unit has a
-folder for its shards, named by its key. When the shards are complete, `unit.json` beside them lists
-them and the outcomes of the unit's inputs. Both files are checksummed and written atomically. A
-unit is reused only if every byte of its shards is unchanged. After the dataset is published, the
-plan is renamed to `published.json`, which is removed last.
+folder for its shards; the folder's name is the unit's key. When the shards are complete, a file
+`unit.json` is written there, which lists the shards and the outcomes of the unit's inputs. Both
+files are checksummed and written atomically. A unit is reused only if every byte of its shards is
+unchanged. After the dataset is published, the plan is renamed to `published.json`, which is removed
+last.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class Unit:
     """A run of consecutive inputs that one worker converts into separate shards.
 
     `number` is part of the shards' names; `first` is the index of the first input among all inputs.
-    `skipped` has the indices of inputs that crashed the processes reading them, with the reasons;
-    these inputs are not read again.
+    `skipped` maps the index of each input that crashed the processes reading it to the reason;
+    such inputs are not read again.
     """
 
     number: int
@@ -102,7 +103,7 @@ def has_items(inputs: Sequence[Input]) -> bool:
 
 
 def _weight(one: Input) -> int:
-    """Return the cost of reading an input in bytes; 0 for a part, which is read with another."""
+    """Return the cost of reading an input in bytes; 0 for a part, whose cost another input has."""
     if one.part_of:
         return 0
     return max(one.n_bytes + sum(part.n_bytes for part in one.parts), MIN_INPUT_BYTES)
@@ -116,8 +117,8 @@ def _power_of_two(n: int) -> int:
 class InputDone(NamedTuple):
     """The event of a finished input; `position` is the index of the input among all inputs.
 
-    `hash` is the content hash if the input gave samples, and `n_bytes` its size when it was read,
-    as the listing may be hours older. An append compares both.
+    `hash` is the content hash if the input gave samples. `n_bytes` is the size when the input was
+    read, because the listing may be hours older. An append compares both.
     """
 
     unit: int
@@ -168,7 +169,7 @@ class JournaledPlan:
 def conversion_settings(
     converter: Mapping[str, Any], libraries: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return all settings, besides the source, that determine the bytes of the shards."""
+    """Return all settings that, together with the source, determine the bytes of the shards."""
     versions = {
         "shardio": __version__,
         "format": f"{MAJOR}.{MINOR}",
@@ -254,7 +255,7 @@ def different_settings(
 
 
 def check_same_units(plan: JournaledPlan, units: Sequence[str], out: Path, hint: str) -> None:
-    """Check that a published dataset was made from the current inputs.
+    """Check that a published dataset was converted from the current inputs.
 
     Raises:
         DatasetExists: the inputs differ, so resuming would report success for another dataset.

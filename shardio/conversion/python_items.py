@@ -1,8 +1,8 @@
 """Convert items with a user function that returns the samples of each item; it runs in workers.
 
-Each item is an input, in the given order: it has an entry in the report, any free worker converts
-it, and its result is kept when an interrupted conversion resumes. The items of a map-style data set
-are its indices, or runs of them.
+Each item is an input, in the given order. The report has an entry for each item, any free worker
+converts it, and its result is kept when an interrupted conversion resumes. The items of a map-style
+data set are its indices, or runs of indices.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def convert_items(
     names: Sequence[str] | None,
     append: bool,
 ) -> ConversionReport:
-    """Convert items to a new dataset, or append them to one; `make` returns an item's samples."""
+    """Convert items to a new dataset, or append to an existing one; `make` converts one item."""
     options.check_for_inputs(None, append=append)
     base = load_base(out) if append else None
     staging = Staging(
@@ -109,7 +109,7 @@ def list_items(items: Iterable[Any]) -> Listing:
 
 
 def _unique_name(name: str, seen: Counter[str]) -> str:
-    """Return the name, with a number appended if an earlier item has the same name."""
+    """Return the name; if an earlier item has the same name, append a number."""
     seen[name] += 1
     return name if seen[name] == 1 else _unique_name(f"{name} ({seen[name]})", seen)
 
@@ -219,7 +219,7 @@ def _format_error(error: Exception) -> str:
 
 
 def validate_sample(sample: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
-    """Return a sample as a writer accepts it; encode each value to check that it can be stored.
+    """Return a sample in the form that a writer accepts; check that each value can be encoded.
 
     Raises:
         SchemaError: the sample does not match the schema.
@@ -288,14 +288,14 @@ def _infer(sample: Mapping[str, Any]) -> Schema:
 
 
 MAX_ITEMS: Final = 16_384
-"""The maximum number of items that a data set is cut into; each has an entry in the report."""
+"""The maximum number of items that a data set is cut into; the report has an entry per item."""
 
 
 def is_map_style(src: object, workers: int | None) -> bool:
     """Return True if a source is to be converted by index, not by iteration.
 
-    It must have a length and `__getitem__`, and if it also has `__iter__`, `workers` must be given.
-    A torch IterableDataset is excluded: the `__getitem__` that it inherits only raises.
+    The source must have `__len__` and `__getitem__`; if it also has `__iter__`, `workers` must be
+    given. A torch IterableDataset is excluded, because its inherited `__getitem__` only raises.
     """
     kind = type(src)
     if not (hasattr(kind, "__getitem__") and hasattr(kind, "__len__")):

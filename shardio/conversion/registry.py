@@ -32,10 +32,10 @@ class BuiltIn:
 
     Attributes:
         target: the module and the class.
-        unsupported: the reason reported for files of other kinds.
+        unsupported: the reason to report for files of other kinds.
         suffixes: the file name suffixes that select the kind.
         hints: the suffixes to name in messages if files are not recognized by suffix.
-        packages: the packages that the extra named like the kind installs.
+        packages: the packages that the extra with the same name as the kind installs.
     """
 
     target: str
@@ -189,7 +189,7 @@ def fit_converter(converter: Converter, inputs: Sequence[Input]) -> Converter:
 
 
 def missing_package(kind: str, error: ModuleNotFoundError) -> UnsupportedEnvironment:
-    """Return the error for a package that the converter of a kind needs; it names the extra."""
+    """Return the error for a missing package of a kind's converter; the message names the extra."""
     package = (error.name or "").partition(".")[0]
     extra = next((kind for kind, known in BUILT_IN.items() if package in known.packages), None)
     return UnsupportedEnvironment(
@@ -244,9 +244,9 @@ def guess_kind(inputs: Iterable[Input]) -> str:
 def kind_from_names(names: Iterable[str]) -> str | None:
     """Return the kind that file names indicate; None if they indicate none.
 
-    A LeRobot data set takes precedence over everything, as its videos belong to it. Audio takes
-    precedence over images, which are then covers; a GIF counts as neither image nor video. Other
-    kinds come last: their files, next to media files, describe the media.
+    A LeRobot data set takes precedence over everything, because its videos are part of it. Audio
+    takes precedence over images, which are then covers; a GIF counts as neither image nor video.
+    Other kinds come last: if there are also media files, files of other kinds describe the media.
     """
     names = list(names)
     if all(any(map(known.fullmatch, names)) for known in _LEROBOT):

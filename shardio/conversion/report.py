@@ -65,7 +65,7 @@ class InputReport:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return the entry for a generation; it depends neither on machine nor on time."""
+        """Return the entry for a generation, which depends neither on machine nor on time."""
         entry: dict[str, Any] = {"path": self.name, "outcome": self.outcome}
         if self.n_samples:
             entry["samples"] = self.n_samples
@@ -87,7 +87,7 @@ class ConversionReport:
     source in name order (empty for samples from an iterable). `generation` is the number of the
     published generation, 0 if no input gave a sample. `stopped` is True if the conversion ended at
     a broken input. `stats_dropped` is True if statistics of the dataset were dropped because they
-    hold only for its earlier samples. `view` is the default view of a loader. `dataset` is a URL if
+    do not include the new samples. `view` is the default view of a loader. `dataset` is a URL if
     the dataset is in an object store.
     """
 
@@ -116,5 +116,5 @@ class ConversionReport:
 
     @property
     def modified(self) -> tuple[InputReport, ...]:
-        """The inputs that changed after they were converted; if any, the exit code is 1."""
+        """The inputs that changed after their conversion; the exit code is 1 if there are any."""
         return tuple(source for source in self.inputs if source.outcome == "modified")

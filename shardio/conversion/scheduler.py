@@ -1,8 +1,8 @@
 """Schedule units over worker processes, track their state, and handle worker crashes.
 
 A worker may crash because of the file it reads (a bug in a decoder) or for another reason (the
-kernel ran out of memory). Its unit is therefore retried in a new process. An input that crashes two
-processes is skipped as broken, with that reason, and all other inputs are converted.
+kernel ran out of memory). The unit of a crashed worker is therefore retried in a new process. An
+input that crashes two processes is skipped and reported as broken; all other inputs are converted.
 
 On a Ray cluster, each unit is also converted by a separate process. Each attempt writes to a new
 folder, and only this process moves the folder of a finished attempt to its final path. A machine
@@ -52,7 +52,7 @@ from shardio.storage.fs import make_folder, remove_tree, rename, sync_path
 class ConversionState:
     """The state of all units: which one is next, which are done, and the results so far.
 
-    It does no I/O itself. `on_shard` is called with the path and the published summary of each
+    This class does no I/O. `on_shard` is called with the path and the published summary of each
     shard of a finished unit.
 
     Once a unit has stopped at a broken input, the results of later units are ignored. The outcome
@@ -76,7 +76,7 @@ class ConversionState:
         self.stopped_at: int | None = None
 
     def next_unit(self) -> int | None:
-        """Return the number of the next unit to start; None if there are no more."""
+        """Return the index of the next unit to start; None if there are no more."""
         if self.stopped_at is not None or self._n_started == len(self._units):
             return None
         number = self._n_started
@@ -85,7 +85,7 @@ class ConversionState:
         return number
 
     def is_finished(self) -> bool:
-        """Return True if all units are done, up to the one that stopped if there is one."""
+        """Return True if all units are done; units after a stopped unit are not needed."""
         if self.stopped_at is None:
             return not self._running and self._n_started == len(self._units)
         return not any(number <= self.stopped_at for number in self._running)
@@ -117,7 +117,7 @@ class ConversionState:
         ]
 
     def shards(self) -> list[tuple[str, ShardSummary]]:
-        """Return path and summary of each shard, in plan order, without ignored units."""
+        """Return path and summary of each shard, in plan order; ignored units are left out."""
         units = [unit for unit in sorted(self._shards) if self._is_included(unit)]
         return [placed for unit in units for placed in self._shards_of(unit)]
 
@@ -187,7 +187,7 @@ class UnitRecorder:
         self._has_started = False
 
     def next_unit(self) -> int | None:
-        """Return 0, the number of the only unit, at the first call, and None afterwards."""
+        """Return 0, the index of the only unit, at the first call, and None afterwards."""
         if self._has_started:
             return None
         self._has_started = True
@@ -205,7 +205,7 @@ class UnitRecorder:
             self._end = event
 
     def events(self, number: int) -> tuple[UnitEvent, ...]:
-        """Return all events, with the number of the unit replaced."""
+        """Return all events, with `number` in place of the unit's number."""
         done = (event._replace(unit=number) for event in self._done.values())
         return (*done, *([] if self._end is None else [self._end._replace(unit=number)]))
 
@@ -219,7 +219,7 @@ def run_units(
 ) -> None:
     """Run units in `n_workers` processes, each one unit at a time, until `state` is finished.
 
-    Workers inherit `lock_fds`, so that a lock lasts as long as any of them can write.
+    Workers inherit `lock_fds`, so that the locks are held as long as any worker can write.
 
     Raises:
         WorkerDied: MAX_CRASHES workers crashed on a unit outside of any input, or one raised.
@@ -320,7 +320,7 @@ def _events_of(job: ConversionJob, unit: Unit) -> ResultChunks:
 
 
 def _explained(job: ConversionJob, unit: Unit) -> Iterator[UnitEvent | Exception]:
-    """Convert a unit and yield its events; the last may be an error for the main process to raise.
+    """Convert a unit and yield its events; after an error, the last event is the error.
 
     An OSError or ShardioError is yielded unchanged, any other error as WorkerDied.
     """
@@ -359,9 +359,9 @@ class UnitAttempt:
 
 @dataclass(frozen=True, slots=True)
 class _UnitTask:
-    """A callable that converts units on a cluster machine; it holds the values they all share.
+    """A callable that converts units on a cluster machine, with the values that all units share.
 
-    `attempts` is the folder of the conversion's attempts, `settings` are those in the journal.
+    `attempts` is the folder of the conversion's attempts, `settings` are the journal's settings.
     """
 
     job: ConversionJob

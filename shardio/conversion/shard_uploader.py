@@ -1,7 +1,8 @@
 """Upload finished shards in threads while others are converted.
 
-After the upload, a note with the name in the store replaces the local shard. Only shards in
-progress thus take local disk space, and a resumed conversion knows which shards are uploaded.
+After the upload, the local shard is replaced by a note: a file with the shard's name in the store.
+Thus only shards in progress take local disk space, and the notes tell a resumed conversion which
+shards are uploaded.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _POLL_S: Final = 0.25
 
 
 def uploaded_name(path: str) -> str | None:
-    """Return the name in the store of a shard that was uploaded from `path`; None if it was not."""
+    """Return the name in the store of the shard uploaded from `path`; None if not uploaded."""
     with contextlib.suppress(DataError, OSError):
         return str(read_checksummed_json(_note_path(path)).get("name"))
     return None

@@ -76,15 +76,15 @@ LOCK_PATIENCE_S: Final = 2.0
 
 
 class Staging:
-    """The work folder `out/.conversion`; locked and owned for the length of a `with`.
+    """The work folder `out/.conversion`; locked and owned within the `with` block.
 
     `resume` continues an interrupted conversion, if there is one. `overwrite` starts again, and
     replaces a dataset in `out` once the new one is complete. `appends` is True for an append to the
-    dataset in `out`. `hint` says how to restart an upload; "" for a dataset in a folder.
+    dataset in `out`. `hint` is the way to restart an upload; "" for a dataset in a folder.
 
-    After `finish` the folder is removed; for an upload, all but the plan. After an error the folder
-    is kept if any unit is complete; otherwise it is removed, and so is `out` if it was created
-    here.
+    After `finish` the folder is removed; for an upload, everything in it except the plan. After an
+    error the folder is kept if any unit is complete. Otherwise it is removed; `out` is also removed
+    if this object created it.
 
     Raises:
         DatasetExists: `out` is a file, or contains data or an interrupted conversion, and no option
@@ -114,7 +114,7 @@ class Staging:
 
     def __enter__(self) -> Self:
         self._check_work_folder()
-        if not self.folder.exists():  # else it may hold leftovers to be removed first
+        if not self.folder.exists():  # otherwise, leftovers in it may have to be removed first
             self._check_out()
         self._created_out = not self.out.exists()
         self._lock()
@@ -126,7 +126,7 @@ class Staging:
         return self
 
     def _check_work_folder(self) -> None:
-        """Refuse a work folder that no conversion created: its content would be deleted."""
+        """Refuse a work folder that no conversion created, because its content would be deleted."""
         try:
             kind = os.lstat(self.folder).st_mode
         except (OSError, ValueError):  # the folder is missing, or creating it raises later
@@ -216,7 +216,7 @@ class Staging:
         return f"to abandon it, delete {self.folder}: the dataset is complete without it"
 
     def _check_out(self) -> None:
-        """Raise if `out` contains something that the options do not allow to replace."""
+        """Check that the options permit the current content of `out`."""
         if self.appends:
             check_dataset_exists(self.out)
         elif self._overwrite or (self._plan is not None and self._plan.replaces):
@@ -262,7 +262,7 @@ class Staging:
     def link_shards(self, shards: Sequence[tuple[str, str]]) -> None:
         """Link finished shards into `out`, durably; a dataset to be replaced is moved away first.
 
-        `shards` has for each the name in the work folder and the name in `out`.
+        `shards` has, for each shard, the name in the work folder and the name in `out`.
 
         Raises:
             DatasetConflict: another writer has created a file of the same name.
@@ -294,7 +294,7 @@ class Staging:
         return False
 
     def _undo(self) -> None:
-        """Remove the files of this folder from `out`, and move a replaced dataset back."""
+        """Remove the links to this folder's files from `out`, and move a replaced dataset back."""
         undo(self.out, self.folder, is_private=bool(self._store_hint))
         if self._replaced.exists():
             # The pointer comes last, as it completes the dataset.
@@ -353,7 +353,7 @@ class Staging:
             self._remove_work()
             remove_folder(self.folder)
         elif not self._keeps_work():
-            unlink(self.folder / PLAN_FILE)  # first, as without it there is nothing to resume
+            unlink(self.folder / PLAN_FILE)  # first: without a plan, nothing can be resumed
             remove_tree(self.folder)
         elif error is not None:
             option = (

@@ -1,11 +1,11 @@
 """Upload a dataset to an object store: shards as they are finished, the generation last.
 
 Readers of the URL see nothing until everything is uploaded: the generation is written after all
-shards, and `dataset.json` last, each only if it does not exist. An interrupted upload can be
-resumed, because a folder on this machine contains the journal of the conversion.
+shards, and `dataset.json` last; both are only created, never overwritten. An interrupted upload can
+be resumed, because a folder on this machine contains the journal of the conversion.
 
 A lease, which is an object in the store, prevents two conversions from writing to one URL. A local
-file contains its token, so that this machine can resume.
+file contains the lease's token, so that this machine can resume.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Upload(Closing):
 
     Raises:
         DatasetExists: the URL contains data, or an earlier conversion is not published yet.
-        DatasetConflict: another conversion is writing there, on this machine or another.
+        DatasetConflict: another conversion, on any machine, is writing to the URL.
         InvalidArgument: an option is for folders only, or the URL belongs to a web server.
     """
 
@@ -182,7 +182,7 @@ class Upload(Closing):
                 samples.
 
         Raises:
-            DatasetConflict: another writer has published there.
+            DatasetConflict: another writer has published at the URL.
             ShardNotFound, ShardChanged: an uploaded shard is missing or was replaced.
             StoreAccessDenied, StoreUnavailable: the store failed; the upload can be resumed.
         """
@@ -192,7 +192,7 @@ class Upload(Closing):
         run_parallel(
             _MAX_CONCURRENT, self._upload_shard, [shard for shard in shards if shard.name in here]
         )
-        if self.is_converted:  # an earlier process has uploaded the others
+        if self.is_converted:  # an earlier process has uploaded the remaining shards
             sent = [shard for shard in shards if shard.name not in here]
             run_parallel(_MAX_CONCURRENT, self._check_shard, sent)
         for part in found.external_lists:
@@ -211,7 +211,7 @@ class Upload(Closing):
         """Remove uploaded shards, because nothing is published; return the report for the URL.
 
         Raises:
-            DatasetConflict: another conversion is writing there.
+            DatasetConflict: another conversion is writing to the URL.
             StoreAccessDenied, StoreUnavailable: the store failed.
         """
         if self._lease.is_held():
@@ -267,7 +267,7 @@ class UploadLease:
 
     Args:
         objects: the store below the URL.
-        path: a local file with the content of the lease; proves that this machine owns it.
+        path: a local file with the content of the lease; the file proves that this machine owns it.
 
     Raises:
         StoreAccessDenied, StoreUnavailable: (from every method) as in ObjectStore.
@@ -280,7 +280,7 @@ class UploadLease:
         """Return True if this machine already owns the lease, from an earlier conversion.
 
         Raises:
-            DatasetConflict: another machine holds it.
+            DatasetConflict: another machine holds the lease.
         """
         try:
             content = self._objects.read(LEASE_OBJECT)
@@ -294,7 +294,7 @@ class UploadLease:
         """Acquire the lease.
 
         Raises:
-            DatasetConflict: another process acquired it first.
+            DatasetConflict: another process acquired the lease first.
         """
         if (content := self._expected_content()) is None:
             make_folder(str(self._path.parent))
@@ -308,7 +308,7 @@ class UploadLease:
             raise self._conflict(self._objects.read(LEASE_OBJECT)) from None
 
     def release(self) -> None:
-        """Remove the lease from the store and this machine, unless another owns it. Idempotent."""
+        """Remove the lease from store and machine, unless another machine owns it. Idempotent."""
         with contextlib.suppress(DatasetConflict):
             if self.is_held():
                 self._objects.remove(LEASE_OBJECT)

@@ -1,8 +1,8 @@
 """Convert the inputs of one unit into shards. Runs in a worker process.
 
-A sample buffer holds the samples of an input until its outcome is known. A CPU time limit kills a
-process whose converter loops forever: C libraries may do so on damaged files, and neither
-exceptions nor Ctrl-C interrupt them. Time spent waiting, such as for a slow disk, does not count.
+A sample buffer holds the samples of an input until the outcome is known. A CPU time limit kills a
+process whose converter loops forever: C libraries may loop on damaged files, and neither exceptions
+nor Ctrl-C interrupt them. Time spent waiting, such as for a slow disk, does not count.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _convert(unit: Unit, job: ConversionJob, folder: Path) -> Generator[InputDon
 def _read_input(
     source: Input, before: Mapping[str, InputState | None], job: ConversionJob, buffer: SampleBuffer
 ) -> tuple[Outcome, str]:
-    """Read one input into the buffer; return its outcome, and its hash if it gave samples."""
+    """Read one input into the buffer; return the outcome, and the hash if there are samples."""
     content = ""
     state = before[source.name]
     if state is not None and not stat.S_ISREG(state.mode):
@@ -125,7 +125,7 @@ def _read_input(
     if outcome.kind == "broken" and not job.keep_partial:
         buffer.clear()
     if buffer.n_samples:
-        with contextlib.suppress(OSError):  # without a hash, an append compares names only
+        with contextlib.suppress(OSError):  # if there is no hash, an append compares names only
             content = input_hash(source)
     if (after := input_states(source)) != before:  # the samples may mix both states
         buffer.clear()
@@ -145,7 +145,7 @@ def _strip_paths(reason: str, source: Input) -> str:
 
 
 def _convert_input(source: Input, job: ConversionJob, buffer: SampleBuffer) -> Outcome:
-    """Run the converter on an input; its samples are in the buffer afterwards."""
+    """Run the converter on an input; write the samples to the buffer."""
     samples = job.source.samples(source)
     if job.step_s is not None:
         samples = limit_cpu(samples, cpu_limit_s(job.step_s, source))
@@ -242,10 +242,11 @@ Sample = Mapping[str, Any]
 
 
 class SampleBuffer:
-    """A buffer for the samples of one input until it is known whether they are kept.
+    """A buffer for the samples of one input, until the input's outcome is known.
 
-    Up to BUFFER_BYTES are held in memory, as an hour of video gives gigabytes of samples. The rest
-    goes to an unlinked file in `folder`, on the disk where the shards will need the space anyway.
+    At most BUFFER_BYTES are held in memory, because an hour of video gives gigabytes of samples.
+    The rest goes to an unlinked file in `folder`, on the disk where the shards will need the space
+    anyway.
     """
 
     def __init__(self, folder: str) -> None:
@@ -302,7 +303,7 @@ class SampleBuffer:
 def _transpose(samples: Sequence[Sample]) -> tuple[tuple[str, ...], list[Any]]:
     """Return the field names and each field's values; if fields differ, no names and the samples.
 
-    Numbers and arrays of equal shape are stacked, as pickling each NumPy object would take 5 µs.
+    Numbers and arrays of equal shape are stacked, because pickling a NumPy object takes 5 µs.
     """
     names = tuple(samples[0])
     if not names or any(sample.keys() != samples[0].keys() for sample in samples):
@@ -318,7 +319,8 @@ def _stack(values: list[Any]) -> Any:
         return values
     first = values[0]
     if kind is np.ndarray:
-        # Do not stack 0-d arrays, as their rows would be scalars; rows of objects would be copies.
+        # Do not stack 0-d arrays: the rows of the result would be scalars, not arrays. Do not stack
+        # objects: the rows would be copies.
         if not first.ndim or first.dtype.kind not in "biuf" or not first.dtype.isnative:
             return values
         if any(each.dtype != first.dtype or each.shape != first.shape for each in values):
@@ -328,7 +330,7 @@ def _stack(values: list[Any]) -> Any:
 
 
 def _memory_bytes(value: object) -> int:
-    """Return the approximate memory size of a value; a NumPy scalar of 8 bytes takes 32."""
+    """Return the approximate memory size of a value; an 8-byte NumPy scalar takes 32 bytes."""
     if type(value) in _FLAT_TYPES:
         return getsizeof(value)
     if isinstance(value, np.ndarray) and value.base is not None:
