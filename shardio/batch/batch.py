@@ -21,7 +21,7 @@ class Skipped:
     """A failed sample, replaced by another sample in its row of the batch (on_error="skip").
 
     `row` is the row of the batch. `index` is the sample's index in the dataset; `shard` and
-    `sample` are the index of its shard and its row there. `error` is the class name of the
+    `sample` are the index of the shard and the row in the shard. `error` is the class name of the
     exception, and `text` is the message of the exception, followed by the traceback if a transform
     raised the exception; a long text is shortened in the middle.
     """
@@ -123,7 +123,7 @@ class Batch(Mapping[str, Any]):
 
     @property
     def valid(self) -> npt.NDArray[np.bool_]:
-        """True for each row that has its intended sample, not a substitute; a copy."""
+        """True for each row that has the intended sample, not a substitute; a copy."""
         found: npt.NDArray[np.bool_] = self._origins()["status"] == FILLED
         return found
 

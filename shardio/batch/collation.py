@@ -79,7 +79,7 @@ class Collation:
         return replace(array, shape=(None,) * len(array.shape))
 
     def expand(self, schema: Schema) -> tuple[Schema, tuple[JoinedField, ...]]:
-        """Return the schema of batches of such samples, and the fields that are joined.
+        """Return the schema of batches of samples of `schema`, and the fields that are joined.
 
         In the returned schema, a joined field has the shape of the array for a whole batch.
 

@@ -239,7 +239,7 @@ def _compare(one: Input, entries: Sequence[Entry], stopped: threading.Event) -> 
 
 
 def _describe_change(one: Input, entries: Sequence[Entry], stopped: threading.Event) -> str:
-    """Return how a file differs from all recorded states; "" if it equals one of them."""
+    """Return the difference to the last recorded state; "" if the file equals a recorded state."""
     n_bytes = 0
     for state in input_states(one).values():
         if state is None:

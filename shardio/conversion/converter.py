@@ -42,7 +42,8 @@ class Input:
 class Item(Input):
     """One item of a Python iterable, in place of a file.
 
-    `name` and `path` describe it, `hash` identifies it, and `packed` is its pickle for the workers.
+    `name` and `path` describe the item, `hash` identifies it, and `packed` is its pickle for the
+    workers.
     """
 
     hash: str = ""

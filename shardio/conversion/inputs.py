@@ -39,8 +39,8 @@ def list_inputs(source: str, exclude: str = "") -> Listing:
     but cycles are not. A folder that cannot be listed is itself an input, which is reported as
     broken when it is read.
 
-    If nothing exists at `source` and its name contains one of `*?[`, it is a `Pattern`; the listing
-    then has the matching files, and the files in matching folders.
+    If nothing exists at `source` and its name contains one of `*?[`, then `source` is a `Pattern`:
+    the listing has the matching files, and the files in matching folders.
 
     Args:
         source: a folder, file or pattern.
@@ -170,7 +170,7 @@ MatchState = frozenset[int]
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A pattern for paths below `root`. If `parts` match a folder, everything in it matches too.
+    """A pattern for paths below `root`. If `parts` match a folder, its whole content matches too.
 
     Without parts, every path matches. A part matches one name, as in a shell (`*`, `?`, `[…]`; a
     leading dot must be explicit); `**` matches any number of folders, including 0.

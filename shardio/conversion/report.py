@@ -16,8 +16,8 @@ from shardio.dataset.generation import ROWS
 class Progress:
     """The state of a running conversion. `n_bytes` is the total size of all inputs.
 
-    `name` is the input that finished last; `outcome` and `reason` are its result. All three are
-    empty at the start.
+    `name` is the last finished input; `outcome` and `reason` are the result of this input. All
+    three are empty at the start.
     """
 
     n_inputs_done: int

@@ -245,7 +245,7 @@ def run_units(
 
 
 class UnitCrash(NamedTuple):
-    """The crash of a worker; `position` is the index in its unit of the input being read."""
+    """The crash of a worker; `position` is the index, within the unit, of the input being read."""
 
     position: int | None
     died: WorkerExit
@@ -349,7 +349,7 @@ class UnitAttempt:
     """The result of converting a unit on a machine: its events, and the folder of its shards.
 
     `folder` is "" if the unit was already complete. If the machine cannot see an input,
-    `missing_path` is its path, and everything else is empty.
+    `missing_path` is the path of the input, and everything else is empty.
     """
 
     events: tuple[UnitEvent, ...] = ()
@@ -404,7 +404,7 @@ class _UnitTask:
 def _shared_zygote() -> Zygote:
     """Return the zygote that forks workers, kept alive for later units until this process exits.
 
-    Starting it takes half a second, longer than most units take.
+    Starting a zygote takes half a second, longer than most units take.
     """
     return acquire()
 

@@ -144,7 +144,7 @@ _PREFAULTED_ROWS: Final = 512
 class MappedRows:
     """A column of many files in one address range. It owns the range until `close`.
 
-    Every shard has a part of the range; its file is mapped into this part.
+    The range has a part for every shard; the shard's file is mapped into this part.
 
     Args:
         stride, row_bytes: the size of a row with and without padding.

@@ -111,7 +111,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
 
     @property
     def converter(self) -> Mapping[str, Any]:
-        """The converter that made the dataset, and its options."""
+        """The converter of the dataset, with its options."""
         return self._generation.converter
 
     @property
@@ -188,7 +188,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         *,
         check_truncated: bool = True,
     ) -> dict[str, Any]:
-        """Return some fields (by default all) of a sample, given by its shard and row there."""
+        """Return some fields (by default all) of the sample at a row of a shard."""
         chosen = self.schema if names is None else names
         return self.files.sample(shard, row, chosen, check_truncated=check_truncated)
 

@@ -1,8 +1,8 @@
 """Long lists of shards or inputs, stored in files beside the generation that refers to them.
 
 A generation with few shards lists them in its JSON. Longer lists are external, so that opening a
-dataset stays fast: they are files in `generations/`, named by a hash of their content. The
-generation stores their id, size and number of entries; generations with equal lists share a file.
+dataset stays fast: each is a file in `generations/`, named by a hash of the content. The generation
+stores the id, the size and the entry count of each list; generations with equal lists share a file.
 
 A list of shards is binary and little-endian: the samples of each shard (u64), then the bytes of
 each shard (u64), then the ids (16 bytes each), then the names in UTF-8, each followed by a zero

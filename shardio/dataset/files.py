@@ -309,7 +309,7 @@ class ShardFiles(DatasetFiles):
         self.access = access
 
     def open_file(self, shard: int, name: str) -> ShardReader:
-        """Pin and open a file; it is unpinned when its last view is gone."""
+        """Pin and open a file; unpin the file when no view of the file exists any more."""
         return self._open_from(self._group(name), shard, self._storage.pin)
 
     def open_metadata(self, shard: int, name: str) -> ShardReader:
@@ -359,7 +359,7 @@ class ShardFiles(DatasetFiles):
         except BaseException:
             self._storage.unpin(summary)
             raise
-        # Unpin the file when its last view is gone, including views that the user holds.
+        # Unpin the file when no view of the file exists any more, including the user's views.
         held = weakref.finalize(reader.content, self._storage.unpin, summary)
         held.atexit = False
         return reader

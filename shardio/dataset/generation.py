@@ -93,7 +93,7 @@ class ColumnGroup:
     """A column that was added later. Immutable.
 
     Args:
-        schema: the schema of its shards, with one field.
+        schema: the schema of the column's shards, with one field.
         shards: the shards of the column, in the order of the dataset's shards.
     """
 
@@ -230,7 +230,7 @@ class Generation:
     """One published state of a dataset. Immutable.
 
     Attributes:
-        number: the number of the generation; the first one has 1.
+        number: the number of the generation, counted from 1.
         lineage: the identity of the dataset, see `lineage_of`.
         schema: the schema of `shards`.
         classes: the class names; a label is an index into them.

@@ -173,7 +173,7 @@ _EVICTED_SHARE: Final = 8
 
 
 def open_limit(n_files: int, max_pinned: int | None = None) -> int | None:
-    """Return how many files of a dataset may be open at a time; None if all may.
+    """Return how many files of a dataset may be open at a time; None if unlimited.
 
     Args:
         n_files: the number of files.
@@ -315,7 +315,7 @@ class OpenFiles:
             raise ClosedError(f"{self._path}: the dataset is closed")
 
     def halve(self) -> bool:
-        """Halve the maximum number of open files; return False if it is minimal or unlimited."""
+        """Halve the maximum number of open files; return False if that is not possible."""
         if self.max_open is None or self.max_open <= _MIN_OPEN_FILES:
             return False
         self.max_open = max(_MIN_OPEN_FILES, self.max_open // 2)

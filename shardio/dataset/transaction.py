@@ -117,7 +117,7 @@ _PREFIX: Final = ".staging-"
 
 
 def lock_folder(folder: Path, *, wait: bool = False) -> int:
-    """Lock a folder and return its descriptor; the lock lasts until all copies of it are closed.
+    """Lock a folder and return a descriptor; closing it and all its duplicates releases the lock.
 
     Raises:
         BlockingIOError: another process holds the lock.
@@ -145,7 +145,7 @@ class StagingFolder:
             self.path = make_temporary_folder(root, _PREFIX)
             try:
                 self._fd = lock_folder(self.path, wait=True)
-            except FileNotFoundError:  # another process swept it before it was locked
+            except FileNotFoundError:  # another process removed the folder before it was locked
                 continue
             except OSError:  # without locks on this file system, no process removes leftovers
                 pass
@@ -157,7 +157,7 @@ class StagingFolder:
             if error is None:
                 remove_tree(self.path)
                 return
-            with contextlib.suppress(OSError, DataError):  # a later operation removes them
+            with contextlib.suppress(OSError, DataError):  # a later operation removes the files
                 undo(self._root, self.path)
                 remove_tree(self.path)
         finally:
@@ -229,7 +229,7 @@ def undo(root: Path, staging: Path, *, is_private: bool = False) -> None:
 
 
 def _unlink(root: Path, inodes: set[int]) -> None:
-    """Remove the names in `root` of staged shards, unless a generation names these shards."""
+    """Remove the final names of staged shards from `root`, unless a generation names the shards."""
     found = {entry.name: entry.stat(follow_symlinks=False).st_ino for entry in os.scandir(root)}
     names = [name for name, inode in found.items() if inode in inodes]
     if not names:
@@ -303,7 +303,7 @@ _NOT_EMPTY_ERRNOS: Final = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
 
 class StagedFolder:
-    """A new folder beside `out`, owned by the `with` block; `publish` renames it to `out`.
+    """A new folder beside `out`, owned by the `with` block; `publish` renames the folder to `out`.
 
     Args:
         out: an absolute path.

@@ -126,7 +126,7 @@ class GenerationWriter:
         self._parts.append(summary)
 
     def follow(self, generation: Generation) -> None:
-        """Make `generation` the previous one: its shards precede the shards written so far."""
+        """Use `generation` as the previous one; its shards precede the shards written so far."""
         self.cut()
         self._previous = generation
         self._parts[:0] = generation.shards
@@ -203,7 +203,7 @@ class GenerationWriter:
     ) -> None:
         if self._shard is not None:
             self._shard.abort()
-        with contextlib.suppress(OSError):  # the next operation removes it
+        with contextlib.suppress(OSError):  # the next operation removes the folder
             self._staging.remove(error)
         if self._made_root:
             with contextlib.suppress(OSError):

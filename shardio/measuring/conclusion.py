@@ -46,7 +46,7 @@ class Figures:
         cached_share: the share of the files in the page cache before the run; None if unknown.
         idle_share: the idle share of the machine's CPU time; None if unknown.
         tried: all worker counts that were measured; none is faster than `n_workers`.
-        has_body: True if the loop does anything with its batches.
+        has_body: True if the body of the loop uses the batches.
         fits: True if the files fit into the available memory.
     """
 

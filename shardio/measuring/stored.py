@@ -148,7 +148,7 @@ def _compared(
 
 
 def _converted(report: ConversionReport) -> Iterator[tuple[InputReport, int]]:
-    """Yield the inputs that have samples, each with the row of its first sample."""
+    """Yield the inputs that have samples, each with the row of the input's first sample."""
     row = report.n_samples_before
     for one in report.inputs:
         if one.outcome == "converted" and one.n_samples:

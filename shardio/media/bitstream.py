@@ -72,8 +72,8 @@ def disposable_layer_test(codec: str, extradata: bytes) -> PacketTest[int] | Non
 def x264_version_unit(extradata: bytes, packet: bytes) -> bytes:
     """Return the SEI unit that holds x264's version; empty if there is none.
 
-    Decoders need this unit, because old versions coded 4:4:4 differently from the standard. Only
-    the first packet of a stream has it.
+    Decoders need this unit, because old versions of x264 coded 4:4:4 differently from the standard.
+    Only the first packet of a stream has this unit.
     """
     size = _length_size(extradata, 4)
     at = packet.find(b"x264 - core")

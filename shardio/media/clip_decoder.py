@@ -75,7 +75,7 @@ def check_outputs(
 
 @dataclass(slots=True)
 class _OpenStream:
-    """A recently decoded stream, its frame table, and the key of its decoder."""
+    """A recently decoded stream, the stream's frame table, and the key of the decoder."""
 
     stream: EncodedStream  # referenced, so that no other stream gets the same id
     table: FrameTable
@@ -104,7 +104,7 @@ class _OpenDecoder:
         matrix: str,
         color_range: str,
     ) -> FrameWriter:
-        """Return a writer for these options; reuse the previous writer if they are the same."""
+        """Return a writer for these options; reuse the previous writer if its options are equal."""
         writer_options = (size, aspect, crop, pixels, matrix, color_range)
         if self.writer is None or self.writer_options != writer_options:
             self.writer_options, self.writer = (

@@ -22,7 +22,7 @@ _MAX_STEPS = 32
 class DecodeRun:
     """A run of packets, `first` to `stop` - 1, that are decoded together; the first is a keyframe.
 
-    `wanted` maps the index of a packet to the indices at which its frame was requested.
+    `wanted` maps the index of a packet to the indices of the packet's frame in the request.
     """
 
     first: int
@@ -120,7 +120,7 @@ class FrameTable:
         return stop
 
     def packets_to_decode(self, run: DecodeRun) -> Sequence[int]:
-        """Return the packets of a run that its frames may need, in order.
+        """Return the packets of a run that may be needed for the wanted frames, in order.
 
         Disposable packets of unwanted frames, and leading pictures of the keyframe, are skipped.
         """

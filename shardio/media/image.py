@@ -134,8 +134,8 @@ def decode_image(
             undefined. None allocates an array.
         mode: "rgb" for three channels, "grey" for one.
         min_size: the minimum (height, width). To save time, a JPEG is decoded at the smallest of
-            full, half, quarter and eighth size that is not below it. Other formats are decoded at
-            full size.
+            full, half, quarter and eighth size that is not below `min_size`. Other formats are
+            decoded at full size.
 
     Raises:
         MediaError: the picture is damaged, truncated, too large or in an unknown format.
@@ -171,7 +171,7 @@ def decode_crop(
     """Decode the part `box` of a picture, resampled to `size`: uint8 height x width x 3, RGB.
 
     `box` is (top, left, height, width) in display pixels; `size` is (height, width). A JPEG is
-    decoded at the smallest of its sizes (see `decode_image`) at which the part is not smaller than
+    decoded at the smallest size (see `min_size` of `decode_image`) at which the part is not below
     `size`. Resampling is bilinear with antialiasing, and gives the same bytes on every run. `out`
     is as in `decode_image`.
 

@@ -148,7 +148,7 @@ def decode(
     """Decode the picture as stored: `height` x `width` x `channels` (1 or 3).
 
     The size is the header's, divided by 1, 2, 4 or 8 and rounded up. The pixels are written to
-    `out`, or to new memory. CMYK and YCCK are read inverted, as Adobe writes them, and converted
+    `out`, or to new memory. CMYK and YCCK are read inverted, as Adobe stores them, and converted
     without a profile.
 
     Raises:

@@ -172,7 +172,7 @@ class VideoFile(Closing):
             self._facts["pixel_aspect"] = f"{aspect.numerator}:{aspect.denominator}"
 
     def _timed_frames(self) -> Iterator[tuple[int, VideoFrame]]:
-        """Yield every frame with its time; compute the times that the container does not store."""
+        """Yield every frame with its time; compute each time that the container does not store."""
         interval = frame_interval(self._stream.average_rate, self.time_base)
         counted = self._count_times(interval) if self._is_guessed else None
         following = Fraction(0)
@@ -326,7 +326,7 @@ def _check_n_frames(name: str, value: Any) -> None:
 
 
 def _with_file_name(path: str | os.PathLike[str], decode: Callable[[], Pixels]) -> Pixels:
-    """Call `decode`, and add the file name to its errors."""
+    """Call `decode`; if it raises an error, add the file name."""
     name = os.fspath(path)
     try:
         return decode()

@@ -158,7 +158,7 @@ def _scale_transparent_color(picture: Image, bits: int) -> None:
     if picture.mode == "L" and bits < 8:
         picture.info["transparency"] = key * 255 // (2**bits - 1)
     elif picture.mode == "RGB" and bits == 16:
-        del picture.info["transparency"]  # other colours may have become equal to it in 8 bits
+        del picture.info["transparency"]  # in 8 bits, other colours may equal the transparent one
 
 
 def _high_bytes_of_grey(picture: Image) -> Pixels:

@@ -248,7 +248,7 @@ _GBR = (1, 2, 0)  # the RGB channel of each plane
 
 
 class FrameConverter:
-    """A converter of frame sizes and colours. It owns swscale's contexts and reuses them.
+    """A converter of frame sizes and colours. It owns and reuses swscale contexts.
 
     Creating a context takes three times as long as converting a frame.
     """

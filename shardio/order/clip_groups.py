@@ -201,8 +201,8 @@ def spread_groups(videos: Positions, starts: Positions, key: int) -> Positions:
     """Return an order of groups in which the groups of one video are far apart.
 
     Groups are sorted by their places on a circle. For a video with m groups, the circle is divided
-    into m equal parts, starting at a random phase. Each group gets a random place in the first half
-    of its own part, so that two groups of a video are at least half a part apart.
+    into m equal parts, starting at a random phase. Each part has one group of the video, at a
+    random place in the first half of the part: two groups are at least half a part apart.
 
     Args:
         videos: the video of each group.

@@ -1,4 +1,4 @@
-"""The source and its sample at each position of an epoch of a mixture. Pure arithmetic.
+"""The source, and the source's sample, at each position of a mixture's epoch. Pure arithmetic.
 
 For any n, the first n positions are divided among the sources by bisection: the sources are split
 into two halves, which divide the positions in proportion to their shares; then each half is split

@@ -335,7 +335,7 @@ class ShardOrder:
         sizes = np.diff(ends, prepend=0)
         shards = Permutation(len(ends), derive_key(64, seed, epoch)).at(np.arange(len(ends)))
         self._stops: Positions = np.cumsum(sizes[shards])
-        """The end of each shard in the epoch, before the permutation of its window."""
+        """The end of each shard in the epoch, before the windows are permuted."""
         self._shifts: Positions = ends[shards] - self._stops
         """For each shard, the number to add to a place in the epoch to get the sample's index."""
         last = np.arange(n_shards - 1, len(ends) + n_shards - 1, n_shards)

@@ -1,7 +1,7 @@
 """Verify every byte of a shard, or of all shards of a dataset and of its generations.
 
-Operations that rewrite shards verify them first: new hashes over damaged data would hide the
-damage.
+Operations that rewrite shards verify the old shards first: new hashes over damaged data would hide
+the damage.
 
 `survey_shard` reads only the metadata. A shard that breaks any rule cannot be opened, but a survey
 reads as much of the metadata as possible, from the last page if the first is damaged.
@@ -144,8 +144,8 @@ class VerificationReport:
 
     `unknown` lists files and folders that the dataset does not name, relative to its folder. They
     are not errors, except that a shard that no generation names is also a finding. If
-    `dataset.json` or its generation cannot be read, `generation` and `lineage` are None and all
-    shards in the folder are verified. `n_shards` includes the shards of column groups.
+    `dataset.json` or the published generation cannot be read, `generation` and `lineage` are None
+    and all shards in the folder are verified. `n_shards` includes the shards of column groups.
     """
 
     path: str

@@ -124,7 +124,7 @@ class Findings:
         return str(error).removeprefix(f"{self.path}: ")
 
     def close(self) -> tuple[Finding, ...]:
-        """Return the kept findings; if some were not kept, add a last one with their number."""
+        """Return the kept findings; if some were not kept, add a finding with their count."""
         more = self.n_found - len(self._kept)
         if not more:
             return tuple(self._kept)

@@ -165,7 +165,7 @@ def _verify_in_workers(
     *,
     takes_part: bool = False,
 ) -> None:
-    """Verify shards in worker processes; with `takes_part`, also some of them in this process.
+    """Verify shards in worker processes; with `takes_part`, verify some in this process too.
 
     Shards are queued in advance, because this process may be busy verifying a shard itself. Towards
     the end fewer shards are queued, so that each of the last shards goes to the first idle worker.

@@ -88,7 +88,7 @@ def verify_column(
 
 
 def _chunks(n_samples: int, stride: int, per_unit: int) -> Iterator[tuple[int, int]]:
-    """Yield the first row and number of rows of each window, of whole units and whole pages.
+    """Yield the first row and the row count of each window, which has whole units and pages.
 
     If whole units and pages take much more than WINDOW_BYTES, windows have whole units only.
     """
