@@ -382,7 +382,7 @@ class _UnitTask:
         make_folder(folder)
         _shared_zygote()
         log = UnitRecorder()
-        # The number is an index into the list of units, which has length 1 here.
+        # `number` is an index into the list of units, which has one unit here.
         run_units([replace(unit, number=0)], replace(self.job, folder=folder), 1, log)
         return UnitAttempt(log.events(unit.number), os.path.join(folder, unit.key))
 

@@ -62,8 +62,8 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         self._generation = generation
         self.verify: Verify = verify
         """When hashes are checked, as in ShardReader."""
-        # Shards usually have equal numbers of samples: a division then finds the shard of a row in
-        # a tenth of the time of a binary search.
+        # Shards usually have equal sample counts. A division then finds the shard of a row in a
+        # tenth of the time of a binary search.
         counts = generation.counts
         is_even = len(counts) and (counts[:-1] == counts[0]).all() and counts[-1] <= counts[0]
         self._rows_per_shard = max(1, int(counts[0])) if is_even else 0

@@ -170,7 +170,7 @@ class ColumnGather:
 
         Args:
             slots: the result of `place` for these rows.
-            rows: the row numbers; the caller has checked their range.
+            rows: the row numbers over all shards; the caller has checked the range.
             shards: the index of each row's shard.
             out: a C-contiguous uint8 array, (len(rows), row bytes).
 

@@ -106,7 +106,7 @@ class ColumnGroup:
         return next(iter(self.schema))
 
     def fits(self, shards: Sequence[ShardSummary]) -> bool:
-        """Return True if the shards of the column have the same numbers of samples as `shards`."""
+        """Return True if the shards of the column have the same sample counts as `shards`."""
         return np.array_equal(sample_counts(self.shards), sample_counts(shards))
 
 

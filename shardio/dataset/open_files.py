@@ -260,7 +260,7 @@ class OpenFiles:
             self._evict(len(self._readers) - self.max_open)
 
     def _share_maps(self) -> None:
-        """Lower the number of open files to this dataset's share of the kernel's limit on maps.
+        """Lower `max_open` to this dataset's share of the kernel's limit on maps.
 
         Three quarters of the process's maps are divided equally among the Dataset objects that
         limit their open files and have files open. There may be many of these objects, because each

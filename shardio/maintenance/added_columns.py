@@ -149,7 +149,7 @@ def add_column(
     """Add a field to every sample of a dataset, as its next generation.
 
     Existing files do not change: the new field is stored in a column group, in separate shards.
-    Sample numbers, lineage, subsets and statistics stay the same.
+    Sample indices, lineage, subsets and statistics stay the same.
 
     Args:
         folder: the dataset.

@@ -149,7 +149,7 @@ def compact(
 ) -> MaintenanceReport:
     """Merge adjacent small shards of a dataset, as its next generation.
 
-    A shard is small if it has less than half of `shard_bytes`. Sample numbers and lineage stay the
+    A shard is small if it has less than half of `shard_bytes`. Sample indices and lineage stay the
     same. Files of older generations are kept for processes that read these generations. With
     `remove_old`, the shards that the published generation does not name are removed: readers of an
     older generation can still use the shards that they have mapped, and get ShardNotFound for the

@@ -187,9 +187,9 @@ def _values(
 
 
 class _Tally:
-    """The running mean, deviation and range of a field's numbers.
+    """The running mean, deviation and range of a field's values.
 
-    The moments of two sets of numbers are combined as in T. F. Chan, G. H. Golub, R. J. LeVeque,
+    The moments of two sets of values are combined as in T. F. Chan, G. H. Golub, R. J. LeVeque,
     "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
     """
 

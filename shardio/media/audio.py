@@ -56,8 +56,8 @@ class Sound:
     Args:
         rate: the sample rate in Hz to resample to; None keeps the stored rate, which must be the
             same in all rows.
-        channels: 1 or 2, mixed by FFmpeg's rules; None keeps the stored number, which must be the
-            same in all rows.
+        channels: 1 or 2, mixed by FFmpeg's rules; None keeps the stored channels, whose count must
+            be the same in all rows.
         seconds: the length: an integer, a `Fraction`, a string such as "0.64" or a float. None
             means the length of the clip if samples are clips of videos, else the whole audio.
             Shorter audio is padded with silence; `where` selects a part of longer audio.

@@ -148,7 +148,7 @@ class ClipDecoder(Closing):
 
         Args:
             stream: a video.
-            frames: the frame number for each row of `out`, in any order, with or without
+            frames: the index of the frame for each row of `out`, in any order, with or without
                 repetition. Each group of pictures is decoded once.
             out: the uint8 output. For "rgb" (n, height, width, 3); for "yuv420" (n, height * 3 / 2,
                 width), with Y above U and V side by side, and even height and width.

@@ -68,7 +68,7 @@ class MixtureShares:
         """Return, for each source, how many of the first n positions belong to it.
 
         Args:
-            n: a number or an array.
+            n: an integer or an array of integers.
 
         A count differs from n times the source's share by at most the number of bisections, and
         never decreases as n grows. All counts add up to n.

@@ -337,7 +337,7 @@ class ShardOrder:
         self._stops: Positions = np.cumsum(sizes[shards])
         """The end of each shard in the epoch, before the windows are permuted."""
         self._shifts: Positions = ends[shards] - self._stops
-        """For each shard, the number to add to a place in the epoch to get the sample's index."""
+        """For each shard, the offset to add to a place in the epoch to get the sample's index."""
         last = np.arange(n_shards - 1, len(ends) + n_shards - 1, n_shards)
         self._windows: Positions = self._stops[np.minimum(last, len(ends) - 1)]
         self._key, self._n_shards = (seed, epoch), n_shards
