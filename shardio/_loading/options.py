@@ -75,7 +75,7 @@ _OPEN_OPTIONS: Final = (
 
 
 def dataset_habits(call: str) -> dict[str, str]:
-    """Return options of datasets and their views, each with the advice what to write.
+    """Return options of datasets and their views, each with what to write instead.
 
     Args:
         call: the call that has none of them, with {} in the place of the dataset.
@@ -242,7 +242,7 @@ class Media:
 def _option(check: Callable[..., Any], *args: Any, default: Callable[[], Any] | None = None) -> Any:
     """Declare an option whose checked value is the result of `check(name, value, *args)`.
 
-    If `default` is given, its result replaces None, unchecked.
+    If `default` is given, None is replaced by the result of `default`, which is not checked.
     """
 
     def checked(name: str, value: Any) -> Any:
@@ -257,7 +257,7 @@ def _none() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
-    """The options of a ShardLoader, which documents them; checked, with defaults filled in.
+    """The options of a ShardLoader, checked and with defaults filled in; see ShardLoader.
 
     Raises:
         InvalidArgument: an option is invalid; the message names the option, the accepted values and

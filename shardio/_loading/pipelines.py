@@ -31,8 +31,8 @@ class MapIterator:
 
     Args:
         mapping: a mapping or a sequence; the keys of a sequence are 0, 1, ….
-        sampler: an iterable of keys, iterated again for every iteration. To resume in the middle of
-            an iteration, it must yield the same keys again. None for all keys in order.
+        sampler: an iterable of keys, iterated again for every iteration; None for all keys in
+            order. To resume in the middle of an iteration, the sampler must repeat its keys.
 
     Raises:
         InvalidArgument: `mapping` cannot be indexed, or `sampler` cannot be iterated.

@@ -125,7 +125,7 @@ class Trace:
         if one.pass_ns in self._epochs:
             details["epoch"] = self._epochs[one.pass_ns]
         yield self._span(f"batch {one.step}", row, one.start_ns, whole_ns, details)
-        # Only one record in seven is timed: with few records, the estimates may exceed the total.
+        # Only one record in seven is timed; with few records, the estimate may exceed the total.
         check_ns = min(one.check_ns, whole_ns)
         decode_ns = min(one.decode_ns, whole_ns - check_ns)
         transform_ns = min(one.transform_ns, whole_ns - check_ns - decode_ns)

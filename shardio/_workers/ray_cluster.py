@@ -152,9 +152,9 @@ def _function(reference: Any) -> Callable[[Any], Any]:
 
 @functools.cache
 def _end_with(parent: int) -> None:
-    """End this process when its parent exits, which is Ray's process on this machine.
+    """End this process when its parent, Ray's process on this machine, exits.
 
-    Otherwise Ray would wait for the end of the job, and the process that submitted it for Ray.
+    Otherwise Ray would wait for the end of the job, and the submitting process for Ray.
     """
 
     def watch() -> None:
@@ -167,7 +167,7 @@ def _end_with(parent: int) -> None:
 
 EngineName = Literal["local", "ray"]
 MAX_LOST: Final = 8
-"""The number of lost machines after which a job is given up, because it may be the cause.
+"""A job is given up after the loss of this many machines, because the job may be the cause.
 
 If it is unknown whether the lost machines ran the job, the limit is at least the number of running
 machines.
@@ -224,7 +224,7 @@ LOCAL: Final = Engine()
 
 
 class Cluster(Closing):
-    """A connection to a Ray cluster, owned during a `with` block, at whose end its jobs end.
+    """A connection to a Ray cluster for the time of a `with` block, which also ends the jobs.
 
     If the program is already connected to Ray, that connection is borrowed and stays open.
 
@@ -272,13 +272,13 @@ class Cluster(Closing):
         next_job: Callable[[], tuple[int, V] | None],
         name_of: Callable[[int], str],
     ) -> Iterator[tuple[int, R]]:
-        """Run jobs in any order; yield the number and result of each job as it finishes.
+        """Run jobs in any order; yield the index and result of each job as it finishes.
 
         Args:
             function: the job; sent to each process once, by cloudpickle.
-            next_job: a function that returns another job (a number and a value), or None. It is
-                called whenever there is room, even after it has returned None.
-            name_of: a function that describes a job, given its number, for messages.
+            next_job: a function that returns another job (an index and a value), or None. The
+                function is called whenever there is room, even after it has returned None.
+            name_of: a function that describes a job, given its index, for messages.
 
         Raises:
             WorkerDied: too many processes crashed, or machines were lost, on one job.
@@ -355,7 +355,7 @@ class Cluster(Closing):
         return {node["NodeID"] for node in self._ray.nodes() if not node["Alive"]}
 
     def _repeat_all(self, do: Callable[[Any], Any], name_of: Callable[[int], str]) -> None:
-        """Submit all jobs again, because any may be lost; the first result of each counts."""
+        """Submit all jobs again, because any may be lost; the first result of each job counts."""
         self._dead |= self._dead_nodes()
         n_may_be_lost = max(MAX_LOST, sum(node["Alive"] for node in self._ray.nodes()))
         for number, value in {number: value for number, value in self._running.values()}.items():
@@ -379,7 +379,7 @@ class Cluster(Closing):
             )
 
     def _room(self) -> int:
-        """Return the number of jobs that may run now; it changes with the machines."""
+        """Return the number of jobs that may run now, which depends on the current machines."""
         if self._n_at_once is not None:
             return self._n_at_once
         return _AHEAD * max(1, int(self._ray.cluster_resources().get("CPU", 1)))

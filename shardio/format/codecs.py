@@ -41,7 +41,7 @@ _MIN_SAMPLES: Final = 16
 _SAMPLE_PER_DICTIONARY: Final = 16
 """Minimum ratio of training data to dictionary size.
 
-A larger dictionary would memorize its data.
+A larger dictionary would memorize the training data.
 """
 
 

@@ -1,7 +1,7 @@
 """The index of the payload: one fixed-stride entry per (row, record field), and shapes.
 
-With m record fields, the entry of row r and record field k is number r * m + k. Nothing here loops
-over samples; the bounds of all entries are checked in one vectorised pass.
+With m record fields, the entry of row r and record field k has the index r * m + k. No code here
+loops over samples; the bounds of all entries are checked in one vectorised pass.
 """
 
 from __future__ import annotations

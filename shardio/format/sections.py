@@ -1,7 +1,7 @@
 """The plan of a shard: the sections that it must have, with their item counts and item sizes.
 
-The writer writes these sections in this order, except that it may stream one data section first. A
-reader accepts no others. Verification numbers its units in this order.
+The writer writes these sections in this order, except that one data section may be streamed first.
+A reader accepts no other sections. Verification numbers the units in this order.
 """
 
 from __future__ import annotations

@@ -239,7 +239,7 @@ class _RecordExtents:
         return find
 
     def _entries_of(self, shard: int) -> tuple[int, list[int]]:
-        """Return the size of a row of the index, and the positions of the fields' entries in it.
+        """Return the size of an index row, and the positions of the fields' entries in the row.
 
         Shards of a mixture may have additional fields.
         """

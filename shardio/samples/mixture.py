@@ -407,8 +407,8 @@ def mix(
             subsets.
         weights: the weight of each source, above 0; only the proportions matter.
         exhausted: with "stop", an epoch ends when the first source has no more samples. With
-            "repeat", it ends when every source was seen completely; until then exhausted sources
-            start again, in another order.
+            "repeat", an epoch ends when every source was seen completely; until then exhausted
+            sources start again, in another order.
 
     Raises:
         InvalidArgument: a weight, a source or `exhausted` is invalid.

@@ -64,8 +64,9 @@ class OpenDataset(Dataset):
                 frames * stride, which leaves no gap. Only for "all"; with `fps`, clips start every
                 step / fps seconds.
             per_video: the number of clips of a video that stay together in a shuffled epoch, by
-                default 1. They are adjacent in the order, so that most batches decode them in one
-                pass. With "random" and "uniform", also the number of clips per video and epoch.
+                default 1. These clips are adjacent in the order, so that most batches decode them
+                in one pass. With "random" and "uniform", also the number of clips per video and
+                epoch.
             size: the (height, width) to which frames are scaled and cropped; None keeps their size.
             crop: the part that is kept if the proportions differ: "center", or "random" for a part
                 drawn for each clip.
@@ -136,8 +137,8 @@ class OpenDataset(Dataset):
                 document of each token, counted in the window from 1, and 0 in padding.
                 `tokens_positions` has the number of earlier tokens of the same document in the
                 window.
-            eot: an end-of-text token to append to every document, even to an empty one; it counts
-                as part of the document.
+            eot: an end-of-text token to append to every document, even to an empty document; the
+                token counts as part of the document.
             pad: the token that fills up the last window.
             rest: the treatment of the last tokens, which do not fill a window: "pad" or "drop".
 
@@ -158,8 +159,8 @@ class OpenDataset(Dataset):
     def preload(self, fields: Iterable[str] | None = None) -> int:
         """Read some fields of all samples into the page cache; return the number of bytes.
 
-        Loaders that are created later find the data there, but it is not pinned. If the dataset is
-        in an object store, the shards are downloaded first.
+        Loaders that are created later find the data there, but the kernel may evict it again. If
+        the dataset is in an object store, the shards are downloaded first.
 
         Args:
             fields: the names of the fields, by default all.

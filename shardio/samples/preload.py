@@ -1,4 +1,4 @@
-"""Read a dataset into the page cache before it is loaded, if it fits.
+"""Read a dataset into the page cache ahead of loading, if the dataset fits.
 
 All processes of the machine share the page cache. Pages are not pinned: under memory pressure some
 may be evicted, and are then read from the disk again.

@@ -220,7 +220,7 @@ def dataset_path(given: Any, others: str = "") -> str:
     """Return the path or the URL of a dataset.
 
     Raises:
-        InvalidArgument: it is neither; the message lists them and `others`.
+        InvalidArgument: `given` is neither; the message lists both kinds and `others`.
     """
     path = os.fspath(given) if isinstance(given, str | os.PathLike) else None
     if isinstance(path, str) and path:

@@ -82,7 +82,7 @@ class TokenReader:
         self._places: Rows = np.zeros(0, np.int64)
         """The offset of each raw document in its shard's map; 0 until the document is verified."""
         self._aheads: dict[int, _Lookahead] = {}
-        """Cached lookaheads by the id of their `numbers`, which they keep alive; latest last."""
+        """Cached lookaheads, latest last, by the id of `numbers`, which each keeps alive."""
 
     def close(self) -> None:
         """Release the maps of the shards. Idempotent."""

@@ -81,7 +81,7 @@ class _OnDataset:
 
 
 class SampleView(Sequence[dict[str, Any]]):
-    """A sequence of samples derived from the rows of a dataset, which it borrows.
+    """A sequence of samples derived from the rows of a borrowed dataset.
 
     Immutable, but not thread-safe. `view[i]` is the sample that a ShardLoader of the view delivers,
     with images, clips and audio decoded. The parts of the index that a view needs are read on first
@@ -276,8 +276,8 @@ class SampleView(Sequence[dict[str, Any]]):
             sounds: the requested format of each field.
 
         Raises:
-            InvalidArgument: the request does not fix the rate, the channels or the length, and the
-                samples differ in it or do not store it.
+            InvalidArgument: the request leaves the rate, the channels or the length open, and the
+                samples differ in this property or do not store it.
             ShardCorrupt: the part of the index that was read is damaged.
         """
         made = (audio_field(self.dataset, *each, self.seconds_of) for each in sounds.items())

@@ -29,7 +29,7 @@ class FileState(NamedTuple):
     def check(self, now: FileState, path: str) -> None:
         """Compare with the current state of the file at the same path.
 
-        The modification time is ignored: hashes detect changed content and locate it.
+        The modification time is ignored, because hashes detect and locate changed content.
 
         Raises:
             ShardChanged: there is another file at the path, or the size of the file has changed.
@@ -124,9 +124,9 @@ UNSAFE_FILE_SYSTEMS: Final[dict[int, str]] = {
     0xBACBACBC: "VMware shared folders",
     0x7C7C6673: "Parallels shared folders",
 }
-"""Names of file systems on which mapping is unsafe, by `f_type` of statfs(2). On these, a server or
-another client can truncate a file without this kernel's knowledge, and after a lost connection,
-touching a mapped page raises SIGBUS.
+"""Names of file systems on which mapping is unsafe, by `f_type` of statfs(2). The server or another
+client can truncate a file without this kernel's knowledge; after a lost connection, reading a
+mapped page raises SIGBUS.
 """
 
 _STATFS_BYTES: Final = 256  # larger than any struct statfs, which begins with f_type

@@ -184,7 +184,7 @@ def link(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None
 
 
 def make_folder(path: str | os.PathLike[str], mode: int = 0o777) -> None:
-    """Create a folder and its missing parents, unless it exists."""
+    """Create a folder and its missing parents, unless the folder exists."""
     if not os.path.isdir(path):
         perform("mkdir", os.fspath(path), Path(path).mkdir, mode, parents=True, exist_ok=True)
 

@@ -130,7 +130,7 @@ class InlineWorker:
         try:
             return [answer]
         finally:
-            del answer  # as in `_do`: the traceback of its error keeps the frames of all callers
+            del answer  # as in `_do`: the traceback of the answer's error keeps all callers' frames
 
     def _do(self, task: Task, block: Block | None) -> TaskResult:
         n_rows = heap_bytes = 0

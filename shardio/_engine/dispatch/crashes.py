@@ -38,8 +38,8 @@ class InFlightRows:
     """The samples that a worker was reading or transforming.
 
     `text` is a phrase for error messages that describes the samples. `rows` maps the index of a
-    shard to rows of the shard. `field` is the field being read, if there is exactly one. `places`
-    has, for each sample, its row in the batch and its index in the view.
+    shard to rows of the shard. `field` is the field being read, None unless there is exactly one.
+    `places` has each sample's row in the batch and index in the view.
     """
 
     text: str

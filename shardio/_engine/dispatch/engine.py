@@ -64,7 +64,7 @@ _ASKED = 0
 
 
 class SchemaProbe:
-    """A request to a worker for the schemas of batches. Borrows its arguments."""
+    """A request to a worker for the schemas of batches. Borrows the constructor's arguments."""
 
     def __init__(
         self, batch_spec: BatchSpec, view: SampleView, backend: WorkerBackend | InlineWorker
@@ -81,7 +81,7 @@ class SchemaProbe:
         return self._candidates[self._number]
 
     def ask(self) -> Schemas | None:
-        """Return the schemas if they need no worker; otherwise send a request, and return None."""
+        """Return the schemas if no worker is needed; otherwise send a request, and return None."""
         batch_spec = self._batch_spec
         if not batch_spec.runs_user_code or not batch_spec.n_samples:
             return Schemas(batch_spec.delivered(self._view))
@@ -136,7 +136,8 @@ class SchemaProbe:
         try:
             raise answer.error
         finally:
-            # Break the cycle error -> traceback -> this frame -> error: it would keep the loader.
+            # Break the cycle error -> traceback -> this frame -> error, which would keep the loader
+            # alive.
             del answer
 
     def _has_another(self) -> bool:
@@ -304,7 +305,7 @@ class Engine:
 
     @files_explained()
     def iterate(self, plan: EpochPlan, successor: EpochPlan | None = None) -> EpochIteration:
-        """Start an iteration, or take over the iteration begun ahead if it has the same plan.
+        """Start an iteration, or take over the iteration begun ahead if that has the same plan.
 
         `successor` is the plan of the next iteration if the next one may be begun ahead, else None.
         """
@@ -406,7 +407,7 @@ class Engine:
         block = iteration.held
         if block is None or not (iteration.schedule.n_circulating or self._can_spare(iteration)):
             return None
-        # Clear it first: Ctrl-C may then leak the block, but never give it two owners.
+        # Clear `held` first: Ctrl-C may then leak the block, but never give the block two owners.
         iteration.held = None
         return self.pool.lease(block)
 

@@ -228,8 +228,8 @@ class ThreadWorkers(Closing):
     """A pool of `n_workers` threads that fill blocks, with the interface of a WorkerPool.
 
     A thread cannot be stopped from outside: `close` waits up to GRACE_S until all threads have
-    finished their current samples. A thread that takes longer is abandoned and ends after its
-    sample.
+    finished their current samples. A thread that takes longer is abandoned, and ends when its
+    current sample is finished.
     """
 
     def __init__(self, n_workers: int, batch_spec: BatchSpec) -> None:

@@ -4,7 +4,7 @@ A `BatchSpec` is valid for a loader, an `EpochPlan` for one iteration. An `Index
 the index, row and shard of the samples of many steps at once, with vectorized operations; a batch
 uses a slice of the result.
 
-The main process sends the long tables of its view to the workers as shared arrays, so that all use
+The main process sends its view's long tables to the workers as shared arrays, so that all share
 one copy. The tables are the rows of a selection; for clips, the number of frames and the events of
 each video; for windows of tokens, the end of each document and the document in which each window
 begins.
@@ -200,7 +200,7 @@ _STATE_SHIFT: Final = 32
 class IndexChunk:
     """The samples of some steps of an iteration; the arrays are read-only.
 
-    The steps are in `range(first, last)`. For each of their `n` samples, `numbers` has the index in
+    The steps are in `range(first, last)`. For each of the `n` samples, `numbers` has the index in
     the view, `rows` the row in the dataset, `shards` the index of the shard, and `origins` (n, 3)
     the entry for a block's origin table, with no field claimed yet. `keys` are the keys of the
     samples' random draws, and `tokens` are the plan's token counts.
@@ -231,7 +231,7 @@ class IndexChunk:
         return self.covered(part)[1] if self._view.spans_rows else self.shards[part]
 
     def covered(self, part: slice) -> tuple[Rows, Rows]:
-        """Return all rows that the samples of a slice are computed from, and their shards."""
+        """Return all rows from which the samples of a slice are computed, and the rows' shards."""
         if not self._view.spans_rows:
             return self.rows[part], self.shards[part]
         rows = self._view.covered_rows(self.numbers[part])
@@ -252,7 +252,7 @@ class IndexChunk:
 
     @cached_property
     def starts(self) -> npt.NDArray[Any]:
-        """The start of each sample's clip or, without clips, the random draw of its audio start."""
+        """The start of each sample's clip or, without clips, random bits for the audio start."""
         return self._keys.hashes(OF_SOUNDS) if self.draws is None else self.draws.starts
 
     @cached_property

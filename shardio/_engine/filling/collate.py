@@ -79,7 +79,7 @@ def _make_room(layout: BlockLayout, memory: BlockMap, end: int) -> None:
 
 
 class Scratch(BlockMap):
-    """A private block for batches of one layout. It owns its memory file."""
+    """A private block for batches of one layout. Owns the memory file of the block."""
 
     def __init__(self, layout: BlockLayout) -> None:
         self.layout = layout
@@ -305,7 +305,7 @@ class StoredCollation:
     ) -> None:
         """Read the arrays of some samples of one shard into `values`.
 
-        `places` are the samples' rows in the batch, `local` their rows in the shard. Uncompressed
+        `places` are the samples' rows in the batch, `local` the rows in the shard. Uncompressed
         arrays are views of the mapped file.
         """
         name, field = join.name, join.field

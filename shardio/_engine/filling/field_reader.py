@@ -285,7 +285,7 @@ class FieldReader:
 
 
 def _placed(n_bytes: Rows, used: int, alignment: int) -> tuple[Rows, int]:
-    """Return the offsets of values of n_bytes in the heap, and the used bytes after them."""
+    """Return the heap offsets of values with these sizes, and the used bytes after the values."""
     taken = -(-n_bytes // alignment) * alignment
     ends = -(-used // alignment) * alignment + np.cumsum(taken)
     return ends - taken, int(ends[-1])

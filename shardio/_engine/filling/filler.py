@@ -41,7 +41,7 @@ from shardio.shard.verification import Rows
 RowByRow = Callable[[npt.NDArray[np.int64], BlockLayout, BlockMap, npt.NDArray[np.int32]], int]
 """A function that fills the rows of a block one by one, and returns the used bytes of the heap.
 
-Its first argument is the batch's origin table, its last argument the status column of that table.
+The first argument is the batch's origin table, the last argument the table's status column.
 """
 
 _ALL_FILLED: Final = pack_state(NO_FIELD, FILLED)

@@ -47,7 +47,7 @@ LeftOut = Mapping[int, Mapping[int, str]]
 def may_skip(error: BaseException) -> bool:
     """Return True if the sample alone causes an error, so that every attempt fails.
 
-    Lack of memory is not caused by the sample, nor is a file that changes while it is read.
+    Return False for lack of memory, and for a file that changes while it is read.
     """
     if isinstance(error, TransformError):
         return not isinstance(error.__cause__, MemoryError)

@@ -103,7 +103,7 @@ class BlockMap:
 
 
 class Block(BlockMap):
-    """A block of the main process's pool. It owns its descriptor until the pool closes it."""
+    """A block of the main process's pool. Owns its descriptor until the pool closes the block."""
 
     def __init__(self, number: int, n_bytes: int, most: int | None = None) -> None:
         self.number = number
@@ -146,7 +146,7 @@ class _Lease(weakref.ref[Any]):
 
 
 class BlockPool:
-    """A pool of blocks, which it owns.
+    """A pool that creates and owns blocks.
 
     Args:
         block_bytes: the size of a new block.
@@ -248,8 +248,8 @@ class BlockPool:
 
     @property
     def _has_budget(self) -> bool:
-        # Compare the number of blocks first: with many workers it usually decides, and this check
-        # is frequent.
+        # Compare the number of blocks first: with many workers, this comparison usually decides,
+        # and the property is read often.
         return len(self._blocks) < self._most and self.n_bytes + self.block_bytes <= self._budget
 
     def give_back(self, number: int) -> None:

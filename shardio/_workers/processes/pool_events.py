@@ -48,7 +48,7 @@ Event = Message | Failed | WorkerExit
 
 
 class PoolEventLoop:
-    """An event loop over the state of a pool, which it borrows."""
+    """An event loop over the state of a pool. Borrows the state."""
 
     def __init__(self, held: PoolState) -> None:
         self._held = held
@@ -163,7 +163,7 @@ class PoolEventLoop:
     def _events(self) -> list[Event]:
         """Convert everything received so far into events.
 
-        If Ctrl-C interrupts this, it is called again with the same state.
+        If Ctrl-C interrupts a call, the next call has the same state.
         """
         events: list[Event] = []
         workers = self._held.workers
@@ -206,7 +206,7 @@ class PoolEventLoop:
             held.letters.popleft()
 
     def _lose_zygote(self) -> None:
-        """Record the exit of every worker: the kernel kills them when the zygote exits."""
+        """Record the exit of every worker: the kernel kills all workers when the zygote exits."""
         held = self._held
         zygote = held.zygote
         if zygote is None or held.session is None:
@@ -258,7 +258,7 @@ class PoolEventLoop:
         self._by_fd.pop(worker.end.fileno(), None)
 
     def _ignore(self, source: socket.socket | int | None) -> None:
-        """Remove a descriptor from the epoll. Closing it is not enough if a fork has a copy."""
+        """Remove a descriptor from the epoll; `close` is not enough if a fork has a copy of it."""
         if source is None:
             return
         try:

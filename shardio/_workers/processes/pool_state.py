@@ -1,6 +1,6 @@
 """The kernel objects of a worker pool, and their release.
 
-They are separate from the pool, because a finalizer releases them after the pool is gone.
+The objects are separate from the pool, because a finalizer releases them after the pool is gone.
 """
 
 from __future__ import annotations

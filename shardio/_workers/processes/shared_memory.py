@@ -3,7 +3,7 @@
 Allocating a block in pages of 2 MiB takes a seventh of the time of 4 KiB pages, and copies to and
 from the block are faster, because the CPU caches the addresses of few pages only. Linux collapses
 small pages into large ones on request (`MADV_COLLAPSE`, 6.1 and later), even if shared memory has
-no large pages by default. If it cannot, the memory has ordinary pages.
+no large pages by default. If the kernel cannot collapse pages, the memory has ordinary pages.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def sparse_memory_file(n_bytes: int, what: str) -> int:
 
 @contextlib.contextmanager
 def _new_memory_file(n_bytes: int, what: str) -> Iterator[int]:
-    """Yield a new memory file and seal it; close it if the body raises."""
+    """Yield a new memory file; seal the file afterwards, or close it if the body raises."""
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
         fd = os.memfd_create("shardio", flags | _MFD_NOEXEC_SEAL)
@@ -165,7 +165,7 @@ def _new_memory_file(n_bytes: int, what: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def refusals_explained(n_bytes: int, what: str) -> Iterator[None]:
-    """Raise InsufficientMemory if the kernel refuses memory that it reported as free."""
+    """Raise InsufficientMemory if the kernel refuses memory that was reported as free."""
     try:
         yield
     except OSError as error:

@@ -214,7 +214,7 @@ class WorkerPool(Closing):
         self._watch.add_zygote()
 
     def _start(self, index: int) -> WorkerHandle:
-        """Request a worker; the zygote's reply reports that it runs."""
+        """Request a worker; the zygote's later reply confirms the start."""
         held = self._held
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)

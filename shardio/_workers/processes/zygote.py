@@ -377,7 +377,7 @@ class Zygote:
         )
 
     def end(self) -> None:
-        """Kill the process, and with it any workers, and reap it."""
+        """Kill and reap the zygote's process; the kernel then kills its workers."""
         end_process(self.pidfd)
         has_ended(self.pidfd, 1.0)
         try:
@@ -455,7 +455,7 @@ def _spawn(control_fd: int, main_pidfd: int) -> int:
                 (os.POSIX_SPAWN_DUP2, sources[0], _CONTROL_FD),
                 (os.POSIX_SPAWN_DUP2, sources[1], _MAIN_PIDFD),
             ],
-            # Block Ctrl-C until the zygote ignores it: Ctrl-C during its imports would kill it.
+            # Block Ctrl-C until the zygote ignores the signal, which could kill it during imports.
             setsigmask=[signal.SIGINT],
         )
     finally:

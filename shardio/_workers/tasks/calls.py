@@ -58,7 +58,7 @@ _END: Final = object()
 
 
 class FailedCall:
-    """The results of a generator before it raised, and its exception with the traceback."""
+    """The results of a generator before an exception, and the exception with its traceback."""
 
     def __init__(self, found: list[Any], error: BaseException, name: str) -> None:
         self.found, self.error, self._name = found, error, name
@@ -252,7 +252,7 @@ class _Caller:
         return ANSWER.pack(CallOutcome.IN_BLOCK, n_results, number, step, found.n_bytes, taken_ns)
 
     def _next_chunk(self, step: int, chunks: ResultChunks) -> tuple[Any, int]:
-        """Return the next results of a generator, and their number, or 0 for the last results."""
+        """Return the next results of a generator, and their count; 0 if no more results follow."""
         found = self._guarded(step, chunks.take)
         if chunks.is_over:
             return found, 0

@@ -154,7 +154,7 @@ class SampleSender:
     def _send_next(self, samples: Iterator[Any]) -> bool:
         """Send the next sample, or the exception that it raised; return False at the end."""
         try:
-            # Do not use a `for` loop: if `__iter__` restarts the iteration, it would never end.
+            # Do not use a `for` loop: if `__iter__` restarts the iteration, the loop never ends.
             sample = next(samples, _END)
             if sample is _END:
                 return False
@@ -185,7 +185,7 @@ class SampleSender:
         self._send(MessageKind.IN_BLOCK, PLACE.pack(number, n_bytes), n_bytes)
 
     def _send(self, kind: MessageKind, payload: bytes | bytearray = b"", n_bytes: int = 0) -> None:
-        """Send a message as soon as the credit allows; `n_bytes` is the size of its sample.
+        """Send a message as soon as the credit allows; `n_bytes` is the size of the sample.
 
         If no other message is in flight, a message may exceed the credit.
         """

@@ -55,8 +55,8 @@ _LOOK_EVERY_S: Final = 0.1
 """The interval at which the main process checks for exited workers while samples arrive."""
 _QUIET_S: Final = 0.05
 _MAX_S: Final = 1.0
-"""After a worker's exit, its messages count as complete if none arrives for _QUIET_S, or after
-_MAX_S.
+"""After a worker's exit, its messages count as complete once none has arrived for _QUIET_S, at the
+latest after _MAX_S.
 """
 _SOON_MS: Final = 1
 """The time without a sample after which pending credit is sent."""
@@ -72,7 +72,7 @@ class _Sender:
     def __init__(self) -> None:
         self.is_connected = self.ended_with_a_skip = False
         self.n_arrived = self.n_skipped = 0
-        """The number of samples handed over or skipped, and the number of skipped ones."""
+        """The count of samples handed over or skipped, and the count of skipped samples alone."""
         self.n_owed = 0
         """The handed-over bytes for which the worker has not received credit yet."""
         self.last_words = ""
@@ -268,7 +268,7 @@ class SampleStream(Closing):
         return sample
 
     def _skip(self, worker: int, error: BaseException) -> None:
-        """Skip the next sample of a worker, or raise the error with which it failed.
+        """Skip the next sample of a worker, or raise `error`, with which the sample failed.
 
         Raises:
             TooManySkipped: more samples failed than may be skipped.
@@ -304,7 +304,7 @@ class SampleStream(Closing):
         if self._loss is None:
             self._handle_events()
         sender = self._going[worker]
-        if sender.last_words:  # a fork reported them, because the worker is alive
+        if sender.last_words:  # reported by a fork, because the worker itself is alive
             raise TransformError(sender.last_words)
         self._say(f"worker {worker} has finished: {sender.counted}")
         if sender.ended_with_a_skip:

@@ -1,10 +1,9 @@
 """The schedule of steps: assigned, done, delivered, free. A pure state machine driven by events.
 
-A Schedule belongs to one iteration of an epoch. It knows steps, workers and blocks only by index;
-`dispatcher` and `task_pool` carry out its decisions. Steps are assigned in order. They are
-delivered in order or, by `deliver_any`, as they become ready. Each block is in one state: free, in
-flight (with its step and worker), lost (with its step, which must be done again), ready, or
-delivered.
+A Schedule belongs to one iteration of an epoch. Steps, workers and blocks are indices to it;
+`dispatcher` and `task_pool` carry out its decisions. Steps are assigned in order, and delivered in
+order or, by `deliver_any`, as they become ready. Each block is in one state: free, in flight (with
+its step and worker), lost (with its step, which must be done again), ready, or delivered.
 """
 
 from __future__ import annotations
@@ -114,7 +113,7 @@ class Schedule:
         return found
 
     def set_backlog(self, n_tasks: list[int]) -> None:
-        """Set how many tasks of the previous iteration each worker has; they count for its load."""
+        """Set how many tasks of the previous iteration each worker has, to include in its load."""
         self._before = n_tasks
         for worker, is_quick in enumerate(self._is_quick):
             self._update_load(worker, QUICK_DEPTH if is_quick else self._base_depth)

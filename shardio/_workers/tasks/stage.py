@@ -1,6 +1,6 @@
 """One stage of a pipeline: its waiting inputs, its jobs, and its waiting results.
 
-A stage is pure bookkeeping: it starts no threads, and calls no functions. It decides which job may
+A stage is pure bookkeeping: it starts no threads and calls no functions. It decides which job may
 start, accepts the results of jobs, and keeps their order; `pipeline_runner` moves results on to the
 next stage. A `ListBatcher` collects results between two stages; the `OutputQueue` is at the end of
 the pipeline.
@@ -55,7 +55,7 @@ class StageJob:
     origin: SourceItem
     item: Any
     results: Any = None
-    """The generator, if any; for a worker process, the index by which the pool knows it."""
+    """The generator, if any; for a worker process, the item's index in the task pool."""
     n_given: int = 0
     began_ns: int = 0
     thread_id: int = 0
@@ -340,7 +340,7 @@ class OutputQueue:
         self.n_taken = self.waiting_ns = 0
         self._most = most
         self._is_awaited = False
-        # Use a lock, which is implemented in C: Ctrl-C cannot interrupt it half-acquired.
+        # Use a lock: it is implemented in C, so Ctrl-C cannot interrupt a half-done `acquire`.
         self._bell = threading.Lock()
         self._bell.acquire()
 

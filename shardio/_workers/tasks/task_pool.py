@@ -1,7 +1,7 @@
 """A pool that calls one function in worker processes for item after item: the main process's side.
 
-The owner of a TaskPool drives the pool: it puts items while there is room, takes values that are
-ready, and waits otherwise. The pool has no thread of its own.
+The owner of a TaskPool drives the pool: the owner puts items while there is room, takes values that
+are ready, and waits otherwise. The pool has no thread of its own.
 
         main                                                          worker
   A  put ── Schedule.assign ── BLOCK (once each), CALL: step, block ▶ the function

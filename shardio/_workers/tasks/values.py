@@ -9,8 +9,9 @@ Pickle's out-of-band buffers follow the rest of the pickle, each aligned to 64 b
 
 `ValueBlocks` is the main process's pool of the blocks to which workers write values. A worker of a
 TaskPool receives a block with each item. A worker that iterates a dataset by itself requests a
-block when it has a large sample and no block; from then on, the main process sends it a few blocks
-in advance, as far as memory allows (`BlockLender` in the main process, `LentBlocks` in the worker).
+block when it has a large sample and no block; from then on, the main process sends the worker a few
+blocks in advance, as far as memory allows (`BlockLender` in the main process, `LentBlocks` in the
+worker).
 A block belongs to a worker until the block's content is handed over, and then to the arrays that
 view the block. When the last array is gone, any worker may receive the block.
 """
@@ -186,7 +187,7 @@ class ValueBlocks(Closing):
         self._n_under_way -= 1
 
     def hand_over(self, block: Block, n_bytes: int, *, is_spare: bool) -> Bytes:
-        """Return the first n_bytes of a block, which is leased as long as they are held, or a copy.
+        """Return the first n_bytes of a block, leased while the bytes are held, or a copy of them.
 
         The content is copied if a lease would leave too few blocks for the workers, unless
         `is_spare` is True.
@@ -252,10 +253,10 @@ class BlockLender(Closing):
         self._were_held_up.add(worker)
 
     def grant_more(self) -> None:
-        """Double the number of blocks of workers that lacked one before a long wait of the loop.
+        """Double the number of blocks of workers that lacked a block before the loop's long wait.
 
         More blocks let a dataset work ahead if it yields many samples at once and then none for a
-        while. For other datasets few blocks are faster, because they stay in the CPU cache.
+        while. For other datasets few blocks are faster, because few blocks stay in the CPU cache.
         """
         for worker in self._were_held_up:
             self._n_each[worker] *= 2
@@ -297,7 +298,7 @@ class BlockLender(Closing):
         return True
 
     def hand_over(self, worker: int, number: int, n_bytes: int) -> Bytes:
-        """Return the content of a worker's block, leased as long as it is held, or a copy.
+        """Return the content of a worker's block, leased while the content is held, or a copy.
 
         The content is copied if the loop holds more samples than memory allows and this is the
         worker's last block.

@@ -1,7 +1,7 @@
 """Convert values that users pass for arrays, and encode them as stored.
 
-Torch tensors are converted and masked arrays are refused. Torch is not imported: its tensors are
-recognized by the name of their class.
+Torch tensors are converted and masked arrays are refused. Torch is not imported; tensors are
+recognized by the name of the class.
 """
 
 from __future__ import annotations

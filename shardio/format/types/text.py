@@ -91,7 +91,7 @@ class Text(RecordField):
 class Json(RecordField):
     """A field of JSON values, stored as canonical UTF-8; see Array for codec and optional.
 
-    In an optional field None is a missing value; elsewhere it is JSON's null.
+    In an optional field, None is a missing value; in other fields, None is JSON's null.
     """
 
     code: ClassVar[int] = FieldType.JSON

@@ -352,7 +352,7 @@ class Stream(Closing):
         error = protocol.from_json(mapping(head, "error"))
         if not self._is_open:  # this server could not create the loader, but another may succeed
             if self.opened is not None and isinstance(error, UnsupportedEnvironment):
-                raise Lost(str(error))  # e.g. it is full of clients of another lost server
+                raise Lost(str(error))  # e.g. the server is full of clients of another lost server
             self._leave()
         self._is_iterating = False
         if isinstance(error, InsufficientMemory):

@@ -18,8 +18,8 @@ The first frame of a message is its head, a JSON object with its `kind`; a batch
 client without a session. Errors are sent as JSON: class name, message, and location in a shard. No
 code is sent.
 
-A batch is sent as the used part of the block that a worker filled. The receiver validates it with
-`check`, and then reads it like a block of its own.
+A batch is sent as the used part of the block that a worker filled. The receiver validates this part
+with `check`, and then reads the batch as from its own blocks.
 """
 
 from __future__ import annotations
