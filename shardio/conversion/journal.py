@@ -48,8 +48,8 @@ class Unit:
     """A run of consecutive inputs that one worker converts into separate shards.
 
     `number` is part of the shards' names; `first` is the index of the first input among all inputs.
-    `skipped` maps the index of each input that crashed the processes reading it to the reason;
-    such inputs are not read again.
+    `skipped` has an (index, reason) for each input that crashed the processes reading it; such
+    inputs are not read again.
     """
 
     number: int

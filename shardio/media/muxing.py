@@ -38,9 +38,9 @@ _NUMBERS_AT, _CRC_AT = 21, 34  # offsets from the encoder's name
 def write_mp3_trim(data: bytes, stream: EncodedStream) -> bytes:
     """Write the number of padding samples at start and end into the tag frame of an MP3 file.
 
-    Return the data unchanged if there is no tag frame, or if a number is too large for its field.
+    Return the data unchanged if there is no tag frame, or if a number does not fit into its field.
     """
-    n_tags = 10 + int.from_bytes(data[6:10]) if data.startswith(b"ID3") else 0  # one of 127 at most
+    n_tags = 10 + int.from_bytes(data[6:10]) if data.startswith(b"ID3") else 0  # up to 127 bytes
     mark_at = max(data.find(mark, n_tags, n_tags + 64) for mark in (b"Xing", b"Info"))
     name_at = mark_at + _NAME_AT
     skip = int(stream.parameters.get("skip", 0))

@@ -237,7 +237,7 @@ def verify_bytes(whole: Bytes, path: str) -> VerifiedShard:
 
 
 def _audit_headers(content: Content, findings: Findings) -> Header | None:
-    """Check the first and the last page; return the header of a valid page, if any."""
+    """Check the first and the last page; return the header if it is valid and fits the file."""
     size, path = content.n_bytes, findings.path
     if size < 2 * PAGE:
         if not any(content.bytes[: min(size, PAGE)]):
