@@ -1,4 +1,4 @@
-"""Download the shards that an iteration needs ahead of their use, in order."""
+"""Download an iteration's shards before they are needed, in the order of their use."""
 
 from __future__ import annotations
 

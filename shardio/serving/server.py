@@ -67,7 +67,7 @@ _N_FRAMES: Final = 7
 
 
 class Gatekeeper:
-    """The ZAP handler that admits clients by their keys; create it before any client can connect.
+    """The ZAP handler, which admits clients by their keys. Create it before clients can connect.
 
     Args:
         context: the ZeroMQ context of the sockets that it guards.

@@ -172,8 +172,8 @@ class ShardReader(Closing):
     ) -> npt.NDArray[Any]:
         """Return a fixed raw field of many samples as one array.
 
-        Without `rows`, return the whole column, read-only: over the map, which it keeps alive, or
-        read into memory. It is **unverified** unless the reader was opened with verify="always".
+        Without `rows`, return the whole column, read-only: a view that keeps the map alive, or a
+        copy in memory. It is **unverified** unless the reader was opened with verify="always".
         With `rows`, return a verified copy of these rows, in `out` or a new array of shape
         (len(rows), *field.shape). Rows of samples without a value are zero, whatever the file
         contains; see `present`.

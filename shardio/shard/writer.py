@@ -1,10 +1,10 @@
 """Write samples to one immutable shard file, in one pass, published by a rename.
 
 The counterpart of `reader`; the rules of both are in `format/`. When `SPOOL_BYTES` are buffered,
-the section that is the largest at this point moves to the shard file and is streamed into it from
-then on. The other sections stay buffered, in memory or, beyond `MEMORY_BYTES`, in unlinked
-temporary files, and are appended at close. Thus only the small sections are written twice, and
-memory stays bounded.
+the section that is the largest at this point moves to the shard file, and its further data is
+written there directly. The other sections stay buffered, in memory or, beyond `MEMORY_BYTES`, in
+unlinked temporary files, and are appended at close. Thus only the small sections are written twice,
+and memory stays bounded.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class ShardWriter(Publishing):
         return [*columns, *self._payload.spools, *bits]
 
     def _place_payload(self, records: list[Record]) -> None:
-        """Start to stream the payload if the next records make it the largest section.
+        """Start to stream the payload if the next records make the payload the largest section.
 
         Large records are then not buffered. `_place_spools` would be too late, because it runs
         after the records were added.

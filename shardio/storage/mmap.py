@@ -234,7 +234,7 @@ def prefetch_range(fd: int, offset: int, n_bytes: int) -> None:
 
 
 def prefetch_ends(paths: Sequence[str]) -> None:
-    """Start reading the beginnings and ends of shards, unless they are in the page cache.
+    """Start reading the beginnings and ends of shards, except those in the page cache.
 
     Otherwise opening shards one by one waits for the disk each time. Errors are ignored, because
     opening the file reports them. Links are skipped: their targets are unchecked, and opening a

@@ -162,7 +162,7 @@ class InlineWorker:
         try:
             return TaskResult(*words, 0, error, schemas, skips)
         finally:
-            del error  # breaks the reference cycle of traceback and frame, which keeps the block
+            del error  # breaks the cycle traceback -> frame -> error, which would keep the block
 
     def worker_stacks(self) -> list[tuple[str, str]]:
         """Return nothing: no task runs while this is called."""

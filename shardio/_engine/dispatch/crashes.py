@@ -114,7 +114,7 @@ def crash_error(
         try:
             n_bytes = os.stat(path).st_size
         except OSError:
-            continue  # deleted, but still readable in maps: not the cause
+            continue  # a deleted file is not the cause: it is still readable in maps
         if n_bytes < summary.n_bytes:
             found = ShardChanged(
                 f"the file was cut short while it was read: {text}",

@@ -186,7 +186,7 @@ class Dispatcher:
         schedule, pool = iteration.schedule, self.pool
         found = pool.take_idle()
         if found is None and not self._has_enough(schedule):
-            self._backend.post()  # first, because creating a block takes as long as filling one
+            self._backend.post()  # send first: creating a block takes as long as filling a block
             found = pool.make()
             iteration.timer.n_blocks_made += found is not None
         if found is None:

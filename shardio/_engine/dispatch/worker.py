@@ -220,7 +220,7 @@ class ReplyBuffer:
     def take(self) -> bytes:
         """Return all replies, concatenated, and empty the buffer."""
         n = self._words[_COUNT]
-        self._words[_COUNT] = 0  # before sending: a reply must not be received twice
+        self._words[_COUNT] = 0  # reset before sending: a reply must not be received twice
         return bytes(self._page[DESCRIPTOR_BYTES : (n + 1) * DESCRIPTOR_BYTES])
 
 

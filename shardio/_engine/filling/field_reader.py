@@ -67,7 +67,7 @@ class FieldReader:
         self._gathered = frozenset(source.columns)
         self._claims = {name: pack_state(i, CLAIMED) for i, name in enumerate(source)}
         self._timed = () if clips is None else clips.names[1:]
-        if clips is not None:  # the fields with times are read from the video field
+        if clips is not None:  # the time fields are computed from the video field
             self._claims |= dict.fromkeys(self._timed, self._claims[clips.name])
 
     def fill(

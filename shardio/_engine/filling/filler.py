@@ -96,7 +96,7 @@ class Filler:
     def batch_schema(self, number: int = 0) -> Schema:
         """Return the schema of samples in a batch: the delivered fields, or the transform's result.
 
-        The transform runs on sample `number` of the view, whatever the order of the epoch.
+        The transform runs on the sample with the index `number` in the view, not in the epoch.
 
         Raises:
             TransformError: the transform raised, or returned a value that cannot be stored in a

@@ -121,7 +121,7 @@ class ReadAhead:
                 self._window, n_probed = window, N_PROBED_FIRST
                 self._asked.clear()
                 policy.wake()
-            elif policy.is_cold:  # probes would only find the pages requested for this window
+            elif policy.is_cold:  # a probe would only find pages requested for this window
                 n_probed = 0
         if policy.wait:
             policy.wait -= 1

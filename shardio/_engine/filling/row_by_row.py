@@ -249,7 +249,7 @@ def _copy_row(scratch: Scratch, layout: BlockLayout, memory: BlockMap, i: int, u
         start = -(-used // varying.alignment) * varying.alignment
         used = start + n_bytes
         if layout.heap + used > len(memory.bytes):
-            memory.grow(layout.heap + 2 * used)  # doubled: every growth remaps the block
+            memory.grow(layout.heap + 2 * used)  # doubled, because every growth remaps the block
         from_, to = lone.heap + place, layout.heap + start
         memory.bytes[to : to + n_bytes] = scratch.bytes[from_ : from_ + n_bytes]
         layout.extents(memory.bytes, varying)[i] = (offset, n_bytes, start)

@@ -346,7 +346,7 @@ def _is_importable(name: str) -> bool:
     `importlib.util.find_spec` does not tell this, because it first looks in `sys.modules`.
     """
     if name == "__main__" or name not in sys.modules:
-        return True  # cloudpickle has rules for both cases
+        return True  # cloudpickle itself handles both cases
     parent, _, _ = name.rpartition(".")
     path = None
     if parent:

@@ -111,4 +111,4 @@ def _report(channel: Channel, error: BaseException) -> None:
     try:
         channel.report_failure(text)
     except (BrokenPipeError, ConnectionResetError):
-        return  # the main process has closed the pool, which is the usual cause of `error`
+        return  # the main process has closed the pool; usually, this also caused `error`

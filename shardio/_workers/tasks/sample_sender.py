@@ -50,7 +50,7 @@ class MessageKind(IntEnum):
     IN_BLOCK = 3  # a sample, in a block
     SKIPPED = 4  # an exception instead of a sample
     FAILED = 5  # an exception that ended the worker's iteration
-    END = 6  # no more samples; in place of a sample's index, the number of this worker's samples
+    END = 6  # no more samples; the head has this worker's sample count instead of an index
 
 
 class Command(IntEnum):
@@ -111,7 +111,7 @@ def send_all(
         return
     with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
         socket.linger = 0  # at the end, messages are unsent only if the main process is gone
-        socket.sndhwm = 0  # credit limits the bytes, so the number of messages needs no limit
+        socket.sndhwm = 0  # credit limits the bytes, so the message count needs no limit
         socket.connect(os.fsdecode(address))
         sender = SampleSender(socket, channel, most_bytes, may_skip=may_skip)
         with suppress(MainExited):

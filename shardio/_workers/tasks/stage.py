@@ -238,7 +238,7 @@ class Stage:
         self._settle(job, error)
 
     def _settle(self, job: StageJob, error: Exception | None) -> None:
-        """Record the end of a job, and move the results whose turn has come to `out`."""
+        """Record the end of a job, and move to `out` the results that are next in order."""
         del self.running[job.step]
         self._done[job.step] = error
         while self.error is None and self._done:

@@ -65,7 +65,7 @@ class PendingCall:
         self.memory: bytearray | None = None
         """The value, if it came with the answer."""
         self.error: BaseException | None = None
-        """The error because of which the item is skipped."""
+        """The error that made the item be skipped."""
         self.worker: int | None = None
         """The worker that the item is assigned to."""
         self.is_begun = self.is_suspended = False

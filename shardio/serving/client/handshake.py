@@ -181,7 +181,7 @@ State = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A received batch, and the loader's state after it."""
+    """A received batch, and the loader's state after the batch."""
 
     batch: Batch
     state: State

@@ -237,7 +237,7 @@ class RemoteLoader(Closing):
 
 
 class RemoteIterator:
-    """An iterator over a RemoteLoader, which it keeps alive.
+    """An iterator over a RemoteLoader. Keeps the loader alive.
 
     The iteration ends when the iterator is garbage-collected.
     """

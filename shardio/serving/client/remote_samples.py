@@ -113,7 +113,7 @@ class RemoteSamples(Closing):
     def epoch(self, number: int) -> Iterator[Any]:
         """Return an iterator over the samples of an epoch; end the previous iteration.
 
-        Threads may share the iterator; each sample goes to one of them.
+        Threads may share the iterator; each sample goes to one thread.
         """
         with self.lock:
             return _Shared(self._begin(number), self)

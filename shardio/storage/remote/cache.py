@@ -17,7 +17,7 @@ Unlinking a mapped file is safe on Linux, so eviction would work without pins. P
 for three reasons: an evicted shard occupies disk space until its last map is gone, a loader opens a
 shard's file again for each column, and prefetched shards have no map yet. With
 shuffle="shards", 2 workers and room for 12 of 40 shards, an epoch downloads 1.3 times the dataset
-without pins and 1.16 times with them (2026-11, 60 samples of 6 KiB a shard).
+without pins and 1.16 times with pins (2026-11, 60 samples of 6 KiB a shard).
 
 A shard is verified against the id in its generation. The id is the hash of the section table, which
 contains the hashes of the hash tables, which contain the hashes of all bytes that are ever read.
@@ -181,7 +181,7 @@ class ShardCache:
         return os.path.join(self.root, _file_name(shard))
 
     def pin_if_cached(self, shard: ShardSummary) -> str | None:
-        """Pin a shard until `unpin` and return its path; None if it is not cached and verified."""
+        """Pin a shard until `unpin` and return its path; None unless it is cached and verified."""
         byte = lock_byte(_file_name(shard))
         try:
             if not self._locks.acquire_shared(byte):

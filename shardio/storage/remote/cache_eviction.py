@@ -83,7 +83,7 @@ class CacheEvictor:
             fs.create_private(partial).close()
 
     def finish(self, partial: str, path: str) -> None:
-        """Rename a complete download; a lock ensures that a recount counts it exactly once."""
+        """Rename a complete download; due to a lock, a recount counts the file exactly once."""
         with folder_lock(self._folder):
             fs.rename(partial, path)
 

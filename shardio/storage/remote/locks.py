@@ -97,7 +97,7 @@ class ByteLocks:
             _lock(self._fd, fcntl.F_UNLCK, byte)
 
     def _reset_after_fork(self) -> None:
-        """Drop the parent's locks after a fork; unlocking them would unlock them in the parent."""
+        """Forget the parent's locks after a fork; releasing them here would affect the parent."""
         if self._pid != os.getpid():
             if self._fd >= 0:
                 os.close(self._fd)

@@ -81,7 +81,7 @@ def interruptible(call: Callable[[], R]) -> R:
 def run_parallel(n_threads: int, call: Callable[[R], object], items: Iterable[R]) -> None:
     """Call a function for each item; after an error, start no further calls and raise the error.
 
-    The error is raised after the running calls have ended. Ctrl-C does not wait for them.
+    The error is raised after the running calls have ended. Ctrl-C does not wait for running calls.
     """
     left, mutex = list(reversed(list(items))), threading.Lock()
 
@@ -253,7 +253,7 @@ class ObjectStore:
 
         Args:
             name: the name of the object.
-            file: an unbuffered file, at its end; it may contain the beginning of the object.
+            file: an unbuffered file, positioned at its end; may contain the object's beginning.
             n_bytes: the size of the object.
             check: called between requests; an exception that it raises cancels the download.
 
@@ -309,7 +309,7 @@ class ObjectStore:
                 ) from None
 
     def upload(self, name: str, path: str, *, check: Callable[[], None] = no_cancel) -> None:
-        """Write a file as an object, large ones in parts; it appears completely or not at all.
+        """Write a file as an object, a large file in parts; the object appears whole or not at all.
 
         Args:
             name: the name of the object.

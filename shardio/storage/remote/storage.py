@@ -324,7 +324,7 @@ class RemoteStorage:
         self._cache.pin(summary, check)
 
     def remote_file(self, summary: ShardSummary, path: str) -> PreadFile | None:
-        """Return a reader for the URL that `pin` returned; None if it returned a local path."""
+        """Return a reader if `pin` returned a URL as `path`; None for a local path."""
         if os.path.isabs(path):
             return None
         return RangeFile(self._objects, summary.name)
