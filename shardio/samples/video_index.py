@@ -278,7 +278,7 @@ def _run(clip: Clip, start: int) -> Numbers:
 
 
 def _event(clips: Clips, number: int) -> int | float:
-    """Return the time of an event: seconds, or an integer frame number."""
+    """Return the time of an event: seconds (a float), or the index of a frame (an int)."""
     if clips.events is None:
         raise AssertionError("clips around events are made with their events")
     found: int | float = clips.events.values[number].item()

@@ -169,7 +169,7 @@ class IterationTimer:
     n_filled_ahead: int = 0
     """The number of batches that were filled before `began_ns`."""
     ready_ahead_ns: int = 0
-    """The sum of the times at which these batches were filled, since the first task."""
+    """For the batches filled ahead, the sum of the times from the first task to their filling."""
     entered_ns: int = 0
     """The sum of the times at which the loop requested a batch."""
     left_ns: int = 0

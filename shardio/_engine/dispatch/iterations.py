@@ -29,19 +29,19 @@ from shardio.errors import TooManySkipped
 _NAMED_SKIPS: Final = 3
 
 Delivered = tuple[int, int, int, int]
-"""A filled block: index of the block, step, number of rows, and bytes of varying values."""
+"""A filled block: the block's index, the step, the row count, and the bytes of varying values."""
 
 
 @dataclass(slots=True, eq=False)
 class EpochIteration:
-    """A running iteration; `slot` identifies it, also in the workers."""
+    """A running iteration, identified by `slot`, also in the workers."""
 
     slot: int
     plan: EpochPlan
     schedule: Schedule
     layout: BlockLayout
     sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """For each step that is ready, the number of rows and the bytes of varying values."""
+    """For each ready step, the row count and the bytes of varying values."""
     crashes: dict[int, int] = field(default_factory=dict)
     """The number of workers that crashed at each unfinished step."""
     cautions: dict[int, SuspectSamples] = field(default_factory=dict)

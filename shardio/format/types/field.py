@@ -94,7 +94,7 @@ class Field(ABC):
 
     @property
     def column(self) -> Array | None:
-        """The type of the column that stores the values; None if they are records."""
+        """The type of the column that stores the values; None if values are records."""
         return None
 
     @property

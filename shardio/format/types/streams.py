@@ -195,7 +195,7 @@ class StreamRecord:
 
 
 Record = tuple[Content, tuple[int, ...]] | StreamRecord
-"""The bytes of one value with its shape (for arrays and images); or a stream."""
+"""The bytes of one value and its shape (dimensions of arrays and images), or a stream."""
 
 
 def pack_line(line: bytes, first_packet: int, first_chunk: int) -> bytes:
@@ -215,7 +215,7 @@ class _Streams(EncodedMedia):
         return lambda value: self.encode_stream(name, value)
 
     def encode_stream(self, name: str, value: object) -> StreamRecord:
-        """Return the record of a stream with its tables; an empty one for a missing value.
+        """Return the record of a stream with its tables; an empty record for a missing value.
 
         Raises:
             SchemaError: the value does not fit the field.
@@ -273,7 +273,7 @@ def stream_tables(
     Args:
         name: the field's name, for messages.
         stream: the stream.
-        n_parameters: the size of its parameters as canonical JSON, in bytes.
+        n_parameters: the size of the stream's parameters as canonical JSON, in bytes.
         has_frames: True if each shown packet is a frame.
 
     Raises:
