@@ -1,7 +1,7 @@
 """Load arbitrary items in worker processes: the interface of tinyloader.
 
-A `Loader` loads one item. `load` calls it in this process; `load_with_workers` calls it in worker
-processes, whose arrays arrive in shared memory, and returns an `ItemIteration`.
+A `Loader` loads one item. The function `load` runs the loader in this process. `load_with_workers`
+runs it in worker processes, receives the arrays in shared memory, and returns an `ItemIteration`.
 """
 
 from __future__ import annotations
@@ -289,7 +289,7 @@ class SharedMemoryShim(Loader):
     Args:
         loader: the wrapped loader.
         smm: a SharedMemoryManager or None; ignored.
-        memory_pool_block_count: the default of this option of `load_with_workers`.
+        memory_pool_block_count: the value if `load_with_workers` is called without this option.
     """
 
     def __init__(self, loader: Loader, smm: Any, memory_pool_block_count: int | None) -> None:
@@ -347,8 +347,8 @@ def load_with_workers(
         num_worker: the number of processes; 0 loads in this process. By default the number of CPUs
             available to this process.
         shared_memory_enabled: ignored; arrays always pass through shared memory.
-        memory_pool_block_count: the maximum number of items in flight. The default is two per
-            worker plus two; lower numbers are raised to it.
+        memory_pool_block_count: the maximum number of items in flight. The default, two per
+            worker plus two, is also the minimum: it replaces lower values.
         order: the order of the results: "input" or "completion".
         on_error: "raise" the first failure of `load`, or "skip" the item.
         max_skips: with "skip", the number of items that may be skipped.

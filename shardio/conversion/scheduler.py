@@ -1,12 +1,14 @@
-"""Schedule units over worker processes, track their state, and handle worker crashes.
+"""Assign units to worker processes, track the state of each unit, and handle worker crashes.
+
+A unit is a run of consecutive inputs that one worker converts.
 
 A worker may crash because of the file it reads (a bug in a decoder) or for another reason (the
 kernel ran out of memory). The unit of a crashed worker is therefore retried in a new process. An
 input that crashes two processes is skipped and reported as broken; all other inputs are converted.
 
-On a Ray cluster, each unit is also converted by a separate process. Each attempt writes to a new
-folder, and only this process moves the folder of a finished attempt to its final path. A machine
-that was presumed dead but still runs can therefore not overwrite a shard.
+On a Ray cluster, a process of its own converts each unit. Each attempt writes to a new folder, and
+only the main process moves the folder of a finished attempt to its final path. A machine that was
+presumed dead but still runs can therefore not overwrite a shard.
 """
 
 from __future__ import annotations
@@ -55,8 +57,8 @@ class ConversionState:
     This class does no I/O. `on_shard` is called with the path and the published summary of each
     shard of a finished unit.
 
-    Once a unit has stopped at a broken input, the results of later units are ignored. The outcome
-    thus does not depend on the order in which workers finish.
+    If broken inputs are not skipped, a unit stops at its first one, and the results of later units
+    are ignored. The outcome thus does not depend on the order in which workers finish.
     """
 
     def __init__(
@@ -222,7 +224,8 @@ def run_units(
     Workers inherit `lock_fds`, so that the locks are held as long as any worker can write.
 
     Raises:
-        WorkerDied: MAX_CRASHES workers crashed on a unit outside of any input, or one raised.
+        WorkerDied: MAX_CRASHES workers crashed in a unit while they read none of its inputs, or
+            the call of a worker raised an exception.
         OSError, ShardioError: raised by a unit.
     """
     with TaskPool(
@@ -279,7 +282,7 @@ class _UnitScheduler:
         if isinstance(found, UnitCrash):
             self._on_crash(self._unit_of.pop(item), *found)
             return
-        if isinstance(found, FailedCall):  # such as by sys.exit
+        if isinstance(found, FailedCall):  # for example, the converter called sys.exit
             raise WorkerDied(f"a worker ended its unit: {found.error!r}") from found.error
         for event in found:
             if isinstance(event, Exception):
@@ -294,7 +297,9 @@ class _UnitScheduler:
         """Retry the unit of a crashed worker; skip an input after MAX_CRASHES crashes."""
         unit = self._units[number]
         self._n_crashes[number, position] += 1
-        if position is None:  # verifying a recorded shard may have crashed: delete the record
+        if position is None:
+            # The crash may have come from verifying the shards in the unit's journal record.
+            # Without the record, the retry does not verify them.
             delete_record(Path(self._job.folder, unit.key))
         if self._n_crashes[number, position] == MAX_CRASHES:
             if position is None:

@@ -2,8 +2,8 @@
 
 The header is stored twice, in the first and in the last page. A second copy of the schema is in the
 dataset's generation. Block, column and chunk hashes can be recomputed if the data that they cover
-is intact. Each restored part is confirmed by an undamaged hash. Other damage stays and is detected
-by reading.
+is intact. A part is restored only if an undamaged hash that is stored elsewhere confirms it. Other
+damage stays and is detected by reading.
 """
 
 from __future__ import annotations

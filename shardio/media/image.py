@@ -67,7 +67,7 @@ def has_image_signature(head: bytes) -> bool:
     return head.startswith(_STARTS)
 
 
-# Pillow raises an error for pictures with more pixels: 0.5 GB of RGB, from a file of a few KB.
+# Pillow's own limit. A picture of this size takes 0.5 GB as RGB; its file may have a few KB.
 MAX_PIXELS = 178_956_970
 _CHANNELS = {"rgb": 3, "grey": 1}
 _SUBSAMPLINGS = ("444", "422", "420", "440", "411")

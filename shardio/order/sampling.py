@@ -175,7 +175,7 @@ _LN_2: Final = 0.6931471805599453
 _SQRT_HALF: Final = 0.7071067811865476
 _AT_ONCE: Final = 1 << 14
 _N_TERMS: Final = 12
-"""The number of terms of the series; the remainder is below 2^-60 of the first term."""
+"""The number of terms of the series in `natural_log`; the rest is below 2^-60 of the first."""
 
 
 def cumulative_weights(weights: Numbers) -> Numbers:
@@ -193,7 +193,8 @@ class WeightedOrder:
 
     def __init__(self, sums: Numbers, *, seed: int, epoch: int) -> None:
         self._sums, self._key = sums, derive_key(20, seed, epoch)
-        # If rounding gives the whole sum, use the last row with a weight above 0.
+        # Rounding may turn a drawn number into the sum of all weights; the row is then the last one
+        # with a weight above 0.
         self._last = int(np.searchsorted(sums, sums[-1], side="left"))
 
     def at(self, positions: Positions) -> Positions:

@@ -47,8 +47,8 @@ class ShardDataset(OpenDataset):
             indices from 0.
         generation: the number of the generation to open; by default the published one.
         cache: for a URL, the folder that a loader downloads shards to; by default SHARDIO_CACHE
-            from the environment, otherwise ~/.cache/shardio. Single samples of shards that are not
-            cached are read by ranges.
+            from the environment, otherwise ~/.cache/shardio. For a single sample whose
+            shard is not in the cache, only the bytes of the sample are requested.
         cache_bytes: the size limit of the cache; by default nine tenths of the free space.
         storage_options: for a URL, options of obstore: credentials, endpoint, client_options.
         remote: the last three options as one object, for internal use.
@@ -56,7 +56,8 @@ class ShardDataset(OpenDataset):
     Raises:
         DatasetNotFound, DatasetCorrupt, ShardUnsupported: the folder cannot be opened.
         InvalidArgument: there is no such subset.
-        ShardNotFound, ShardCorrupt, …: (also later) a shard cannot be read.
+        ShardNotFound, ShardCorrupt, …: a shard cannot be read; also raised later, when a shard is
+            opened for the first time.
     """
 
     files: ShardFiles
@@ -220,7 +221,8 @@ def dataset_path(given: Any, others: str = "") -> str:
     """Return the path or the URL of a dataset.
 
     Raises:
-        InvalidArgument: `given` is neither; the message lists both kinds and `others`.
+        InvalidArgument: `given` is neither a path nor a URL; the message says what was expected,
+            followed by `others`, the text for what else the caller accepts.
     """
     path = os.fspath(given) if isinstance(given, str | os.PathLike) else None
     if isinstance(path, str) and path:

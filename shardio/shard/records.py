@@ -26,7 +26,9 @@ Present = npt.NDArray[np.bool_]
 
 
 class Records:
-    """The records of one open shard. It borrows the shard's bytes and units until `release`.
+    """The records of one open shard.
+
+    It borrows the shard's bytes and its verification state until `release`.
 
     Args:
         content: the content of the file.
@@ -68,7 +70,7 @@ class Records:
         return self._sections[Kind.PAYLOAD, NO_FIELD, 0].offset
 
     def present(self, name: str, rows: Rows) -> Present:
-        """Return a verified mask of the `rows` that have a value of a field, column or record.
+        """Return a bool for each of `rows`: True if the row has a value of the field, verified.
 
         Raises:
             ChecksumMismatch: the bytes were changed after they were written.
@@ -182,8 +184,8 @@ class Records:
     def shapes(self, name: str, rows: Rows) -> npt.NDArray[np.uint64]:
         """Return the stored dimensions for `rows`, verified, as an array of shape (len(rows), n).
 
-        The stored dimensions of an array are the varying ones; of an image, all three. Other fields
-        have none, so n is 0.
+        An array stores its varying dimensions only, an image all three. Other fields store none, so
+        n is 0.
         """
         n_dims = len(self._schema[name].stored_dims)
         if not n_dims:

@@ -305,7 +305,10 @@ class Engine:
 
     @files_explained()
     def iterate(self, plan: EpochPlan, successor: EpochPlan | None = None) -> EpochIteration:
-        """Start an iteration, or take over the iteration begun ahead if that has the same plan.
+        """Start an iteration.
+
+        If an earlier call has started its `successor` in advance and the plans are equal, return
+        that iteration.
 
         `successor` is the plan of the next iteration if the next one may be begun ahead, else None.
         """
@@ -369,7 +372,7 @@ class Engine:
                     self._release()
 
     def mark_torn(self) -> None:
-        """Request a restart before the next call, after Ctrl-C interrupted a delivery."""
+        """Note that Ctrl-C interrupted a delivery; the next call then restarts the engine first."""
         self._iterations.is_torn = True
 
     def _restart_if_torn(self) -> None:

@@ -47,8 +47,8 @@ class CgroupLevel(NamedTuple):
 def levels(controller: str, root: str = "/") -> list[CgroupLevel]:
     """Return the groups that may limit this process through `controller`, its own group first.
 
-    A version 2 group is included even if the controller is not enabled in the group, whose files
-    are then missing. The list is empty on systems without control groups.
+    A version 2 group is included even if the controller is not enabled in it; the files of the
+    controller are then missing there. The list is empty on systems without control groups.
     """
     places = _group_paths(read_text(os.path.join(root, "proc/self/cgroup")), controller)
     found = []
@@ -102,7 +102,9 @@ def _version(kind: str, options: list[str], controller: str) -> int:
 
 
 def _relative_group(group: str, mounted_group: str) -> str:
-    """Return the path of `group` below the mounted group; "" for the mounted group itself.
+    """Return the path of `group` relative to the group that is visible at the mount point.
+
+    The path is "" if the groups are equal, or if `group` is not below `mounted_group`.
 
     In a container, the mounted group is often the process's own group. A group outside the
     container's view is shown as `/../…`; only the mounted group can then be read.
