@@ -240,7 +240,9 @@ def test_what_makes_no_sense_with_an_address_is_refused(
 def test_keys_and_options_are_for_an_address() -> None:
     wrong: list[dict[str, Any]] = [{"keys": "x"}, {"options": {}}]
     for more in wrong:
-        with pytest.raises(InvalidArgument, match="for the address of a server"):
+        with pytest.raises(
+            InvalidArgument, match="keys and options need address, the address of a server"
+        ):
             MultiLoader(range(3), **more)
 
 
