@@ -114,7 +114,7 @@ class MultiLoader(Closing):
                 )
             parse_all(address)
         elif keys is not None or options is not None:
-            raise InvalidArgument("keys and options need address, the address of a server")
+            raise InvalidArgument("keys and options are for a server: pass its address as address=")
         elif not hasattr(type(dataset), "__iter__") and not hasattr(type(dataset), "__getitem__"):
             raise InvalidArgument(f"dataset must be iterable; found {shortened(dataset)}")
         self.dataset = dataset

@@ -225,8 +225,7 @@ def measure_loading(
         InvalidArgument: the dataset is empty, or an option is invalid.
         DatasetNotFound, ShardCorrupt, …: errors of the loader.
     """
-    defaults: dict[str, Any] = {"shuffle": True, "output": "numpy"}
-    options = defaults | options
+    options = {"shuffle": True, "output": "numpy", **options}
     n_cpus = usable_cpus()
     counts = _worker_counts(n_cpus) if n_workers is None else list(dict.fromkeys(n_workers))
     if not counts or not 0 < seconds < math.inf:

@@ -241,7 +241,7 @@ def test_keys_and_options_are_for_an_address() -> None:
     wrong: list[dict[str, Any]] = [{"keys": "x"}, {"options": {}}]
     for more in wrong:
         with pytest.raises(
-            InvalidArgument, match="keys and options need address, the address of a server"
+            InvalidArgument, match="keys and options are for a server: pass its address as address="
         ):
             MultiLoader(range(3), **more)
 

@@ -10,6 +10,7 @@ waited LIMIT_MS or more for the batch after a kill, less what it waits without o
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import signal
@@ -76,8 +77,10 @@ class Killer(threading.Thread):
             pids = self._loader._engine._backend._pool.pids()  # type: ignore[union-attr]
             alive = [pid for pid in pids if pid is not None]
             if alive and not self.is_over:
-                os.kill(self._random.choice(alive), signal.SIGKILL)
-                self.n_killed += 1
+                # A process that has exited since then is reaped, and does not count.
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._random.choice(alive), signal.SIGKILL)
+                    self.n_killed += 1
 
 
 def _timed(loader: ShardLoader) -> Iterator[tuple[Batch, float]]:

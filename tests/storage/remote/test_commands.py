@@ -62,3 +62,4 @@ def test_where_others_are_reached_is_no_dataset(option: str) -> None:
     others = {"--address": ["convert", "SRC", "OUT"], "--bind": ["serve", "OUT"]}[option]
     options = cli.parser().parse_args([*others, option, "tcp://head:10001"])
     refuse_urls(options)
+    assert "tcp://head:10001" in vars(options).values(), "the address is an argument"

@@ -74,7 +74,7 @@ def test_who_was_alone_leaves_no_fork_alone(
         flock = fcntl.flock
         monkeypatch.setattr(fcntl, "flock", lambda fd, kind: flock(fd, kind | fcntl.LOCK_NB))
         with folder_lock(str(tmp_path)):
-            pass
+            assert locks.holds_folder_lock()
 
 
 def test_what_is_given_back_while_a_lock_is_refused_is_given_back(
