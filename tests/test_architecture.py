@@ -285,9 +285,9 @@ def test_the_map_of_the_library_names_functions_that_their_files_define() -> Non
     ("module", "imported", "is_offence"),
     [
         ("shardio.shard.reader", "shardio.format.layout", False),
-        ("shardio.format.index", "shardio.format.layout", False),
+        ("shardio.format.sections", "shardio.format.layout", False),
         ("shardio.shard.reader", "numpy", False),
-        ("shardio.format.index", "shardio.shard.reader", True),
+        ("shardio.format.sections", "shardio.shard.reader", True),
         ("shardio.items", "shardio.multi", True),
         ("shardio.shard.reader", "shardio", True),
         ("shardio.shard.reader", "shardio.nowhere", True),

@@ -29,8 +29,8 @@ from shardio.dataset.column_rows import (
 from shardio.dataset.open_files import OpenFiles
 from shardio.errors import ShardChanged, UnsupportedEnvironment
 from shardio.format.checksum import BLOCK_BYTES, distinct, hash_bytes, rows_per_unit
-from shardio.format.index import DIMENSION
 from shardio.format.layout import Section
+from shardio.format.sections import DIMENSION
 from shardio.format.types import Array
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows

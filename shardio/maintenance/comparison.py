@@ -20,7 +20,7 @@ import numpy.typing as npt
 from shardio.dataset.transaction import detect_conflict
 from shardio.format.checksum import hash_bytes, rows_per_unit
 from shardio.format.codecs import BY_CODE
-from shardio.format.index import Entries, codecs
+from shardio.format.sections import Entries, codecs
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows

@@ -28,7 +28,6 @@ from shardio.format.checksum import (
     pack_hashes,
     rows_per_unit,
 )
-from shardio.format.index import DIMENSION, ENTRY_DTYPE, Entries
 from shardio.format.layout import (
     MAGIC,
     NO_FIELD,
@@ -41,6 +40,7 @@ from shardio.format.layout import (
     unpack_table,
 )
 from shardio.format.schema import Schema
+from shardio.format.sections import DIMENSION, ENTRY_DTYPE, Entries
 from shardio.format.types.streams import STREAM_DTYPE
 from shardio.shard.opening import Sections, read_schema
 from shardio.storage import fs

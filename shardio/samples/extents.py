@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from shardio.dataset.dataset import Dataset
 from shardio.format.checksum import CHUNK_BYTES, distinct, rows_per_unit
-from shardio.format.index import DIMENSION, ENTRY, ENTRY_DTYPE, stored_bytes
 from shardio.format.layout import NO_FIELD, Kind
+from shardio.format.sections import DIMENSION, ENTRY, ENTRY_DTYPE, stored_bytes
 from shardio.format.types.streams import PACKET, STREAM, STREAM_DTYPE
 from shardio.samples.clips import ClipSpec
 from shardio.shard.verification import Rows

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from shardio.dataset.dataset import Dataset
 from shardio.errors import ShardCorrupt
 from shardio.format.checksum import distinct
-from shardio.format.index import Entries
+from shardio.format.sections import Entries
 from shardio.samples.packing import PackedWindows, WindowParts
 from shardio.shard.verification import Rows
 

@@ -14,9 +14,9 @@ import numpy.typing as npt
 from shardio._base.statistics import DECODE, PHASE_TIMES, TIMED_EVERY, now_ns
 from shardio.errors import ClosedError, ShardChanged, ShardCorrupt
 from shardio.format.codecs import SPECS, Dictionary, cached_dictionary, decode
-from shardio.format.index import ENTRY, ENTRY_DTYPE, Entries, codecs, first_invalid, stored_bytes
 from shardio.format.layout import NO_FIELD, Kind
 from shardio.format.schema import Schema
+from shardio.format.sections import ENTRY, ENTRY_DTYPE, Entries, codecs, first_invalid, stored_bytes
 from shardio.shard.opening import Sections
 from shardio.shard.streams import StreamRecords
 from shardio.shard.verification import Rows, VerifiedUnits

@@ -31,10 +31,9 @@ from shardio.format.codecs import (
     encode,
     train_dictionary,
 )
-from shardio.format.index import DIMENSION, ENTRY, pack_entry
 from shardio.format.layout import PAGE, Header, Required, Section, pack_table, padded
 from shardio.format.schema import Schema
-from shardio.format.sections import SectionSpec, block_hashes_of
+from shardio.format.sections import DIMENSION, ENTRY, SectionSpec, block_hashes_of, pack_entry
 from shardio.format.types import Array, Field
 from shardio.format.types.field import Content
 from shardio.format.types.streams import PACKET, Record, StreamRecord, pack_line

@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from shardio.errors import ClosedError, InvalidArgument, ShardChanged, ShardCorrupt
 from shardio.format.checksum import BLOCK_BYTES, CHUNK_BYTES, n_chunks
-from shardio.format.index import Entries
 from shardio.format.layout import NO_FIELD, Kind, Section
 from shardio.format.schema import Schema
+from shardio.format.sections import Entries
 from shardio.format.types.streams import (
     PACKET,
     PACKET_DTYPE,

@@ -18,10 +18,9 @@ import numpy.typing as npt
 from shardio._base.statistics import CHECK, PHASE_TIMES, TIMED_EVERY, now_ns
 from shardio.errors import ChecksumMismatch, ShardChanged
 from shardio.format.checksum import BLOCK_BYTES, blocks_touched, distinct, hash_bytes, rows_per_unit
-from shardio.format.index import DIMENSION
 from shardio.format.layout import NO_FIELD, Kind, Section
 from shardio.format.schema import Schema
-from shardio.format.sections import HASHED_UNITS, Key
+from shardio.format.sections import DIMENSION, HASHED_UNITS, Key
 from shardio.storage.content import Content, take_items
 
 Verify = Literal["off", "first", "always"]

@@ -20,10 +20,9 @@ from typing import IO, Any, Final
 
 from shardio._base.classes import Publishing
 from shardio.errors import ClosedError, InvalidArgument, MediaError, SchemaError, ShardExists
-from shardio.format.index import DIMENSION
 from shardio.format.layout import NO_FIELD, PAGE, Header, Kind
 from shardio.format.schema import Schema
-from shardio.format.sections import COUNTED, Key, SectionSpec, plan
+from shardio.format.sections import COUNTED, DIMENSION, Key, SectionSpec, plan
 from shardio.format.types import EncodedImage, Field
 from shardio.format.types.field import Content
 from shardio.format.types.streams import EncodedStream, Record

@@ -25,7 +25,6 @@ from shardio.format.checksum import (
     pack_hashes,
 )
 from shardio.format.codecs import Codec
-from shardio.format.index import ENTRY, ENTRY_DTYPE, pack_entry
 from shardio.format.layout import (
     NO_FIELD,
     PAGE,
@@ -38,6 +37,7 @@ from shardio.format.layout import (
     unpack_table,
 )
 from shardio.format.schema import Schema
+from shardio.format.sections import ENTRY, ENTRY_DTYPE, pack_entry
 from shardio.format.types import Array, Audio, Bytes, EncodedImage, Image, Json, List, Text, Video
 from shardio.format.types.streams import STREAM_DTYPE, EncodedStream
 from shardio.maintenance.verify.shard import verify_bytes

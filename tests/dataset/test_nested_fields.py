@@ -12,8 +12,8 @@ from shardio import Array, List, Schema, ShardLoader, ShardReader, ShardWriter, 
 from shardio.dataset.writer import DatasetWriter
 from shardio.errors import InvalidArgument, SchemaError, ShardCorrupt
 from shardio.format.codecs import Codec, cached_dictionary, train_dictionary
-from shardio.format.index import codecs
 from shardio.format.layout import Kind, Required
+from shardio.format.sections import codecs
 from shardio.format.types.arrays import pack_list, unpack_list
 from shardio.maintenance import verify_shard
 from shardio.shard.section_writers import WAITING_BYTES

@@ -17,8 +17,8 @@ import zstandard
 from shardio import Schema
 from shardio.format.checksum import chunk_hashes, hash_bytes, pack_hashes, rows_per_unit
 from shardio.format.codecs import Codec
-from shardio.format.index import ENTRY, ENTRY_DTYPE, codecs, pack_entry, stored_bytes
 from shardio.format.layout import PAGE, Kind
+from shardio.format.sections import ENTRY, ENTRY_DTYPE, codecs, pack_entry, stored_bytes
 from shardio.format.types.streams import STREAM_DTYPE
 from tests.fuzz.parts import Parts
 

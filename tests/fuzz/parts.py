@@ -18,7 +18,6 @@ from typing import Any, Final
 import numpy as np
 
 from shardio.format.checksum import block_hashes, content_id, hash_bytes, pack_hashes
-from shardio.format.index import ENTRY_DTYPE
 from shardio.format.layout import (
     FIRST_OPTIONAL_KIND,
     NO_FIELD,
@@ -31,6 +30,7 @@ from shardio.format.layout import (
     unpack_header,
     unpack_table,
 )
+from shardio.format.sections import ENTRY_DTYPE
 
 Key = tuple[int, int, int]
 

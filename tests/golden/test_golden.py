@@ -15,9 +15,8 @@ import pytest
 from shardio import Array, EncodedStream, Schema, ShardReader, Text
 from shardio import open as open_dataset
 from shardio.format.checksum import hash_bytes
-from shardio.format.index import DIMENSION
 from shardio.format.layout import PAGE
-from shardio.format.sections import plan
+from shardio.format.sections import DIMENSION, plan
 from shardio.format.types import DType, EncodedImage
 from shardio.format.types.streams import packet_flags, packet_sizes
 from shardio.maintenance import verify_dataset, verify_shard

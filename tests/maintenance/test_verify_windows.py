@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from shardio import Array, Bytes, Schema, ShardReader, ShardWriter, Text
-from shardio.format.index import ENTRY
 from shardio.format.layout import PAGE
+from shardio.format.sections import ENTRY
 from shardio.maintenance import verify_shard
 from shardio.maintenance.verify import payload
 from shardio.maintenance.verify.shard import verify_bytes

@@ -27,8 +27,8 @@ from shardio.batch.layout import (
 from shardio.dataset.dataset import Dataset
 from shardio.errors import ShardCorrupt
 from shardio.format.checksum import distinct
-from shardio.format.index import Entries
 from shardio.format.schema import Schema
+from shardio.format.sections import Entries
 from shardio.samples.sample_reader import SampleReader
 from shardio.shard.verification import Rows
 

@@ -20,9 +20,16 @@ from shardio.format.codecs import (
     check_dictionary,
     decode,
 )
-from shardio.format.index import ENTRY, ENTRY_DTYPE, Entries, codecs, invalid_entries, stored_bytes
 from shardio.format.layout import NO_FIELD, Header, Kind, Required, Section
 from shardio.format.schema import Schema
+from shardio.format.sections import (
+    ENTRY,
+    ENTRY_DTYPE,
+    Entries,
+    codecs,
+    invalid_entries,
+    stored_bytes,
+)
 from shardio.format.types import Field
 from shardio.format.types.arrays import RECORD_ALIGNMENT
 from shardio.maintenance.verify.findings import Findings

@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from shardio.errors import SchemaError, ShardCorrupt
 from shardio.format.checksum import CHUNK_BYTES, hash_bytes, n_chunks
-from shardio.format.index import ENTRY, Entries
 from shardio.format.layout import NO_FIELD, Kind, Section
 from shardio.format.schema import Schema
+from shardio.format.sections import ENTRY, Entries
 from shardio.format.types import Field
 from shardio.format.types.streams import (
     PACKET,

@@ -46,8 +46,8 @@ from shardio.errors import (
     UnsupportedEnvironment,
 )
 from shardio.format.checksum import hash_bytes
-from shardio.format.index import stored_bytes
 from shardio.format.layout import Kind
+from shardio.format.sections import stored_bytes
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
 from shardio.shard.writer import ShardSummary

@@ -24,7 +24,7 @@ from shardio.format.checksum import (
     rows_per_unit,
 )
 from shardio.format.codecs import Codec, decode, encode
-from shardio.format.index import (
+from shardio.format.sections import (
     ENTRY_DTYPE,
     Entries,
     codecs,
