@@ -21,8 +21,16 @@ import numpy.typing as npt
 from shardio.errors import UnsupportedEnvironment
 from shardio.shard.verification import Rows
 from shardio.storage.content import PreadFile
-from shardio.storage.file_access import FileState, open_shard, resized_error
-from shardio.storage.mmap import clear_reserved, disable_readahead_at, map_fixed, reserve, unmap
+from shardio.storage.file_access import (
+    FileState,
+    clear_reserved,
+    disable_readahead_at,
+    map_fixed,
+    open_shard,
+    reserve,
+    resized_error,
+    unmap,
+)
 
 _Numbers = npt.NDArray[np.int64]
 

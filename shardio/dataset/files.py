@@ -27,8 +27,7 @@ from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows, Verify
 from shardio.shard.writer import ShardSummary
 from shardio.storage.content import PreadFile
-from shardio.storage.file_access import Access
-from shardio.storage.mmap import lazy_zeros, prefetch_ends
+from shardio.storage.file_access import Access, lazy_zeros, prefetch_ends
 
 
 def check_mark_count(reader: ShardReader, limit: int) -> None:

@@ -20,9 +20,8 @@ from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
 from shardio.shard.writer import ShardSummary
 from shardio.storage.content import PreadFile
-from shardio.storage.file_access import Access, choose_access
+from shardio.storage.file_access import Access, choose_access, disable_readahead, max_maps
 from shardio.storage.fs import refuse_links_outside
-from shardio.storage.mmap import disable_readahead, max_maps
 
 
 class ShardStorage(Protocol):

@@ -44,8 +44,7 @@ from shardio.format.sections import DIMENSION, ENTRY_DTYPE, Entries
 from shardio.format.types.streams import STREAM_DTYPE
 from shardio.shard.opening import Sections, read_schema
 from shardio.storage import fs
-from shardio.storage.file_access import open_shard
-from shardio.storage.mmap import map_file
+from shardio.storage.file_access import map_file, open_shard
 
 _PER_BLOCK = BLOCK_BYTES // DIMENSION.size
 

@@ -23,7 +23,7 @@ from shardio.measuring.conclusion import Conclusion, Figures, conclude
 from shardio.samples.open_dataset import OpenDataset
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.samples.view import SampleView
-from shardio.storage.mmap import PAGE_BYTES, is_cached
+from shardio.storage.file_access import PAGE_BYTES, is_cached
 
 _SOURCE_BYTES: Final = 64 << 20
 """The size of the memory to copy from; larger than a CPU's caches."""

@@ -22,8 +22,14 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import ShardChanged, ShardIncomplete
-from shardio.storage.file_access import Access, FileState, choose_access, open_shard, resized_error
-from shardio.storage.mmap import map_with_state
+from shardio.storage.file_access import (
+    Access,
+    FileState,
+    choose_access,
+    map_with_state,
+    open_shard,
+    resized_error,
+)
 
 Rows = npt.NDArray[np.int64]
 

@@ -1,14 +1,35 @@
-"""Open shard files, choose a safe access method for them, and detect replaced files."""
+"""Open shard files, choose a safe access method for them, map them and prefetch them.
+
+mmap(2) is called directly, because Python's `mmap` keeps a descriptor open for each map and can
+neither reserve addresses nor map at a fixed address. All processes share the page cache.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
+import functools
+import mmap
 import os
+import resource
 import stat
+import weakref
+from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple, get_args
 
-from shardio.errors import InvalidArgument, ShardChanged, ShardNotFound
+import numpy as np
+import numpy.typing as npt
+
+from shardio.errors import (
+    InsufficientMemory,
+    InvalidArgument,
+    ShardChanged,
+    ShardIncomplete,
+    ShardioError,
+    ShardNotFound,
+    UnsupportedEnvironment,
+)
 
 _NO_FILE: Final = {errno.ELOOP: "is a link that leads to itself", errno.ENXIO: "is a socket"}
 
@@ -143,9 +164,6 @@ def file_system_type(path: str) -> int | None:
     return ctypes.c_uint32.from_buffer(found).value
 
 
-_LIBC: Final = ctypes.CDLL(None)
-
-
 def choose_access(path: str, access: Access) -> Literal["mmap", "pread"]:
     """Resolve "auto" for a file or folder: "pread" on UNSAFE_FILE_SYSTEMS, else "mmap".
 
@@ -158,3 +176,244 @@ def choose_access(path: str, access: Access) -> Literal["mmap", "pread"]:
     if access != "auto":
         return access
     return "pread" if file_system_type(path) in UNSAFE_FILE_SYSTEMS else "mmap"
+
+
+_PROT_NONE: Final = 0
+_MAP_FIXED: Final = 0x10
+_MAP_NORESERVE: Final = 0x4000
+_DEFAULT_MAX_MAPS: Final = 65530
+"""The default of vm.max_map_count on Linux."""
+_FAILED: Final = ctypes.c_void_p(-1).value
+
+
+def map_file(path: str) -> memoryview:
+    """Map a whole file for reading; see `map_with_state`."""
+    return map_with_state(path)[0]
+
+
+def map_with_state(path: str) -> tuple[memoryview, FileState]:
+    """Map a whole file for reading; it is unmapped with the last view.
+
+    No descriptor stays open: datasets may have more shards than a process may have open files.
+
+    Raises:
+        ShardNotFound: there is no such file.
+        ShardIncomplete: the file is empty.
+        UnsupportedEnvironment: the kernel's limit on the number of maps is reached.
+        InsufficientMemory: this process has no free address range of that size.
+        OSError: the file cannot be opened or mapped for another reason.
+    """
+    fd = open_shard(path)
+    try:
+        status = os.fstat(fd)
+        n_bytes = status.st_size
+        if n_bytes == 0:
+            raise ShardIncomplete(f"{path}: the file is empty: its writer did not finish")
+        address = _mmap(None, n_bytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0, path)
+    finally:
+        os.close(fd)
+    whole = (ctypes.c_ubyte * n_bytes).from_address(address)
+    # Do not unmap at exit: other threads may still be reading.
+    weakref.finalize(whole, unmap, address, n_bytes).atexit = False
+    return memoryview(whole).cast("B").toreadonly(), FileState.of(status)
+
+
+@functools.cache
+def max_maps() -> int:
+    """Return the maximum number of maps that the kernel allows a process."""
+    try:
+        with open("/proc/sys/vm/max_map_count", "rb") as figure:
+            return int(figure.read())
+    except OSError:
+        return _DEFAULT_MAX_MAPS
+
+
+def map_over(address: int, n_bytes: int, fd: int) -> None:
+    """Map the start of a file, for reading and writing, over an existing map.
+
+    Raises:
+        InsufficientMemory: the kernel has no memory for the map.
+        OSError: mapping failed for another reason.
+    """
+    flags = mmap.MAP_SHARED | _MAP_FIXED
+    _mmap(address, n_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0, "")
+
+
+def drop_pages(view: memoryview) -> None:
+    """Drop the pages of a mapped file from this process's memory; the page cache keeps them."""
+    if isinstance(view.obj, ctypes.Array) and hasattr(mmap, "MADV_DONTNEED"):
+        _LIBC.madvise(ctypes.addressof(view.obj), view.nbytes, mmap.MADV_DONTNEED)
+
+
+def disable_readahead(view: memoryview) -> None:
+    """Disable read-ahead for a mapped file (MADV_RANDOM)."""
+    if isinstance(view.obj, ctypes.Array):
+        disable_readahead_at(ctypes.addressof(view.obj), view.nbytes)
+
+
+def reserve(n_bytes: int) -> int:
+    """Reserve `n_bytes` of address space without memory; return the address.
+
+    Raises:
+        InsufficientMemory: this process has no address range of that size left.
+    """
+    return _mmap(None, n_bytes, _PROT_NONE, _anonymous(), -1, 0, "")
+
+
+def clear_reserved(address: int, n_bytes: int) -> None:
+    """Unmap files from reserved addresses; the addresses stay reserved."""
+    _mmap(address, n_bytes, _PROT_NONE, _anonymous() | _MAP_FIXED, -1, 0, "")
+
+
+def map_fixed(address: int, n_bytes: int, fd: int, offset: int, path: str) -> None:
+    """Map a part of a file for reading at reserved addresses.
+
+    Raises:
+        UnsupportedEnvironment: the kernel's limit on the number of maps is reached.
+        OSError: mapping failed for another reason.
+    """
+    _mmap(address, n_bytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, fd, offset, path)
+
+
+def unmap(address: int, n_bytes: int) -> None:
+    """Unmap an address range and free the addresses."""
+    _LIBC.munmap(address, n_bytes)
+
+
+def disable_readahead_at(address: int, n_bytes: int) -> None:
+    """Disable read-ahead for an address range (MADV_RANDOM)."""
+    if hasattr(mmap, "MADV_RANDOM"):
+        _LIBC.madvise(address, n_bytes, mmap.MADV_RANDOM)
+
+
+def lazy_zeros(n_bytes: int) -> npt.NDArray[np.uint8]:
+    """Return `n_bytes` of zeros; a page takes memory only once it is written to."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    return np.frombuffer(mmap.mmap(-1, max(1, n_bytes), flags=flags), np.uint8)[:n_bytes]
+
+
+def _anonymous() -> int:
+    return mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+
+
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_long,
+    ]
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return libc
+
+
+_LIBC: Final = _libc()
+
+
+def _mmap(
+    address: int | None, n_bytes: int, prot: int, flags: int, fd: int, offset: int, path: str
+) -> int:
+    """Call mmap(2); return the address, or raise the error for its errno."""
+    found = _LIBC.mmap(address, n_bytes, prot, flags, fd, offset)
+    if found != _FAILED and found is not None:
+        return int(found)
+    code = ctypes.get_errno()
+    if code != errno.ENOMEM:
+        raise OSError(code, os.strerror(code), path or None)
+    most_bytes = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if not path or _mapped_bytes() + n_bytes > most_bytes != resource.RLIM_INFINITY:
+        limit = f"; RLIMIT_AS is {most_bytes}, see `ulimit -v`"
+        raise InsufficientMemory(
+            f"no address range of {n_bytes} bytes is left in this process"
+            + (f" for {path}" if path else "")
+            + (limit if most_bytes != resource.RLIM_INFINITY else "")
+        )
+    raise UnsupportedEnvironment(
+        f"{path}: the kernel's limit on memory maps is reached (sysctl vm.max_map_count); "
+        "raise it, or write fewer, larger shards"
+    )
+
+
+def _mapped_bytes() -> int:
+    """Return the size of this process's address space, as RLIMIT_AS counts it; 0 if unknown."""
+    try:
+        with open("/proc/self/statm", "rb") as figures:
+            return int(figures.read().split()[0]) * mmap.PAGESIZE
+    except OSError:
+        return 0
+
+
+PAGE_BYTES: Final = 4096
+
+END_BYTES: Final = 32 << 10
+"""The number of bytes to prefetch from the end of a shard. The end contains the schema and the
+section table, which locates all other sections.
+"""
+_N_PROBED: Final = 4
+
+ADVICE_BYTES: Final = 128 << 10
+"""The default read-ahead of Linux, which is also the maximum that one posix_fadvise call reads."""
+
+
+def is_cached(fd: int, offset: int) -> bool | None:
+    """Return True if the page at an offset is in the page cache; None if this cannot be determined.
+
+    Unlike mincore(2), this works for files of other users. Past the end of the file, return True,
+    because there is nothing to wait for.
+    """
+    try:
+        os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT)
+    except BlockingIOError:
+        return False
+    except (OSError, AttributeError):  # not supported by the file system or the kernel
+        return None
+    return True
+
+
+def prefetch_range(fd: int, offset: int, n_bytes: int) -> None:
+    """Start reading a part of a file into the page cache, without waiting.
+
+    Raises:
+        OSError: the call failed.
+    """
+    if not hasattr(os, "posix_fadvise"):
+        return
+    advice = os.POSIX_FADV_WILLNEED
+    for start in range(offset, offset + n_bytes, ADVICE_BYTES):
+        os.posix_fadvise(fd, start, min(ADVICE_BYTES, offset + n_bytes - start), advice)
+
+
+def prefetch_ends(paths: Sequence[str]) -> None:
+    """Start reading the beginnings and ends of shards, except those in the page cache.
+
+    Otherwise opening shards one by one waits for the disk each time. Errors are ignored, because
+    opening the file reports them. Links are skipped: their targets are unchecked, and opening a
+    device may have side effects.
+    """
+    step = max(1, len(paths) // _N_PROBED)
+    if not all(_ends_are_cached(path, is_asked=False) for path in paths[::step]):
+        for path in paths:
+            _ends_are_cached(path, is_asked=True)
+
+
+def _ends_are_cached(path: str, *, is_asked: bool) -> bool:
+    """Prefetch both ends of a file if `is_asked`; otherwise return True if both are cached."""
+    with contextlib.suppress(OSError, ShardioError):
+        if os.path.islink(path):
+            return True
+        fd = open_shard(path)
+        try:
+            n_bytes = os.fstat(fd).st_size
+            if not is_asked:
+                return is_cached(fd, 0) is not False and is_cached(fd, n_bytes - 1) is not False
+            start = max(0, n_bytes - END_BYTES)
+            prefetch_range(fd, 0, PAGE_BYTES)
+            prefetch_range(fd, start, n_bytes - start)
+        finally:
+            os.close(fd)
+    return True

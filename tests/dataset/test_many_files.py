@@ -38,7 +38,7 @@ from shardio.samples.packing import Pack
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.shard.verification import Rows
 from shardio.shard.writer import ShardSummary
-from shardio.storage import mmap
+from shardio.storage import file_access
 from tests.loading import bits, make_loader, write_dataset
 from tests.media_made import scene, write_video
 from tests.shards import (
@@ -349,7 +349,7 @@ def test_fewer_files_are_open_where_addresses_do_not_suffice(
             raise InsufficientMemory("no addresses")
         return given(n_bytes)
 
-    given = mmap.reserve
+    given = file_access.reserve
     monkeypatch.setattr(column_rows, "reserve", reserve)
     assert epoch(folder, shuffle=True) == expected[True]
     assert max(asked) > 5 * 27 * 4096
@@ -367,7 +367,7 @@ def test_fewer_files_are_open_where_the_kernel_gives_no_more_maps(
             raise UnsupportedEnvironment("no more maps")
         given(address, n_bytes, fd, offset, path)
 
-    given = mmap.map_fixed
+    given = file_access.map_fixed
     monkeypatch.setattr(column_rows, "map_fixed", map_part)
     assert epoch(folder, shuffle=True) == expected[True]
     assert refused

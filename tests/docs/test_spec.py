@@ -18,7 +18,7 @@ from shardio.dataset.generation import ColumnGroup, Generation, describe_generat
 from shardio.dataset.manifest import publish
 from shardio.dataset.selection import RowRuns
 from shardio.errors import DatasetCorrupt
-from shardio.format import checksum, codecs, index, layout, schema, sections
+from shardio.format import checksum, codecs, layout, schema, sections
 from shardio.format import types as fields
 from shardio.format.layout import (
     HEADER,
@@ -62,7 +62,7 @@ def sizes_of(layout_: struct.Struct) -> list[int]:
 STRUCTS = [
     (0, sizes_of(HEADER) + sizes_of(HEADER_HASH), PAGE),
     (1, sizes_of(SECTION), SECTION.size),
-    (2, sizes_of(index.ENTRY), index.ENTRY.size),
+    (2, sizes_of(sections.ENTRY), sections.ENTRY.size),
     (3, sizes_of(streams.STREAM), streams.STREAM.size),
     (4, sizes_of(streams.PACKET), streams.PACKET.size),
 ]
@@ -88,7 +88,7 @@ def test_names_of_entries_are_those_of_the_code() -> None:
     header = [row[3] for row in table("| offset | size |", 0)]
     assert set(layout.Header.__dataclass_fields__) <= set(header)
     entry = [row[3] for row in table("| offset | size |", 2)]
-    assert entry == list(index.ENTRY_DTYPE.names or ())
+    assert entry == list(sections.ENTRY_DTYPE.names or ())
     for nth, dtype in ((3, streams.STREAM_DTYPE), (4, streams.PACKET_DTYPE)):
         assert [row[3] for row in table("| offset | size |", nth)] == list(dtype.names or ())
         sizes = [dtype[name].itemsize for name in dtype.names or ()]

@@ -22,7 +22,7 @@ from shardio.order import FullShuffle
 from shardio.order.partition import RankPartition
 from shardio.order.shuffle import BlockShuffle
 from shardio.samples.view import RowView
-from shardio.storage import mmap
+from shardio.storage import file_access
 from tests.engine.test_filler import batch_spec_for
 from tests.loading import bits, write_dataset
 
@@ -206,7 +206,7 @@ def test_where_all_files_fit_into_memory_much_is_asked_for_at_once(
     run = Run(dataset)
     places = run.step(FULL, 0)
     n_asked = sum(n for _, n in kernel.asked)
-    assert n_asked > len(places) * mmap.PAGE_BYTES
+    assert n_asked > len(places) * file_access.PAGE_BYTES
     assert n_asked % readahead.WIDE_BYTES == 0
 
 
@@ -237,7 +237,7 @@ def test_a_probe_tells_missing_from_unknown(
         return 1
 
     monkeypatch.setattr(os, "preadv", preadv)
-    found = mmap.is_cached(0, 0)
+    found = file_access.is_cached(0, 0)
     assert {False: "missing", None: "unknown", True: "there"}[found] == expected
 
 
@@ -246,7 +246,7 @@ def test_long_ranges_are_asked_for_in_parts_that_the_kernel_takes(
 ) -> None:
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "posix_fadvise", lambda fd, start, n, how: asked.append((start, n)))
-    mmap.prefetch_range(0, 4096, 300_000)
+    file_access.prefetch_range(0, 4096, 300_000)
     assert asked == [(4096, 131072), (135168, 131072), (266240, 37856)]
 
 

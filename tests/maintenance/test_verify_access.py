@@ -16,7 +16,7 @@ from shardio.maintenance import survey_shard, verify_dataset, verify_shard
 from shardio.maintenance.verify import runner
 from shardio.maintenance.verify.shard import verify_bytes, verify_file
 from shardio.maintenance.verify.window import Content
-from shardio.storage import content, mmap
+from shardio.storage import content, file_access
 from shardio.storage.content import PreadFile
 from tests.maintenance.test_verify import dataset, flip, shard_names
 from tests.shards import write_shard
@@ -86,13 +86,13 @@ def test_nothing_is_mapped_unless_it_is_asked_for(
 ) -> None:
     first = dataset / shard_names(dataset)[0]
     mapped: list[str] = []
-    real = mmap.map_with_state
+    real = file_access.map_with_state
 
     def spy(path: str) -> Any:
         mapped.append(path)
         return real(path)
 
-    for module in (content, mmap):
+    for module in (content, file_access):
         monkeypatch.setattr(module, "map_with_state", spy)
     for chosen in (access, "mmap"):
         assert verify_shard(first, access=chosen) == []

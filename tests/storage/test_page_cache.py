@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from shardio import ShardDataset
-from shardio.storage import mmap
-from shardio.storage.file_access import open_shard
-from shardio.storage.mmap import END_BYTES, PAGE_BYTES, prefetch_ends
+from shardio.storage import file_access
+from shardio.storage.file_access import END_BYTES, PAGE_BYTES, open_shard, prefetch_ends
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 SIZE = 100_000
@@ -34,14 +33,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     def note(fd: int, offset: int, n_bytes: int) -> None:
         found.append((os.path.basename(os.readlink(f"/proc/self/fd/{fd}")), offset, n_bytes))
 
-    monkeypatch.setattr(mmap, "prefetch_range", note)
+    monkeypatch.setattr(file_access, "prefetch_range", note)
     return found
 
 
 def test_both_ends_of_all_files_are_asked_for_where_one_that_is_probed_is_not_in_memory(
     paths: list[str], asked: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mmap, "is_cached", lambda _, offset: offset == 0)
+    monkeypatch.setattr(file_access, "is_cached", lambda _, offset: offset == 0)
     prefetch_ends(paths)
     expected = []
     for i in (0, 1, 2, 3, 4, 5, 6, 8, 9):
@@ -65,7 +64,7 @@ def test_nothing_is_asked_for_where_all_is_in_memory_or_the_system_does_not_tell
         probed.append((fd, offset))
         return answer
 
-    monkeypatch.setattr(mmap, "is_cached", probe)
+    monkeypatch.setattr(file_access, "is_cached", probe)
     prefetch_ends(paths)
     assert asked == []
     assert 2 <= len(probed) <= 10  # not every file
@@ -80,8 +79,8 @@ def test_a_system_that_refuses_keeps_no_file_from_being_asked_for(
         tried.append((fd, offset, n_bytes))
         raise OSError
 
-    monkeypatch.setattr(mmap, "is_cached", lambda *_: False)
-    monkeypatch.setattr(mmap, "prefetch_range", refuse)
+    monkeypatch.setattr(file_access, "is_cached", lambda *_: False)
+    monkeypatch.setattr(file_access, "prefetch_range", refuse)
     prefetch_ends(paths)
     assert len(tried) == 9
 
@@ -97,8 +96,8 @@ def test_links_are_not_followed_before_it_is_known_where_they_lead(
         opened.append(os.path.basename(path))
         return open_shard(path)
 
-    monkeypatch.setattr(mmap, "open_shard", note)
-    monkeypatch.setattr(mmap, "is_cached", lambda *_: False)
+    monkeypatch.setattr(file_access, "open_shard", note)
+    monkeypatch.setattr(file_access, "is_cached", lambda *_: False)
     prefetch_ends([str(tmp_path / "link"), str(tmp_path / "file")])
     assert set(opened) == {"file"}
     assert len(asked) == 2, "the ends of the other"
@@ -108,7 +107,7 @@ def test_a_dataset_asks_before_it_opens_its_shards(
     tmp_path: Path, asked: list[tuple[str, int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_dataset(tmp_path / "set", 40, 6, TWO_FIELDS, two_fields(40))
-    monkeypatch.setattr(mmap, "is_cached", lambda *_: False)
+    monkeypatch.setattr(file_access, "is_cached", lambda *_: False)
     with ShardDataset(folder) as dataset:
         dataset.gather("image")
         names = sorted({name for name, _, _ in asked})

@@ -19,8 +19,8 @@ from shardio.errors import (
     UnsupportedEnvironment,
 )
 from shardio.storage import fs
+from shardio.storage.file_access import map_file
 from shardio.storage.fs import rename_exclusive
-from shardio.storage.mmap import map_file
 
 
 def n_maps(path: Path) -> int:
@@ -112,7 +112,7 @@ def test_a_file_that_the_limit_of_addresses_does_not_let_in_is_told_with_that_li
 
 
 def test_larger_memory_pages_are_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardio.storage.mmap.mmap.PAGESIZE", 65536)
+    monkeypatch.setattr("shardio.storage.file_access.mmap.PAGESIZE", 65536)
     with pytest.raises(
         UnsupportedEnvironment, match="memory pages of this kernel have 65536 bytes"
     ):

@@ -24,7 +24,7 @@ import numpy as np
 from shardio import Array, Schema, ShardWriter
 from shardio.dataset.manifest import publish
 from shardio.shard.writer import ShardSummary
-from shardio.storage.mmap import max_maps
+from shardio.storage.file_access import max_maps
 
 PER_SHARD, LINKS, BATCH = 2, 10_000, 100
 SHUFFLES = (False, True, "blocks", "shards")

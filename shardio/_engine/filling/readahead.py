@@ -20,8 +20,7 @@ from shardio.samples.clip_view import ClipView
 from shardio.samples.extents import ClipExtents, Extents, Ranges, blocks_of, merged
 from shardio.samples.view import SampleView
 from shardio.shard.verification import Rows
-from shardio.storage.file_access import open_shard
-from shardio.storage.mmap import PAGE_BYTES, is_cached, prefetch_range
+from shardio.storage.file_access import PAGE_BYTES, is_cached, open_shard, prefetch_range
 
 N_PROBED: Final = 4
 """The number of rows to probe in a batch."""

@@ -27,7 +27,7 @@ from shardio._base.statistics import now_ns
 from shardio._workers.processes.limits import available_bytes, require
 from shardio._workers.processes.linux import resize_memory_file
 from shardio.errors import InsufficientMemory
-from shardio.storage.mmap import map_over
+from shardio.storage.file_access import map_over
 
 LARGE_BYTES: Final = 2 << 20
 """The size of a large page on CPUs with small pages of 4 KiB; elsewhere requests are refused."""

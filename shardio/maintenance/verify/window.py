@@ -18,8 +18,7 @@ from shardio.format.schema import Schema
 from shardio.maintenance.verify.findings import Findings
 from shardio.shard.opening import Sections
 from shardio.storage.content import Content as Bytes
-from shardio.storage.file_access import Access, choose_access
-from shardio.storage.mmap import drop_pages
+from shardio.storage.file_access import Access, choose_access, drop_pages
 
 CHUNK_BYTES: Final = 16 << 20
 """The number of mapped bytes after which `forget` is called; a longer record is finished first."""
