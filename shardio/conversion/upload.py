@@ -50,7 +50,7 @@ from shardio.storage.fs import (
     unlink,
     write_atomic,
 )
-from shardio.storage.remote.locks import try_exclusive
+from shardio.storage.remote.cache_folder import try_exclusive
 from shardio.storage.remote.object_store import ObjectStore, run_parallel
 from shardio.storage.remote.options import RemoteOptions
 

@@ -52,8 +52,13 @@ from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
 from shardio.shard.writer import ShardSummary
 from shardio.storage import fs
-from shardio.storage.remote.cache_eviction import CacheEvictor, lock_byte, remove_cached
-from shardio.storage.remote.locks import ByteLocks, try_exclusive
+from shardio.storage.remote.cache_folder import (
+    ByteLocks,
+    CacheEvictor,
+    lock_byte,
+    remove_cached,
+    try_exclusive,
+)
 from shardio.storage.remote.object_store import ObjectStore, no_cancel, retry
 
 _ROWS_AT_ONCE: Final = 1 << 14

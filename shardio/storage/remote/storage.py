@@ -37,7 +37,7 @@ from shardio.storage import fs
 from shardio.storage.content import PreadFile
 from shardio.storage.file_access import Access, FileState, choose_access
 from shardio.storage.remote.cache import ShardCache
-from shardio.storage.remote.locks import folder_lock
+from shardio.storage.remote.cache_folder import folder_lock
 from shardio.storage.remote.object_store import ObjectStore, no_cancel
 from shardio.storage.remote.options import RemoteOptions, validate_url
 

@@ -24,8 +24,7 @@ from shardio.errors import CacheFull, ShardCorrupt, ShardUnsupported, Unsupporte
 from shardio.shard.writer import ShardSummary
 from shardio.storage import fs
 from shardio.storage.remote.cache import ShardCache, verify_download
-from shardio.storage.remote.cache_eviction import CacheEvictor
-from shardio.storage.remote.locks import holds_folder_lock, try_exclusive
+from shardio.storage.remote.cache_folder import CacheEvictor, holds_folder_lock, try_exclusive
 from shardio.storage.remote.object_store import ObjectStore
 from tests.limits import files_of_at_most
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
@@ -392,7 +391,7 @@ def test_a_dataset_that_is_removed_while_room_is_made_hinders_no_other(
         shutil.rmtree(tmp_path / "gone", ignore_errors=True)
         return try_exclusive(path, byte)
 
-    monkeypatch.setattr("shardio.storage.remote.cache_eviction.try_exclusive", remove)
+    monkeypatch.setattr("shardio.storage.remote.cache_folder.try_exclusive", remove)
     assert CacheEvictor(str(tmp_path), 40).evict(60)
     assert list(tmp_path.rglob("*.shard")) == []
 
@@ -551,7 +550,7 @@ def test_where_many_shards_are_there_more_is_removed_at_a_time(
             cache.pin(shard)
             cache.unpin(shard)
         assert len(_names(tmp_path)) == 3
-        monkeypatch.setattr("shardio.storage.remote.cache_eviction._MANY_FILES", 2)
+        monkeypatch.setattr("shardio.storage.remote.cache_folder._MANY_FILES", 2)
         cache.pin(shards[4])
         assert len(_names(tmp_path)) == 2
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shardio.storage.remote import locks
-from shardio.storage.remote.locks import ByteLocks, folder_lock, try_exclusive
+from shardio.storage.remote import cache_folder
+from shardio.storage.remote.cache_folder import ByteLocks, folder_lock, try_exclusive
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* use of fork:DeprecationWarning")
 
@@ -74,13 +74,13 @@ def test_who_was_alone_leaves_no_fork_alone(
         flock = fcntl.flock
         monkeypatch.setattr(fcntl, "flock", lambda fd, kind: flock(fd, kind | fcntl.LOCK_NB))
         with folder_lock(str(tmp_path)):
-            assert locks.holds_folder_lock()
+            assert cache_folder.holds_folder_lock()
 
 
 def test_what_is_given_back_while_a_lock_is_refused_is_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    some, lock = ByteLocks(str(tmp_path / "locks")), locks._lock
+    some, lock = ByteLocks(str(tmp_path / "locks")), cache_folder._lock
     assert some.acquire_shared(SHARD)
 
     def refuse(fd: int, kind: int, byte: int) -> bool:
@@ -89,7 +89,7 @@ def test_what_is_given_back_while_a_lock_is_refused_is_given_back(
         some.release(SHARD)  # as a finalizer does, in the middle of anything
         return False
 
-    monkeypatch.setattr(locks, "_lock", refuse)
+    monkeypatch.setattr(cache_folder, "_lock", refuse)
     assert not some.acquire_shared(SHARD + 1)
     assert _is_free(str(tmp_path / "locks"))
     some.close()

@@ -20,8 +20,7 @@ from shardio.dataset.scan import ShardSamples, scan
 from shardio.samples.clip_view import ClipView
 from shardio.samples.clips import Clip
 from shardio.shard.writer import ShardSummary
-from shardio.storage.remote.cache_eviction import lock_byte
-from shardio.storage.remote.locks import try_exclusive
+from shardio.storage.remote.cache_folder import lock_byte, try_exclusive
 from shardio.storage.remote.options import RemoteOptions
 from shardio.storage.remote.storage import RemoteStorage
 from tests.loading import PATIENCE_S, write_dataset
