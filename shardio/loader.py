@@ -38,7 +38,7 @@ from shardio.samples.open_dataset import OpenDataset
 from shardio.samples.shard_dataset import ShardDataset, dataset_path
 from shardio.samples.view import SampleView
 from shardio.serving.client.protocol import is_address
-from shardio.storage.remote.options import RemoteOptions
+from shardio.storage.remote.connection import RemoteOptions
 
 
 class ShardLoader(Closing):

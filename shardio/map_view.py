@@ -25,7 +25,7 @@ from shardio.samples.mixture import Mixture
 from shardio.samples.open_dataset import OpenDataset
 from shardio.samples.shard_dataset import dataset_path
 from shardio.samples.view import SampleView
-from shardio.storage.remote.options import is_url, local_path
+from shardio.storage.remote.connection import is_url, local_path
 
 _OPTIONS: Final = (
     "fields",

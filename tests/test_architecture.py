@@ -100,7 +100,7 @@ HOMES_OF_PACKAGES = {
     "av": {"shardio.media", "shardio_tools.sample_clips", "shardio_tools.inspect.image_files"},
     "PIL": {"shardio.media", "shardio_tools.inspect.image_files"},
     "simplejpeg": {"shardio.media"},
-    "obstore": {"shardio.storage.remote.obstore_adapter"},
+    "obstore": {"shardio.storage.remote.connection"},
     "zmq": {"shardio._workers.tasks.zeromq"},
 }
 LOADED_LATE = {"av", "PIL", "jax", "obstore", "simplejpeg", "torch", "zmq"}

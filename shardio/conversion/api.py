@@ -32,7 +32,7 @@ from shardio.conversion.upload import Upload
 from shardio.dataset.manifest import check_folder_name
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
-from shardio.storage.remote.options import is_url
+from shardio.storage.remote.connection import is_url
 
 PathName = str | os.PathLike[str]
 

@@ -51,8 +51,8 @@ from shardio.storage.fs import (
     write_atomic,
 )
 from shardio.storage.remote.cache_folder import try_exclusive
+from shardio.storage.remote.connection import RemoteOptions
 from shardio.storage.remote.object_store import ObjectStore, run_parallel
-from shardio.storage.remote.options import RemoteOptions
 
 _MAX_CONCURRENT: Final = 4
 """The number of shards uploaded or checked at a time."""

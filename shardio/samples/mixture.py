@@ -42,7 +42,7 @@ from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows, Verify
 from shardio.shard.writer import ShardSummary
 from shardio.storage.file_access import Access
-from shardio.storage.remote.options import RemoteOptions
+from shardio.storage.remote.connection import RemoteOptions
 
 
 def common_fields(schemas: Sequence[Schema]) -> Mapping[str, Field]:

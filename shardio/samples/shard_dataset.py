@@ -25,7 +25,7 @@ from shardio.samples.open_dataset import OpenDataset, Selection
 from shardio.samples.view import SELECT_HABITS
 from shardio.shard.verification import VERIFY, Rows, Verify
 from shardio.storage.file_access import Access
-from shardio.storage.remote.options import RemoteOptions, is_url, local_path
+from shardio.storage.remote.connection import RemoteOptions, is_url, local_path
 from shardio.storage.remote.storage import RemoteStorage
 
 _AT_ONCE: Final = 8192

@@ -45,7 +45,7 @@ from shardio.samples.sample_reader import SamplePlace
 from shardio.samples.view import Keys, Maker, RowView, SampleView
 from shardio.shard.verification import Rows, Verify
 from shardio.storage.file_access import Access
-from shardio.storage.remote.options import RemoteOptions
+from shardio.storage.remote.connection import RemoteOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,15 +30,16 @@ from shardio.errors import (
     ShardNotFound,
     StoreUnavailable,
 )
-from shardio.storage.remote.obstore_adapter import (
+from shardio.storage.remote.connection import (
+    AZURE,
     TransientError,
     endpoint_of,
     load_obstore,
     map_obstore_errors,
     open_store,
     replaced_error,
+    validate_url,
 )
-from shardio.storage.remote.options import AZURE, validate_url
 
 Item = TypeVar("Item")
 R = TypeVar("R")

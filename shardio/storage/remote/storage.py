@@ -38,8 +38,8 @@ from shardio.storage.content import PreadFile
 from shardio.storage.file_access import Access, FileState, choose_access
 from shardio.storage.remote.cache import ShardCache
 from shardio.storage.remote.cache_folder import folder_lock
+from shardio.storage.remote.connection import RemoteOptions, validate_url
 from shardio.storage.remote.object_store import ObjectStore, no_cancel
-from shardio.storage.remote.options import RemoteOptions, validate_url
 
 ListFiles = Callable[[Mapping[str, Any]], Collection[str]]
 

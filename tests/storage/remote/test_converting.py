@@ -27,8 +27,8 @@ from shardio.errors import (
     StoreUnavailable,
 )
 from shardio.shard.writer import ShardSummary
+from shardio.storage.remote.connection import replaced_error
 from shardio.storage.remote.object_store import ObjectStore
-from shardio.storage.remote.obstore_adapter import replaced_error
 from shardio_tools import cli
 from tests.lines import install, write
 from tests.storage.remote.scene import Fault, Scene

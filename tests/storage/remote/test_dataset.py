@@ -17,8 +17,8 @@ import shardio
 from shardio.dataset.external_lists import external_list_names
 from shardio.errors import DatasetCorrupt, DatasetNotFound, InvalidArgument, StoreUnavailable
 from shardio.storage import fs
+from shardio.storage.remote.connection import RemoteOptions
 from shardio.storage.remote.object_store import ObjectStore
-from shardio.storage.remote.options import RemoteOptions
 from shardio.storage.remote.storage import ManifestCache
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 from tests.shards import MEDIA_FIELDS, media_sample

@@ -22,9 +22,9 @@ from shardio.errors import (
     StoreUnavailable,
     UnsupportedEnvironment,
 )
-from shardio.storage.remote import obstore_adapter
+from shardio.storage.remote import connection
+from shardio.storage.remote.connection import TransientError
 from shardio.storage.remote.object_store import ObjectPart, ObjectStore
-from shardio.storage.remote.obstore_adapter import TransientError
 from tests.loading import PATIENCE_S
 from tests.storage.remote.scene import Fault, Scene
 
@@ -312,7 +312,7 @@ def test_the_environment_names_the_server_by_each_of_its_names(
 def test_a_fork_of_a_process_that_has_used_a_store_is_told_so(
     store: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(obstore_adapter._first_user, "first", os.getpid() + 1)
+    monkeypatch.setitem(connection._first_user, "first", os.getpid() + 1)
     with pytest.raises(UnsupportedEnvironment, match="this process was forked from one"):
         objects(store).read("a.shard")
 

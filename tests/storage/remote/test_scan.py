@@ -21,7 +21,7 @@ from shardio.samples.clip_view import ClipView
 from shardio.samples.clips import Clip
 from shardio.shard.writer import ShardSummary
 from shardio.storage.remote.cache_folder import lock_byte, try_exclusive
-from shardio.storage.remote.options import RemoteOptions
+from shardio.storage.remote.connection import RemoteOptions
 from shardio.storage.remote.storage import RemoteStorage
 from tests.loading import PATIENCE_S, write_dataset
 from tests.shards import made_stream
