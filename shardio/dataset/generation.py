@@ -43,11 +43,10 @@ from shardio.dataset.external_lists import (
 from shardio.dataset.selection import RowRuns
 from shardio.errors import DatasetCorrupt, InvalidArgument, SchemaError, ShardUnsupported
 from shardio.format.checksum import hash_bytes
-from shardio.format.layout import MAJOR, MINOR
+from shardio.format.layout import MAJOR, MAX_SAMPLES, MINOR
 from shardio.format.schema import Schema
 from shardio.format.types import Field
 from shardio.format.types.text import canonical_json
-from shardio.shard.opening import MAX_SAMPLES
 from shardio.shard.writer import ShardSummary
 
 ROWS: Final[Mapping[str, Any]] = {"kind": "rows"}

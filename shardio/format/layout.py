@@ -35,6 +35,7 @@ SECTION: Final = struct.Struct("<HHHHQQQQQ")
 
 NO_FIELD: Final = 0xFFFF
 MAX_SECTIONS: Final = 1 << 14
+MAX_SAMPLES: Final = 1 << 48
 MAX_SCHEMA_BYTES: Final = 4 << 20
 MAX_FILE_BYTES: Final = 1 << 62
 FIRST_OPTIONAL_KIND: Final = 0x8000

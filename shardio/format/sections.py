@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from shardio.format.checksum import BLOCK_BYTES, CHUNK_BYTES, distinct, n_blocks, n_units
 from shardio.format.codecs import BY_CODE, SPECS, Codec
-from shardio.format.layout import NO_FIELD, Kind
+from shardio.format.layout import NO_FIELD, Kind, Section
 from shardio.format.schema import Schema
 from shardio.format.types.field import MAX_RECORD_BYTES, Field
 from shardio.format.types.streams import PACKET, STREAM
@@ -112,6 +112,7 @@ def _are_raw(entries: Entries, field: Field, payload_bytes: int) -> bool:
 
 Key = tuple[int, int, int]
 """(kind of the section, field id, kind of the covered section for BLOCK_HASHES, else 0)."""
+Sections = dict[Key, Section]
 COUNTED: Final[dict[int, int]] = {Kind.PACKETS: PACKET.size, Kind.CHUNK_HASHES: DIMENSION.size}
 """The kinds whose item count cannot be computed from the schema, mapped to the bytes of an item."""
 _HASH_BYTES: Final = DIMENSION.size

@@ -40,9 +40,9 @@ from shardio.format.layout import (
     unpack_table,
 )
 from shardio.format.schema import Schema
-from shardio.format.sections import DIMENSION, ENTRY_DTYPE, Entries
+from shardio.format.sections import DIMENSION, ENTRY_DTYPE, Entries, Sections
 from shardio.format.types.streams import STREAM_DTYPE
-from shardio.shard.opening import Sections, read_schema
+from shardio.shard.reader import read_schema
 from shardio.storage import fs
 from shardio.storage.file_access import map_file, open_shard
 

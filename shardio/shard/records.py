@@ -16,8 +16,15 @@ from shardio.errors import ClosedError, ShardChanged, ShardCorrupt
 from shardio.format.codecs import SPECS, Dictionary, cached_dictionary, decode
 from shardio.format.layout import NO_FIELD, Kind
 from shardio.format.schema import Schema
-from shardio.format.sections import ENTRY, ENTRY_DTYPE, Entries, codecs, first_invalid, stored_bytes
-from shardio.shard.opening import Sections
+from shardio.format.sections import (
+    ENTRY,
+    ENTRY_DTYPE,
+    Entries,
+    Sections,
+    codecs,
+    first_invalid,
+    stored_bytes,
+)
 from shardio.shard.streams import StreamRecords
 from shardio.shard.verification import Rows, VerifiedUnits
 from shardio.storage.content import Content, take_items
@@ -32,7 +39,7 @@ class Records:
 
     Args:
         content: the content of the file.
-        schema, sections: as validated by `opening.open_sections`.
+        schema, sections: as validated by `open_sections`.
         units: the verification state.
         path: for messages.
     """

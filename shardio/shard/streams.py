@@ -16,7 +16,7 @@ from shardio.errors import ClosedError, InvalidArgument, ShardChanged, ShardCorr
 from shardio.format.checksum import BLOCK_BYTES, CHUNK_BYTES, n_chunks
 from shardio.format.layout import NO_FIELD, Kind, Section
 from shardio.format.schema import Schema
-from shardio.format.sections import Entries
+from shardio.format.sections import Entries, Sections
 from shardio.format.types.streams import (
     PACKET,
     PACKET_DTYPE,
@@ -33,7 +33,6 @@ from shardio.format.types.streams import (
     packets_error,
 )
 from shardio.format.types.text import read_json
-from shardio.shard.opening import Sections
 from shardio.shard.verification import Rows, VerifiedUnits
 from shardio.storage.content import Content, take_items
 
@@ -43,7 +42,7 @@ class StreamRecords:
 
     Args:
         content: the content of the file.
-        schema, sections: as validated by `opening.open_sections`.
+        schema, sections: as validated by `open_sections`.
         units: the verification state.
         path: the path, for messages.
     """

@@ -42,7 +42,7 @@ class VerifiedUnits:
 
     Args:
         content: the content of the file.
-        schema, sections, n_samples: as validated by `opening.open_sections`.
+        schema, sections, n_samples: as validated by `open_sections`.
         path: the path, for messages.
         verify: when to verify; with "off" every check returns immediately.
     """

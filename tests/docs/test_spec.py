@@ -34,7 +34,6 @@ from shardio.format.layout import (
 from shardio.format.types import DType, FieldType, arrays, images, streams, text
 from shardio.format.types.arrays import numpy_dtype
 from shardio.format.types.text import canonical_json, read_json
-from shardio.shard import opening
 from shardio.storage.fs import read_checksummed_json, to_checksummed_json
 from tests.golden.second_reader import SecondReader
 
@@ -154,7 +153,7 @@ def test_item_sizes_are_those_of_numpy() -> None:
         (f"`{MAGIC.hex(' ').upper()}`", MAGIC),
         (f"A *page* is {PAGE} bytes", PAGE),
         ("from 48 to 16384 × 48", layout.MAX_SECTIONS),
-        ("`n_samples` | at most 2^48", opening.MAX_SAMPLES),
+        ("`n_samples` | at most 2^48", layout.MAX_SAMPLES),
         ("at most 4 MiB", layout.MAX_SCHEMA_BYTES),
         ("Kinds from 32768 up are optional", layout.FIRST_OPTIONAL_KIND),
         ("65535 if to none", layout.NO_FIELD),
@@ -190,7 +189,7 @@ def test_item_sizes_are_those_of_numpy() -> None:
         ("of a shard's name | 255", external_lists.MAX_NAME_BYTES),
         ("channels of an image | 4", images.MAX_CHANNELS),
         ("bytes of the schema | 4 MiB", layout.MAX_SCHEMA_BYTES),
-        ("samples of a shard, and of a dataset | 2^48", opening.MAX_SAMPLES),
+        ("samples of a shard, and of a dataset | 2^48", layout.MAX_SAMPLES),
         ("an integer (1 to 999999)", manifest._MAX_NUMBER),
         ("height and width to 16384", generation._MAX_SIDE),
         ("that has more than 4096 entries", external_lists.MAX_INLINE_ENTRIES),

@@ -37,7 +37,7 @@ from shardio.maintenance.verify.findings import Finding, Findings
 from shardio.maintenance.verify.runner import VerificationProgress, verify_all
 from shardio.maintenance.verify.shard import VerifiedShard, verify_file
 from shardio.maintenance.verify.window import access_once
-from shardio.shard.opening import open_sections, read_schema
+from shardio.shard.reader import open_sections, read_schema
 from shardio.storage.content import Content, open_content
 from shardio.storage.file_access import Access
 from shardio.storage.fs import refuse_links_outside

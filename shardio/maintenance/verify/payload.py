@@ -26,6 +26,7 @@ from shardio.format.sections import (
     ENTRY,
     ENTRY_DTYPE,
     Entries,
+    Sections,
     codecs,
     invalid_entries,
     stored_bytes,
@@ -44,7 +45,6 @@ from shardio.maintenance.verify.window import (
     digests_of,
     parts_of,
 )
-from shardio.shard.opening import Sections
 
 CHUNK_ENTRIES: Final = 1 << 14
 """The number of index entries processed together."""

@@ -29,6 +29,7 @@ from shardio.format.layout import (
     unpack_table,
 )
 from shardio.format.schema import Schema
+from shardio.format.sections import Sections
 from shardio.format.types import Array
 from shardio.maintenance.verify.findings import Finding, Findings
 from shardio.maintenance.verify.payload import verify_payload
@@ -40,7 +41,7 @@ from shardio.maintenance.verify.window import (
     digests_of,
     verify_validity,
 )
-from shardio.shard.opening import Sections, check_sections, read_schema
+from shardio.shard.reader import check_sections, read_schema
 from shardio.storage.content import Content as Bytes
 from shardio.storage.content import open_content
 from shardio.storage.file_access import Access, FileState

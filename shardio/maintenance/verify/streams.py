@@ -14,7 +14,7 @@ from shardio.errors import SchemaError, ShardCorrupt
 from shardio.format.checksum import CHUNK_BYTES, hash_bytes, n_chunks
 from shardio.format.layout import NO_FIELD, Kind, Section
 from shardio.format.schema import Schema
-from shardio.format.sections import ENTRY, Entries
+from shardio.format.sections import ENTRY, Entries, Sections
 from shardio.format.types import Field
 from shardio.format.types.streams import (
     PACKET,
@@ -30,7 +30,6 @@ from shardio.format.types.streams import (
 from shardio.format.types.text import canonical_json, check_json, read_json
 from shardio.maintenance.verify.findings import Findings
 from shardio.maintenance.verify.window import WINDOW_BYTES, Content, differing, digests_of
-from shardio.shard.opening import Sections
 
 
 def are_texts(parts: Iterable[Any]) -> bool:

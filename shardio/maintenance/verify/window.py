@@ -15,8 +15,8 @@ import zstandard
 from shardio.format.checksum import BLOCK_BYTES, digest_bytes, hash_bytes
 from shardio.format.layout import PAGE, Kind, Section
 from shardio.format.schema import Schema
+from shardio.format.sections import Sections
 from shardio.maintenance.verify.findings import Findings
-from shardio.shard.opening import Sections
 from shardio.storage.content import Content as Bytes
 from shardio.storage.file_access import Access, choose_access, drop_pages
 
