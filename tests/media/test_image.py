@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from shardio.errors import InvalidArgument, MediaError, UnsupportedEnvironment
-from shardio.media import jpeg, pillow
+from shardio.media import image, pillow
 from shardio.media.image import (
     MAX_PIXELS,
     ImageFacts,
@@ -381,7 +381,7 @@ def test_quality_and_subsampling_decide_over_the_bytes() -> None:
     assert sizes == sorted(set(sizes))
     for subsampling in ("444", "422", "420", "440", "411"):
         data = encode_jpeg(picture, subsampling=subsampling)
-        _, _, _, said = jpeg.load_simplejpeg().decode_jpeg_header(data)
+        _, _, _, said = image.load_simplejpeg().decode_jpeg_header(data)
         assert said == subsampling
         np.testing.assert_allclose(decode_image(data).astype(int), picture, atol=25)
 
@@ -436,11 +436,11 @@ def test_a_bomb_is_refused_by_its_header(function: Callable[[bytes], object]) ->
 def test_a_missing_package_names_its_extra(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = saved(smooth(), "JPEG" if package == "simplejpeg" else "PNG")
     monkeypatch.setitem(sys.modules, package, None)
-    jpeg.load_simplejpeg.cache_clear()
+    image.load_simplejpeg.cache_clear()
     pillow.pillow_image.cache_clear()
     with pytest.raises(UnsupportedEnvironment) as raised:
         decode_image(data)
-    jpeg.load_simplejpeg.cache_clear()
+    image.load_simplejpeg.cache_clear()
     pillow.pillow_image.cache_clear()
     assert "pip install '.[images]'" in str(raised.value)
     assert "\n" not in str(raised.value)

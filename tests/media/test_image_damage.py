@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shardio.errors import MediaError
-from shardio.media import jpeg
+from shardio.media import image
 from shardio.media.image import decode_image, encode_jpeg, probe
 from tests.media.images_made import PNG_START, Pixels, chunk, exif, saved, smooth
 
@@ -99,7 +99,7 @@ def test_a_grey_rest_is_an_error() -> None:
     noise = np.random.default_rng(5).integers(0, 256, (64, 64, 3), np.uint8)
     data = encode_jpeg(noise, quality=90)
     for cut in (data[: len(data) // 2], data[: len(data) // 2] + b"\xff\xd9"):
-        assert jpeg.load_simplejpeg().decode_jpeg(cut, strict=False).shape == noise.shape
+        assert image.load_simplejpeg().decode_jpeg(cut, strict=False).shape == noise.shape
         with pytest.raises(MediaError, match="without concealment: .*(?i:premature end)"):
             decode_image(cut)
 
