@@ -3,8 +3,6 @@
 A tick of an audio stream is one sample. Sample 0 is the first audible sample; the encoder's padding
 before it, as declared by the container, is dropped. Times of packets (`pts`) are on the clock of
 the video in the same file.
-
-`Sound` holds the options of a loader: sample rate, channels and length.
 """
 
 from __future__ import annotations
@@ -30,19 +28,16 @@ from shardio.media.audio_packets import (
     nearest_sample,
     sample_rate,
 )
-from shardio.media.decoders import open_audio_decoder
+from shardio.media.decoders import open_audio_decoder, recently_used
 
 if TYPE_CHECKING:
     from av.audio.codeccontext import AudioCodecContext
     from av.audio.frame import AudioFrame
 
-__all__ = ["AudioDecoder"]
-
-
 SoundType = Literal["float32", "int16"]
 Start = Literal["first", "random"]
 
-_MIN_RATE, _MAX_RATE = 1000, 768_000
+MIN_RATE, MAX_RATE = 1000, 768_000  # samples per second
 _LONGEST: Final = 86_400
 
 
@@ -80,9 +75,9 @@ class Sound:
 
     def __post_init__(self) -> None:
         rate = self.rate
-        if rate is not None and (type(rate) is not int or not _MIN_RATE <= rate <= _MAX_RATE):
+        if rate is not None and (type(rate) is not int or not MIN_RATE <= rate <= MAX_RATE):
             raise InvalidArgument(
-                f"rate must be a whole number from {_MIN_RATE} to {_MAX_RATE:,}, samples per "
+                f"rate must be a whole number from {MIN_RATE} to {MAX_RATE:,}, samples per "
                 f"second, or None; found {rate!r}"
             )
         if type(self.channels) is bool or self.channels not in (None, 1, 2):
@@ -122,7 +117,6 @@ def _checked_seconds(value: Any) -> Fraction:
 Samples = npt.NDArray[np.float32]
 
 _EXACT_CODECS = ("pcm_", "flac", "alac", "wavpack", "tta", "ape")
-MIN_RATE, MAX_RATE = 1000, 768_000  # samples per second
 _MAX_SAMPLES = 1 << 31  # per call; more can only result from a damaged table
 _TAPS = 64  # an upper bound for the samples that the resampler reads on each side
 
@@ -187,7 +181,8 @@ class AudioDecoder(Closing):
             )
         first = nearest_sample(stream, begin_of(stream), rate)
         end = -(-stream.n_frames * rate // sample_rate(stream))
-        found = self._decode_range(self._open(stream), first + start, first + stop, rate, channels)
+        opened = self._open(stream)
+        found = self._decode_range(opened, first + start, first + stop, rate, channels)
         found[max(0, end - start) :] = 0
         return found
 
@@ -223,10 +218,8 @@ class AudioDecoder(Closing):
             )
         opened, first = self._open(stream), nearest_sample(stream, begin, rate)
         found = self._decode_range(opened, first, first + n_samples, rate, channels)
-        low, high = (
-            -(-n * rate // sample_rate(stream)) - first for n in opened.sample_index.extent
-        )
-        low, high = min(max(0, low), n_samples), min(max(0, high), n_samples)
+        ends = (-(-n * rate // sample_rate(stream)) - first for n in opened.sample_index.extent)
+        low, high = (min(max(0, end), n_samples) for end in ends)
         return found, ((low, high) if low < high else (0, 0))
 
     def _decode_range(
@@ -254,17 +247,12 @@ class AudioDecoder(Closing):
         return out
 
     def _open(self, stream: EncodedStream) -> _OpenAudio:
-        found = self._opened.get(id(stream))
-        if found is None:
+        def make() -> _OpenAudio:
             codec = open_audio_decoder(stream.parameters, stream.extradata)
             offsets, sizes = stream.packets["offset"], packet_sizes(stream.packets)
-            found = _OpenAudio(stream, codec, SampleIndex(stream), offsets, sizes)
-            self._opened[id(stream)] = found
-            if len(self._opened) > self._max_streams:
-                self._opened.popitem(last=False)
-        else:
-            self._opened.move_to_end(id(stream))
-        return found
+            return _OpenAudio(stream, codec, SampleIndex(stream), offsets, sizes)
+
+        return recently_used(self._opened, id(stream), self._max_streams, make)
 
     def close(self) -> None:
         """Release all decoders and streams."""

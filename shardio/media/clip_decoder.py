@@ -1,10 +1,14 @@
-"""Decode any frames of encoded streams into arrays. Only packets are needed, no container."""
+"""Decode any frames of encoded streams into arrays. Only packets are needed, no container.
+
+`FrameTable` plans from the packet table which packets are decoded for which frames; `ClipDecoder`
+decodes them.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
@@ -13,7 +17,13 @@ import numpy.typing as npt
 
 from shardio._base.classes import Closing
 from shardio.errors import DataError, InvalidArgument, MediaError
-from shardio.format.types.streams import EncodedStream
+from shardio.format.types.streams import (
+    EncodedStream,
+    PacketFlag,
+    Packets,
+    packet_flags,
+    packet_sizes,
+)
 from shardio.media.bitstream import parameter_change_test, parameter_sets, starts_closed_gop
 from shardio.media.decoders import (
     decoder_key,
@@ -22,33 +32,137 @@ from shardio.media.decoders import (
     lead_in,
     numbered_packet,
     open_video_decoder,
+    recently_used,
 )
-from shardio.media.frame_table import DecodeRun, FrameTable
 from shardio.media.frames import CropBox, CropPosition, FrameWriter
-from shardio.media.pixels import MATRICES, RANGES, FrameConverter, display_matrix
+from shardio.media.pixels import MATRICES, RANGES, FrameConverter, Pixels, display_matrix
 
 if TYPE_CHECKING:
     from av import VideoFrame
     from av.video.codeccontext import VideoCodecContext
 
-__all__ = ["ClipDecoder", "check_outputs"]
+# The limit of the search for a keyframe, in keyframes; at the limit, decoding starts at the first
+# keyframe. Without a limit, the search in a damaged table could be long for every frame.
+_MAX_STEPS = 32
 
 
-Output = npt.NDArray[np.uint8]
+@dataclass(slots=True)
+class DecodeRun:
+    """A run of packets, `first` to `stop` - 1, that are decoded together; the first is a keyframe.
+
+    `wanted` maps the index of a packet to the indices of the packet's frame in the request.
+    """
+
+    first: int
+    stop: int
+    wanted: dict[int, list[int]] = field(default_factory=dict)
 
 
-def check_outputs(
-    clips: Sequence[tuple[npt.ArrayLike, Output]],
+class FrameTable:
+    """The frames of a stream in presentation order, and the keyframe from which each is decoded."""
+
+    def __init__(self, packets: Packets, n_frames: int) -> None:
+        flags = packet_flags(packets)
+        self.sizes = packet_sizes(packets)
+        self.offsets = packets["offset"].astype(np.int64)
+        self._pts = packets["pts"]
+        self._is_hidden = (flags & PacketFlag.HIDDEN) != 0
+        self._is_disposable = (flags & PacketFlag.DISPOSABLE) != 0
+        self.is_key = (flags & PacketFlag.KEY) != 0
+        self._keys = np.flatnonzero(self.is_key)
+        shown = np.flatnonzero(~self._is_hidden)
+        times = self._pts[shown]
+        rising = bool((times[1:] >= times[:-1]).all())
+        # If no packet is reordered, hidden or disposable, every packet of a run is needed.
+        self._is_plain = rising and not (self._is_hidden | self._is_disposable).any()
+        if not rising:
+            shown = shown[np.argsort(times, kind="stable")]
+        self.packet_of = shown
+        """The packet of each frame, in presentation order."""
+        if len(shown) != n_frames:
+            raise MediaError(f"a table of packets holds {len(shown)} frames; expected {n_frames}")
+        self.start_of = self._starts()
+        """The packet of the keyframe from which each frame is decoded."""
+
+    def _starts(self) -> npt.NDArray[np.int64]:
+        """Find the last keyframe up to each frame, in both decoding and presentation order.
+
+        A frame that is decoded after a keyframe but shown before it (a leading picture of an open
+        group of pictures) needs the packets before the keyframe.
+        """
+        at = np.searchsorted(self._keys, self.packet_of, "right") - 1
+        if len(at) and at.min() < 0:
+            raise MediaError("a table of packets shows frames before its first keyframe")
+        key_times, times = self._pts[self._keys], self._pts[self.packet_of]
+        for step in range(_MAX_STEPS):
+            late = (at > 0) & (key_times[at] > times)
+            if not late.any():
+                break
+            at[late] = at[late] - 1 if step + 1 < _MAX_STEPS else 0
+        found: npt.NDArray[np.int64] = self._keys[at]
+        return found
+
+    def runs(self, frames: npt.NDArray[np.int64]) -> list[DecodeRun]:
+        """Plan the decoding of `frames`, indices in presentation order, in any order and repeated.
+
+        Each group of pictures is decoded at most once.
+        """
+        if len(frames) and not 0 <= frames.min() <= frames.max() < len(self.packet_of):
+            raise InvalidArgument(
+                f"frames {frames.min()} to {frames.max()} of a stream of "
+                f"{len(self.packet_of)} frames"
+            )
+        packets, starts = self.packet_of[frames].tolist(), self.start_of[frames].tolist()
+        # Sort by keyframe, not by packet: a leading picture may come after another frame's packet
+        # and still need an earlier keyframe.
+        runs: list[DecodeRun] = []
+        for start, packet, n in sorted(zip(starts, packets, range(len(packets)), strict=True)):
+            # Adjacent groups of pictures form one run: decoding continues across the boundary.
+            if not runs or start > runs[-1].stop:
+                runs.append(DecodeRun(start, packet + 1))
+            run = runs[-1]
+            run.stop = max(run.stop, packet + 1)
+            run.wanted.setdefault(packet, []).append(n)
+        hidden = self._is_hidden
+        for run in runs:  # a hidden packet after a run may be the second field of a frame
+            while run.stop < len(hidden) and hidden[run.stop]:
+                run.stop += 1
+        return runs
+
+    def packets_to_decode(self, run: DecodeRun) -> Sequence[int]:
+        """Return the packets of a run, without those that no wanted frame needs.
+
+        These are disposable packets of other frames, and leading pictures of the keyframe.
+        """
+        if self._is_plain:
+            return range(run.first, run.stop)
+        part = slice(run.first, run.stop)
+        needed = ~self._is_disposable[part] & (self._pts[part] >= self._pts[run.first])
+        needed[[packet - run.first for packet in run.wanted]] = True
+        found: list[int] = (np.flatnonzero(needed) + run.first).tolist()
+        return found
+
+    def earlier_keyframe(self, first: int, steps: int = 1) -> int | None:
+        """Return the packet of the keyframe `steps` keyframes before packet `first`, or the first.
+
+        Return None if there is no earlier keyframe.
+        """
+        at = int(np.searchsorted(self._keys, first))
+        return int(self._keys[max(0, at - steps)]) if at else None
+
+    def start_earlier(self, key: int, first: int) -> None:
+        """Let frames be decoded from keyframe `key` instead of later keyframes up to `first`."""
+        self.start_of[(self.start_of > key) & (self.start_of <= first)] = key
+
+
+def _check_outputs(
+    clips: Sequence[tuple[npt.ArrayLike, Pixels]],
     numbers: Sequence[npt.NDArray[np.int64]],
     pixels: str,
     matrix: str,
     color_range: str,
 ) -> tuple[int, int]:
-    """Return the height and width of the pictures in the output arrays of all clips.
-
-    Raises:
-        InvalidArgument: an option is unknown, or an array has the wrong shape or dtype.
-    """
+    """Check options and output arrays; return the height and width of the pictures."""
     if pixels not in ("rgb", "yuv420"):
         raise InvalidArgument(f"pixels is {pixels!r}; expected 'rgb' or 'yuv420'")
     if matrix not in MATRICES or color_range not in RANGES:
@@ -75,7 +189,7 @@ def check_outputs(
 
 @dataclass(slots=True)
 class _OpenStream:
-    """A recently decoded stream, the stream's frame table, and the key of the decoder."""
+    """A recently decoded stream, with its frame table and parameters."""
 
     stream: EncodedStream  # referenced, so that no other stream gets the same id
     table: FrameTable
@@ -84,6 +198,20 @@ class _OpenStream:
     display: bytes | None
     lead_in: bytes
     changes_parameters: Callable[[memoryview], bool]
+
+    @classmethod
+    def of(cls, stream: EncodedStream) -> _OpenStream:
+        """Read the parameters of a stream."""
+        parameters = stream.parameters
+        return cls(
+            stream,
+            FrameTable(stream.packets, stream.n_frames),
+            decoder_key(parameters, stream.extradata),
+            fraction_parameter(parameters, "sample_aspect"),
+            display_parameter(parameters),
+            lead_in(parameters),
+            parameter_change_test(str(parameters.get("codec")), stream.extradata),
+        )
 
 
 @dataclass(slots=True)
@@ -95,22 +223,24 @@ class _OpenDecoder:
     writer_options: object = None
     writer: FrameWriter | None = None
 
+    @classmethod
+    def of(cls, stream: EncodedStream) -> _OpenDecoder:
+        """Open a decoder for streams like this one."""
+        return cls(open_video_decoder(stream.parameters, stream.extradata), FrameConverter())
+
     def writer_for(
         self,
         size: tuple[int, int],
         aspect: Fraction,
         crop: CropPosition | CropBox | None,
-        pixels: str,
-        matrix: str,
-        color_range: str,
+        colours: dict[str, str],
     ) -> FrameWriter:
         """Return a writer for these options; reuse the previous writer if its options are equal."""
-        writer_options = (size, aspect, crop, pixels, matrix, color_range)
-        if self.writer is None or self.writer_options != writer_options:
-            self.writer_options, self.writer = (
-                writer_options,
-                FrameWriter(*writer_options, self.converter),
-            )
+        options = size, aspect, crop, colours
+        if self.writer is None or self.writer_options != options:
+            converter = self.converter
+            self.writer = FrameWriter(size, aspect, crop, converter=converter, **colours)
+            self.writer_options = options
         return self.writer
 
 
@@ -137,7 +267,7 @@ class ClipDecoder(Closing):
         self,
         stream: EncodedStream,
         frames: npt.ArrayLike,
-        out: Output,
+        out: Pixels,
         *,
         crop: CropPosition | CropBox | None = None,
         pixels: str = "rgb",
@@ -161,19 +291,13 @@ class ClipDecoder(Closing):
             MediaError: the stream is damaged; the contents of `out` are then undefined.
             InvalidArgument: there is no such frame, or `out` has the wrong shape.
         """
-        self.decode_many(
-            stream,
-            [(frames, out)],
-            crop=crop,
-            pixels=pixels,
-            matrix=matrix,
-            color_range=color_range,
-        )
+        colours = {"pixels": pixels, "matrix": matrix, "color_range": color_range}
+        self.decode_many(stream, [(frames, out)], crop=crop, **colours)
 
     def decode_many(
         self,
         stream: EncodedStream,
-        clips: Sequence[tuple[npt.ArrayLike, Output]],
+        clips: Sequence[tuple[npt.ArrayLike, Pixels]],
         *,
         crop: CropPosition | CropBox | None | list[CropPosition | CropBox | None] = None,
         pixels: str = "rgb",
@@ -188,16 +312,18 @@ class ClipDecoder(Closing):
         if not clips:
             return
         numbers = [np.asarray(frames, np.int64) for frames, _ in clips]
-        size = check_outputs(clips, numbers, pixels, matrix, color_range)
-        opened = self._open(stream)
-        decoder = self._decoder(opened)
+        size = _check_outputs(clips, numbers, pixels, matrix, color_range)
+        opened = recently_used(
+            self._opened, id(stream), self._max_streams, lambda: _OpenStream.of(stream)
+        )
+        decoder = recently_used(
+            self._decoders, opened.key, self._max_decoders, lambda: _OpenDecoder.of(stream)
+        )
         crops = crop if isinstance(crop, list) else [crop] * len(clips)
         if len(crops) != len(clips):
             raise InvalidArgument(f"{len(clips)} clips, and a list of {len(crops)} crops")
-        by_crop = {
-            each: decoder.writer_for(size, opened.aspect, each, pixels, matrix, color_range)
-            for each in crops
-        }
+        colours = {"pixels": pixels, "matrix": matrix, "color_range": color_range}
+        by_crop = {each: decoder.writer_for(size, opened.aspect, each, colours) for each in crops}
         rows = [row for _, out in clips for row in out]
         writers = [by_crop[crops[0]]] * len(rows)
         if len(by_crop) > 1:
@@ -211,38 +337,6 @@ class ClipDecoder(Closing):
             # using these parameters.
             self._decoders.pop(opened.key, None)
             raise
-
-    def _open(self, stream: EncodedStream) -> _OpenStream:
-        found = self._opened.get(id(stream))
-        if found is None:
-            parameters = stream.parameters
-            found = _OpenStream(
-                stream,
-                FrameTable(stream.packets, stream.n_frames),
-                decoder_key(parameters, stream.extradata),
-                fraction_parameter(parameters, "sample_aspect"),
-                display_parameter(parameters),
-                lead_in(parameters),
-                parameter_change_test(str(parameters.get("codec")), stream.extradata),
-            )
-            self._opened[id(stream)] = found
-            if len(self._opened) > self._max_streams:
-                self._opened.popitem(last=False)
-        else:
-            self._opened.move_to_end(id(stream))
-        return found
-
-    def _decoder(self, opened: _OpenStream) -> _OpenDecoder:
-        found = self._decoders.get(opened.key)
-        if found is None:
-            stream = opened.stream
-            codec = open_video_decoder(stream.parameters, stream.extradata)
-            found = self._decoders[opened.key] = _OpenDecoder(codec, FrameConverter())
-            if len(self._decoders) > self._max_decoders:
-                self._decoders.popitem(last=False)
-        else:
-            self._decoders.move_to_end(opened.key)
-        return found
 
     def forget(self, stream: EncodedStream) -> None:
         """Release the cached frame table of a stream."""
@@ -262,7 +356,7 @@ class _RunDecoder:
         opened: _OpenStream,
         decoder: _OpenDecoder,
         writers: Sequence[FrameWriter],
-        rows: Sequence[Output],
+        rows: Sequence[Pixels],
     ) -> None:
         self._opened, self._decoder = opened, decoder
         self._writers, self._rows = writers, rows
@@ -349,11 +443,7 @@ class _RunDecoder:
             lead = b""
 
     def _packet_prefix(self) -> bytes:
-        """Return the bytes to prepend to the first packet.
-
-        These bytes include the stream's parameter sets if a packet has replaced the parameter sets
-        in the decoder.
-        """
+        """Return the bytes to prepend to the first packet, with the parameter sets if needed."""
         lead, stream = self._opened.lead_in, self._opened.stream
         if self._decoder.is_changed:
             self._decoder.is_changed = False
@@ -371,7 +461,7 @@ class _RunDecoder:
         display = self._opened.display
         if display is None and frame.rotation:
             display = display_matrix(frame)
-        written: dict[FrameWriter, Output] = {}
+        written: dict[FrameWriter, Pixels] = {}
         for place in places:
             writer, row = self._writers[place], self._rows[place]
             if writer in written:

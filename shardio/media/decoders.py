@@ -1,13 +1,15 @@
 """Open decoders from the parameters of a stream, without its container.
 
-Decoders are single-threaded and strict: all damage that they detect is an error.
+Decoders are single-threaded and strict: all damage that they detect is an error. Parameters come
+from files: a missing, unknown or invalid parameter is a MediaError.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardio.errors import MediaError
 from shardio.media.container import DECODER_OPTIONS
@@ -18,16 +20,8 @@ if TYPE_CHECKING:
     from av.codec.context import CodecContext
     from av.video.codeccontext import VideoCodecContext
 
-__all__ = [
-    "decoder_key",
-    "decoder_parameters",
-    "display_parameter",
-    "fraction_parameter",
-    "lead_in",
-    "numbered_packet",
-    "open_audio_decoder",
-    "open_video_decoder",
-]
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 # Decoders to use instead of FFmpeg's own; its AV1 decoder needs hardware.
 _PREFERRED = {"av1": "libdav1d", "opus": "libopus"}
@@ -65,12 +59,7 @@ def decoder_key(parameters: Mapping[str, Any], extradata: bytes) -> tuple[object
 
 
 def open_video_decoder(parameters: Mapping[str, Any], extradata: bytes) -> VideoCodecContext:
-    """Open a decoder for the packets of a stream with these parameters.
-
-    Raises:
-        MediaError: the codec is unknown or not a video codec, a parameter is out of range, or the
-            decoder does not open.
-    """
+    """Open a decoder for the packets of a video with these parameters."""
     from av.video.codeccontext import VideoCodecContext
 
     codec = _create_context(parameters)
@@ -92,11 +81,7 @@ def open_video_decoder(parameters: Mapping[str, Any], extradata: bytes) -> Video
 
 
 def open_audio_decoder(parameters: Mapping[str, Any], extradata: bytes) -> AudioCodecContext:
-    """Open a decoder for the audio packets of a stream with these parameters.
-
-    Raises:
-        MediaError: as in `open_video_decoder`.
-    """
+    """Open a decoder for the packets of an audio stream with these parameters."""
     from av.audio.codeccontext import AudioCodecContext
 
     codec = _create_context(parameters)
@@ -118,11 +103,7 @@ def open_audio_decoder(parameters: Mapping[str, Any], extradata: bytes) -> Audio
 
 
 def fraction_parameter(parameters: Mapping[str, Any], name: str) -> Fraction:
-    """Return a ratio such as "64:51" as a fraction; 0 if it is missing.
-
-    Raises:
-        MediaError: the value is not a ratio.
-    """
+    """Return a ratio such as "64:51" as a fraction; 0 if the parameter is missing."""
     text = parameters.get(name)
     if text is None:
         return Fraction(0)
@@ -133,11 +114,7 @@ def fraction_parameter(parameters: Mapping[str, Any], name: str) -> Fraction:
 
 
 def display_parameter(parameters: Mapping[str, Any]) -> bytes | None:
-    """Return the display matrix, nine numbers, as the bytes in which FFmpeg stores it.
-
-    Raises:
-        MediaError: the value is not a display matrix.
-    """
+    """Return the display matrix, nine numbers, as the bytes that FFmpeg stores."""
     numbers = parameters.get("display")
     if numbers is None:
         return None
@@ -150,11 +127,7 @@ def display_parameter(parameters: Mapping[str, Any]) -> bytes | None:
 
 
 def lead_in(parameters: Mapping[str, Any]) -> bytes:
-    """Return the bytes to prepend to the first packet after a flush of the decoder.
-
-    Raises:
-        MediaError: the value is not hexadecimal text.
-    """
+    """Return the bytes to prepend to the first packet after a flush of the decoder."""
     try:
         return bytes.fromhex(parameters.get("lead_in", ""))
     except (TypeError, ValueError) as error:
@@ -180,6 +153,20 @@ def numbered_packet(
     if is_key:
         packet.is_keyframe = True
     return packet
+
+
+def recently_used(
+    cache: OrderedDict[_Key, _Value], key: _Key, most: int, make: Callable[[], _Value]
+) -> _Value:
+    """Return a value of an LRU cache of at most `most` values; create a missing value."""
+    found = cache.get(key)
+    if found is None:
+        found = cache[key] = make()
+        if len(cache) > most:
+            cache.popitem(last=False)
+    else:
+        cache.move_to_end(key)
+    return found
 
 
 def _create_context(parameters: Mapping[str, Any]) -> CodecContext:

@@ -16,8 +16,8 @@ import numpy as np
 
 from shardio import EncodedStream
 from shardio.format.types.streams import PacketFlag, packet_flags, packet_sizes
+from shardio.media.clip_decoder import FrameTable
 from shardio.media.decoders import numbered_packet, open_video_decoder
-from shardio.media.frame_table import FrameTable
 
 
 @functools.cache

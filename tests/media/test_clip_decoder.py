@@ -16,11 +16,10 @@ from shardio.errors import InvalidArgument, MediaError
 from shardio.format.types.streams import PacketFlag, pack_packets, packet_flags, packet_sizes
 from shardio.media import clip_decoder
 from shardio.media.bitstream import parameter_change_test, parameter_sets
-from shardio.media.clip_decoder import ClipDecoder
+from shardio.media.clip_decoder import ClipDecoder, FrameTable
 from shardio.media.decoders import numbered_packet, open_video_decoder
 from shardio.media.demuxing import demux
 from shardio.media.encoding import encode
-from shardio.media.frame_table import FrameTable
 from shardio.media.frames import CropBox, CropGeometry, CropPosition, crop_geometry
 from tests.media_made import Image, scene, write_video
 

@@ -13,9 +13,8 @@ import pytest
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.types.streams import PacketFlag, packet_flags
 from shardio.media import encoding
-from shardio.media.clip_decoder import ClipDecoder
+from shardio.media.clip_decoder import ClipDecoder, FrameTable
 from shardio.media.encoding import StreamEncoder, encode
-from shardio.media.frame_table import FrameTable
 from shardio.media.muxing import mux
 from tests.media_made import Image, scene
 

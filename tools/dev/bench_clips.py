@@ -32,11 +32,10 @@ import numpy as np
 
 from shardio.errors import MediaError
 from shardio.format.types.streams import EncodedStream
-from shardio.media.clip_decoder import ClipDecoder
+from shardio.media.clip_decoder import ClipDecoder, FrameTable
 from shardio.media.decoders import numbered_packet, open_video_decoder
 from shardio.media.demuxing import demux
 from shardio.media.encoding import encode
-from shardio.media.frame_table import FrameTable
 from shardio.media.media_files import VideoFile
 from shardio.media.pixels import FrameConverter
 

@@ -24,8 +24,8 @@ import numpy as np
 from shardio.format.types.streams import EncodedStream
 from shardio.media import encoding
 from shardio.media.clip_decoder import ClipDecoder
-from shardio.media.frames import Picture
 from shardio.media.media_files import VideoFile
+from shardio.media.pixels import Pixels
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -53,7 +53,7 @@ SETTINGS: dict[str, Mapping[str, str] | None] = {  # None: what `StreamEncoder` 
 
 
 def encoded(
-    pictures: list[tuple[int, Picture | None]], like: EncodedStream, name: str
+    pictures: list[tuple[int, Pixels | None]], like: EncodedStream, name: str
 ) -> EncodedStream:
     """Encode pictures with the settings of this name."""
     changes = SETTINGS[name]
@@ -69,7 +69,7 @@ def encoded(
         encoding._ENCODERS["h264"] = kept
 
 
-def squared_error(stream: EncodedStream, pictures: list[tuple[int, Picture | None]]) -> float:
+def squared_error(stream: EncodedStream, pictures: list[tuple[int, Pixels | None]]) -> float:
     """Return the mean over the luma of all frames."""
     found = np.empty((stream.n_frames, SIZE * 3 // 2, SIZE), np.uint8)
     with ClipDecoder() as decoder:

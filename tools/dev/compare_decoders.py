@@ -31,9 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for tests/, whic
 
 from shardio.errors import MediaError
 from shardio.format.types.streams import EncodedStream
-from shardio.media.clip_decoder import ClipDecoder
+from shardio.media.clip_decoder import ClipDecoder, FrameTable
 from shardio.media.demuxing import demux
-from shardio.media.frame_table import FrameTable
 from tests.media import command_line
 
 LEVELS = 2  # of 255
