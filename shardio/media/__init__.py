@@ -11,7 +11,6 @@ from shardio.media.container import (
     has_media_signature,
     has_media_suffix,
     has_sound_suffix,
-    missing_bytes,
 )
 from shardio.media.demuxing import SpanReader, demux, times_of
 from shardio.media.encoding import JpegEncoder, StreamEncoder, encode
@@ -25,9 +24,10 @@ from shardio.media.image import (
     has_image_suffix,
     probe,
 )
-from shardio.media.media_files import Picture, VideoFile, library_versions, load_clip, load_image
+from shardio.media.media_files import VideoFile, library_versions, load_clip, load_image
 from shardio.media.muxing import MuxedStream, mux
 from shardio.media.pillow import pillow_image, resize
+from shardio.media.pixels import Pixels
 from shardio.media.timestamps import MonotonicTimestamps
 
 __all__ = [
@@ -39,7 +39,7 @@ __all__ = [
     "ImageFacts",
     "JpegEncoder",
     "MuxedStream",
-    "Picture",
+    "Pixels",
     "CropPosition",
     "MonotonicTimestamps",
     "SpanReader",
@@ -59,7 +59,6 @@ __all__ = [
     "library_versions",
     "load_clip",
     "load_image",
-    "missing_bytes",
     "mux",
     "part_of",
     "pillow_image",

@@ -36,21 +36,6 @@ if TYPE_CHECKING:
     from av.audio.stream import AudioStream
     from av.container import InputContainer
 
-__all__ = [
-    "SampleIndex",
-    "LEAD_PACKETS",
-    "begin_of",
-    "demux_audio",
-    "first_sample_time",
-    "decode_frames",
-    "nearest_sample",
-    "packet_times",
-    "part_of",
-    "sound_of",
-    "sample_rate",
-]
-
-
 LEAD_PACKETS: Final = 12
 """The number of packets to decode and drop before a range: MP3 packets depend on up to 9 earlier
 packets, and Opus needs 80 ms."""
@@ -80,22 +65,19 @@ def packet_times(
         time_base: seconds per tick.
         rate: samples per second.
         n_before: the number of samples before the first audible one.
-
-    Raises:
-        MediaError: a packet's time is too early by more than `_LARGEST_JITTER`.
     """
     heard: _Numbers = np.cumsum(np.asarray(counts, np.int64)) - counts
     found = heard.copy()
-    for span in _gapless_runs(times, counts, time_base, rate):
-        known = int(heard[span.first]) + (0 if span.first else n_before)
+    for run in _gapless_runs(times, counts, time_base, rate):
+        known = int(heard[run.first]) + (0 if run.first else n_before)
         # Fill up to the end; later runs overwrite their parts.
-        found[span.first :] = heard[span.first :] + span.begin(known)
+        found[run.first :] = heard[run.first :] + run.begin(known)
     return found
 
 
 @dataclass(slots=True)
 class _GaplessRun:
-    """A run of packets without a gap: its first packet, and bounds for the time of sample 0.
+    """A run of packets without a gap: the first packet, and bounds for the time of sample 0.
 
     The bounds are integers in units of 1 / (2 * `unit`) samples; a tick is 2 * `tick` such units.
     """
@@ -107,11 +89,7 @@ class _GaplessRun:
     unit: int
 
     def begin(self, known: int) -> int:
-        """Return the time of sample 0, in samples.
-
-        If the bounds permit, the time of sample 0 is chosen so that sample `known` is at a whole
-        tick.
-        """
+        """Return the time of sample 0, such that sample `known` is at a whole tick if possible."""
         lead, tick = 2 * known * self.unit, 2 * self.tick
         at = -(-(self.low + lead) // tick) * tick - lead
         if at > self.high:
@@ -126,35 +104,31 @@ def _gapless_runs(
     tick, unit = (time_base * rate).as_integer_ratio()  # a tick is tick / unit samples
     slack = tick if unit > 1 or tick > 1 else 0  # half a tick may be lost by rounding
     jitter = 2 * unit * rate * _LARGEST_JITTER
-    spans: list[_GaplessRun] = []
+    runs: list[_GaplessRun] = []
     heard = 0
     for i, (time, count) in enumerate(zip(times, counts, strict=True)):
         if time is not None and count:
             here = 2 * (time * tick - heard * unit)
             low, high = here - slack, here + slack
-            if not spans:
-                spans.append(_GaplessRun(0, low, high, tick, unit))
-            span = spans[-1]
-            late = here - Fraction(span.low + span.high, 2)
-            if max(low, span.low) <= min(high, span.high):
-                span.low, span.high = max(low, span.low), min(high, span.high)
+            if not runs:
+                runs.append(_GaplessRun(0, low, high, tick, unit))
+            run = runs[-1]
+            late = here - Fraction(run.low + run.high, 2)
+            if max(low, run.low) <= min(high, run.high):
+                run.low, run.high = max(low, run.low), min(high, run.high)
             elif late > jitter:
-                spans.append(_GaplessRun(i, low, high, tick, unit))
+                runs.append(_GaplessRun(i, low, high, tick, unit))
             elif late < -jitter:
                 seconds = float(-late / (2 * unit * rate))
                 raise MediaError(
                     f"its times go back by {seconds:.3f} s at packet {i}; re-encode it"
                 )
         heard += count
-    return spans
+    return runs
 
 
 def sample_rate(stream: EncodedStream) -> int:
-    """Return the sample rate of an audio stream.
-
-    Raises:
-        MediaError: the rate is missing or out of range.
-    """
+    """Return the sample rate of an audio stream."""
     rate = stream.parameters.get("rate")
     if not isinstance(rate, int) or not 0 < rate <= _MAX_RATE:
         raise MediaError(f"a stream's rate is {rate!r}: expected samples per second")
@@ -168,11 +142,7 @@ def first_sample_time(stream: EncodedStream) -> int:
 
 
 def int_parameter(stream: EncodedStream, name: str, default: int = 0) -> int:
-    """Return an integer parameter of a stream.
-
-    Raises:
-        MediaError: the value is not an integer.
-    """
+    """Return an integer parameter of a stream."""
     found = stream.parameters.get(name, default)
     if type(found) is not int or abs(found) > _MAX:
         raise MediaError(f"a stream's {name} is {found!r}: expected a whole number")
@@ -266,11 +236,7 @@ _SKIP = struct.Struct("<II")  # how many samples to drop at the start and at the
 
 
 def demux_audio(source: bytes | str, container: InputContainer, name: str) -> EncodedStream:
-    """Demux the first audio stream of an open container; every packet is decoded once.
-
-    Raises:
-        MediaError: there is no audio, it is damaged, or packets alone cannot represent it.
-    """
+    """Demux the first audio stream of an open container; every packet is decoded once."""
     stream = audio_stream(container, name)
     try:
         return _read_packets(source, container, stream, name).stream()
@@ -304,7 +270,6 @@ def sound_of(source: bytes | str, name: str = "") -> EncodedStream | None:
 def _read_packets(
     source: bytes | str, container: InputContainer, stream: AudioStream, name: str
 ) -> _AudioPackets:
-    """Read every packet of an audio stream."""
     import av
 
     codec = stream.codec_context
@@ -360,11 +325,7 @@ class _AudioPackets:
         self.discarded.append(packet.is_discard)
 
     def stream(self) -> EncodedStream:
-        """Count the samples of each packet by decoding it, and build the stream.
-
-        Raises:
-            MediaError: the audio is damaged, or packets alone cannot represent it.
-        """
+        """Count the samples of each packet by decoding it, and build the stream."""
         parameters, extradata = self.parameters, self.extradata
         counts = np.zeros(len(self.parts), np.int64)
         codec = open_audio_decoder(parameters, extradata)
@@ -406,10 +367,7 @@ class _AudioPackets:
 def decode_frames(
     codec: AudioCodecContext, parts: Iterable[tuple[int, bytes]], n_dropped: int = 0
 ) -> Iterator[tuple[int, AudioFrame]]:
-    """Decode packets; yield (packet index, frame).
-
-    Errors in the first `n_dropped` packets are ignored.
-    """
+    """Yield (packet index, frame) of packets; ignore errors in the first `n_dropped` packets."""
     import av
 
     codec.flush_buffers()

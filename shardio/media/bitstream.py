@@ -8,33 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-__all__ = [
-    "PACKED",
-    "parameter_change_test",
-    "x264_version_unit",
-    "hidden_packet_test",
-    "starts_closed_gop",
-    "parameter_sets",
-    "disposable_layer_test",
-    "packet_units",
-]
-
-_Result = TypeVar("_Result", covariant=True)
-
-
-class PacketTest(Protocol[_Result]):
-    """A test of the packet in `data[begin:stop]`."""
-
-    def __call__(self, data: bytes, begin: int, stop: int) -> _Result: ...
-
-
+_Result = TypeVar("_Result")
+PacketTest = Callable[[bytes, int, int], _Result]
+"""A test of the packet in `data[begin:stop]`."""
 PACKED = -2
 """The result for an MPEG-4 packet with several pictures. In such streams, decoders output a frame
 one packet later."""
 
 _START = b"\0\0\1"
+_START_CODES = (_START, b"\0" + _START)
+_LENGTH_SIZE_AT = {"h264": 4, "hevc": 21}
+"""The offset of the size of length fields in the extradata."""
 _H264_SLICES, _H264_SEI = range(1, 6), 6
 _HEVC_SLICES = range(32)
 _B_VOP, _B_PICTURE = 2, 3
@@ -43,10 +29,7 @@ _MAX_HEAD = 4096
 
 
 def hidden_packet_test(codec: str) -> PacketTest[bool] | None:
-    """Return a function that tests whether a packet is never shown (an alternate reference frame).
-
-    Return None for codecs other than VP8 and VP9.
-    """
+    """Return a test for packets that are never shown, as VP8 and VP9 have; None for others."""
     return {"vp8": _is_hidden_vp8, "vp9": _is_hidden_vp9}.get(codec)
 
 
@@ -59,9 +42,9 @@ def disposable_layer_test(codec: str, extradata: bytes) -> PacketTest[int] | Non
     needed. For codecs without such bits, return None: all packets are needed.
     """
     if codec == "h264":
-        return partial(_disposable_layer_h264, length_size=_length_size(extradata, 4))
+        return partial(_disposable_layer_h264, length_size=_length_size(codec, extradata))
     if codec == "hevc":
-        return partial(_disposable_layer_hevc, length_size=_length_size(extradata, 21))
+        return partial(_disposable_layer_hevc, length_size=_length_size(codec, extradata))
     if codec == "mpeg4":
         return partial(_disposable_layer_mpeg, code=b"\xb6", skip=0, shift=6, kind=_B_VOP)
     if codec in ("mpeg1video", "mpeg2video"):
@@ -75,16 +58,15 @@ def x264_version_unit(extradata: bytes, packet: bytes) -> bytes:
     Decoders need this unit, because old versions of x264 coded 4:4:4 differently from the standard.
     Only the first packet of a stream has this unit.
     """
-    size = _length_size(extradata, 4)
+    size = _length_size("h264", extradata)
     at = packet.find(b"x264 - core")
     if at < 0:
         return b""
+    begin = 0
     if not size:
         begin, end = packet.rfind(_START, 0, at), packet.find(_START, at)
-        return (
-            packet[begin:end] if 0 <= begin < end and packet[begin + 3] & 31 == _H264_SEI else b""
-        )
-    begin = 0
+        is_unit = 0 <= begin < end and packet[begin + 3] & 31 == _H264_SEI
+        return packet[begin:end] if is_unit else b""
     while begin + size < len(packet):
         end = begin + size + int.from_bytes(packet[begin : begin + size], "big")
         if begin < at < end:
@@ -96,19 +78,17 @@ def x264_version_unit(extradata: bytes, packet: bytes) -> bytes:
 def parameter_sets(codec: str, extradata: bytes) -> bytes:
     """Return the parameter sets of H.264 or HEVC, in the form of units of a packet.
 
-    Return nothing if the sets are missing or truncated. Also return nothing for other codecs,
-    because their keyframes contain the parameters.
+    The result is empty if the sets are missing or truncated, and for other codecs, whose keyframes
+    contain the parameters.
     """
-    at = {"h264": 5, "hevc": 22}.get(codec)
-    if at is None:
+    if codec not in _LENGTH_SIZE_AT:
         return b""
-    size = _length_size(extradata, at - 1)
+    size = _length_size(codec, extradata)
     if not size:
-        return extradata if extradata.startswith((_START, b"\0" + _START)) else b""
+        return extradata if extradata.startswith(_START_CODES) else b""
+    read = _avcc_parameter_sets if codec == "h264" else _hvcc_parameter_sets
     try:
-        units = list(
-            _avcc_parameter_sets(extradata) if codec == "h264" else _hvcc_parameter_sets(extradata)
-        )
+        units = list(read(extradata))
     except IndexError:
         return b""
     return b"".join(len(unit).to_bytes(size, "big") + unit for unit in units)
@@ -119,13 +99,10 @@ def parameter_change_test(codec: str, extradata: bytes) -> Callable[[memoryview]
 
     Parameter sets in a packet precede the picture; a decoder keeps them for later packets.
     """
-    if codec == "h264":
-        size, mask, behind, kinds = _length_size(extradata, 4), 31, 6, {7, 8}
-    elif codec == "hevc":
-        size, mask, behind, kinds = _length_size(extradata, 21), 126, 64, {64, 66, 68}
-    else:
+    if codec not in _LENGTH_SIZE_AT:
         return lambda _: False
-    known = parameter_sets(codec, extradata)
+    mask, behind, kinds = (31, 6, {7, 8}) if codec == "h264" else (126, 64, {64, 66, 68})
+    size, known = _length_size(codec, extradata), parameter_sets(codec, extradata)
 
     def changes(packet: memoryview) -> bool:
         if size and len(packet) > size and packet[size] & mask < behind:
@@ -174,24 +151,22 @@ def _length_prefixed(data: bytes, at: int) -> bytes:
 
 
 def starts_closed_gop(codec: str, extradata: bytes, packet: bytes) -> bool:
-    """Return True if no packet after this keyframe needs a packet before the keyframe.
-
-    Before and after refer to decoding order.
+    """Return True if no packet after this keyframe, in decoding order, needs a packet before it.
 
     This holds for most codecs; some keyframes of H.264 and HEVC are only recovery points.
     """
+    if codec not in _LENGTH_SIZE_AT:
+        return True
+    units = _unit_headers(packet, 0, len(packet), _length_size(codec, extradata))
     if codec == "h264":
-        units = _unit_headers(packet, 0, len(packet), _length_size(extradata, 4))
         return any(first & 31 == _H264_CLOSED for first, _ in units)
-    if codec == "hevc":
-        units = _unit_headers(packet, 0, len(packet), _length_size(extradata, 21))
-        return any(first >> 1 & 63 in _HEVC_CLOSED for first, _ in units)
-    return True
+    return any(first >> 1 & 63 in _HEVC_CLOSED for first, _ in units)
 
 
-def _length_size(extradata: bytes, at: int) -> int:
+def _length_size(codec: str, extradata: bytes) -> int:
     """Return the size of the length field before each unit; 0 if units begin with a start code."""
-    if len(extradata) <= at or extradata.startswith((_START, b"\0" + _START)):
+    at = _LENGTH_SIZE_AT[codec]
+    if len(extradata) <= at or extradata.startswith(_START_CODES):
         return 0
     return (extradata[at] & 3) + 1
 
@@ -216,11 +191,10 @@ def packet_units(codec: str, extradata: bytes, packet: bytes) -> Iterator[bytes]
 
     The temporal delimiter of AV1 is removed, because files do not contain temporal delimiters.
     """
-    at = {"h264": 4, "hevc": 21}.get(codec)
-    if at is None:
+    if codec not in _LENGTH_SIZE_AT:
         yield packet.removeprefix(b"\x12\0") if codec == "av1" else packet
         return
-    if size := _length_size(extradata, at):
+    if size := _length_size(codec, extradata):
         begin = 0
         while begin + size <= len(packet):
             end = begin + size + int.from_bytes(packet[begin : begin + size])

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from av import VideoFrame
     from av.video.codeccontext import VideoCodecContext
 
-__all__ = ["verify_by_decoding", "build_stream"]
-
 
 def build_stream(
     parameters: Mapping[str, Any],
@@ -45,11 +43,7 @@ def build_stream(
     data: bytes,
     time_base: Fraction,
 ) -> EncodedStream:
-    """Build a video stream from its packets; compute frame count, display size and duration.
-
-    Raises:
-        MediaError: no frame is shown.
-    """
+    """Build a video stream from its packets; compute frame count, display size and duration."""
     shown = packets[(packet_flags(packets) & PacketFlag.HIDDEN) == 0]
     if not len(shown):
         raise MediaError("its video stream holds no frame")
@@ -81,12 +75,8 @@ def verify_by_decoding(
 
     Args:
         stream: the stream as its container describes it.
-        untimed: a mask of the packets without a stored time; `fill_missing_times` computes these
-            times.
+        untimed: a mask of the packets without a stored time.
         interval: the ticks from one frame to the next at the rate of the stream.
-
-    Raises:
-        MediaError: a packet is damaged, or the clock restarts within the stream.
     """
     shown = _DigestDecoder(stream).decode_all()
     flags = packet_flags(stream.packets)
@@ -97,11 +87,16 @@ def verify_by_decoding(
     times = _times(stream, order, untimed, interval)
     pts = stream.packets["pts"].copy()
     pts[order] = times
+    return _drop_false_keyframes(with_table(stream, flags, pts), shown)
+
+
+def with_table(
+    stream: EncodedStream, flags: npt.NDArray[np.int64], pts: npt.NDArray[np.int64]
+) -> EncodedStream:
+    """Build a stream of the same packets with other flags and times."""
     packets = pack_packets(packet_sizes(stream.packets), flags, pts, stream.packets["duration"])
-    mended = build_stream(
-        stream.parameters, stream.extradata, packets, bytes(stream.data[:]), stream.time_base
-    )
-    return _drop_false_keyframes(mended, shown)
+    parameters, data = stream.parameters, bytes(stream.data[:])
+    return build_stream(parameters, stream.extradata, packets, data, stream.time_base)
 
 
 def _times(
@@ -113,7 +108,7 @@ def _times(
     """Return the times of the packets in `order` (presentation order), ascending."""
     packets = stream.packets[order]
     stored = zip(packets["pts"].tolist(), untimed[order].tolist(), strict=True)
-    known = [None if is_untimed else time for time, is_untimed in stored]
+    known = [None if is_missing else time for time, is_missing in stored]
     complete = fill_missing_times(known, packets["duration"].tolist(), interval)
     times = [time for time, _ in in_presentation_order((time, None) for time in complete)]
     for n, (before, after) in enumerate(zip(times, times[1:], strict=False), 1):

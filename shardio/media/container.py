@@ -1,10 +1,8 @@
 """Recognise media files by name and first bytes, detect truncation, and open containers.
 
-`missing_bytes` detects truncation by comparing the size of a file with the sizes that its container
-declares.
-
-Opening is strict on purpose: a truncated file is an error, and only a fixed list of demuxers is
-tried, so that FFmpeg never reads a text file as media, or opens the addresses in a playlist.
+Opening is strict on purpose: a file that is shorter than its container declares is an error, and
+only a fixed list of demuxers is tried. FFmpeg then never reads a text file as media, and never
+opens the addresses in a playlist.
 """
 
 from __future__ import annotations
@@ -22,22 +20,6 @@ if TYPE_CHECKING:
     from av.audio.stream import AudioStream
     from av.container import InputContainer
     from av.video.stream import VideoStream
-
-__all__ = [
-    "DECODER_OPTIONS",
-    "HEAD_BYTES",
-    "audio_stream",
-    "check_complete",
-    "has_guessed_times",
-    "has_media_signature",
-    "has_media_suffix",
-    "has_sound_suffix",
-    "missing_bytes",
-    "open_container",
-    "stored_times",
-    "video_streams",
-]
-
 
 HEAD_BYTES = 1024  # enough to recognise transport streams, by the sync bytes of five packets
 
@@ -113,9 +95,8 @@ def has_media_signature(head: bytes) -> bool:
 def missing_bytes(file: BinaryIO) -> int:
     """Return the number of bytes by which a file is shorter than its container declares.
 
-    Containers that declare their size are supported: ISO base media (MP4, MOV), RIFF (AVI),
-    Matroska and WebM, FLV (in its metadata), and GIF (1 if the fixed last byte is missing). Return
-    0 for other files, and for live recordings, which do not declare a size.
+    For a GIF, return 1 if the fixed last byte is missing. Return 0 for containers that declare no
+    size, and for live recordings.
     """
     n_bytes = file.seek(0, 2)
     file.seek(0)
@@ -220,8 +201,7 @@ def _ebml_size(file: BinaryIO) -> int | None:
     return None if value == (1 << 7 * (n_more + 1)) - 1 else value
 
 
-# Other demuxers would read a text file as ANSI art or a JPEG as a video of one frame, or open the
-# files and addresses in a playlist.
+# Other demuxers would read a text file as ANSI art or a JPEG as a video of one frame.
 _DEMUXERS = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,gif,mpegts,mpeg,mpegvideo,h264,hevc,m4v,obu,ivf"
     ",flv,asf,ogg,nut,mxf,rm,yuv4mpegpipe,dv,wtv"
@@ -233,16 +213,9 @@ _STALE_TAG_US = 1_000_000  # durations written by muxers are off by less than th
 
 
 def open_container(source: str | bytes, name: str, *, fill_in_times: bool = True) -> InputContainer:
-    """Open a path, or the bytes of a file.
+    """Open a path, or the bytes of a file; errors mention `name`.
 
-    Args:
-        source: a path, or the bytes of a file.
-        name: the name used in errors.
-        fill_in_times: True to let FFmpeg guess times and durations that the container lacks.
-
-    Raises:
-        MediaError: no container is recognised.
-        FileNotFoundError: there is no such file.
+    With `fill_in_times`, FFmpeg guesses times and durations that the container lacks.
     """
     import av
 
@@ -260,11 +233,7 @@ def open_container(source: str | bytes, name: str, *, fill_in_times: bool = True
 
 
 def video_streams(container: InputContainer, name: str) -> list[VideoStream]:
-    """Return the video streams other than cover pictures.
-
-    Raises:
-        MediaError: there is no video stream, or no decoder for the first.
-    """
+    """Return the video streams other than cover pictures; there is a decoder for the first."""
     from av.stream import Disposition
 
     streams = [
@@ -280,11 +249,7 @@ def video_streams(container: InputContainer, name: str) -> list[VideoStream]:
 
 
 def audio_stream(container: InputContainer, name: str) -> AudioStream:
-    """Return the first audio stream.
-
-    Raises:
-        MediaError: there is no audio stream, or no decoder for it.
-    """
+    """Return the first audio stream, for which there is a decoder."""
     if not container.streams.audio:
         raise MediaError(f"{name}: no audio stream (streams: {_stream_types(container)})")
     stream = container.streams.audio[0]
@@ -319,14 +284,11 @@ def _stream_types(container: InputContainer) -> str:
 def check_complete(
     source: str | bytes, container: InputContainer, stream: VideoStream | AudioStream, end: int
 ) -> None:
-    """Check that the file and the packets of a stream reach the end that the container declares.
+    """Raise MediaError unless a file and the packets of a stream reach the declared end.
 
-    `end` is the end of the last packet of `stream`, in its time base.
-
-    Raises:
-        MediaError: data is missing.
+    `end` is the end of the last packet, in the time base of `stream`.
     """
-    with _open_source(source) as file:
+    with open(source, "rb") if isinstance(source, str) else io.BytesIO(source) as file:
         n_missing = missing_bytes(file)
     if n_missing:
         raise MediaError(f"the file ends {n_missing} bytes before its container does")
@@ -338,10 +300,6 @@ def check_complete(
     found = int(end * stream.time_base * 1_000_000)
     if declared - found > _STALE_TAG_US:
         raise MediaError(f"its frames end at {found} us of {declared} us")
-
-
-def _open_source(source: str | bytes) -> BinaryIO:
-    return open(source, "rb") if isinstance(source, str) else io.BytesIO(source)
 
 
 def _microseconds(tag: str) -> int:

@@ -1,9 +1,7 @@
 """Demux media files into packets, with a table from which any frame can be decoded.
 
 Usually only the first frame is decoded, to find orientation and colours. If the container or the
-codec is known for wrong or missing times or keyframe flags, the whole stream is decoded
-(`checking`).
-`SpanReader` cuts spans of time out of a video file, each as a separate stream.
+codec is known for wrong or missing times or keyframe flags, `checking` decodes the whole stream.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ from shardio.format.types.streams import (
     PacketFlag,
     pack_packets,
     packet_flags,
-    packet_sizes,
 )
 from shardio.media.audio_packets import demux_audio
 from shardio.media.bitstream import (
@@ -35,7 +32,7 @@ from shardio.media.bitstream import (
     hidden_packet_test,
     x264_version_unit,
 )
-from shardio.media.checking import build_stream, verify_by_decoding
+from shardio.media.checking import build_stream, verify_by_decoding, with_table
 from shardio.media.container import (
     DECODER_OPTIONS,
     check_complete,
@@ -52,9 +49,6 @@ if TYPE_CHECKING:
     from av import Packet, VideoFrame
     from av.container import InputContainer
     from av.video.stream import VideoStream
-
-__all__ = ["PacketReader", "SpanReader", "demux", "times_of"]
-
 
 # Containers that store a presentation time with every frame, and one frame per packet.
 _EXACT_CONTAINERS = ("mov,mp4", "matroska", "flv")
@@ -111,9 +105,6 @@ class PacketReader:
         packets: the packets to read; all by default.
         facts_from: a reader of the same stream that has already decoded its first frame.
         stop_at_first_frame: stop reading at the first decoded frame.
-
-    Raises:
-        MediaError: a packet is damaged, or there is no frame.
     """
 
     container: InputContainer
@@ -128,17 +119,13 @@ class PacketReader:
     durations: list[int] = field(default_factory=list)
     parameters: dict[str, Any] = field(default_factory=dict)
     extradata: bytes = b""
-    display: bytes | None = None
 
     def __post_init__(self) -> None:
         if self.facts_from is None:
             self._begin()
             return
-        self.parameters, self.extradata = (
-            dict(self.facts_from.parameters),
-            self.facts_from.extradata,
-        )
-        self.display = self.facts_from.display
+        self.parameters = dict(self.facts_from.parameters)
+        self.extradata = self.facts_from.extradata
         self._read(is_known=True)
 
     def _begin(self) -> None:
@@ -159,10 +146,7 @@ class PacketReader:
         self._record_facts(first)
 
     def _read(self, *, is_known: bool = False) -> VideoFrame | None:
-        """Read every packet in a tight loop; return the first frame.
-
-        If the properties of the first frame are already known, decode no frame and return None.
-        """
+        """Read every packet in a tight loop; return the first frame, or None if it is known."""
         first: VideoFrame | None = None
         sizes, flags, times, durations = self.sizes, self.flags, self.times, self.durations
         write = self.content.write  # copies the packet; `getvalue` will not copy again
@@ -226,9 +210,8 @@ class PacketReader:
             self.parameters["sample_aspect"] = f"{aspect.numerator}:{aspect.denominator}"
         if rate:
             self.parameters["frame_rate"] = f"{rate.numerator}:{rate.denominator}"
-        self.display = display_matrix(frame)
-        if self.display is not None:
-            self.parameters["display"] = np.frombuffer(self.display, "<i4").tolist()
+        if (display := display_matrix(frame)) is not None:
+            self.parameters["display"] = np.frombuffer(display, "<i4").tolist()
 
     def end(self) -> int:
         """Return the latest end of a packet, in ticks."""
@@ -270,7 +253,7 @@ class PacketReader:
         return flags
 
     def time_base(self) -> Fraction:
-        """Seconds per tick."""
+        """Return the seconds per tick."""
         if not self.source.time_base:
             raise MediaError("the video stream has no time base")
         return self.source.time_base
@@ -317,7 +300,8 @@ class SpanReader(Closing):
                     "no span can be cut out; re-encode it"
                 )
             self._head = PacketReader(self._container, self._source, stop_at_first_frame=True)
-            check_complete(path, self._container, self._source, self._container_end())
+            end = (self._source.start_time or 0) + (self._source.duration or 0)
+            check_complete(path, self._container, self._source, end)
             self._time_base = self._head.time_base()
             self._second = max(1, round(1 / self._time_base))
         except MediaError as error:
@@ -359,16 +343,13 @@ class SpanReader(Closing):
             raise MediaError(f"{self._path}: {error}") from error
         return stream
 
-    def _container_end(self) -> int:
-        """Return the end of the stream that the container declares, in ticks."""
-        return (self._source.start_time or 0) + (self._source.duration or 0)
-
     def _packets(self, first: int, stop: int | None) -> list[Packet[VideoStream]]:
         """Read the packets of a span, from the last keyframe at or before its first frame."""
         start = self._source.start_time or 0
         back = max(first, start)
         while True:
-            packets, times = self._read(back, stop)
+            packets = self._read(back, stop)
+            times = [packet.pts or 0 for packet in packets]
             shown = [time for time in times if first <= time and (stop is None or time < stop)]
             # If the packets read begin after `first`, frames of the span may be missing.
             is_whole = back == start or (bool(times) and times[0] <= first)
@@ -381,18 +362,15 @@ class SpanReader(Closing):
                 # frames would need packets before the keyframe.
                 return [packets[n] for n in range(key, len(packets)) if times[n] >= times[key]]
             if back == start:
-                raise MediaError(
-                    _no_frame_error(first, stop, self._time_base, is_there=bool(shown))
-                )
+                end = "its end" if stop is None else f"{float(stop * self._time_base):g}"
+                what = "frame that can be decoded" if shown else "frame"
+                begin_s = float(first * self._time_base)
+                raise MediaError(f"no {what} from second {begin_s:g} to {end}")
             back = max(start, 2 * back - first - self._second)
 
-    def _read(self, back: int, stop: int | None) -> tuple[list[Packet[VideoStream]], list[int]]:
-        """Read from the keyframe at or before `back` to the last packet shown before `stop`.
-
-        Return the packets and their presentation times.
-        """
+    def _read(self, back: int, stop: int | None) -> list[Packet[VideoStream]]:
+        """Read from the keyframe at or before `back` to the last packet shown before `stop`."""
         packets: list[Packet[VideoStream]] = []
-        times: list[int] = []
         n_needed = 0
         self._container.seek(back, stream=self._source, backward=True)
         for packet in self._container.demux(self._source):
@@ -401,12 +379,11 @@ class SpanReader(Closing):
             if packet.pts is None:
                 raise MediaError("a packet has no time, so no span can be cut out")
             packets.append(packet)
-            times.append(packet.pts)
             if stop is None or packet.pts < stop:
                 n_needed = len(packets)
             elif packet.dts is not None and packet.dts >= stop:
                 break
-        return packets[:n_needed], times[:n_needed]
+        return packets[:n_needed]
 
     def close(self) -> None:
         """Close the file."""
@@ -419,12 +396,6 @@ def times_of(stream: EncodedStream) -> npt.NDArray[np.int64]:
     return np.sort(stream.packets["pts"][is_shown].astype(np.int64))
 
 
-def _no_frame_error(first: int, stop: int | None, time_base: Fraction, *, is_there: bool) -> str:
-    end = "its end" if stop is None else f"{float(stop * time_base):g}"
-    what = "frame that can be decoded" if is_there else "frame"
-    return f"no {what} from second {float(first * time_base):g} to {end}"
-
-
 def _restrict_to_span(
     stream: EncodedStream, first: int, stop: int | None, zero: int
 ) -> EncodedStream:
@@ -432,8 +403,4 @@ def _restrict_to_span(
     flags, pts = packet_flags(stream.packets), stream.packets["pts"].astype(np.int64)
     outside = pts < first if stop is None else (pts < first) | (pts >= stop)
     flags[outside] |= PacketFlag.HIDDEN
-    sizes, durations = packet_sizes(stream.packets), stream.packets["duration"]
-    packets = pack_packets(sizes, flags, pts - zero, durations)
-    return build_stream(
-        stream.parameters, stream.extradata, packets, bytes(stream.data[:]), stream.time_base
-    )
+    return with_table(stream, flags, pts - zero)

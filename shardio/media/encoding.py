@@ -22,17 +22,14 @@ from shardio.errors import InvalidArgument, MediaError, UnsupportedEnvironment
 from shardio.format.types.streams import EncodedStream, PacketFlag, pack_packets
 from shardio.media.bitstream import disposable_layer_test
 from shardio.media.checking import build_stream
-from shardio.media.frames import Picture, frame_from_planes
+from shardio.media.frames import frame_from_planes
 from shardio.media.image import encode_jpeg
-from shardio.media.pixels import MATRICES, RANGES, FrameConverter
+from shardio.media.pixels import MATRICES, RANGES, FrameConverter, Pixels
 from shardio.media.timestamps import frame_durations
 
 if TYPE_CHECKING:
     from av import VideoFrame
     from av.video.codeccontext import VideoCodecContext
-
-__all__ = ["JpegEncoder", "StreamEncoder", "encode"]
-
 
 _RATE = Fraction(25)
 
@@ -191,7 +188,7 @@ class StreamEncoder:
         codec.options = settings(gop, crf)
         return codec
 
-    def add(self, time: int, picture: Picture) -> None:
+    def add(self, time: int, picture: Pixels) -> None:
         """Encode the next picture, shown from `time` (in ticks) on; times must rise.
 
         `picture` is uint8: RGB of (height, width, 3), or planes of (height * 3 / 2, width) with Y
@@ -203,21 +200,18 @@ class StreamEncoder:
         """
         import av
 
-        if self._times and time <= self._times[-1]:
-            raise InvalidArgument(f"a picture at {time} follows one at {self._times[-1]}")
+        _check_rising(self._times, time)
         frame = self._frame(picture)
         frame.pts, frame.time_base = len(self._times), 1 / _RATE
         self._times.append(time)
-        is_first = len(self._times) == 1
+        opens_codec = len(self._times) == 1
         try:
-            with (
-                keep_scheduling_policy() if is_first else contextlib.nullcontext()
-            ):  # the first call opens the codec
+            with keep_scheduling_policy() if opens_codec else contextlib.nullcontext():
                 self._collect(self._codec.encode(frame))
         except av.FFmpegError as error:
             raise MediaError(f"picture {len(self._times) - 1}: {error.strerror}") from error
 
-    def _frame(self, picture: Picture) -> VideoFrame:
+    def _frame(self, picture: Pixels) -> VideoFrame:
         from av import VideoFrame
 
         width, height = self._size
@@ -263,17 +257,7 @@ class StreamEncoder:
         if sorted(self._packet_frames) != list(range(len(self._times))):
             raise MediaError(f"{self._codec.name} dropped pictures")
         durations = frame_durations(self._times, last_duration)
-        width, height = self._size
-        parameters = {
-            "codec": self._codec_name,
-            "pixel_format": "yuv420p",
-            "width": width,
-            "height": height,
-            "color_range": RANGES[self._colours["color_range"]],
-            "colorspace": MATRICES[self._colours["matrix"]],
-            "range": self._colours["color_range"],
-            "matrix": self._colours["matrix"],
-        }
+        parameters = _parameters(self._codec_name, "yuv420p", self._size, **self._colours)
         if self._codec.reorder_depth:
             parameters["reorder"] = self._codec.reorder_depth
         packets = pack_packets(
@@ -287,35 +271,42 @@ class StreamEncoder:
 
 
 def encode(
-    pictures: Iterable[tuple[int, Picture | None]],
+    pictures: Iterable[tuple[int, Pixels | None]],
     width: int,
     height: int,
     time_base: Fraction,
-    *,
-    gop: int = 16,
-    crf: int = 19,
-    codec: str = "h264",
-    matrix: str = "bt601",
-    color_range: str = "limited",
+    **options: Any,
 ) -> EncodedStream:
     """Encode pairs of time and picture, as from `VideoFile.pictures`, to a stream.
 
     Pictures that are None are skipped. Other arguments and errors are as in `StreamEncoder`.
     """
-    encoder = StreamEncoder(
-        width,
-        height,
-        time_base,
-        gop=gop,
-        crf=crf,
-        codec=codec,
-        matrix=matrix,
-        color_range=color_range,
-    )
+    encoder = StreamEncoder(width, height, time_base, **options)
     for time, picture in pictures:
         if picture is not None:
             encoder.add(time, picture)
     return encoder.finish()
+
+
+def _check_rising(times: list[int], time: int) -> None:
+    if times and time <= times[-1]:
+        raise InvalidArgument(f"a picture at {time} follows one at {times[-1]}")
+
+
+def _parameters(
+    codec: str, pixel_format: str, size: tuple[int, int], matrix: str, color_range: str
+) -> dict[str, Any]:
+    """Return the parameters of a stream; `size` is (width, height)."""
+    return {
+        "codec": codec,
+        "pixel_format": pixel_format,
+        "width": size[0],
+        "height": size[1],
+        "color_range": RANGES[color_range],
+        "colorspace": MATRICES[matrix],
+        "range": color_range,
+        "matrix": matrix,
+    }
 
 
 class JpegEncoder:
@@ -340,7 +331,7 @@ class JpegEncoder:
         self._parts: list[bytes] = []
         self._times: list[int] = []
 
-    def add(self, time: int, picture: Picture) -> None:
+    def add(self, time: int, picture: Pixels) -> None:
         """Encode the next frame, shown from `time` (in ticks) on; times must rise.
 
         Raises:
@@ -352,8 +343,7 @@ class JpegEncoder:
             raise InvalidArgument(
                 f"a picture is of {picture.shape}; expected uint8 of {(height, width, 3)}"
             )
-        if self._times and time <= self._times[-1]:
-            raise InvalidArgument(f"a picture at {time} follows one at {self._times[-1]}")
+        _check_rising(self._times, time)
         self._parts.append(encode_jpeg(picture, quality=self._quality))
         self._times.append(time)
 
@@ -365,17 +355,7 @@ class JpegEncoder:
         """
         if not self._times:
             raise MediaError("no picture to encode")
-        width, height = self._size
-        parameters = {
-            "codec": "mjpeg",
-            "pixel_format": "yuvj420p",
-            "width": width,
-            "height": height,
-            "color_range": RANGES["full"],
-            "colorspace": MATRICES["bt601"],
-            "range": "full",
-            "matrix": "bt601",
-        }
+        parameters = _parameters("mjpeg", "yuvj420p", self._size, "bt601", "full")
         packets = pack_packets(
             list(map(len, self._parts)),
             [int(PacketFlag.KEY)] * len(self._parts),

@@ -20,7 +20,7 @@ from shardio.media.pixels import (
     RANGES,
     FrameConverter,
     FrameFormat,
-    Picture,
+    Pixels,
     PlanarRgbPath,
     PlaneCopyPath,
     frame_format,
@@ -29,22 +29,6 @@ from shardio.media.pixels import (
 
 if TYPE_CHECKING:
     from av import VideoFrame
-
-__all__ = [
-    "CropBox",
-    "CropGeometry",
-    "MAX_SIDE",
-    "Picture",
-    "FrameRenderer",
-    "FrameWriter",
-    "CropPosition",
-    "covering_size",
-    "crop_geometry",
-    "display_size",
-    "display_rotation",
-    "frame_from_planes",
-]
-
 
 MAX_SIDE = 16384  # pixels after scaling; without a limit, 4000x1 pixels could get 500,000 wide
 
@@ -80,11 +64,17 @@ class CropGeometry:
     left: int
     top: int
 
+    @property
+    def is_odd(self) -> bool:
+        """True if the crop would split pairs of pixels, which share their chroma."""
+        return bool((self.width | self.height | self.left | self.top) & 1)
+
 
 def display_size(width: int, height: int, aspect: Fraction, *, turned: bool) -> tuple[int, int]:
     """Return width and height as displayed: with square pixels, swapped after a quarter turn.
 
-    `aspect` is the width / height of a stored pixel; 0 (unknown) counts as 1.
+    Everywhere in this module, `aspect` is the width / height of a stored pixel; 0 (unknown) counts
+    as 1.
     """
     wide = max(1, _round_half_up(width * (aspect or Fraction(1))))
     return (height, wide) if turned else (wide, height)
@@ -103,9 +93,8 @@ def covering_size(
     tall_size, wide_size = (size, size) if isinstance(size, int) else size
     wide, tall = width * (aspect or Fraction(1)), Fraction(height)
     scale = max(wide_size / wide, tall_size / tall)
-    return max(wide_size, _round_half_up(wide * scale)), max(
-        tall_size, _round_half_up(tall * scale)
-    )
+    wide, tall = wide * scale, tall * scale
+    return max(wide_size, _round_half_up(wide)), max(tall_size, _round_half_up(tall))
 
 
 def crop_geometry(
@@ -113,12 +102,10 @@ def crop_geometry(
     size: tuple[int, int],
     crop: CropPosition | CropBox | None,
 ) -> CropGeometry:
-    """Compute the geometry of a crop.
+    """Compute the geometry of a crop of `size` (height, width); None crops the centre.
 
     Args:
         shown: width and height of the displayed picture.
-        size: height and width of the crop.
-        crop: a position or a box; None is the centre.
 
     Raises:
         InvalidArgument: the box is not within the picture.
@@ -170,8 +157,6 @@ class FrameWriter:
     """A writer of frames into arrays of `size` (height, width), upright, with square pixels.
 
     Args:
-        size: height and width of the output.
-        aspect: the width / height of a stored pixel; 0 if unknown.
         crop: the part of the picture; None is the largest centred part.
         pixels: "rgb" writes (height, width, 3); "yuv420" writes (height * 3 / 2, width), with Y
             above U and V side by side, and requires even height and width.
@@ -190,13 +175,13 @@ class FrameWriter:
     ) -> None:
         self._size, self._aspect, self._crop = size, aspect, crop
         self._is_yuv = pixels == "yuv420"
-        self._matrix, self._range = matrix, color_range
+        self._colours: dict[str, Any] = {"matrix": matrix, "color_range": color_range}
         self._converter = converter or FrameConverter()
-        self._framings: dict[tuple[int, int, bool], CropGeometry] = {}
+        self._geometries: dict[tuple[int, int, bool], CropGeometry] = {}
         self._format: FrameFormat | None = None
         self._fast_path: PlaneCopyPath | PlanarRgbPath | None = None
 
-    def write(self, frame: VideoFrame, display: bytes | None, out: Picture) -> None:
+    def write(self, frame: VideoFrame, display: bytes | None, out: Pixels) -> None:
         """Scale, convert, rotate and crop `frame` into `out`.
 
         `display` is the frame's display matrix as FFmpeg stores it (nine int32), or None.
@@ -207,10 +192,9 @@ class FrameWriter:
                 …).
         """
         if display is None:
-            frame_format_now = frame_format(frame)
-            if frame_format_now != self._format:
-                self._fast_path = self._find_fast_path(frame)
-                self._format = frame_format_now
+            found = frame_format(frame)
+            if found != self._format:
+                self._fast_path, self._format = self._find_fast_path(frame), found
             if self._fast_path is not None:
                 self._fast_path.write(frame, out)
                 return
@@ -218,77 +202,67 @@ class FrameWriter:
 
     def _find_fast_path(self, frame: VideoFrame) -> PlaneCopyPath | PlanarRgbPath | None:
         """Return the fast path for upright frames of this format, or None."""
-        framing = self._framing(frame, turned=False)
-        whole, (top, left) = (framing.width, framing.height), (framing.top, framing.left)
+        geometry = self._geometry(frame, turned=False)
+        whole, (top, left) = (geometry.width, geometry.height), (geometry.top, geometry.left)
         if not self._is_yuv:
             return self._converter.rgb_path(frame, whole, self._size, (top, left))
-        if (top | left | framing.width | framing.height) & 1:
-            return None
-        colours = {"matrix": self._matrix, "color_range": self._range}
-        if self._converter.yuv(frame, whole[0], whole[1], **colours) is not frame:
+        if geometry.is_odd or self._converter.yuv(frame, *whole, **self._colours) is not frame:
             return None
         return PlaneCopyPath(self._size, top, left)
 
-    def _write_generic(self, frame: VideoFrame, turns: tuple[bool, int, int], out: Picture) -> None:
+    def _write_generic(self, frame: VideoFrame, turns: tuple[bool, int, int], out: Pixels) -> None:
         """Write any frame, without the fast path."""
-        framing = self._framing(frame, turned=turns[0])
-        width, height = framing.width, framing.height
+        geometry = self._geometry(frame, turned=turns[0])
+        width, height = geometry.width, geometry.height
         if turns[0]:
             width, height = height, width
         if self._is_yuv:
-            self._write_yuv(frame, (width, height), turns, framing, out)
+            self._write_yuv(frame, (width, height), turns, geometry, out)
             return
         for channel, part in self._converter.rgb(frame, width, height):
-            out[..., channel] = self._oriented_crop(part, turns, framing)
+            out[..., channel] = self._oriented_crop(part, turns, geometry)
 
     def _write_yuv(
         self,
         frame: VideoFrame,
         whole: tuple[int, int],
         turns: tuple[bool, int, int],
-        framing: CropGeometry,
-        out: Picture,
+        geometry: CropGeometry,
+        out: Pixels,
     ) -> None:
         """Write YUV planes; use full-resolution chroma if the crop would split pairs of pixels."""
-        colours: dict[str, Any] = {"matrix": self._matrix, "color_range": self._range}
-        tall, wide = self._size
-        odd = (framing.width | framing.height | framing.left | framing.top) & 1
-        if odd or turns != _UPRIGHT:
-            whole_chroma = self._converter.yuv(frame, *whole, chroma="yuv444p", **colours)
-            planes = [plane_rows(each, whole[1], whole[0]) for each in whole_chroma.planes]
-            parts = [self._oriented_crop(plane, turns, framing) for plane in planes]
-            made = self._converter.yuv(
-                frame_from_planes(parts, "yuv444p", **colours), wide, tall, **colours
-            )
+        (tall, wide), colours = self._size, self._colours
+        top, left = geometry.top, geometry.left
+        if geometry.is_odd or turns != _UPRIGHT:
+            full = self._converter.yuv(frame, *whole, chroma="yuv444p", **colours)
+            planes = [plane_rows(each, whole[1], whole[0]) for each in full.planes]
+            parts = [self._oriented_crop(plane, turns, geometry) for plane in planes]
+            frame, whole = frame_from_planes(parts, "yuv444p", **colours), (wide, tall)
             top = left = 0
-        else:
-            made = self._converter.yuv(frame, *whole, **colours)
-            top, left = framing.top, framing.left
-        luma, blue, red = made.planes
+        luma, blue, red = self._converter.yuv(frame, *whole, **colours).planes
         out[:tall] = plane_rows(luma, tall, wide, top, left)
         tall, wide, top, left = tall // 2, wide // 2, top // 2, left // 2
         out[-tall:, :wide] = plane_rows(blue, tall, wide, top, left)
         out[-tall:, wide:] = plane_rows(red, tall, wide, top, left)
 
     def _oriented_crop(
-        self, image: Picture, turns: tuple[bool, int, int], framing: CropGeometry
-    ) -> Picture:
+        self, image: Pixels, turns: tuple[bool, int, int], geometry: CropGeometry
+    ) -> Pixels:
         """Return the crop of the whole picture, rotated upright, as a view."""
         turned, down, right = turns
         if turned:
             image = image.swapaxes(0, 1)
         tall, wide = self._size
-        top, left = framing.top, framing.left
+        top, left = geometry.top, geometry.left
         return image[::down, ::right][top : top + tall, left : left + wide]
 
-    def _framing(self, frame: VideoFrame, *, turned: bool) -> CropGeometry:
+    def _geometry(self, frame: VideoFrame, *, turned: bool) -> CropGeometry:
         key = (frame.width, frame.height, turned)
-        found = self._framings.get(key)
+        found = self._geometries.get(key)
         if found is None:
             wide, tall = frame.width * (self._aspect or Fraction(1)), Fraction(frame.height)
             shown = (tall, wide) if turned else (wide, tall)
-            found = crop_geometry(shown, self._size, self._crop)
-            self._framings[key] = found
+            found = self._geometries[key] = crop_geometry(shown, self._size, self._crop)
         return found
 
 
@@ -311,7 +285,7 @@ class FrameRenderer:
         self._shape = (height, width, 3) if pixels == "rgb" else (height * 3 // 2, width)
         self._writer = FrameWriter((height, width), aspect, None, pixels, matrix, color_range)
 
-    def render(self, frame: VideoFrame, display: bytes | None) -> Picture:
+    def render(self, frame: VideoFrame, display: bytes | None) -> Pixels:
         """Scale, convert, rotate and crop `frame` into a new array."""
         made = np.empty(self._shape, np.uint8)
         self._writer.write(frame, display, made)
@@ -332,7 +306,7 @@ def display_rotation(display: bytes | None) -> tuple[bool, int, int]:
 
 
 def frame_from_planes(
-    parts: Sequence[Picture], pixel_format: str, *, matrix: str, color_range: str
+    parts: Sequence[Pixels], pixel_format: str, *, matrix: str, color_range: str
 ) -> VideoFrame:
     """Copy planes of Y, U and V into a frame."""
     from av import VideoFrame

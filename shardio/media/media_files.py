@@ -1,10 +1,9 @@
 """Decode image and video files to frames with exact times, or directly into a row of a batch.
 
-Frames are upright RGB of one size, with integer times. FFmpeg conceals damage where it can (grey
-blocks, repeated frames), which suits players but not training. Here any detected damage is an
-error: errors of the decoder (its `explode` mode), packets and frames that are marked corrupt, and
-files that are shorter than their container declares. Damage that leaves a valid stream cannot be
-detected.
+FFmpeg conceals damage where it can (grey blocks, repeated frames), which suits players but not
+training. Here any detected damage is an error: errors of the decoder (its `explode` mode), packets
+and frames that are marked corrupt, and files that are shorter than their container declares. Damage
+that leaves a valid stream cannot be detected.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from shardio.media.container import (
     video_streams,
 )
 from shardio.media.demuxing import demux
-from shardio.media.frames import FrameRenderer, Picture
+from shardio.media.frames import FrameRenderer
 from shardio.media.image import decode_crop, decode_image, probe
 from shardio.media.pixels import Pixels, display_matrix, frame_facts
 from shardio.media.timestamps import (
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
     from av import VideoFrame
     from av.video.stream import VideoStream
     from typing_extensions import Buffer
-
-__all__ = ["Picture", "VideoFile", "library_versions", "load_clip", "load_image"]
 
 
 def library_versions() -> dict[str, str]:
@@ -76,16 +73,13 @@ class VideoFile(Closing):
         self._container = open_container(path, path, fill_in_times=fill_in_times)
         try:
             self._stream, self._facts = self._open_stream()
-            self.time_base = self._exact_time_base()
+            if self._stream.time_base is None:
+                raise MediaError(f"{self.path}: the video stream has no time base")
+            self.time_base = self._stream.time_base
             self._is_guessed = has_guessed_times(self._container, self._stream)
         except BaseException:
             self._container.close()
             raise
-
-    def _exact_time_base(self) -> Fraction:
-        if self._stream.time_base is None:
-            raise MediaError(f"{self.path}: the video stream has no time base")
-        return self._stream.time_base
 
     @property
     def interval(self) -> Fraction:
@@ -93,10 +87,7 @@ class VideoFile(Closing):
         return 1 / (self._stream.average_rate or Fraction(25))
 
     def facts(self) -> dict[str, Any]:
-        """Return the properties of the stream as stored, as JSON values.
-
-        The result is complete only after a frame has been decoded.
-        """
+        """Return the stored properties as JSON values; complete once a frame has been decoded."""
         return dict(self._facts)
 
     def _open_stream(self) -> tuple[VideoStream, dict[str, Any]]:
@@ -121,13 +112,13 @@ class VideoFile(Closing):
         wanted: Callable[[int], bool] = lambda n: True,
         *,
         pixels: str = "rgb",
-    ) -> Iterator[tuple[int, Picture | None]]:
+    ) -> Iterator[tuple[int, Pixels | None]]:
         """Decode every frame once, in presentation order, as (time, picture).
 
         The time is in ticks of `time_base`. The picture is a new uint8 array, `size` x `size` x 3,
         RGB; `size` may also be (height, width). The picture is None if `wanted(n)` is false for the
-        n-th frame, which saves the conversion. With `pixels` "yuv420", pictures have the layout
-        described in `FrameWriter`, which encoders accept.
+        n-th frame, which saves the conversion. `pixels` "yuv420" gives the planes that encoders
+        accept (see `FrameWriter`).
 
         Raises:
             MediaError: the file is damaged; the pictures yielded before are valid.
@@ -137,7 +128,7 @@ class VideoFile(Closing):
 
     def _render_timed(
         self, renderer: FrameRenderer, wanted: Callable[[int], bool]
-    ) -> Iterator[tuple[int, Picture | None]]:
+    ) -> Iterator[tuple[int, Pixels | None]]:
         """Decode frames, and convert the wanted ones."""
         import av
 
@@ -186,10 +177,10 @@ class VideoFile(Closing):
             yield time, frame
 
     def _count_times(self, interval: Fraction) -> list[int]:
-        """Return the time of every frame, from `fill_missing_times`, up to the end or an error.
+        """Decode the file a second time; return the time of every frame up to the end or an error.
 
-        The file is decoded a second time, because only a decoder can count the frames before the
-        first known time, and buffering their pictures would take unlimited memory.
+        Only a decoder can count the frames before the first known time, and buffering their
+        pictures would take unlimited memory.
         """
         import av
 

@@ -1,7 +1,7 @@
-"""Mux the packets of a stream into a file for players, and verify the result.
+"""Mux the packets of a stream into a file for players, and verify the file by demuxing it.
 
-Before the file is returned, it is demuxed and compared with the stream. Packets are unchanged,
-except that start codes of H.264 and HEVC units are replaced by lengths, as containers require.
+Packets are unchanged, except that start codes of H.264 and HEVC units are replaced by lengths, as
+containers require.
 """
 
 from __future__ import annotations
@@ -25,9 +25,6 @@ from shardio.media.encoding import keep_scheduling_policy
 if TYPE_CHECKING:
     from av.container import OutputContainer
 
-__all__ = ["MuxedStream", "mux", "write_mp3_trim"]
-
-
 _DECODER_DELAY: Final = 529
 """The delay of every MP3 decoder in samples; the padding counts in a file do not include it."""
 _MAX: Final = (1 << 12) - 1
@@ -36,9 +33,9 @@ _NUMBERS_AT, _CRC_AT = 21, 34  # offsets from the encoder's name
 
 
 def write_mp3_trim(data: bytes, stream: EncodedStream) -> bytes:
-    """Write the number of padding samples at start and end into the tag frame of an MP3 file.
+    """Write the counts of padding samples at start and end into the tag frame of an MP3 file.
 
-    Return the data unchanged if there is no tag frame, or if a number does not fit into its field.
+    Return the data unchanged if there is no tag frame, or if a count does not fit into its field.
     """
     n_tags = 10 + int.from_bytes(data[6:10]) if data.startswith(b"ID3") else 0  # up to 127 bytes
     mark_at = max(data.find(mark, n_tags, n_tags + 64) for mark in (b"Xing", b"Info"))
@@ -113,20 +110,19 @@ def mux(stream: EncodedStream) -> MuxedStream:
         MediaError: no container stores the stream unchanged; the message has the reasons.
         ShardCorrupt: the stream is damaged.
     """
-    is_sound = "rate" in stream.parameters
     codec = str(stream.parameters.get("codec"))
     reasons = []
-    for form, suffix, shift in _candidate_formats(stream, codec, is_sound):
+    for form, suffix, shift in _candidate_formats(stream, codec):
         try:
-            data = _write_file(stream, form, shift, is_sound)
-            again = demux(data, "audio" if is_sound else "video", name=f"as {form}")
+            data = _write_file(stream, form, shift)
+            again = demux(data, "audio" if _is_sound(stream) else "video", name=f"as {form}")
         except _FormatRejected as error:
             reasons.append(f"{form}: {error}")
             continue
         except MediaError as error:
             reasons.append(str(error))
             continue
-        difference = _difference(stream, again, codec, shift, is_sound)
+        difference = _difference(stream, again, codec, shift)
         if difference is None:
             return MuxedStream(data, suffix)
         reasons.append(f"{form}: its {difference} would differ")
@@ -139,11 +135,13 @@ class _FormatRejected(Exception):
     """FFmpeg cannot write this stream in this format."""
 
 
-def _candidate_formats(
-    stream: EncodedStream, codec: str, is_sound: object
-) -> Iterator[tuple[str, str, int]]:
+def _is_sound(stream: EncodedStream) -> bool:
+    return "rate" in stream.parameters
+
+
+def _candidate_formats(stream: EncodedStream, codec: str) -> Iterator[tuple[str, str, int]]:
     """Yield (format, file suffix, ticks to subtract from times)."""
-    if not is_sound:
+    if not _is_sound(stream):
         is_shown = packet_flags(stream.packets) & PacketFlag.HIDDEN == 0
         first = int(stream.packets["pts"][is_shown].min(initial=0))
         for shift in dict.fromkeys((0, first)):
@@ -155,7 +153,7 @@ def _candidate_formats(
         yield from ((form, suffix, shift) for form, suffix in forms)
 
 
-def _write_file(stream: EncodedStream, form: str, shift: int, is_sound: object) -> bytes:
+def _write_file(stream: EncodedStream, form: str, shift: int) -> bytes:
     import av
 
     content = io.BytesIO()
@@ -166,10 +164,10 @@ def _write_file(stream: EncodedStream, form: str, shift: int, is_sound: object) 
     os.environ.setdefault("SVT_LOG", "0")
     try:
         with av.open(content, "w", format=form, container_options=options) as container:
-            target = (_sound_target if is_sound else _video_target)(container, stream)
+            target = (_sound_target if _is_sound(stream) else _video_target)(container, stream)
             target.time_base = base
             container.start_encoding()
-            for packet in _packets(stream, shift, is_sound):
+            for packet in _packets(stream, shift):
                 packet.stream, packet.time_base = target, base
                 container.mux_one(packet)
     except (av.FFmpegError, ValueError) as error:
@@ -222,7 +220,7 @@ def _encoder(stream: EncodedStream) -> str:
     return _ENCODERS.get(name, name)
 
 
-def _packets(stream: EncodedStream, shift: int, is_sound: object) -> Iterator[Any]:
+def _packets(stream: EncodedStream, shift: int) -> Iterator[Any]:
     """Yield the packets, with decoding times that are never later than presentation times."""
     import av
 
@@ -231,7 +229,7 @@ def _packets(stream: EncodedStream, shift: int, is_sound: object) -> Iterator[An
     in_order = np.sort(pts)
     dts = in_order - max(0, int((in_order - pts).max(initial=0)))
     durations = table["duration"].astype(np.int64)
-    if is_sound and len(pts):  # the last packet ends with the stream
+    if _is_sound(stream) and len(pts):  # the last packet ends with the stream
         end = int(pts[0]) + int(stream.parameters.get("skip", 0)) + stream.n_frames
         durations = np.clip(end - pts, 0, durations)
     keys = packet_flags(table) & PacketFlag.KEY != 0
@@ -245,11 +243,9 @@ def _packets(stream: EncodedStream, shift: int, is_sound: object) -> Iterator[An
         yield packet
 
 
-def _difference(
-    stream: EncodedStream, again: EncodedStream, codec: str, shift: int, is_sound: object
-) -> str | None:
+def _difference(stream: EncodedStream, again: EncodedStream, codec: str, shift: int) -> str | None:
     """Return the name of the first property in which two streams differ, or None."""
-    if is_sound and codec.startswith("pcm"):
+    if codec.startswith("pcm"):
         same_data = bytes(again.data[:]) == bytes(stream.data[:])
         return None if same_data and again.n_frames == stream.n_frames else "samples"
     if len(stream.packets) != len(again.packets):
@@ -259,7 +255,7 @@ def _difference(
     if not _has_same_data(stream, again, codec):
         return "packets"
     times, found = stream.packets["pts"].astype(np.int64), again.packets["pts"].astype(np.int64)
-    if is_sound:
+    if _is_sound(stream):
         lengths = [(each.n_frames, each.parameters.get("skip", 0)) for each in (stream, again)]
         same = np.array_equal(times - times[:1], found - found[:1])
         return None if same and lengths[0] == lengths[1] else "samples that are heard"
@@ -278,19 +274,14 @@ def _display_properties(stream: EncodedStream) -> tuple[Any, ...]:
 
 
 def _has_same_data(stream: EncodedStream, again: EncodedStream, codec: str) -> bool:
-    data, found = bytes(stream.data[:]), bytes(again.data[:])
-    if data == found:
+    if bytes(stream.data[:]) == bytes(again.data[:]):
         return True
-    return all(
-        list(packet_units(codec, stream.extradata, before))
-        == list(packet_units(codec, again.extradata, after))
-        for before, after in zip(
-            _packet_data(stream, data), _packet_data(again, found), strict=True
-        )
-    )
+    pairs = zip(_units(stream, codec), _units(again, codec), strict=True)
+    return all(before == after for before, after in pairs)
 
 
-def _packet_data(stream: EncodedStream, data: bytes) -> Iterator[bytes]:
-    table = stream.packets
+def _units(stream: EncodedStream, codec: str) -> Iterator[list[bytes]]:
+    """Yield the units of each packet, without their prefixes."""
+    data, table = bytes(stream.data[:]), stream.packets
     for offset, size in zip(table["offset"].tolist(), packet_sizes(table).tolist(), strict=True):
-        yield data[offset : offset + size]
+        yield list(packet_units(codec, stream.extradata, data[offset : offset + size]))

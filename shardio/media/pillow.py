@@ -27,20 +27,6 @@ from shardio.media.pixels import UPRIGHT, Pixels, exif_orientation, to_output, t
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = [
-    "FORMATS",
-    "check_png_checksums",
-    "to_luma",
-    "open_picture",
-    "orientation",
-    "pillow_image",
-    "decode_pixels",
-    "resample",
-    "resize",
-    "header_channels_and_bits",
-]
-
-
 FORMATS = ("PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM", "QOI")
 _PNG = b"\x89PNG\r\n\x1a\n"
 _CHANNELS = {"1": 1, "L": 1, "LA": 2, "La": 2, "RGBA": 4, "RGBa": 4, "PA": 4, "CMYK": 4}
@@ -110,10 +96,7 @@ def _ppm_max_value(picture: Image) -> int:
 
 
 def orientation(picture: Image) -> int:
-    """Return the orientation, 1 to 8, of an open picture that has not been decoded.
-
-    For TIFF this is the orientation that Pillow has already applied.
-    """
+    """Return the orientation of a picture before decoding; Pillow has applied that of a TIFF."""
     if picture.format == "TIFF":
         found = picture.getexif().get(0x0112, UPRIGHT)
         return int(found) if found in range(1, 9) else UPRIGHT
@@ -162,11 +145,7 @@ def _scale_transparent_color(picture: Image, bits: int) -> None:
 
 
 def _high_bytes_of_grey(picture: Image) -> Pixels:
-    """Return the upper 8 bits of 16-bit grey, as Pillow and libpng convert 16-bit colours.
-
-    Raises:
-        MediaError: the picture has 32-bit values, for which black and white are not defined.
-    """
+    """Return the upper 8 bits of 16-bit grey, as Pillow and libpng convert 16-bit colours."""
     if picture.mode[:4] != "I;16" and picture.format != "PPM":
         raise MediaError(
             f"a {picture.format} of 32-bit numbers ({picture.mode}): black and "
@@ -186,13 +165,7 @@ def to_luma(rgb: Pixels) -> Pixels:
 
 
 def check_png_checksums(data: bytes | memoryview) -> None:
-    """Check the checksums of a PNG's chunks, up to IEND; do nothing for other formats.
-
-    Pillow does not check the chunks of the pixels.
-
-    Raises:
-        MediaError: a chunk is damaged, truncated or missing.
-    """
+    """Check the checksums of a PNG's chunks, up to IEND; do nothing for other formats."""
     if data[:8] != _PNG:
         return
     at = 8
@@ -259,10 +232,7 @@ def resample(
     size: tuple[int, int],
     out: Pixels | None,
 ) -> Pixels:
-    """Resample the part `box` (top, left, height, width; may be fractional) to `size`.
-
-    Only pixels within the box contribute to the result.
-    """
+    """Resample `box` (top, left, height, width; may be fractional), and no pixel outside of it."""
     if not all(0 < side <= _MAX_SIDE for side in size):
         raise InvalidArgument(f"size: expected height and width of 1 to {_MAX_SIDE}, found {size}")
     top, left, height, width = box

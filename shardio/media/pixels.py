@@ -27,29 +27,6 @@ if TYPE_CHECKING:
     from av.video.reformatter import VideoReformatter
     from typing_extensions import Buffer
 
-__all__ = [
-    "FrameConverter",
-    "FrameFormat",
-    "MATRICES",
-    "Picture",
-    "PlanarRgbPath",
-    "PlaneCopyPath",
-    "RANGES",
-    "TRANSPOSED",
-    "UPRIGHT",
-    "check_out",
-    "display_matrix",
-    "exif_orientation",
-    "frame_facts",
-    "frame_format",
-    "is_full_range",
-    "matrix_name",
-    "plane_rows",
-    "to_output",
-    "turn_upright",
-]
-
-
 UPRIGHT = 1
 TRANSPOSED = 5  # the first of the orientations in which height and width are swapped
 
@@ -60,10 +37,7 @@ _MARK = b"Exif\0\0"
 
 
 def exif_orientation(exif: bytes) -> int:
-    """Return the orientation, 1 to 8, in an EXIF block with or without its leading signature.
-
-    A block without a valid orientation is not an error; return 1.
-    """
+    """Return the orientation in an EXIF block, with or without its signature; 1 if invalid."""
     block = exif.removeprefix(_MARK)
     order = _BYTE_ORDERS.get(block[:4])
     if order is None:
@@ -105,11 +79,7 @@ def to_output(pixels: Pixels, out: Pixels | None) -> Pixels:
 
 
 def check_out(out: Pixels, shape: tuple[int, ...]) -> None:
-    """Check that pixels of this shape can be written to `out` directly.
-
-    Raises:
-        InvalidArgument: `out` has another shape or dtype, or is strided or read-only.
-    """
+    """Raise InvalidArgument unless pixels of this shape can be written to `out` directly."""
     if out.shape == shape and out.dtype is _UINT8 and out.flags.carray:
         return
     flags = out.flags
@@ -124,9 +94,9 @@ def check_out(out: Pixels, shape: tuple[int, ...]) -> None:
 
 
 _FULL_RANGE = 2
-_NAMES = {1: "bt709", 4: "fcc", 7: "smpte240m", 9: "bt2020"}
 MATRICES = {"bt709": 1, "fcc": 4, "bt601": 5, "smpte240m": 7, "bt2020": 9}
 """FFmpeg's numbers for colour matrices."""
+_NAMES = {number: name for name, number in MATRICES.items()}
 RANGES = {"limited": 1, "full": 2}
 """FFmpeg's numbers for colour ranges."""
 
@@ -162,45 +132,40 @@ def frame_facts(frame: VideoFrame) -> dict[str, Any]:
     return facts
 
 
-Picture = np.ndarray[Any, np.dtype[np.uint8]]
 FrameFormat = tuple[int, int, str, int, int]
-"""The properties that determine the conversion of a frame, apart from its rotation."""
-
-_UINT8_DTYPE = np.dtype(np.uint8)
+"""Width, height, pixel format, matrix and range, which with the rotation determine a conversion."""
 
 
 def frame_format(frame: VideoFrame) -> FrameFormat:
-    """Return width, height, pixel format, matrix and range of a frame."""
+    """Return the format of a frame."""
     return frame.width, frame.height, frame.format.name, frame.colorspace, frame.color_range
 
 
 class PlaneCopyPath:
-    """A fast path for frames that are 4:2:0 already; it copies a part of each frame.
+    """A fast path for frames that are 4:2:0 already: a part of each frame is copied.
 
-    Args:
-        size: the height and width of the part; even.
-        top, left: the position of the part; even.
+    The size (height, width) and the position of the part are even.
     """
 
     def __init__(self, size: tuple[int, int], top: int, left: int) -> None:
         self._luma, self._luma_at = size, (top, left)
         self._chroma, self._chroma_at = (size[0] // 2, size[1] // 2), (top // 2, left // 2)
 
-    def write(self, frame: VideoFrame, out: Picture) -> None:
+    def write(self, frame: VideoFrame, out: Pixels) -> None:
         """Copy Y, and U and V side by side below it."""
         planes: Any = frame.planes  # buffers, which PyAV's types do not declare
         luma, blue, red = planes
         (top, left), line = self._luma_at, luma.line_size
         tall, wide = self._luma
         start = top * line + left
-        out[:tall] = np.ndarray(self._luma, _UINT8_DTYPE, luma, start, (line, 1))
+        out[:tall] = np.ndarray(self._luma, _UINT8, luma, start, (line, 1))
         (top, left), wide = self._chroma_at, wide // 2
         line = blue.line_size
         start = top * line + left
-        out[tall:, :wide] = np.ndarray(self._chroma, _UINT8_DTYPE, blue, start, (line, 1))
+        out[tall:, :wide] = np.ndarray(self._chroma, _UINT8, blue, start, (line, 1))
         line = red.line_size
         start = top * line + left
-        out[tall:, wide:] = np.ndarray(self._chroma, _UINT8_DTYPE, red, start, (line, 1))
+        out[tall:, wide:] = np.ndarray(self._chroma, _UINT8, red, start, (line, 1))
 
 
 class PlanarRgbPath:
@@ -209,8 +174,7 @@ class PlanarRgbPath:
     Args:
         reformatter: the swscale context; borrowed, and used for frames of one format only.
         arguments: the arguments of `reformat` after the frame, with the target "gbrp".
-        size: height and width of the part.
-        top, left: position of the part in the scaled picture.
+        size, top, left: height and width of the part, and its position in the scaled picture.
     """
 
     def __init__(
@@ -224,15 +188,15 @@ class PlanarRgbPath:
         self._reformat, self._arguments = reformatter.reformat, arguments
         self._size, self._at = size, (top, left)
 
-    def write(self, frame: VideoFrame, out: Picture) -> None:
+    def write(self, frame: VideoFrame, out: Pixels) -> None:
         """Scale, convert and crop `frame` into RGB."""
         planes: Any = self._reformat(frame, *self._arguments).planes
         green, blue, red = planes
         line = green.line_size
         start, size = self._at[0] * line + self._at[1], self._size
-        out[..., 1] = np.ndarray(size, _UINT8_DTYPE, green, start, (line, 1))
-        out[..., 2] = np.ndarray(size, _UINT8_DTYPE, blue, start, (line, 1))
-        out[..., 0] = np.ndarray(size, _UINT8_DTYPE, red, start, (line, 1))
+        out[..., 1] = np.ndarray(size, _UINT8, green, start, (line, 1))
+        out[..., 2] = np.ndarray(size, _UINT8, blue, start, (line, 1))
+        out[..., 0] = np.ndarray(size, _UINT8, red, start, (line, 1))
 
 
 _RESERVED_MATRIX = 3  # swscale refuses this value; writers use it for "unspecified"
@@ -268,7 +232,7 @@ class FrameConverter:
         )
         self._alpha: dict[str, bool] = {}
 
-    def rgb(self, frame: VideoFrame, width: int, height: int) -> list[tuple[int | slice, Picture]]:
+    def rgb(self, frame: VideoFrame, width: int, height: int) -> list[tuple[int | slice, Pixels]]:
         """Scale `frame` to RGB; return pairs of channel (or a slice of all channels) and values."""
         if self._has_alpha(frame):
             frame = self._blend_over_black(frame)
@@ -317,10 +281,7 @@ class FrameConverter:
         color_range: str,
         chroma: str = "yuv420p",
     ) -> VideoFrame:
-        """Convert `frame` to 8-bit planes of this size, matrix and range.
-
-        Return the frame itself if it needs no conversion.
-        """
+        """Convert a frame to 8-bit planes; return the frame itself if it needs no conversion."""
         full = is_full_range(frame)
         alike = matrix_name(frame) == matrix and full == (color_range == "full")
         if alike and frame.width == width and frame.height == height:
@@ -358,11 +319,7 @@ class FrameConverter:
         return self._alpha[name]
 
     def _blend_over_black(self, frame: VideoFrame) -> VideoFrame:
-        """Blend a frame with transparent parts over black.
-
-        Frames are blended before scaling, because scaling would mix in the colours of transparent
-        pixels.
-        """
+        """Blend a frame over black: scaling would mix in the colours of transparent pixels."""
         from av import VideoFrame
 
         rgba = frame.to_ndarray(format="rgba")
@@ -379,7 +336,7 @@ def _converts_to_planes(frame: VideoFrame, height: int) -> bool:
     return frame.format.name in _PLANAR_FORMATS
 
 
-def plane_rows(plane: Any, height: int, n_bytes: int, top: int = 0, left: int = 0) -> Picture:
+def plane_rows(plane: Any, height: int, n_bytes: int, top: int = 0, left: int = 0) -> Pixels:
     """Return a part of a plane with padded rows, as a view."""
     line = plane.line_size
     return np.ndarray((height, n_bytes), np.uint8, plane, top * line + left, (line, 1))

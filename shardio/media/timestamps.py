@@ -15,17 +15,6 @@ import numpy.typing as npt
 
 from shardio.errors import MediaError
 
-__all__ = [
-    "REORDER_WINDOW",
-    "MonotonicTimestamps",
-    "frame_durations",
-    "exact_duration",
-    "frame_interval",
-    "round_to_tick",
-    "in_presentation_order",
-    "fill_missing_times",
-]
-
 _T = TypeVar("_T")
 
 REORDER_WINDOW = 16  # no standard in use lets a decoder delay a frame by more frames
@@ -40,10 +29,8 @@ def in_presentation_order(frames: Iterable[tuple[int, _T]]) -> Iterator[tuple[in
     3, …). Therefore the n-th frame gets the n-th smallest time of the next `REORDER_WINDOW` frames.
 
     If a time is before an already assigned time, the clock has restarted (joined recordings), and
-    ordering also restarts.
-
-    Raises:
-        MediaError: re-raised from `frames` after the frames before it have been yielded.
+    ordering also restarts. A MediaError of `frames` is raised after all frames before the error
+    have been yielded.
     """
     waiting: deque[_T] = deque()
     times: list[int] = []
@@ -77,7 +64,7 @@ def frame_interval(rate: Fraction | None, time_base: Fraction) -> Fraction:
 
 
 def exact_duration(duration: int | None, interval: Fraction) -> Fraction:
-    """Return a frame's duration in ticks: `interval` if the stored one is missing or rounded."""
+    """Return a duration in ticks: `interval` if the stored duration is missing or rounded."""
     if not duration or abs(duration - interval) < 1:
         return interval
     return Fraction(duration)
@@ -93,13 +80,13 @@ def fill_missing_times(
 ) -> list[int]:
     """Return the time of every frame: as stored or, if missing, computed from its neighbours.
 
-    Missing times before the first known time are counted back from the first known time. Later
-    missing times are counted up from the previous known time, or spread evenly if the next known
-    time is too near. If no time is known, the first frame has time 0.
+    Missing times before the first known time are counted back from there. Later missing times are
+    counted up from the previous known time, or spread evenly if the next known time is too near. If
+    no time is known, the first frame has time 0.
 
     Args:
         times: the stored times in ticks, in presentation order; None if missing.
-        durations: the durations in ticks; 0 if unknown.
+        durations: in ticks; 0 if unknown.
         interval: the ticks from one frame to the next, from `frame_interval`.
     """
     found = [0 if time is None else time for time in times]
@@ -150,12 +137,7 @@ class MonotonicTimestamps:
 
 
 def frame_durations(times: Sequence[int], last: int = 0) -> npt.NDArray[np.int64]:
-    """Return the duration of each frame in ticks, which is the time until the next frame.
-
-    Args:
-        times: the times of the frames, rising.
-        last: the duration of the last frame; 0 repeats the previous duration.
-    """
+    """Return the durations of frames in ticks; `last` is the last of them, 0 to repeat one."""
     found: npt.NDArray[np.int64] = np.diff(np.array([*times, 0], np.int64)).view(np.int64)
     found[-1] = last or (found[-2] if len(found) > 1 else 1)
     return found

@@ -34,7 +34,7 @@ from shardio.media import (
     ClipDecoder,
     JpegEncoder,
     MonotonicTimestamps,
-    Picture,
+    Pixels,
     StreamEncoder,
     VideoFile,
     demux,
@@ -204,7 +204,7 @@ def encoder_for(options: Any, time_base: Fraction) -> StreamEncoder | JpegEncode
 
 def encoded(
     encoder: StreamEncoder | JpegEncoder,
-    pictures: Iterable[tuple[int, Picture | None]],
+    pictures: Iterable[tuple[int, Pixels | None]],
     name: str,
 ) -> tuple[EncodedStream, int, MediaError | None]:
     """Encode frames up to the end or an error.
@@ -229,7 +229,7 @@ def encoded(
 
 
 def error(
-    stream: EncodedStream, pictures: Iterator[tuple[int, Picture | None]]
+    stream: EncodedStream, pictures: Iterator[tuple[int, Pixels | None]]
 ) -> tuple[float, int]:
     """Compare the first frames of a stream with their sources.
 
@@ -438,8 +438,8 @@ class Videos(Converter):
 
 
 def picked(
-    frames: Iterable[tuple[int, Picture | None]], time_base: Fraction, rate: Fraction
-) -> Iterator[tuple[int, Picture | None]]:
+    frames: Iterable[tuple[int, Pixels | None]], time_base: Fraction, rate: Fraction
+) -> Iterator[tuple[int, Pixels | None]]:
     """Yield the first frame of each interval of 1 / `rate` seconds, with times unchanged."""
     ticks, rising = 1 / (rate * time_base), MonotonicTimestamps()
     begin: int | None = None
@@ -456,7 +456,7 @@ def picked(
 class _Clips:
     """A splitter of frames into windows of `span` frames, one every `step` frames."""
 
-    def __init__(self, frames: Iterator[tuple[int, Picture | None]], span: int, step: int) -> None:
+    def __init__(self, frames: Iterator[tuple[int, Pixels | None]], span: int, step: int) -> None:
         self._frames, self._span, self._step = frames, span, step
         self.n_frames = 0
 
