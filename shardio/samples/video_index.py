@@ -337,7 +337,7 @@ class VideoIndex:
             raise ShardCorrupt(
                 "a video has more frames than packets",
                 code="frames",
-                path=records.streams.path,
+                path=records.streams.units.path,
                 field=self._name,
                 sample=int(rows[i]),
                 expected=int(found["n_packets"][i]),

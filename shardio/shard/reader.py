@@ -101,7 +101,7 @@ class ShardReader(Closing):
         """The verification state; also used by the dataset's gather."""
         self.access: Access = "mmap" if isinstance(self._bytes, memoryview) else "pread"
         """The access mode in use: "mmap" or "pread"."""
-        self.records = Records(self._bytes, self.schema, self._sections, self.units, path=self.path)
+        self.records = Records(self.units)
         """The fields that are not stored in columns."""
 
     def __repr__(self) -> str:
@@ -311,7 +311,6 @@ class ShardReader(Closing):
         self._wholes.clear()
         self._bytes = memoryview(bytes(PAGE))
         self.units.release()
-        self.records.release()
 
 
 _KINDS: Final = frozenset(Kind)

@@ -12,69 +12,37 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._base.statistics import DECODE, PHASE_TIMES, TIMED_EVERY, now_ns
-from shardio.errors import ClosedError, ShardChanged, ShardCorrupt
+from shardio.errors import ShardChanged, ShardCorrupt
 from shardio.format.codecs import SPECS, Dictionary, cached_dictionary, decode
 from shardio.format.layout import NO_FIELD, Kind
-from shardio.format.schema import Schema
 from shardio.format.sections import (
     ENTRY,
     ENTRY_DTYPE,
     Entries,
-    Sections,
     codecs,
     first_invalid,
     stored_bytes,
 )
 from shardio.shard.streams import StreamRecords
 from shardio.shard.verification import Rows, VerifiedUnits
-from shardio.storage.content import Content, take_items
 
 Present = npt.NDArray[np.bool_]
 
 
 class Records:
-    """The records of one open shard.
+    """The records of one open shard, whose content and verification state `units` owns."""
 
-    It borrows the shard's bytes and its verification state until `release`.
-
-    Args:
-        content: the content of the file.
-        schema, sections: as validated by `open_sections`.
-        units: the verification state.
-        path: for messages.
-    """
-
-    def __init__(
-        self,
-        content: Content,
-        schema: Schema,
-        sections: Sections,
-        units: VerifiedUnits,
-        *,
-        path: str,
-    ) -> None:
-        self._content: Content | None = content
-        self._schema, self._sections, self._units, self._path = schema, sections, units, path
-        self._ids = {name: k for k, name in enumerate(schema.records)}
+    def __init__(self, units: VerifiedUnits) -> None:
+        self._units, self._schema = units, units.schema
+        self._ids = {name: k for k, name in enumerate(units.schema.records)}
         self._dictionaries: dict[str, Dictionary | None] = {}
-        self.streams = StreamRecords(content, schema, sections, units, path=path)
+        self.streams = StreamRecords(units)
         """The records of video and audio fields."""
-
-    @property
-    def _bytes(self) -> Content:
-        if self._content is None:
-            raise ClosedError(f"{self._path}: the reader is closed")
-        return self._content
-
-    def release(self) -> None:
-        """Release the shard's bytes; every later read raises ClosedError."""
-        self._content = None
-        self.streams.release()
 
     @property
     def offset(self) -> int:
         """The offset of the payload in the file."""
-        return self._sections[Kind.PAYLOAD, NO_FIELD, 0].offset
+        return self._units.sections[Kind.PAYLOAD, NO_FIELD, 0].offset
 
     def present(self, name: str, rows: Rows) -> Present:
         """Return a bool for each of `rows`: True if the row has a value of the field, verified.
@@ -84,12 +52,7 @@ class Records:
         """
         if not self._schema[name].optional:
             return np.ones(len(rows), np.bool_)
-        number = self._schema.field_id(name)
-        section = self._sections[Kind.VALIDITY, number, 0]
-        at = rows >> 3
-        self._units.check_blocks(Kind.VALIDITY, number, at, 1)
-        place = section.size, section.offset
-        stored = take_items(self._bytes, np.uint8, *place, at, section=section.name, field=name)
+        stored = self._units.items(Kind.VALIDITY, name, np.uint8, rows >> 3)
         found: Present = (stored >> (rows & 7).astype(np.uint8) & 1).astype(np.bool_)
         return found
 
@@ -101,22 +64,15 @@ class Records:
         Raises:
             ShardCorrupt: names the first sample with an invalid entry.
         """
-        content = self._bytes  # first, as it raises ClosedError after `release`
-        k, n_records = self._ids[name], len(self._ids)
-        section = self._sections[Kind.INDEX, NO_FIELD, 0]
-        numbers = rows * n_records + k
-        self._units.check_blocks(Kind.INDEX, NO_FIELD, numbers * ENTRY.size, ENTRY.size)
-        place = section.count, section.offset
-        found: Entries = take_items(
-            content, ENTRY_DTYPE, *place, numbers, section=section.name, field=name
-        )
-        payload = self._sections[Kind.PAYLOAD, NO_FIELD, 0]
+        numbers = rows * len(self._ids) + self._ids[name]
+        found: Entries = self._units.items(Kind.INDEX, name, ENTRY_DTYPE, numbers)
+        payload = self._units.sections[Kind.PAYLOAD, NO_FIELD, 0]
         broken = first_invalid(found, self._schema[name], payload.size)
         if broken is not None:
-            raise ShardCorrupt(
+            section = self._units.sections[Kind.INDEX, NO_FIELD, 0]
+            raise self._units.corrupt(
                 "an index entry is invalid (codec, offset, sizes or alignment)",
                 code="index_entry",
-                path=self._path,
                 field=name,
                 sample=int(rows[broken]),
                 offset=section.offset + int(numbers[broken]) * ENTRY.size,
@@ -134,7 +90,7 @@ class Records:
             ChecksumMismatch: the bytes were changed after they were written.
         """
         payload = self.offset
-        content = self._bytes  # kept, so that this iterator continues after `release`
+        content = self._units.content  # kept, so that this iterator continues after `release`
         dictionary = self._dictionary(name)
         k = self._ids[name]
         is_checked = self._units.are_records_checked(k, rows)
@@ -175,13 +131,8 @@ class Records:
         if not SPECS[self._schema[name].codec].has_dictionary:
             return None
         if name not in self._dictionaries:
-            section = self._sections[Kind.DICTIONARY, self._schema.field_id(name), 0]
-            try:
-                content = bytes(self._bytes[section.offset : section.offset + section.size])
-            except ShardChanged as error:
-                error.at(section=section.name, field=name)
-                raise
-            self._units.check_whole(section, content)
+            section = self._units.sections[Kind.DICTIONARY, self._schema.field_id(name), 0]
+            content = self._units.read_whole(section)
             try:
                 self._dictionaries[name] = cached_dictionary(content) if content else None
             except ShardCorrupt as error:
@@ -197,14 +148,8 @@ class Records:
         n_dims = len(self._schema[name].stored_dims)
         if not n_dims:
             return np.empty((len(rows), 0), np.uint64)
-        content = self._bytes  # first, as it raises ClosedError after `release`
-        number = self._schema.field_id(name)
-        section = self._sections[Kind.SHAPES, number, 0]
-        self._units.check_blocks(Kind.SHAPES, number, rows * section.stride, section.stride)
         line = np.dtype([("dims", "<u8", (n_dims,))])
-        place = section.count, section.offset
-        found = take_items(content, line, *place, rows, section=section.name, field=name)
-        dims: npt.NDArray[np.uint64] = found["dims"]
+        dims: npt.NDArray[np.uint64] = self._units.items(Kind.SHAPES, name, line, rows)["dims"]
         return dims
 
     def values(self, name: str, rows: Rows) -> Iterator[Any]:
@@ -270,7 +215,7 @@ class Records:
         return ShardCorrupt(
             error.what,
             code=error.code,
-            path=self._path,
+            path=self._units.path,
             field=field,
             sample=row,
             offset=offset,

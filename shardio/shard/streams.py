@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shardio.errors import ClosedError, InvalidArgument, ShardChanged, ShardCorrupt
+from shardio.errors import InvalidArgument, ShardChanged, ShardCorrupt
 from shardio.format.checksum import BLOCK_BYTES, CHUNK_BYTES, n_chunks
 from shardio.format.layout import NO_FIELD, Kind, Section
-from shardio.format.schema import Schema
-from shardio.format.sections import Entries, Sections
+from shardio.format.sections import Entries
 from shardio.format.types.streams import (
     PACKET,
     PACKET_DTYPE,
@@ -34,48 +33,17 @@ from shardio.format.types.streams import (
 )
 from shardio.format.types.text import read_json
 from shardio.shard.verification import Rows, VerifiedUnits
-from shardio.storage.content import Content, take_items
+from shardio.storage.content import Content
 
 
 class StreamRecords:
-    """The streams of one open shard. It borrows the shard's bytes and units until `release`.
+    """The streams of one open shard, whose content and verification state `units` owns."""
 
-    Args:
-        content: the content of the file.
-        schema, sections: as validated by `open_sections`.
-        units: the verification state.
-        path: the path, for messages.
-    """
-
-    def __init__(
-        self,
-        content: Content,
-        schema: Schema,
-        sections: Sections,
-        units: VerifiedUnits,
-        *,
-        path: str,
-    ) -> None:
-        self._content: Content | None = content
-        self._schema, self._sections, self.units, self.path = schema, sections, units, path
-
-    @property
-    def bytes(self) -> Content:
-        """The content of the file.
-
-        Raises:
-            ClosedError: the reader of the shard is closed.
-        """
-        if self._content is None:
-            raise ClosedError(f"{self.path}: the reader is closed")
-        return self._content
-
-    def release(self) -> None:
-        """Release the shard's bytes; every later read of a slice raises ClosedError."""
-        self._content = None
+    def __init__(self, units: VerifiedUnits) -> None:
+        self.units = units
 
     def _section(self, kind: Kind, name: str) -> Section:
-        return self._sections[kind, self._schema.field_id(name), 0]
+        return self.units.sections[kind, self.units.schema.field_id(name), 0]
 
     def lines(self, name: str, rows: Rows, entries: Entries) -> Streams:
         """Return the verified STREAMS lines of a field for `rows`.
@@ -88,21 +56,15 @@ class StreamRecords:
         Raises:
             ShardCorrupt: names the first sample with an invalid line.
         """
-        content, section = self.bytes, self._section(Kind.STREAMS, name)
-        self.units.check_blocks(Kind.STREAMS, section.field, rows * STREAM.size, STREAM.size)
-        place = section.count, section.offset
-        found: Streams = take_items(
-            content, STREAM_DTYPE, *place, rows, section=section.name, field=name
-        )
+        found: Streams = self.units.items(Kind.STREAMS, name, STREAM_DTYPE, rows)
         n_packets = self._section(Kind.PACKETS, name).count
         n_hashes = self._section(Kind.CHUNK_HASHES, name).count
         bad = invalid_streams(found, entries["n_bytes"], n_packets, n_hashes)
         if bad.any():
-            i = int(np.argmax(bad))
-            raise ShardCorrupt(
+            i, section = int(np.argmax(bad)), self._section(Kind.STREAMS, name)
+            raise self.units.corrupt(
                 "the table row of a stream is invalid (packets, chunks, sizes or time base)",
                 code="stream",
-                path=self.path,
                 section=section.name,
                 field=name,
                 sample=int(rows[i]),
@@ -120,7 +82,7 @@ class StreamRecords:
             ShardCorrupt: names the sample whose tables or parameters are invalid.
         """
         lines = self.lines(name, rows, entries)
-        payload = self._sections[Kind.PAYLOAD, NO_FIELD, 0].offset
+        payload = self.units.sections[Kind.PAYLOAD, NO_FIELD, 0].offset
         for row, line, entry in zip(rows.tolist(), lines, entries, strict=True):
             n_bytes, offset = int(entry["n_bytes"]), payload + int(entry["offset"])
             if n_bytes:
@@ -148,11 +110,12 @@ class StreamRecords:
         packets = self._packets(name, row, line, len(whole) - len(head))
         try:
             parameters = check_parameters(read_json(str(head[:n_parameters], "utf-8")))
-        except ShardCorrupt as error:
-            self._refuse(error.what, error.code, name, row, whole.offset, found=error.found)
-        except (ValueError, RecursionError) as error:
-            what = f"the parameters of a stream are not valid JSON: {error}"
-            self._refuse(what, "parameters", name, row, whole.offset)
+        except (ShardCorrupt, ValueError, RecursionError) as error:
+            what, found = f"the parameters of a stream are not valid JSON: {error}", None
+            if isinstance(error, ShardCorrupt):
+                what, found = error.what, error.found
+            place: Any = {"field": name, "sample": row, "offset": whole.offset}
+            raise self.units.corrupt(what, code="parameters", **place, found=found) from error
         return EncodedStream(
             parameters,
             bytes(head[n_parameters:]),
@@ -177,57 +140,23 @@ class StreamRecords:
         self.units.check_blocks(Kind.PACKETS, section.field, blocks * BLOCK_BYTES, 1)
         place = section.offset + start
         try:
-            stored = self.bytes[place : place + end - start]
+            stored = self.units.content[place : place + end - start]
         except ShardChanged as error:
             error.at(section=section.name, field=name)
             raise
         packets = np.frombuffer(stored, PACKET_DTYPE, count)
+        there: Any = {"section": section.name, "field": name, "sample": row, "offset": place}
         if (wrong := packets_error(packets, n_bytes)) is not None:
-            self._refuse(wrong, "packet", name, row, place, section=section)
-        if self._schema[name].has_frames and n_shown(packets) != int(line["n_frames"]):
-            self._refuse(
-                "the number of frames of a video differs from the number of shown packets",
-                "frames",
-                name,
-                row,
-                place,
-                section=section,
-                expected=int(line["n_frames"]),
-                found=n_shown(packets),
-            )
+            raise self.units.corrupt(wrong, code="packet", **there)
+        expected = int(line["n_frames"])
+        if self.units.schema[name].has_frames and (found := n_shown(packets)) != expected:
+            what = "the number of frames of a video differs from the number of shown packets"
+            raise self.units.corrupt(what, code="frames", **there, expected=expected, found=found)
         return packets
 
     def hashes(self, name: str, chunks: Rows) -> npt.NDArray[np.uint64]:
         """Return the stored hashes of chunks of a field, by index; the hashes are verified."""
-        section = self._section(Kind.CHUNK_HASHES, name)
-        starts = chunks * section.stride
-        self.units.check_blocks(Kind.CHUNK_HASHES, section.field, starts, section.stride)
-        place = section.count, section.offset
-        return take_items(self.bytes, "<u8", *place, chunks, section=section.name, field=name)
-
-    def _refuse(
-        self,
-        what: str,
-        code: str,
-        name: str,
-        row: int,
-        offset: int,
-        *,
-        section: Section | None = None,
-        expected: object = None,
-        found: object = None,
-    ) -> NoReturn:
-        raise ShardCorrupt(
-            what,
-            code=code,
-            path=self.path,
-            section=section.name if section else None,
-            field=name,
-            sample=row,
-            offset=offset,
-            expected=expected,
-            found=found,
-        )
+        return self.units.items(Kind.CHUNK_HASHES, name, "<u8", chunks)
 
 
 class StreamData:
@@ -279,7 +208,7 @@ class StreamData:
         start, stop, step = part.indices(len(self))
         if step != 1:
             raise InvalidArgument(f"the data of a stream is cut without a step; found {step}")
-        content = self._records.bytes
+        content = self._records.units.content
         if stop <= start:
             return memoryview(b"")
         start, stop = self._skipped + start, self._skipped + stop

@@ -9,19 +9,20 @@ verified twice.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from shardio._base.statistics import CHECK, PHASE_TIMES, TIMED_EVERY, now_ns
-from shardio.errors import ChecksumMismatch, ShardChanged
+from shardio.errors import ChecksumMismatch, ClosedError, ShardChanged, ShardCorrupt
 from shardio.format.checksum import BLOCK_BYTES, blocks_touched, distinct, hash_bytes, rows_per_unit
 from shardio.format.layout import NO_FIELD, Kind, Section
 from shardio.format.schema import Schema
-from shardio.format.sections import DIMENSION, HASHED_UNITS, Key
-from shardio.storage.content import Content, take_items
+from shardio.format.sections import HASHED_UNITS, Key, Sections
+from shardio.storage.content import Content
 
 Verify = Literal["off", "first", "always"]
 VERIFY: Final[tuple[str, ...]] = get_args(Verify)
@@ -38,7 +39,7 @@ class _Hashed:
 
 
 class VerifiedUnits:
-    """The units of one open shard and their marks. It borrows the shard's bytes.
+    """The content of one open shard, borrowed until `release`, with its units and their marks.
 
     Args:
         content: the content of the file.
@@ -51,30 +52,32 @@ class VerifiedUnits:
         self,
         content: Content,
         schema: Schema,
-        sections: dict[Key, Section],
+        sections: Sections,
         n_samples: int,
         *,
         path: str,
         verify: str,
     ) -> None:
-        self._content: Content = content
-        self._schema, self._path, self._verify = schema, path, verify
-        self._n_samples = n_samples
+        self._content: Content | None = content
+        self.schema, self.sections, self.path = schema, sections, path
+        self._n_samples, self._verify = n_samples, verify
+        self.corrupt = functools.partial(ShardCorrupt, path=path)
+        """Return the error for a broken rule, with the path of the shard."""
         self._hashed: dict[tuple[int, int], _Hashed] = {}
         self._columns: dict[str, tuple[_Hashed, int, int, int]] = {}
         """For each column: its section, bytes per row, stride, and rows per unit."""
         self._n_records = len(schema.records)
         self._first_marks: dict[Key, int] = {}
         """For each section of hashes, the index of the first mark of its units."""
-        self.n_marks = self._number(sections)
+        self.n_marks = self._number()
         """The number of units."""
         self._records_mark = self._first_marks.get((Kind.INDEX, NO_FIELD, 0), 0)
         self.marks: npt.NDArray[np.uint8] = np.zeros(self.n_marks, np.uint8)
         """The marks, 1 for each verified unit; may be replaced by `n_marks` shared bytes."""
 
-    def _number(self, sections: dict[Key, Section]) -> int:
+    def _number(self) -> int:
         """Assign numbers to all units; return how many there are."""
-        place = 0
+        place, sections = 0, self.sections
         for key, hashes in sections.items():
             n_further = HASHED_UNITS.get(hashes.kind)
             if n_further is None:
@@ -84,8 +87,8 @@ class VerifiedUnits:
                 target = sections[hashes.of_kind, hashes.field, 0]
                 self._hashed[hashes.of_kind, hashes.field] = _Hashed(target, hashes, place)
             place += n_further + hashes.count
-        for name, field in self._schema.columns.items():
-            number = self._schema.field_id(name)
+        for name, field in self.schema.columns.items():
+            number = self.schema.field_id(name)
             key = (Kind.COLUMN_HASHES, number, 0)
             section = sections[Kind.COLUMN, number, 0]
             column = _Hashed(section, sections[key], self._first_marks[key])
@@ -94,21 +97,32 @@ class VerifiedUnits:
             self._columns[name] = column, row_bytes, stride, rows_per_unit(row_bytes, stride)
         return place
 
+    @property
+    def content(self) -> Content:
+        """The content of the file.
+
+        Raises:
+            ClosedError: the reader of the shard is closed.
+        """
+        if self._content is None:
+            raise ClosedError(f"{self.path}: the reader is closed")
+        return self._content
+
     def release(self) -> None:
-        """Release the shard's bytes; units can no longer be verified."""
-        self._content = memoryview(b"")
+        """Release the content; every later read raises ClosedError."""
+        self._content = None
 
     def column_mark(self, name: str) -> int:
         """Return the index of the first unit of a column."""
-        return self._hashed[Kind.COLUMN, self._schema.field_id(name)].first_mark
+        return self._hashed[Kind.COLUMN, self.schema.field_id(name)].first_mark
 
     def hashes_mark(self, name: str) -> int:
         """Return the index of the first block of a column's hash section."""
-        return self._hashed[Kind.COLUMN_HASHES, self._schema.field_id(name)].first_mark + 1
+        return self._hashed[Kind.COLUMN_HASHES, self.schema.field_id(name)].first_mark + 1
 
     def chunks_mark(self, name: str) -> int:
         """Return the index of the first chunk of a stream field."""
-        return self._first_marks[Kind.CHUNK_HASHES, self._schema.field_id(name), 0]
+        return self._first_marks[Kind.CHUNK_HASHES, self.schema.field_id(name), 0]
 
     def is_checked(self, name: str, unit: int) -> bool:
         """Return True if a unit of a column has been verified."""
@@ -126,7 +140,7 @@ class VerifiedUnits:
         units = self._unmarked(column.first_mark, rows // per_unit)
         if not len(units):
             return
-        expected = self.column_hashes(name, units)
+        content, expected = self.content, self.column_hashes(name, units)
         start_ns = now_ns()
         for unit, hash_ in zip(units.tolist(), expected.tolist(), strict=True):
             first = unit * per_unit
@@ -134,7 +148,7 @@ class VerifiedUnits:
             n_bytes = row_bytes if per_unit == 1 else (last - first) * stride
             offset = column.section.offset + first * stride
             try:
-                found = hash_bytes(self._content[offset : offset + n_bytes])
+                found = hash_bytes(content[offset : offset + n_bytes])
             except ShardChanged as error:
                 error.at(field=name, sample=first)
                 raise
@@ -153,11 +167,7 @@ class VerifiedUnits:
 
     def column_hashes(self, name: str, units: Rows) -> npt.NDArray[np.uint64]:
         """Return the stored hashes of units of a column; the hashes are verified."""
-        number = self._schema.field_id(name)
-        hashes = self._hashed[Kind.COLUMN, number].hashes
-        self.check_blocks(Kind.COLUMN_HASHES, number, units * DIMENSION.size, DIMENSION.size)
-        place = hashes.count, hashes.offset
-        return take_items(self._content, "<u8", *place, units, section=hashes.name, field=name)
+        return self.items(Kind.COLUMN_HASHES, name, "<u8", units)
 
     def are_records_checked(self, k: int, rows: Rows) -> bool:
         """Return True if `check_record` has nothing to do for `rows` of record field k."""
@@ -193,9 +203,9 @@ class VerifiedUnits:
     def fresh_chunks(self, name: str, first: int, n: int) -> Rows:
         """Return the indices of the chunks to verify, among n chunks from `first` on."""
         chunks = np.arange(first, first + n)
-        return (
-            chunks[:0] if self._verify == "off" else self._unmarked(self.chunks_mark(name), chunks)
-        )
+        if self._verify == "off":
+            return chunks[:0]
+        return self._unmarked(self.chunks_mark(name), chunks)
 
     def check_chunk(
         self, name: str, row: int, chunk: int, offset: int, stored: memoryview, expected: int
@@ -211,6 +221,23 @@ class VerifiedUnits:
         if found != expected:
             raise self.mismatch(name, row, offset, expected, found)
         self.marks[self.chunks_mark(name) + chunk] = 1
+
+    def items(self, kind: Kind, name: str, dtype: npt.DTypeLike, numbers: Rows) -> npt.NDArray[Any]:
+        """Return verified copies of items of an index section.
+
+        Args:
+            kind: the kind of the section.
+            name: the field of the section or, if the section covers all fields, of the items.
+            dtype: the dtype of an item.
+            numbers: the indices of the items, in any order.
+
+        Raises:
+            ChecksumMismatch: names section, field and offset.
+        """
+        content, size = self.content, np.dtype(dtype).itemsize  # `content` raises ClosedError
+        number = NO_FIELD if kind == Kind.INDEX else self.schema.field_id(name)
+        self.check_blocks(kind, number, numbers * size, size)
+        return _take(content, self.sections[kind, number, 0], dtype, numbers, name)
 
     def check_blocks(self, kind: int, field: int, starts: Rows, n_bytes: int) -> None:
         """Verify the blocks of an index section that contain the n_bytes from each of `starts`.
@@ -230,31 +257,26 @@ class VerifiedUnits:
             return
         table, section, start_ns = hashed.hashes, hashed.section, now_ns()
         if self._verify == "always" or not self.marks[hashed.first_mark]:
-            found = self._hash(table, table.offset, table.offset + table.size)
-            if found != table.hash:
-                raise self._section_mismatch(table, table.offset, table.hash, found)
+            self._check_bytes(table, table.offset, table.offset + table.size, table.hash)
             self.marks[hashed.first_mark] = 1
-        place, field_name = (table.count, table.offset), self._field_of(table)
-        stored = take_items(
-            self._content, "<u8", *place, blocks, section=table.name, field=field_name
-        )
+        stored = _take(self.content, table, "<u8", blocks, self._field_of(table))
         for block, expected in zip(blocks.tolist(), stored.tolist(), strict=True):
             start = section.offset + block * BLOCK_BYTES
             end = min(start + BLOCK_BYTES, section.offset + section.size)
-            found = self._hash(section, start, end)
-            if found != expected:
-                raise self._section_mismatch(section, start, expected, found)
+            self._check_bytes(section, start, end, expected)
             self.marks[hashed.first_mark + 1 + block] = 1
         PHASE_TIMES.sums_ns[CHECK] += now_ns() - start_ns
 
-    def check_whole(self, section: Section, content: bytes) -> None:
-        """Verify a section that is read once and kept, unless `verify` is "off".
+    def read_whole(self, section: Section) -> bytes:
+        """Return a section that is read once and kept, verified unless `verify` is "off".
 
         Raises:
             ChecksumMismatch: names section, field and offset.
         """
-        if self._verify != "off" and (found := hash_bytes(content)) != section.hash:
-            raise self._section_mismatch(section, section.offset, section.hash, found)
+        end = section.offset + section.size
+        if self._verify == "off":
+            return bytes(self._read(section, section.offset, end))
+        return bytes(self._check_bytes(section, section.offset, end, section.hash))
 
     def _unmarked(self, first_mark: int, units: Rows) -> Rows:
         """Return the distinct `units` that need verification now."""
@@ -263,42 +285,64 @@ class VerifiedUnits:
         marks = self.marks[first_mark + units]
         return units[:0] if marks.all() else distinct(units[marks == 0])
 
-    def _hash(self, section: Section, start: int, end: int) -> int:
-        """Return the hash of bytes of an index section."""
+    def _check_bytes(self, section: Section, start: int, end: int, expected: int) -> memoryview:
+        """Return the bytes of an index section from `start` to `end` in the file, verified."""
+        stored = self._read(section, start, end)
+        if (found := hash_bytes(stored)) != expected:
+            field = self._field_of(section)
+            raise self.mismatch(field, None, start, expected, found, section.name)
+        return stored
+
+    def _read(self, section: Section, start: int, end: int) -> memoryview:
         try:
-            return hash_bytes(self._content[start:end])
+            return self.content[start:end]
         except ShardChanged as error:
             error.at(section=section.name, field=self._field_of(section))
             raise
 
     def _field_of(self, section: Section) -> str | None:
-        return None if section.field == NO_FIELD else list(self._schema)[section.field]
-
-    def _section_mismatch(
-        self, section: Section, offset: int, expected: int, found: int
-    ) -> ChecksumMismatch:
-        return ChecksumMismatch(
-            "the bytes of an index do not match their hash",
-            code="checksum",
-            path=self._path,
-            section=section.name,
-            field=self._field_of(section),
-            offset=offset,
-            expected=f"{expected:016x}",
-            found=f"{found:016x}",
-        )
+        return None if section.field == NO_FIELD else list(self.schema)[section.field]
 
     def mismatch(
-        self, field: str, row: int, offset: int, expected: int, found: int
+        self,
+        field: str | None,
+        row: int | None,
+        offset: int,
+        expected: int,
+        found: int,
+        section: str | None = None,
     ) -> ChecksumMismatch:
-        """Return the error for bytes of a sample that do not match their hash."""
+        """Return the error for bytes of a sample, or of an index section, that were changed."""
+        what = "the data of a sample does not match its hash"
         return ChecksumMismatch(
-            "the data of a sample does not match its hash",
+            what if section is None else "the bytes of an index do not match their hash",
             code="checksum",
-            path=self._path,
+            path=self.path,
+            section=section,
             field=field,
             sample=row,
             offset=offset,
             expected=f"{expected:016x}",
             found=f"{found:016x}",
         )
+
+
+def _take(
+    content: Content, section: Section, dtype: npt.DTypeLike, numbers: Rows, field: str | None
+) -> npt.NDArray[Any]:
+    """Copy the items at the given indices from an index section.
+
+    Raises:
+        ShardChanged: an unmapped file was truncated; the error names section and field.
+    """
+    if isinstance(content, memoryview):
+        return np.frombuffer(content, dtype, section.count, section.offset)[numbers]
+    size = np.dtype(dtype).itemsize
+    out = np.empty((len(numbers), size), np.uint8)
+    try:
+        content.read_rows(section.offset, size, numbers, out)
+    except ShardChanged as error:
+        error.sample = None  # `read_rows` set the index of an item, not of a sample
+        error.at(section=section.name, field=field)
+        raise
+    return out.reshape(-1).view(dtype)

@@ -308,34 +308,6 @@ def _open(place: str, path: str) -> int:
 Content = memoryview | PreadFile
 
 
-def take_items(
-    content: Content,
-    dtype: npt.DTypeLike,
-    count: int,
-    offset: int,
-    numbers: npt.NDArray[np.int64],
-    *,
-    section: str,
-    field: str | None,
-) -> npt.NDArray[Any]:
-    """Copy the items at the given indices from an array of `count` items at `offset`.
-
-    Raises:
-        ShardChanged: an unmapped file was truncated; the error names section and field.
-    """
-    if isinstance(content, memoryview):
-        return np.frombuffer(content, dtype, count, offset)[numbers]
-    size = np.dtype(dtype).itemsize
-    out = np.empty((len(numbers), size), np.uint8)
-    try:
-        content.read_rows(offset, size, numbers, out)
-    except ShardChanged as error:
-        error.sample = None  # `read_rows` set the index of an item, not of a sample
-        error.at(section=section, field=field)
-        raise
-    return out.reshape(-1).view(dtype)
-
-
 def open_content(path: str, access: Access) -> tuple[Content, FileState]:
     """Open a whole file, mapped or read by offset according to `access` and the file system.
 
