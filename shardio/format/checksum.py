@@ -18,6 +18,7 @@ integers.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -80,6 +81,11 @@ def chunk_hashes(record: memoryview) -> list[int]:
 def pack_hashes(hashes: Iterable[int]) -> bytes:
     """Return hashes as they are stored: little-endian unsigned 64-bit integers."""
     return np.fromiter(hashes, "<u8").tobytes()
+
+
+def show_hashes(expected: int, found: int) -> dict[str, Any]:
+    """Return two hashes in hex, as arguments of ShardCorrupt."""
+    return {"expected": f"{expected:016x}", "found": f"{found:016x}"}
 
 
 def blocks_touched(starts: npt.NDArray[np.int64], n_bytes: int) -> npt.NDArray[np.int64]:

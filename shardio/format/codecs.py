@@ -12,11 +12,11 @@ frame header takes precedence.
 from __future__ import annotations
 
 import functools
-import operator
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from operator import or_
 from typing import Final
 
 import zstandard
@@ -39,10 +39,7 @@ _SAMPLE_BYTES: Final = 2 << 20
 """Bytes of a field to train a dictionary on. Training takes 0.25 s; more data does not help."""
 _MIN_SAMPLES: Final = 16
 _SAMPLE_PER_DICTIONARY: Final = 16
-"""Minimum ratio of training data to dictionary size.
-
-A larger dictionary would memorize the training data.
-"""
+"""Minimum bytes of training data per byte of dictionary; a larger one would memorize the data."""
 
 
 class Codec(IntEnum):
@@ -83,9 +80,8 @@ class Dictionary:
             raise ShardCorrupt(f"not a zstd dictionary ({error})", code="dictionary") from error
         self.id = int.from_bytes(content[4:8], "little")
         if not self.id:
-            raise ShardCorrupt(
-                "the zstd dictionary has the id 0, which no frame can name", code="dictionary"
-            )
+            what = "the zstd dictionary has the id 0, which no frame can name"
+            raise ShardCorrupt(what, code="dictionary")
 
 
 Compress = Callable[[memoryview, Dictionary | None], tuple[int, memoryview]]
@@ -130,7 +126,7 @@ cached_dictionary = functools.lru_cache(maxsize=64)(Dictionary)
 def train_dictionary(records: Sequence[bytes | memoryview]) -> bytes:
     """Return a dictionary for similar records, at most 64 KiB; b"" if there is too little data.
 
-    The result is deterministic. At most the first 2 MiB of the records are used.
+    Deterministic. At most the first 2 MiB of the records are used.
     """
     samples: list[bytes | bytearray | memoryview] = []
     n_bytes = 0
@@ -173,19 +169,11 @@ def decode(
 
 
 def check_dictionary(stored: memoryview, dictionary: Dictionary) -> None:
-    """Check that a frame declares the dictionary with which it is decompressed.
-
-    Raises:
-        ShardCorrupt: the frame declares no dictionary. (Decompression refuses a wrong dictionary.)
-    """
+    """Raise ShardCorrupt if a frame declares no dictionary; decompression refuses a wrong one."""
     declared = zstandard.get_frame_parameters(stored).dict_id
     if declared != dictionary.id:
-        raise ShardCorrupt(
-            "the zstd frame does not declare its field's dictionary",
-            code="dictionary",
-            expected=dictionary.id,
-            found=declared,
-        )
+        what = "the zstd frame does not declare its field's dictionary"
+        raise ShardCorrupt(what, code="dictionary", expected=dictionary.id, found=declared)
 
 
 def _compress(record: memoryview, dictionary: Dictionary | None) -> tuple[int, memoryview]:
@@ -208,16 +196,11 @@ def _decompress(stored: memoryview, n_bytes: int, contexts: _Contexts) -> bytes:
     try:
         declared = zstandard.frame_content_size(stored)
     except zstandard.ZstdError as error:
-        raise ShardCorrupt(
-            f"the record is not a zstd frame ({error})", code="zstd_frame"
-        ) from error
+        what = f"the record is not a zstd frame ({error})"
+        raise ShardCorrupt(what, code="zstd_frame") from error
     if declared != n_bytes:
-        raise ShardCorrupt(
-            "the zstd frame and the index disagree about the record's size",
-            code="zstd_size",
-            expected=n_bytes,
-            found=declared,
-        )
+        what = "the zstd frame and the index disagree about the record's size"
+        raise ShardCorrupt(what, code="zstd_size", expected=n_bytes, found=declared)
     try:
         record: bytes = contexts.decompressor.decompress(
             stored, max_output_size=n_bytes, read_across_frames=False, allow_extra_data=False
@@ -225,16 +208,11 @@ def _decompress(stored: memoryview, n_bytes: int, contexts: _Contexts) -> bytes:
     except zstandard.ZstdError as error:
         raise ShardCorrupt(f"the zstd frame is damaged ({error})", code="zstd_frame") from error
     except MemoryError as error:
-        raise InsufficientMemory(
-            f"a record needs {n_bytes} bytes of memory to decompress"
-        ) from error
+        what = f"a record needs {n_bytes} bytes of memory to decompress"
+        raise InsufficientMemory(what) from error
     if len(record) != n_bytes:
-        raise ShardCorrupt(
-            "the zstd frame decompresses to another size than it declares",
-            code="zstd_size",
-            expected=n_bytes,
-            found=len(record),
-        )
+        what = "the zstd frame decompresses to another size than it declares"
+        raise ShardCorrupt(what, code="zstd_size", expected=n_bytes, found=len(record))
     return record
 
 
@@ -266,7 +244,5 @@ for _spec in (
 ):
     SPECS[_spec.name] = BY_CODE[_spec.code] = _spec
 
-RECORD_FEATURES: Final = functools.reduce(
-    operator.or_, (spec.required_by_record for spec in SPECS.values())
-)
+RECORD_FEATURES: Final = functools.reduce(or_, (s.required_by_record for s in SPECS.values()))
 """The features that depend on the codecs of the records, not on the schema."""

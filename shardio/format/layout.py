@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
-from typing import Final, Protocol
+from typing import Final
 
 from shardio.errors import ShardCorrupt, ShardIncomplete, ShardUnsupported
-from shardio.format.checksum import content_id, hash_bytes
+from shardio.format.checksum import content_id, hash_bytes, show_hashes
 
 PAGE: Final = 4096
 MAGIC: Final = b"\x89SHD\r\n\x1a\n"
@@ -131,17 +131,8 @@ class Section:
 
     def pack(self) -> bytes:
         """Return the section's entry in the section table."""
-        return SECTION.pack(
-            self.kind,
-            self.field,
-            self.of_kind,
-            0,
-            self.offset,
-            self.size,
-            self.count,
-            self.stride,
-            self.hash,
-        )
+        numbers = self.offset, self.size, self.count, self.stride, self.hash
+        return SECTION.pack(*self.key, 0, *numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,20 +151,9 @@ class Header:
 
     def pack(self) -> bytes:
         """Return the whole page: fields, hash, zeros."""
-        fields = HEADER.pack(
-            MAGIC,
-            MAJOR,
-            self.minor,
-            PAGE,
-            self.required,
-            self.optional,
-            self.n_samples,
-            self.file_size,
-            self.table_offset,
-            self.table_size,
-            self.table_hash,
-            self.id,
-        )
+        features, sizes = (self.required, self.optional), (self.n_samples, self.file_size)
+        table = self.table_offset, self.table_size, self.table_hash
+        fields = HEADER.pack(MAGIC, MAJOR, self.minor, PAGE, *features, *sizes, *table, self.id)
         return (fields + HEADER_HASH.pack(hash_bytes(fields))).ljust(PAGE, b"\0")
 
 
@@ -182,21 +162,12 @@ def pack_table(sections: Sequence[Section]) -> bytes:
     return b"".join(section.pack() for section in sections)
 
 
-class _Complaint(Protocol):
-    """A function that returns the error for a broken rule."""
-
-    def __call__(
-        self, what: str, *, code: str, offset: int, expected: object, found: object
-    ) -> ShardCorrupt: ...
+_Corrupt = Callable[..., ShardCorrupt]
+"""A function that returns the error for a broken rule, with path and section."""
 
 
 def unpack_header(page: bytes, path: str, *, offset: int = 0) -> Header:
-    """Unpack one header page and validate it on its own.
-
-    Args:
-        page: PAGE bytes.
-        path: the path, for messages.
-        offset: the offset of the page in the file.
+    """Unpack one header page, which is at `offset` in the file, and validate it on its own.
 
     Raises:
         ShardIncomplete: the page was never written.
@@ -230,18 +201,13 @@ def unpack_header(page: bytes, path: str, *, offset: int = 0) -> Header:
     return Header(n_samples, file_size, *place, shard_id, required, optional, minor)
 
 
-def _check_rest_of_page(page: bytes, offset: int, corrupt: _Complaint) -> None:
+def _check_rest_of_page(page: bytes, offset: int, corrupt: _Corrupt) -> None:
     """Check the hash after the header's fields, and the zeros after the hash."""
     (stored,) = HEADER_HASH.unpack_from(page, HEADER.size)
     found = hash_bytes(page[: HEADER.size])
     if stored != found:
-        raise corrupt(
-            "the header does not match its hash",
-            code="header_hash",
-            offset=offset + HEADER.size,
-            expected=f"{stored:016x}",
-            found=f"{found:016x}",
-        )
+        what, hashes = "the header does not match its hash", show_hashes(stored, found)
+        raise corrupt(what, code="header_hash", offset=offset + HEADER.size, **hashes)
     padding = HEADER.size + HEADER_HASH.size
     if page.count(0, padding) != PAGE - padding:
         at = next(i for i in range(padding, PAGE) if page[i])
@@ -272,16 +238,13 @@ def check_place(header: Header, actual_size: int, path: str) -> None:
     Raises:
         ShardCorrupt: the file's size differs, or the section table's offset or size is invalid.
     """
-
-    def corrupt(what: str, code: str, expected: object, found: object) -> ShardCorrupt:
-        return ShardCorrupt(
-            what, code=code, path=path, section="header", expected=expected, found=found
-        )
-
+    corrupt = functools.partial(
+        ShardCorrupt, path=path, section="header", expected=header.file_size
+    )
     if header.file_size != actual_size:
         cut = actual_size < header.file_size
         what = "the file is truncated" if cut else "the file has bytes after its end"
-        raise corrupt(what, "file_size", header.file_size, actual_size)
+        raise corrupt(what, code="file_size", found=actual_size)
     table_end = header.table_offset + padded(header.table_size) + PAGE
     fits = (
         header.table_offset % PAGE == 0
@@ -291,21 +254,14 @@ def check_place(header: Header, actual_size: int, path: str) -> None:
         and table_end == header.file_size <= MAX_FILE_BYTES
     )
     if not fits:
-        raise corrupt(
-            "the section table does not end where the last page begins",
-            "table_place",
-            header.file_size,
-            table_end,
-        )
+        what = "the section table does not end where the last page begins"
+        raise corrupt(what, code="table_place", found=table_end)
 
 
 def unpack_table(table: bytes, header: Header, path: str) -> tuple[Section, ...]:
     """Unpack the section table; check its hash and id, unique keys, and that there are no gaps.
 
-    Args:
-        table: the bytes of the table, header.table_size bytes from header.table_offset.
-        header: the header of the same file, already checked by `check_place`.
-        path: the path, for messages.
+    `header` is the header of the same file, already checked by `check_place`.
 
     Raises:
         ShardCorrupt: a rule is broken; the error has its code.
@@ -320,51 +276,34 @@ def unpack_table(table: bytes, header: Header, path: str) -> tuple[Section, ...]
             what = "a reserved number is not zero"
             raise corrupt(what, code="reserved", offset=offset, expected=0, found=zero)
         if section.key in seen:
-            raise corrupt(
-                "two sections have the same key",
-                code="duplicate",
-                offset=offset,
-                expected=None,
-                found=section.name,
-            )
+            what = "two sections have the same key"
+            raise corrupt(what, code="duplicate", offset=offset, found=section.name)
         _check_extent(section, place, offset, header, corrupt)
         seen.add(section.key)
         sections.append(section)
         place = section.end
-    if place != header.table_offset:
-        raise corrupt(
-            "bytes between the last section and the table",
-            code="hole",
-            offset=header.table_offset,
-            expected=header.table_offset,
-            found=place,
-        )
+    if (at := header.table_offset) != place:
+        what = "bytes between the last section and the table"
+        raise corrupt(what, code="hole", offset=at, expected=at, found=place)
     return tuple(sections)
 
 
-def _check_table_bytes(table: bytes, header: Header, corrupt: _Complaint) -> None:
+def _check_table_bytes(table: bytes, header: Header, corrupt: _Corrupt) -> None:
     """Compare the whole table with its hash and with the shard's id."""
-    found = hash_bytes(table)
+    at, found = header.table_offset, hash_bytes(table)
     if found != header.table_hash:
-        raise corrupt(
+        what, hashes = (
             "the section table does not match its hash",
-            code="table_hash",
-            offset=header.table_offset,
-            expected=f"{header.table_hash:016x}",
-            found=f"{found:016x}",
+            show_hashes(header.table_hash, found),
         )
-    if content_id(table) != header.id:
-        raise corrupt(
-            "the id is not that of the section table",
-            code="id",
-            offset=header.table_offset,
-            expected=header.id.hex(),
-            found=content_id(table).hex(),
-        )
+        raise corrupt(what, code="table_hash", offset=at, **hashes)
+    if (id_ := content_id(table)) != header.id:
+        what = "the id is not that of the section table"
+        raise corrupt(what, code="id", offset=at, expected=header.id.hex(), found=id_.hex())
 
 
 def _check_extent(
-    section: Section, place: int, offset: int, header: Header, corrupt: _Complaint
+    section: Section, place: int, offset: int, header: Header, corrupt: _Corrupt
 ) -> None:
     """Check that a section begins where the previous one ends, and ends before the table.
 
@@ -376,10 +315,5 @@ def _check_extent(
         what = f"section {section.name} leaves a {code}"
         raise corrupt(what, code=code, offset=offset, expected=place, found=section.offset)
     if section.size > header.file_size or section.end > header.table_offset:
-        raise corrupt(
-            f"section {section.name} reaches into the section table",
-            code="size",
-            offset=offset,
-            expected=header.table_offset,
-            found=section.end,
-        )
+        what, limit = f"section {section.name} reaches into the section table", header.table_offset
+        raise corrupt(what, code="size", offset=offset, expected=limit, found=section.end)

@@ -165,7 +165,6 @@ class Schema(Mapping[str, Field]):
 
 
 def _leaves(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Field]]:
-    """Yield the names and fields of a schema; fields of nested records have dotted names."""
     for key, field in fields.items():
         _check_name(key)
         name = prefix + key
@@ -207,7 +206,6 @@ def _check_name(name: object) -> None:
 
 
 def _too_long(name: str) -> SchemaError:
-    """Return the error for an overlong name; the message shows the first characters."""
     return SchemaError(
         f"field {name[:_SHOWN] + '…'!r}: a name has at most {MAX_NAME_BYTES} bytes, "
         f"found {len(name.encode())}"
@@ -225,12 +223,8 @@ def _is_printable(name: str) -> bool:
 
 
 def _describe(name: str, field_id: int, field: Field) -> dict[str, object]:
-    entry: dict[str, object] = {
-        "codec": int(SPECS[field.codec].code),
-        "id": field_id,
-        "name": name,
-        "type": int(field.code),
-    }
+    codes = {"codec": int(SPECS[field.codec].code), "id": field_id, "type": int(field.code)}
+    entry: dict[str, object] = {"name": name, **codes}
     if field.optional:
         entry["optional"] = True
     return entry | field.describe()

@@ -55,12 +55,12 @@ def codecs(entries: Entries) -> npt.NDArray[np.uint64]:
 
 
 def invalid_entries(entries: Entries, field: Field, payload_bytes: int) -> npt.NDArray[np.bool_]:
-    """Return a mask of the invalid entries.
+    """Return a mask of the invalid entries; the checks cannot overflow.
 
-    The checks cannot overflow. In a valid entry the codec is allowed for the field and the record
-    is inside the payload. A raw record is aligned, and its two sizes are equal. A compressed record
-    is smaller than its content, but not by more than the codec's maximum ratio. A present record of
-    a field of fixed size has this size, and present media are not empty.
+    In a valid entry the codec is allowed for the field and the record is inside the payload. A raw
+    record is aligned, and its two sizes are equal. A compressed record is smaller than its content,
+    but not by more than the codec's maximum ratio. A present record of a field of fixed size has
+    this size, and present media are not empty.
     """
     stored, kinds, offsets = stored_bytes(entries), codecs(entries), entries["offset"]
     raw, spec = kinds == Codec.RAW, SPECS[field.codec]
@@ -115,7 +115,6 @@ Key = tuple[int, int, int]
 Sections = dict[Key, Section]
 COUNTED: Final[dict[int, int]] = {Kind.PACKETS: PACKET.size, Kind.CHUNK_HASHES: DIMENSION.size}
 """The kinds whose item count cannot be computed from the schema, mapped to the bytes of an item."""
-_HASH_BYTES: Final = DIMENSION.size
 Counts = npt.NDArray[np.int64]
 
 
@@ -178,7 +177,8 @@ def _add_blocked(
 def block_hashes_of(section: SectionSpec) -> SectionSpec:
     """Return the section of the block hashes of an index section."""
     (kind, field, _), n_items, stride = section
-    return SectionSpec((Kind.BLOCK_HASHES, field, kind), n_blocks(n_items * stride), _HASH_BYTES)
+    n_hashes = n_blocks(n_items * stride)
+    return SectionSpec((Kind.BLOCK_HASHES, field, kind), n_hashes, DIMENSION.size)
 
 
 HASHED_UNITS: Final[dict[int, int]] = {
@@ -196,9 +196,7 @@ A section of block hashes is itself one unit, which comes before the units of it
 def max_units(schema: Schema, n_samples: Counts, n_bytes: Counts) -> Counts:
     """Return an upper bound of the number of verification units for each of several shards.
 
-    Args:
-        schema: the schema of all shards.
-        n_samples, n_bytes: the number of samples and of bytes of each shard.
+    `n_samples` and `n_bytes` are the sizes of each shard, in samples and in bytes.
     """
     found: Counts = np.zeros(len(n_samples), np.int64)
     for n in distinct(n_samples).tolist():

@@ -9,6 +9,7 @@ the bytes that it covers are first read (`verification`).
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,14 +21,13 @@ import numpy.typing as npt
 from shardio._base.classes import Closing
 from shardio._base.file_names import check_encodable
 from shardio.errors import (
-    ClosedError,
     InvalidArgument,
     SchemaError,
     ShardCorrupt,
     ShardIncomplete,
     ShardUnsupported,
 )
-from shardio.format.checksum import hash_bytes
+from shardio.format.checksum import hash_bytes, show_hashes
 from shardio.format.codecs import MAX_DICTIONARY_BYTES, RECORD_FEATURES
 from shardio.format.layout import (
     BUILT,
@@ -82,24 +82,23 @@ class ShardReader(Closing):
         if verify not in VERIFY:
             raise InvalidArgument(f"verify must be one of {', '.join(VERIFY)}; found {verify!r}")
         self.path = os.fspath(path)
-        self._is_open = True
         self._wholes: dict[str, npt.NDArray[Any]] = {}
         """The columns read so far, as arrays over the map."""
         self._place = os.path.abspath(path)  # absolute, to be valid after a chdir
-        self._bytes: Content
+        found: Content
         if content is None:
             check_encodable(path, "path")
-            self._bytes, self.file = open_content(self.path, access)
+            found, self.file = open_content(self.path, access)
         else:
-            self._bytes, self.file = content, content.state
-        self.header, self.schema, self._sections = open_sections(self._bytes, self.path)
+            found, self.file = content, content.state
+        self.header, self.schema, sections = open_sections(found, self.path)
         self._optional = frozenset(self.schema.optional)
         self._verify = verify
         self.units = VerifiedUnits(
-            self._bytes, self.schema, self._sections, len(self), path=self.path, verify=verify
+            found, self.schema, sections, len(self), path=self.path, verify=verify
         )
-        """The verification state; also used by the dataset's gather."""
-        self.access: Access = "mmap" if isinstance(self._bytes, memoryview) else "pread"
+        """The content and the verification state; also used by the dataset's gather."""
+        self.access: Access = "mmap" if isinstance(found, memoryview) else "pread"
         """The access mode in use: "mmap" or "pread"."""
         self.records = Records(self.units)
         """The fields that are not stored in columns."""
@@ -117,8 +116,8 @@ class ShardReader(Closing):
 
     @property
     def content(self) -> Content:
-        """The bytes of the file."""
-        return self._bytes
+        """The bytes of the file; raises ClosedError after `close`."""
+        return self.units.content
 
     def check_length(self) -> None:
         """Check that a mapped file was not truncated: reading a truncated map kills the process.
@@ -126,13 +125,13 @@ class ShardReader(Closing):
         Raises:
             ShardChanged: the file is shorter. Truncation after this call is not detected.
         """
-        if isinstance(self._bytes, memoryview):
+        if self.access == "mmap":
             check_length(self._place, self.file)
 
     @property
     def sections(self) -> tuple[Section, ...]:
         """The section table, in file order."""
-        return tuple(self._sections.values())
+        return tuple(self.units.sections.values())
 
     def __getitem__(self, row: int) -> dict[str, Any]:
         """Return one sample, by dotted names; a missing value of an optional field is None.
@@ -176,7 +175,7 @@ class ShardReader(Closing):
         if whole is not None:
             return whole[row]
         column = self._column(name)
-        if isinstance(self._bytes, memoryview):
+        if self.access == "mmap":
             self._wholes[name] = column.whole()
         return column.row(row)
 
@@ -184,8 +183,7 @@ class ShardReader(Closing):
         return (self[row] for row in range(len(self)))
 
     def _in_range(self, row: int) -> int:
-        self._check_open()
-        n = len(self)
+        _, n = self.content, len(self)  # `content` raises ClosedError
         if not -n <= row < n:
             raise IndexError(f"{self.path}: row {row} of {n}")
         return row + n if row < 0 else row
@@ -238,19 +236,14 @@ class ShardReader(Closing):
         return out
 
     def _check_absent(self, name: str, whole: npt.NDArray[Any]) -> None:
-        """Check that the rows of samples without a value are zero.
-
-        Raises:
-            ShardCorrupt: names the first row that is not zero.
-        """
+        """Raise ShardCorrupt for the first sample without a value whose row is not zero."""
         absent = np.flatnonzero(~self.present(name))
         for row in absent.tolist():
             if any(whole[row].tobytes()):
                 section = self.column_section(name)
-                raise ShardCorrupt(
+                raise self.units.corrupt(
                     "a sample lacks the field, and its row is not zero",
                     code="validity",
-                    path=self.path,
                     field=name,
                     sample=row,
                     offset=section.offset + row * section.stride,
@@ -260,10 +253,8 @@ class ShardReader(Closing):
         """Return a user's row indices as an array; negative indices count from the end."""
         given = np.asarray(rows)
         if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
-            raise InvalidArgument(
-                f"rows must be integers in one dimension; found {given.dtype}, {given.ndim} "
-                "dimensions"
-            )
+            shown = f"{given.dtype}, {given.ndim} dimensions"
+            raise InvalidArgument(f"rows must be integers in one dimension; found {shown}")
         n = len(self)
         if given.size and (given.min() < -n or given.max() >= n):
             raise IndexError(f"{self.path}: a row is out of range of {n}")
@@ -283,33 +274,25 @@ class ShardReader(Closing):
         if field is None:
             raise InvalidArgument(f"{self.path}: no field {name!r}; there are {list(self.schema)}")
         places = np.arange(len(self)) if rows is None else self._places(rows)
-        self._check_open()
         return self.records.present(name, places)
 
-    def _check_open(self) -> None:
-        if not self._is_open:
-            raise ClosedError(f"{self.path}: the reader is closed")
-
     def _column(self, name: str) -> StoredColumn:
-        self._check_open()
         field, section = self.schema.columns[name], self.column_section(name)
         shape = tuple(d for d in field.shape if d is not None)
         place = section.offset, section.stride, section.count
-        return StoredColumn(name, self._bytes, *place, field.numpy, shape)
+        return StoredColumn(name, self.content, *place, field.numpy, shape)
 
     def column_section(self, name: str) -> Section:
         """Return the section of a column."""
-        return self._sections[Kind.COLUMN, self.schema.field_id(name), 0]
+        return self.units.sections[Kind.COLUMN, self.schema.field_id(name), 0]
 
     def hashes_section(self, name: str) -> Section:
         """Return the section of a column's unit hashes."""
-        return self._sections[Kind.COLUMN_HASHES, self.schema.field_id(name), 0]
+        return self.units.sections[Kind.COLUMN_HASHES, self.schema.field_id(name), 0]
 
     def close(self) -> None:
         """Release the map; it is unmapped when its last view is gone. Idempotent."""
-        self._is_open = False
         self._wholes.clear()
-        self._bytes = memoryview(bytes(PAGE))
         self.units.release()
 
 
@@ -325,10 +308,6 @@ _schemas: dict[bytes, Schema] = {}
 def open_sections(content: Content, path: str) -> tuple[Header, Schema, Sections]:
     """Validate header, trailer, section table, schema, and the offset and size of every section.
 
-    Args:
-        content: the content of the file.
-        path: the path, for messages.
-
     Raises:
         ShardIncomplete, ShardUnsupported, ShardCorrupt: as described in `shardio.errors`.
     """
@@ -336,9 +315,8 @@ def open_sections(content: Content, path: str) -> tuple[Header, Schema, Sections
     if size < PAGE:
         if not any(content[:size]):
             raise ShardIncomplete(f"{path}: {size} bytes and no header: its writer did not finish")
-        raise ShardCorrupt(
-            "too short to be a shard", code="file_size", path=path, expected=PAGE, found=size
-        )
+        what = "too short to be a shard"
+        raise ShardCorrupt(what, code="file_size", path=path, expected=PAGE, found=size)
     first_page = bytes(content[:PAGE])
     header = unpack_header(first_page, path)
     check_place(header, size, path)
@@ -364,15 +342,8 @@ def open_sections(content: Content, path: str) -> tuple[Header, Schema, Sections
 def _corrupt(
     path: str, section: Section, what: str, expected: object, found: object
 ) -> ShardCorrupt:
-    return ShardCorrupt(
-        what,
-        code="section",
-        path=path,
-        section=section.name,
-        offset=section.offset,
-        expected=expected,
-        found=found,
-    )
+    rest: Any = {"offset": section.offset, "expected": expected, "found": found}
+    return ShardCorrupt(what, code="section", path=path, section=section.name, **rest)
 
 
 def read_schema(content: Content, sections: Sections, path: str) -> Schema:
@@ -386,17 +357,10 @@ def read_schema(content: Content, sections: Sections, path: str) -> Schema:
     if section.size > MAX_SCHEMA_BYTES:
         raise _corrupt(path, section, "the schema is too large", MAX_SCHEMA_BYTES, section.size)
     raw = bytes(content[section.offset : section.offset + section.size])
-    found = hash_bytes(raw)
-    if found != section.hash:
-        raise ShardCorrupt(
-            "the schema does not match its hash",
-            code="schema_hash",
-            path=path,
-            section="schema",
-            offset=section.offset,
-            expected=f"{section.hash:016x}",
-            found=f"{found:016x}",
-        )
+    corrupt = functools.partial(ShardCorrupt, path=path, section="schema", offset=section.offset)
+    if (found := hash_bytes(raw)) != section.hash:
+        what, hashes = "the schema does not match its hash", show_hashes(section.hash, found)
+        raise corrupt(what, code="schema_hash", **hashes)
     if (known := _schemas.get(raw)) is not None:
         return known
     try:
@@ -404,16 +368,14 @@ def read_schema(content: Content, sections: Sections, path: str) -> Schema:
     except ShardUnsupported as error:
         raise ShardUnsupported(f"{path}: {error}") from error
     except SchemaError as error:
-        raise ShardCorrupt(
-            str(error), code="schema", path=path, section="schema", offset=section.offset
-        ) from error
+        raise corrupt(str(error), code="schema") from error
     if len(_schemas) < 64:
         _schemas[raw] = schema
     return schema
 
 
 def _check_optional(section: Section, path: str) -> None:
-    """Check the rules for sections of optional kinds, which do not depend on their content."""
+    """Check the rules for sections of optional kinds."""
     if section.of_kind:
         what = "a section of an optional kind states that it belongs to another section"
         raise _corrupt(path, section, what, 0, section.of_kind)
@@ -423,11 +385,7 @@ def _check_optional(section: Section, path: str) -> None:
 
 
 def _check_kinds(sections: Sections, path: str) -> None:
-    """Raise ShardUnsupported if a section that must not be skipped is of an unknown kind.
-
-    Raises:
-        ShardUnsupported: names the first such section.
-    """
+    """Raise ShardUnsupported for the first section of an unknown kind that must not be skipped."""
     for section in sections.values():
         if section.kind < FIRST_OPTIONAL_KIND and section.kind not in _KINDS:
             raise ShardUnsupported(
@@ -439,24 +397,14 @@ def _check_kinds(sections: Sections, path: str) -> None:
 def check_sections(header: Header, schema: Schema, sections: Sections, path: str) -> None:
     """Compare the section table with the sections that the schema and number of samples require."""
     _check_kinds(sections, path)
-    if header.n_samples > MAX_SAMPLES:
-        raise ShardCorrupt(
-            "too many samples",
-            code="count",
-            path=path,
-            expected=MAX_SAMPLES,
-            found=header.n_samples,
-        )
-    found_bits = header.required & int(_SCHEMA_FEATURES)
+    if (n := header.n_samples) > MAX_SAMPLES:
+        what = "too many samples"
+        raise ShardCorrupt(what, code="count", path=path, expected=MAX_SAMPLES, found=n)
+    found_bits = Required(header.required & int(_SCHEMA_FEATURES))
     if found_bits != schema.required:
-        raise ShardCorrupt(
-            "the feature bits of the header do not match the schema",
-            code="feature",
-            path=path,
-            section="header",
-            expected=str(schema.required),
-            found=str(Required(found_bits)),
-        )
+        what = "the feature bits of the header do not match the schema"
+        bits: Any = {"expected": str(schema.required), "found": str(found_bits)}
+        raise ShardCorrupt(what, code="feature", path=path, section="header", **bits)
     counts = tuple((key, each.count) for key, each in sections.items() if each.kind in COUNTED)
     planned = plan(schema, header.n_samples, counts)
     for key, n_items, stride in planned:

@@ -34,7 +34,7 @@ from shardio.format.codecs import (
 from shardio.format.layout import PAGE, Header, Required, Section, pack_table, padded
 from shardio.format.schema import Schema
 from shardio.format.sections import DIMENSION, ENTRY, SectionSpec, block_hashes_of, pack_entry
-from shardio.format.types import Array, Field
+from shardio.format.types import Array
 from shardio.format.types.field import Content
 from shardio.format.types.streams import PACKET, Record, StreamRecord, pack_line
 
@@ -171,8 +171,7 @@ GATHERED: Final = 256
 class ColumnWriter:
     """Collects the rows of one column, padded to the stride, and one hash per unit.
 
-    Rows that share a hash with others are buffered until there are GATHERED of them, or until
-    `flush`.
+    Rows that share a hash are buffered until there are GATHERED of them, or until `flush`.
     """
 
     def __init__(self, field: Array) -> None:
@@ -191,7 +190,9 @@ class ColumnWriter:
 
         A row that shares its hash with others is borrowed: its memory must not change afterwards.
         """
-        row = self._zeros() if row is None else row
+        if row is None:
+            self._absent = self._absent or bytes(self._row_bytes)  # on first use: may be very large
+            row = self._absent
         if self._by_row:
             self._put(hash_bytes(row))
             self.data.write(row)
@@ -201,15 +202,6 @@ class ColumnWriter:
         self._rows.append(row)
         if len(self._rows) == self._n_wanted:
             self.flush()
-
-    def _zeros(self) -> bytes:
-        """Return the row of a missing value, a row of zeros.
-
-        It is created on first use, because rows can be very large.
-        """
-        if not self._absent:
-            self._absent = bytes(self._row_bytes)
-        return self._absent
 
     def flush(self) -> None:
         """Move all buffered rows to `data`."""
@@ -295,7 +287,7 @@ class StreamWriter:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Place:
+class _RecordLayout:
     """The properties of a field's records that are the same for all samples."""
 
     name: str
@@ -303,10 +295,6 @@ class _Place:
     raw_alignment: int
     shapes: SectionBuffer | None
     stored_dims: tuple[int, ...]
-
-    @classmethod
-    def of(cls, name: str, field: Field, shapes: SectionBuffer | None) -> _Place:
-        return cls(name, SPECS[field.codec].code, field.alignment, shapes, field.stored_dims)
 
 
 class PayloadWriter:
@@ -318,17 +306,16 @@ class PayloadWriter:
         self.streams = {n: StreamWriter() for n, f in schema.records.items() if f.is_streamed}
         self._tables = [spool for stream in self.streams.values() for spool in stream.spools]
         self.dictionaries: dict[str, Dictionary | None] = {
-            name: None
-            for name, field in schema.records.items()
-            if SPECS[field.codec].has_dictionary
+            n: None for n, f in schema.records.items() if SPECS[f.codec].has_dictionary
         }
         """The trained dictionary of each field that uses one; None if there was too little data."""
         self.required = Required(0)
         """The features that the records require."""
         self.n_spooled = 0
         """The number of bytes written to all buffers."""
-        self._places = [
-            _Place.of(name, field, self.shapes.get(name)) for name, field in schema.records.items()
+        self._layouts = [
+            _RecordLayout(n, SPECS[f.codec].code, f.alignment, self.shapes.get(n), f.stored_dims)
+            for n, f in schema.records.items()
         ]
         self._is_learning = bool(self.dictionaries)
         self._waiting: list[list[Record]] = []
@@ -367,21 +354,21 @@ class PayloadWriter:
         if not self._is_learning:
             return
         self._is_learning = False
-        for k, place in enumerate(self._places):
-            if place.name in self.dictionaries:
+        for k, layout in enumerate(self._layouts):
+            if layout.name in self.dictionaries:
                 column = [row[k] for row in self._waiting]
                 content = train_dictionary([one[0] for one in column if isinstance(one, tuple)])
-                self.dictionaries[place.name] = cached_dictionary(content) if content else None
+                self.dictionaries[layout.name] = cached_dictionary(content) if content else None
         for row in self._waiting:
             self._write(row)
         self._waiting, self._n_waiting_bytes = [], 0
 
     def _write(self, records: Sequence[Record]) -> None:
-        for place, record in zip(self._places, records, strict=True):
+        for layout, record in zip(self._layouts, records, strict=True):
             if isinstance(record, StreamRecord):
-                self._write_stream(place.name, record)
+                self._write_stream(layout.name, record)
             else:
-                self._write_record(place, *record)
+                self._write_record(layout, *record)
 
     def _write_stream(self, name: str, record: StreamRecord) -> None:
         start, n_tables = self.data.n_bytes, sum(table.n_bytes for table in self._tables)
@@ -395,22 +382,22 @@ class PayloadWriter:
         self.hash.update(entry[-DIMENSION.size :])
         self.n_spooled += ENTRY.size
 
-    def _write_record(self, place: _Place, record: Content, shape: tuple[int, ...]) -> None:
-        codec, stored = place.codec, record
+    def _write_record(self, layout: _RecordLayout, record: Content, shape: tuple[int, ...]) -> None:
+        codec, stored = layout.codec, record
         if codec:  # RAW is 0
-            codec, stored = encode(memoryview(record), codec, self.dictionaries.get(place.name))
+            codec, stored = encode(memoryview(record), codec, self.dictionaries.get(layout.name))
             self.required |= BY_CODE[codec].required_by_record
         data, n_stored = self.data, len(stored)
-        gap = 0 if codec else -data.n_bytes % place.raw_alignment
+        gap = 0 if codec else -data.n_bytes % layout.raw_alignment
         if gap:
             data.write(bytes(gap))
         self._enter(data.n_bytes, n_stored, codec, len(record), hash_bytes(stored))
         data.write(stored)
         self.n_spooled += gap + n_stored
-        if place.shapes is not None:
-            for d in place.stored_dims:
-                place.shapes.write(DIMENSION.pack(shape[d]))
-            self.n_spooled += DIMENSION.size * len(place.stored_dims)
+        if layout.shapes is not None:
+            for d in layout.stored_dims:
+                layout.shapes.write(DIMENSION.pack(shape[d]))
+            self.n_spooled += DIMENSION.size * len(layout.stored_dims)
 
 
 def _kept(record: Record) -> Record:

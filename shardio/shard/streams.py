@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from shardio.errors import InvalidArgument, ShardChanged, ShardCorrupt
 from shardio.format.checksum import BLOCK_BYTES, CHUNK_BYTES, n_chunks
@@ -46,12 +46,7 @@ class StreamRecords:
         return self.units.sections[kind, self.units.schema.field_id(name), 0]
 
     def lines(self, name: str, rows: Rows, entries: Entries) -> Streams:
-        """Return the verified STREAMS lines of a field for `rows`.
-
-        Args:
-            name: a field of type Video or Audio.
-            rows: the rows of some samples.
-            entries: the verified index entries of these rows.
+        """Return the verified STREAMS lines of a field for `rows`, whose index entries are given.
 
         Raises:
             ShardCorrupt: names the first sample with an invalid line.
@@ -86,7 +81,7 @@ class StreamRecords:
         for row, line, entry in zip(rows.tolist(), lines, entries, strict=True):
             n_bytes, offset = int(entry["n_bytes"]), payload + int(entry["offset"])
             if n_bytes:
-                data = StreamData(self, name, row, offset, n_bytes, int(line["first_chunk"]))
+                data = StreamData(self.units, name, row, offset, n_bytes, int(line["first_chunk"]))
                 yield self._stream(name, row, line, data)
             else:
                 yield EncodedStream({}, b"", np.zeros(0, PACKET_DTYPE), b"", Fraction(1), 0, 0, 0)
@@ -116,34 +111,20 @@ class StreamRecords:
                 what, found = error.what, error.found
             place: Any = {"field": name, "sample": row, "offset": whole.offset}
             raise self.units.corrupt(what, code="parameters", **place, found=found) from error
-        return EncodedStream(
-            parameters,
-            bytes(head[n_parameters:]),
-            packets,
-            whole.behind(len(head)),
-            Fraction(int(line["numerator"]), int(line["denominator"])),
-            int(line["n_frames"]),
-            int(line["width"]),
-            int(line["height"]),
-            int(line["duration"]),
-        )
+        extradata, data = bytes(head[n_parameters:]), replace(whole, skipped=len(head))
+        time_base = Fraction(int(line["numerator"]), int(line["denominator"]))
+        numbers = (int(line[key]) for key in ("n_frames", "width", "height", "duration"))
+        return EncodedStream(parameters, extradata, packets, data, time_base, *numbers)
 
     def _packets(self, name: str, row: int, line: np.void, n_bytes: int) -> Packets:
-        """Return the packets of a stream, after checking them.
-
-        The packets must cover the stream's n_bytes without gaps, and match its frame count.
-        """
+        """Return a stream's packets, which must cover n_bytes without gaps and match n_frames."""
         section = self._section(Kind.PACKETS, name)
         first, count = int(line["first_packet"]), int(line["n_packets"])
         start, end = first * PACKET.size, (first + count) * PACKET.size
         blocks = np.arange(start // BLOCK_BYTES, -(-end // BLOCK_BYTES) if count else 0)
         self.units.check_blocks(Kind.PACKETS, section.field, blocks * BLOCK_BYTES, 1)
         place = section.offset + start
-        try:
-            stored = self.units.content[place : place + end - start]
-        except ShardChanged as error:
-            error.at(section=section.name, field=name)
-            raise
+        stored = self.units.read(section, place, place + end - start)
         packets = np.frombuffer(stored, PACKET_DTYPE, count)
         there: Any = {"section": section.name, "field": name, "sample": row, "offset": place}
         if (wrong := packets_error(packets, n_bytes)) is not None:
@@ -154,11 +135,8 @@ class StreamRecords:
             raise self.units.corrupt(what, code="frames", **there, expected=expected, found=found)
         return packets
 
-    def hashes(self, name: str, chunks: Rows) -> npt.NDArray[np.uint64]:
-        """Return the stored hashes of chunks of a field, by index; the hashes are verified."""
-        return self.units.items(Kind.CHUNK_HASHES, name, "<u8", chunks)
 
-
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class StreamData:
     """The bytes of one record, verified chunk by chunk when they are sliced.
 
@@ -166,36 +144,23 @@ class StreamData:
     bytes read from the file; it stays valid after the reader is closed.
 
     Args:
-        records: the streams of the shard.
+        units: the verification state of the shard.
         name, row: the field and the row of the record.
         offset, n_bytes: the offset and size of the record in the file.
         first_chunk: the index of the record's first chunk among the chunks of the field.
         skipped: the number of bytes at the start of the record that are not part of the data.
     """
 
-    __slots__ = ("_first_chunk", "_n_bytes", "_name", "_records", "_row", "_skipped", "offset")
-
-    def __init__(
-        self,
-        records: StreamRecords,
-        name: str,
-        row: int,
-        offset: int,
-        n_bytes: int,
-        first_chunk: int,
-        skipped: int = 0,
-    ) -> None:
-        self._records, self._name, self._row = records, name, row
-        self.offset, self._n_bytes = offset, n_bytes
-        self._first_chunk, self._skipped = first_chunk, skipped
-
-    def behind(self, n_bytes: int) -> StreamData:
-        """Return the data without its first n_bytes."""
-        place = self.offset, self._n_bytes, self._first_chunk, self._skipped + n_bytes
-        return StreamData(self._records, self._name, self._row, *place)
+    units: VerifiedUnits
+    name: str
+    row: int
+    offset: int
+    n_bytes: int
+    first_chunk: int
+    skipped: int = 0
 
     def __len__(self) -> int:
-        return self._n_bytes - self._skipped
+        return self.n_bytes - self.skipped
 
     def __getitem__(self, part: slice) -> memoryview:
         """Return the bytes from `part.start` to `part.stop`, verified and read-only.
@@ -208,14 +173,13 @@ class StreamData:
         start, stop, step = part.indices(len(self))
         if step != 1:
             raise InvalidArgument(f"the data of a stream is cut without a step; found {step}")
-        content = self._records.units.content
+        content = self.units.content
         if stop <= start:
             return memoryview(b"")
-        start, stop = self._skipped + start, self._skipped + stop
         try:
-            return self._checked(content, start, stop)
+            return self._checked(content, self.skipped + start, self.skipped + stop)
         except ShardChanged as error:
-            error.at(field=self._name, sample=self._row)
+            error.at(field=self.name, sample=self.row)
             raise
 
     def _checked(self, content: Content, start: int, stop: int) -> memoryview:
@@ -223,18 +187,18 @@ class StreamData:
 
         Unmapped bytes are read only once, so that the returned bytes are the verified ones.
         """
-        records, base = self._records, self.offset
+        units, base = self.units, self.offset
         first, last = start // CHUNK_BYTES, n_chunks(stop)
-        fresh = records.units.fresh_chunks(self._name, self._first_chunk + first, last - first)
+        fresh = units.fresh_chunks(self.name, self.first_chunk + first, last - first)
         if not len(fresh):
             return content[base + start : base + stop]
-        begin, end = first * CHUNK_BYTES, min(last * CHUNK_BYTES, self._n_bytes)
+        begin, end = first * CHUNK_BYTES, min(last * CHUNK_BYTES, self.n_bytes)
         read = content[base + begin : base + end]
-        hashes = records.hashes(self._name, fresh).tolist()
+        hashes = units.items(Kind.CHUNK_HASHES, self.name, "<u8", fresh).tolist()
         for chunk, expected in zip(fresh.tolist(), hashes, strict=True):
-            at = (chunk - self._first_chunk) * CHUNK_BYTES
+            at = (chunk - self.first_chunk) * CHUNK_BYTES
             stored = read[at - begin : at - begin + CHUNK_BYTES]
-            records.units.check_chunk(self._name, self._row, chunk, base + at, stored, expected)
+            units.check_chunk(self.name, self.row, chunk, base + at, stored, expected)
         return read[start - begin : stop - begin]
 
     def __bytes__(self) -> bytes:

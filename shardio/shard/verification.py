@@ -18,7 +18,14 @@ import numpy.typing as npt
 
 from shardio._base.statistics import CHECK, PHASE_TIMES, TIMED_EVERY, now_ns
 from shardio.errors import ChecksumMismatch, ClosedError, ShardChanged, ShardCorrupt
-from shardio.format.checksum import BLOCK_BYTES, blocks_touched, distinct, hash_bytes, rows_per_unit
+from shardio.format.checksum import (
+    BLOCK_BYTES,
+    blocks_touched,
+    distinct,
+    hash_bytes,
+    rows_per_unit,
+    show_hashes,
+)
 from shardio.format.layout import NO_FIELD, Kind, Section
 from shardio.format.schema import Schema
 from shardio.format.sections import HASHED_UNITS, Key, Sections
@@ -275,7 +282,7 @@ class VerifiedUnits:
         """
         end = section.offset + section.size
         if self._verify == "off":
-            return bytes(self._read(section, section.offset, end))
+            return bytes(self.read(section, section.offset, end))
         return bytes(self._check_bytes(section, section.offset, end, section.hash))
 
     def _unmarked(self, first_mark: int, units: Rows) -> Rows:
@@ -287,13 +294,14 @@ class VerifiedUnits:
 
     def _check_bytes(self, section: Section, start: int, end: int, expected: int) -> memoryview:
         """Return the bytes of an index section from `start` to `end` in the file, verified."""
-        stored = self._read(section, start, end)
+        stored = self.read(section, start, end)
         if (found := hash_bytes(stored)) != expected:
             field = self._field_of(section)
             raise self.mismatch(field, None, start, expected, found, section.name)
         return stored
 
-    def _read(self, section: Section, start: int, end: int) -> memoryview:
+    def read(self, section: Section, start: int, end: int) -> memoryview:
+        """Return the bytes of a section from `start` to `end` in the file, unverified."""
         try:
             return self.content[start:end]
         except ShardChanged as error:
@@ -322,8 +330,7 @@ class VerifiedUnits:
             field=field,
             sample=row,
             offset=offset,
-            expected=f"{expected:016x}",
-            found=f"{found:016x}",
+            **show_hashes(expected, found),
         )
 
 

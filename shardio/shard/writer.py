@@ -39,8 +39,7 @@ from shardio.storage.fs import create, create_unnamed, rename_exclusive, sync, s
 def encode_media(name: str, field: Field, value: Any) -> Any:
     """Return the encoded media for a value of a media field; return other values unchanged.
 
-    An image file is probed for its height, width and channels; a video or audio file is demuxed
-    into packets.
+    An image file is probed for its dimensions; a video or audio file is demuxed into packets.
 
     Raises:
         MediaError: the bytes are not a readable media file; names the field.
@@ -50,17 +49,14 @@ def encode_media(name: str, field: Field, value: Any) -> Any:
     is_file = isinstance(value, bytes | bytearray | memoryview)
     if not is_file or field.medium is None:
         return value
+    data = bytes(value)
     try:
-        return _encoded(field.medium, bytes(value))
+        if field.medium != "image":
+            return import_module("shardio.media.demuxing").demux(data, field.medium)
+        facts = import_module("shardio.media.image").probe(data)
     except MediaError as error:
         raise MediaError(f"field {name!r}: {error}") from error
-
-
-def _encoded(medium: str, data: bytes) -> Any:
-    if medium == "image":
-        facts = import_module("shardio.media.image").probe(data)
-        return EncodedImage(data, facts.height, facts.width, facts.channels)
-    return import_module("shardio.media.demuxing").demux(data, medium)
+    return EncodedImage(data, facts.height, facts.width, facts.channels)
 
 
 SPOOL_BYTES: Final = 8 << 20
@@ -165,11 +161,7 @@ class ShardWriter(Publishing):
         self.n_samples += 1
 
     def _encode(self, sample: Mapping[str, Any]) -> tuple[list[Content | None], list[Record]]:
-        """Return a sample's column rows and records, completely validated.
-
-        Raises:
-            SchemaError: the sample does not match the schema.
-        """
+        """Return a sample's column rows and records, completely validated."""
         if sample.keys() != self.schema.keys():
             self._check_names(sample)
         rows = [encode(sample.get(name)) for name, encode in self._rows_of]
@@ -192,8 +184,7 @@ class ShardWriter(Publishing):
     def _place_payload(self, records: list[Record]) -> None:
         """Start to stream the payload if the next records make the payload the largest section.
 
-        Large records are then not buffered. `_place_spools` would be too late, because it runs
-        after the records were added.
+        Large records are then not buffered; `_place_spools` runs after they were added.
         """
         n_more = self._payload.least_bytes(records) if self._dominant is None else 0
         self._flush_columns()
@@ -212,10 +203,7 @@ class ShardWriter(Publishing):
         return (self.n_samples + 1) * self._most_row_bytes + self._payload.n_spooled
 
     def _place_spools(self) -> None:
-        """Bound the buffered bytes; decide from the samples alone, so that files are reproducible.
-
-        Schedule the next call for the time when the remaining room in the buffers may be used up.
-        """
+        """Bound the buffered bytes; only samples decide, so that files are reproducible."""
         self._flush_columns()
         waiting = sum(spool.waiting for spool in self._spools())
         if self._dominant is None and waiting >= SPOOL_BYTES:
@@ -225,7 +213,7 @@ class ShardWriter(Publishing):
             largest.move_to(create_unnamed(self._folder))
         waiting = sum(spool.waiting for spool in self._spools())
         most = SPOOL_BYTES if self._dominant is None else MEMORY_BYTES
-        self._next_look = self._n_spooled() + most - waiting
+        self._next_look = self._n_spooled() + most - waiting  # when the room may be used up
 
     def _choose_dominant(self) -> None:
         data = [c.data for c in self._columns.values()]
