@@ -5,8 +5,14 @@ written, discarded or reported. README.md lists the modules.
 """
 
 from shardio.conversion.api import convert
-from shardio.conversion.converter import Converter, Input, Outcome
-from shardio.conversion.registry import BUILT_IN, converter_class, known_kinds
+from shardio.conversion.converter import (
+    BUILT_IN,
+    Converter,
+    Input,
+    Outcome,
+    converter_class,
+    known_kinds,
+)
 from shardio.conversion.report import ConversionReport, InputReport, Progress
 
 __all__ = [

@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from shardio.conversion.converter import converter_class, missing_package
 from shardio.conversion.python_samples import is_pillow_image, to_plain
-from shardio.conversion.registry import converter_class, missing_package
 from shardio.errors import InvalidArgument, SchemaError, ShardioError
 from shardio.format.schema import Schema
 from shardio.format.types import DTYPES, Array, Bytes, Field, Image, Json, List, Text

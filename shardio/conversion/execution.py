@@ -29,17 +29,21 @@ from shardio.conversion.append import (
     load_base,
     rebase,
 )
-from shardio.conversion.converter import options_of
-from shardio.conversion.inputs import Listing, join_parts
-from shardio.conversion.journal import Unit, conversion_settings, cut_units, has_items
-from shardio.conversion.registry import (
-    NoMatchingInputs,
-    check_any_of_kind,
+from shardio.conversion.converter import (
     fit_converter,
     guess_kind,
     make_converter,
+    options_of,
 )
-from shardio.conversion.report import ConversionReport, InputReport, Progress
+from shardio.conversion.inputs import Listing, join_parts
+from shardio.conversion.journal import Unit, conversion_settings, cut_units, has_items
+from shardio.conversion.report import (
+    ConversionReport,
+    InputReport,
+    NoMatchingInputs,
+    Progress,
+    check_any_of_kind,
+)
 from shardio.conversion.scheduler import ConversionState, run_on_ray, run_units
 from shardio.conversion.shard_uploader import ShardUploader
 from shardio.conversion.staging import Staging

@@ -1,15 +1,19 @@
-"""Reports of a conversion: `Progress` while it runs, `ConversionReport` at its end."""
+"""Reports of a conversion: `Progress` while it runs, `ConversionReport` at its end.
+
+`check_any_of_kind` raises an error instead, if no input is of the converter's kind.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePath
+from typing import Any, Final
 
-from shardio.conversion.converter import Input, OutcomeKind
+from shardio.conversion.converter import BUILT_IN, Input, OutcomeKind, kind_from_names, known_kinds
 from shardio.dataset.generation import ROWS
+from shardio.errors import InvalidArgument
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +122,72 @@ class ConversionReport:
     def modified(self) -> tuple[InputReport, ...]:
         """The inputs that changed after their conversion; the exit code is 1 if there are any."""
         return tuple(source for source in self.inputs if source.outcome == "modified")
+
+
+_IGNORED_OUTCOMES: Final = ("unsupported", "part")
+_MAX_SUFFIXES: Final = 4
+_MAX_NAMES: Final = 3
+
+
+class NoMatchingInputs(InvalidArgument):
+    """Raised if a source contains no file of the requested kind."""
+
+
+def check_any_of_kind(
+    source: str, kind: str, reports: Sequence[InputReport], *, kind_given: bool, appends: bool
+) -> None:
+    """Check that at least one file is of the kind, even if it is broken, empty or a duplicate.
+
+    Args:
+        source: the source, as the caller named it.
+        kind: the kind of the converter.
+        reports: the reports of all files.
+        kind_given: True if the caller chose the kind.
+        appends: True for an append to a dataset of that kind.
+
+    Raises:
+        NoMatchingInputs: there is no such file; the message lists the files found and the known
+            kinds.
+    """
+    if not reports or any(report.outcome not in _IGNORED_OUTCOMES for report in reports):
+        return
+    suggested = kind_from_names(report.name for report in reports)
+    if kind_given or suggested:
+        what = f"no file of the kind {kind!r}"
+    else:
+        what = "no file of a kind recognized by name, and no video"
+    hint = "pass its kind (--kind KIND, or kind=)"
+    if appends:
+        hint = "an append needs files of the same kind as the dataset"
+    elif suggested and suggested != kind:
+        hint = f"the file names suggest {suggested!r} (--kind {suggested}, or kind={suggested!r})"
+    error = NoMatchingInputs(f"{source}: holds {what}: {_describe_files(reports)}; {hint}")
+    error.add_note(_list_kinds())
+    raise error
+
+
+def _describe_files(reports: Sequence[InputReport]) -> str:
+    """Return the number of files by suffix, and the reason of the first rejection."""
+    suffixes = Counter(PurePath(report.name).suffix.lower() or "no suffix" for report in reports)
+    most = sorted(suffixes.items(), key=lambda each: (-each[1], each[0]))[:_MAX_SUFFIXES]
+    named = [f"{suffix} ({n:,})" for suffix, n in most]
+    if n_others := len(reports) - sum(n for _, n in most):
+        named.append(f"others ({n_others:,})")
+    first = next((f"; {each.name}: {each.reason}" for each in reports if each.reason), "")
+    n_files = f"{len(reports):,} file{'s' * (len(reports) > 1)}"
+    return f"{n_files}, {', '.join(named)}{first}"
+
+
+def _list_kinds() -> str:
+    """Return the known kinds, with the file names that indicate them."""
+    hints = {kind: known.suffixes or known.hints for kind, known in BUILT_IN.items()}
+    recognized = [f"{kind} ({_abbreviate(names)})" for kind, names in hints.items() if names]
+    unrecognized = [kind for kind in known_kinds() if not hints.get(kind)]
+    return (
+        f"kinds recognized by file name: {', '.join(recognized)}; kinds that need --kind: "
+        f"{', '.join(unrecognized)}"
+    )
+
+
+def _abbreviate(names: Sequence[str]) -> str:
+    return ", ".join([*names[:_MAX_NAMES], *["…"] * (len(names) > _MAX_NAMES)])

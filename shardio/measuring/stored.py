@@ -15,8 +15,8 @@ import numpy as np
 from shardio._base.file_names import original_name
 from shardio.conversion import ConversionReport, Input, InputReport
 from shardio.conversion.append import inherit_options
+from shardio.conversion.converter import make_converter
 from shardio.conversion.inputs import parse_pattern
-from shardio.conversion.registry import make_converter
 from shardio.dataset.manifest import load
 from shardio.errors import MediaError
 from shardio.format.types.streams import EncodedStream

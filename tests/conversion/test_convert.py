@@ -379,7 +379,7 @@ def test_built_in_converters_are_found_in_a_checkout_that_is_not_installed(
     monkeypatch.setattr(sys, "path", [p for p in sys.path if Path(p).resolve() != converters])
     for name in [name for name in sys.modules if name.startswith("shardio_converters")]:
         monkeypatch.delitem(sys.modules, name)
-    from shardio.conversion.registry import make_converter
+    from shardio.conversion.converter import make_converter
 
     source = make_converter("videos", {"frames": 8, "store": "raw"})
     assert options_of(source) == {"frames": 8, "stride": 1, "step": 8, "size": 112, "store": "raw"}
@@ -388,11 +388,11 @@ def test_built_in_converters_are_found_in_a_checkout_that_is_not_installed(
 def test_built_in_converters_do_not_depend_on_the_installed_metadata(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from shardio.conversion import registry
+    from shardio.conversion import converter
 
-    moved = EntryPoint("videos", "shardio_converters.nowhere:Videos", registry.ENTRY_POINT_GROUP)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [moved])
-    assert registry.make_converter("videos", {"frames": 8}).kind == "videos"
+    moved = EntryPoint("videos", "shardio_converters.nowhere:Videos", converter.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(converter, "entry_points", lambda group: [moved])
+    assert converter.make_converter("videos", {"frames": 8}).kind == "videos"
 
 
 def test_samples_of_an_iterable_are_written_with_the_schema_of_the_first(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardio import Input
-from shardio.conversion.registry import guess_kind
+from shardio.conversion.converter import guess_kind
 
 
 @pytest.mark.parametrize(

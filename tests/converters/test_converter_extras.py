@@ -12,12 +12,12 @@ from typing import Any, ClassVar
 import pytest
 
 from shardio import Converter, Input, Outcome, Schema
-from shardio.conversion import registry
-from shardio.conversion.registry import make_converter
+from shardio.conversion import converter
+from shardio.conversion.converter import make_converter
 from shardio.errors import UnsupportedEnvironment
 
 PACKAGES = {
-    package: kind for kind, known in registry.BUILT_IN.items() for package in known.packages
+    package: kind for kind, known in converter.BUILT_IN.items() for package in known.packages
 }
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 
@@ -42,8 +42,8 @@ class Lacking(Converter):
 
 @pytest.fixture(autouse=True)
 def found(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = EntryPoint("lacking", f"{__name__}:Lacking", registry.ENTRY_POINT_GROUP)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
+    entry = EntryPoint("lacking", f"{__name__}:Lacking", converter.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(converter, "entry_points", lambda group: [entry])
 
 
 @pytest.mark.parametrize("package", sorted(PACKAGES))

@@ -21,9 +21,8 @@ from unittest import mock
 import numpy as np
 
 from shardio import Converter, Input, ShardWriter
-from shardio.conversion.converter import OUTCOMES
+from shardio.conversion.converter import OUTCOMES, fit_converter, make_converter
 from shardio.conversion.inputs import join_parts, list_inputs
-from shardio.conversion.registry import fit_converter, make_converter
 from shardio.errors import InvalidArgument, MediaError, ShardioError
 from tests.fuzz.mutate import change_bytes, change_json, dumped, number
 

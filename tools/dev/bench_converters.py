@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # no wheel holds w
 from dev.converter_kinds import arrays, episodes, media, records, shards, stores, tables
 from dev.converter_kinds.kind import Kind
 from shardio import Input
+from shardio.conversion.converter import fit_converter, make_converter
 from shardio.conversion.inputs import join_parts, list_inputs
-from shardio.conversion.registry import fit_converter, make_converter
 
 N_TURNS: Final = 5
 KINDS: Final = {

@@ -191,7 +191,7 @@ def flat(row: dict[str, Any], before: str = "") -> dict[str, Any]:
 def convert(folder: str, kind: str, result: str) -> None:
     """Convert, in a process of its own; what came of it goes into a file."""
     import shardio
-    from shardio.conversion.registry import converter_class
+    from shardio.conversion.converter import converter_class
 
     with mock.patch.object(converter_class(kind), "step_s", STEP_S):
         report = shardio.convert(folder, result + ".out", kind=kind, workers=2)
