@@ -45,8 +45,8 @@ from shardio.conversion.report import (
     check_any_of_kind,
 )
 from shardio.conversion.scheduler import ConversionState, run_on_ray, run_units
-from shardio.conversion.shard_uploader import ShardUploader
 from shardio.conversion.staging import Staging
+from shardio.conversion.upload import ShardUploader
 from shardio.conversion.worker import ConversionJob, convert_unit
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import load, publish, publish_next

@@ -27,7 +27,6 @@ import zstandard
 
 from shardio._base.version import __version__
 from shardio.conversion.converter import Input, Item, Outcome
-from shardio.conversion.shard_uploader import uploaded_name
 from shardio.errors import DataError, DatasetCorrupt, DatasetExists, InvalidArgument
 from shardio.format.checksum import hash_bytes
 from shardio.format.layout import MAJOR, MINOR
@@ -347,3 +346,19 @@ def _is_intact(folder: Path, unit: Unit, shard: ShardSummary) -> bool:
     with ShardReader(path, verify="off") as reader:
         found = ShardSummary(shard.name, len(reader), reader.header.file_size, reader.id)
     return found == shard and not verify_shard(path)
+
+
+def uploaded_name(path: str) -> str | None:
+    """Return the name in the store of the shard uploaded from `path`; None if not uploaded."""
+    with contextlib.suppress(DataError, OSError):
+        return str(read_checksummed_json(_note_path(path)).get("name"))
+    return None
+
+
+def write_upload_note(path: str, name: str) -> None:
+    """Record durably that the shard at `path` was uploaded as `name`; the note replaces it."""
+    write_atomic(_note_path(path), to_checksummed_json({"name": name}), exclusive=False)
+
+
+def _note_path(path: str) -> Path:
+    return Path(f"{path}.sent")

@@ -15,8 +15,7 @@ import pytest
 import shardio
 from shardio.conversion import execution
 from shardio.conversion.report import Progress
-from shardio.conversion.shard_uploader import ShardUploader, upload_shard
-from shardio.conversion.upload import Upload, UploadLease
+from shardio.conversion.upload import ShardUploader, Upload, UploadLease, upload_shard
 from shardio.errors import (
     DatasetConflict,
     DatasetExists,
@@ -212,7 +211,7 @@ def test_a_resumed_conversion_waits_for_interrupted_uploads(
             raise KeyboardInterrupt
 
     with monkeypatch.context() as during:
-        during.setattr("shardio.conversion.shard_uploader.upload_shard", slow)
+        during.setattr("shardio.conversion.upload.upload_shard", slow)
         during.setattr("shardio.conversion.upload.LOCK_PATIENCE_S", 0)
         with pytest.raises(KeyboardInterrupt):
             _convert(store, lines, url, progress=interrupted, **OPTIONS)
@@ -242,12 +241,8 @@ def test_a_closed_uploader_removes_nothing(
 ) -> None:
     uploader = ShardUploader(ObjectStore(store.url("closed"), store.options), "")
     has_ended = threading.Event()
-    monkeypatch.setattr(
-        "shardio.conversion.shard_uploader.uploaded_name", lambda _: "000000-000.shard"
-    )
-    monkeypatch.setattr(
-        "shardio.conversion.shard_uploader.check_uploaded", lambda *_: uploader.close()
-    )
+    monkeypatch.setattr("shardio.conversion.upload.uploaded_name", lambda _: "000000-000.shard")
+    monkeypatch.setattr("shardio.conversion.upload.check_uploaded", lambda *_: uploader.close())
     (tmp_path / "000.shard").write_bytes(b"of the next conversion")
     uploader.set_done_callback(has_ended.set)
     uploader.submit(str(tmp_path / "000.shard"), ShardSummary("000000-000.shard", 1, 1, "0"))
