@@ -19,13 +19,15 @@ from shardio.conversion.converter import Converter
 from shardio.conversion.data_frames import FrameRows, is_data_frame
 from shardio.conversion.execution import ConvertOptions, append_inputs, convert_inputs
 from shardio.conversion.inputs import Listing, list_inputs
-from shardio.conversion.python_items import (
+from shardio.conversion.python_samples import (
     MapStyleSamples,
+    append_samples,
+    as_mapping,
     convert_items,
+    convert_samples,
     index_runs,
     is_map_style,
 )
-from shardio.conversion.python_samples import append_samples, as_mapping, convert_samples
 from shardio.conversion.report import ConversionReport, Progress
 from shardio.conversion.staging import Staging
 from shardio.conversion.upload import Upload

@@ -1,4 +1,9 @@
-"""Write samples from an iterable in the calling process, and convert Python values for storage.
+"""Samples that Python code makes: from an iterable, or from items that the workers convert.
+
+Samples of an iterable are written by the calling process. With a function that returns the samples
+of an item, each item is an input, in the given order: the report has an entry for each item, any
+free worker converts it, and its result is kept when an interrupted conversion resumes. The items of
+a map-style data set are its indices, or runs of indices.
 
 Tensors become arrays and Pillow images become files. torch, Pillow and other libraries are not
 imported: the class of a value identifies its library.
@@ -7,24 +12,39 @@ imported: the class of a value identifies its library.
 from __future__ import annotations
 
 import io
+import json
+import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+import traceback
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import InitVar, dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from pickle import loads
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
+from shardio._workers.processes.serialization import pickled
 from shardio.batch.schema_inference import infer_schema
 from shardio.conversion.append import check_same_schema, load_base, rebase
+from shardio.conversion.converter import Converter, Input, Item, Outcome
+from shardio.conversion.execution import ConvertOptions, append_inputs, convert_inputs
+from shardio.conversion.inputs import Listing
 from shardio.conversion.report import ConversionReport
+from shardio.conversion.staging import Staging
+from shardio.conversion.worker import ConversionJob
 from shardio.dataset.writer import DatasetWriter, GenerationWriter
-from shardio.errors import InvalidArgument, SchemaError
+from shardio.errors import InvalidArgument, MediaError, SchemaError
+from shardio.format.checksum import hash_bytes
 from shardio.format.schema import Schema
 from shardio.format.types import Field, Image
 from shardio.format.types.array_values import is_of
+from shardio.shard.writer import encode_media
+
+SampleFunction = Callable[[Any], Any]
 
 
 def convert_samples(
@@ -241,3 +261,311 @@ def _to_plain_field(name: str, value: Any, field: Field | None = None) -> Any:
         return to_plain(value, field)
     except SchemaError as error:
         raise SchemaError(f"field {name!r}: {error}") from error
+
+
+def convert_items(
+    items: Iterable[Any],
+    make: SampleFunction,
+    function: str,
+    out: str | os.PathLike[str],
+    options: ConvertOptions,
+    *,
+    schema: Schema | None,
+    names: Sequence[str] | None,
+    append: bool,
+) -> ConversionReport:
+    """Convert items to a new dataset, or append to an existing one; `make` converts one item."""
+    options.check_for_inputs(None, append=append)
+    base = load_base(out) if append else None
+    staging = Staging(
+        os.fspath(out),
+        resume=options.resume,
+        overwrite=options.overwrite,
+        appends=append,
+        hint=options.hint,
+    )
+    listing = list_items(items)
+    parts = None if names is None else tuple(names)
+    if schema is None:
+        schema = base.schema if base is not None else infer_item_schema(make, listing.inputs, parts)
+    keep_partial = options.keep_partial
+    if base is not None and base.converter:
+        keep_partial = keep_partial or bool(
+            base.converter.get("options", {}).get("keep_partial", False)
+        )
+    job = ConversionJob(
+        ItemSource(function, parts, make, schema),
+        str(staging.folder),
+        shard_bytes=options.shard_bytes,
+        keep_partial=keep_partial,
+        stop_at_broken=options.on_error == "stop",
+    )
+    return (append_inputs if append else convert_inputs)(listing, staging, job, options)
+
+
+_MAX_NAME: Final = 200  # characters
+
+
+def list_items(items: Iterable[Any]) -> Listing:
+    """List items in order, each with a unique name.
+
+    An item is identified by its JSON form if it has one, else by its pickle.
+
+    Raises:
+        InvalidArgument: there are no items, or one cannot be pickled.
+    """
+    found: list[Item] = []
+    seen: Counter[str] = Counter()
+    for item in items:
+        pickled_item = pickled(item, "pass what it is made from, and create it in the function")
+        content = _encode_json(item) or pickled_item
+        number = hash_bytes(content)
+        name = _unique_name(_item_name(item, content, number), seen)
+        found.append(
+            Item(
+                name,
+                name,
+                len(content),
+                -1,
+                (number, 0),
+                hash=f"{number:016x}",
+                packed=pickled_item,
+            )
+        )
+    if not found:
+        raise InvalidArgument("no items to make samples of")
+    return Listing(tuple(found), ())
+
+
+def _unique_name(name: str, seen: Counter[str]) -> str:
+    """Return the name; if an earlier item has the same name, append a number."""
+    seen[name] += 1
+    return name if seen[name] == 1 else _unique_name(f"{name} ({seen[name]})", seen)
+
+
+def _encode_json(item: Any) -> bytes:
+    """Return an item as JSON, with paths as strings; b"" if JSON cannot represent it."""
+    try:
+        return json.dumps(item, sort_keys=True, default=os.fspath).encode()
+    except (TypeError, ValueError, RecursionError):
+        return b""
+
+
+def _item_name(item: Any, content: bytes, number: int) -> str:
+    if isinstance(item, os.PathLike):
+        item = os.fspath(item)
+    if isinstance(item, str) and item:
+        name = item.encode("utf-8", "backslashreplace").decode()
+    elif _encode_json(item):
+        name = content.decode()
+    else:
+        return f"{type(item).__name__} {number:016x}"
+    return name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}… {number:016x}"
+
+
+_MAX_SCHEMA_ITEMS: Final = 64
+"""The maximum number of items tried to find a sample to infer the schema from."""
+_NO_SAMPLE: Final = object()
+
+
+@dataclass(frozen=True)
+class ItemSource(Converter):
+    """A converter that calls `make` for each item; `make` returns a dict, several dicts, or None.
+
+    `function` is the recorded name of `make`; `names` are the field names of samples that are
+    tuples.
+    """
+
+    kind: ClassVar[str] = "items"
+    version: ClassVar[str] = "1"
+
+    function: str
+    names: tuple[str, ...] | None = None
+    make: InitVar[SampleFunction | None] = None
+    fields: InitVar[Schema | None] = None
+
+    def __post_init__(self, make: SampleFunction | None, fields: Schema | None) -> None:
+        object.__setattr__(self, "_make", make)
+        object.__setattr__(self, "_schema", fields)
+
+    def schema(self) -> Schema:
+        """Return the schema of the samples."""
+        schema: Schema = vars(self)["_schema"]
+        return schema
+
+    def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
+        """Yield the samples of an item.
+
+        Raises:
+            MediaError: the function raised, or a sample does not match the schema.
+        """
+        n_samples = 0
+        for value in _call(vars(self)["_make"], _unpickle(source)):
+            try:
+                sample = validate_sample(as_mapping(value, self.names), self.schema())
+            except (MediaError, SchemaError) as error:
+                raise MediaError(f"sample {n_samples}: {error}") from error
+            except Exception as error:  # raised by a user class, such as a mapping
+                raise MediaError(f"sample {n_samples}: {_format_error(error)}") from error
+            yield sample
+            n_samples += 1
+        return Outcome("converted") if n_samples else Outcome("empty", "gave no sample")
+
+
+def _unpickle(source: Input) -> Any:
+    if not isinstance(source, Item):
+        raise MediaError("expected an item, found a file")
+    try:
+        return loads(source.packed)
+    except Exception as error:
+        raise MediaError(f"cannot be unpickled in a worker: {_format_error(error)}") from error
+
+
+def _call(make: SampleFunction, item: Any) -> Iterator[Any]:
+    """Yield the samples that a function returns for an item.
+
+    Raises:
+        MediaError: the function raised, or returned a value that is not iterable.
+    """
+    try:
+        found = make(item)
+        if found is None:
+            return
+        yield from [found] if isinstance(found, Mapping) else found
+    except MediaError:
+        raise
+    except Exception as error:
+        raise MediaError(_format_error(error)) from error
+
+
+def _format_error(error: Exception) -> str:
+    """Return an error in one line, with the line of code that raised it."""
+    text = "".join(traceback.format_exception_only(error)).strip()
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return text
+    return f"{text} ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})"
+
+
+def validate_sample(sample: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
+    """Return a sample in the form that a writer accepts; check that each value can be encoded.
+
+    Raises:
+        SchemaError: the sample does not match the schema.
+        MediaError: an image, video or audio value cannot be read.
+    """
+    found = prepare_sample(sample, schema)
+    missing = [n for n, f in schema.items() if n not in found and not f.optional]
+    extra = [str(n) for n in found if n not in schema]
+    if missing or extra:
+        raise SchemaError(f"fields missing: {missing}, not in the schema: {extra}")
+    for name, value in found.items():
+        field = schema[name]
+        if value is None and field.optional:
+            continue
+        found[name] = value = encode_media(name, field, value)
+        field.validate(name, value)
+    return found
+
+
+def infer_item_schema(
+    make: SampleFunction, inputs: Sequence[Input], names: tuple[str, ...] | None
+) -> Schema:
+    """Return the schema of the first sample.
+
+    Raises:
+        InvalidArgument: the first items give no sample.
+        SchemaError: the sample is invalid, or no value of the first items can be stored.
+    """
+    first_error: Exception | None = None
+    for one in inputs[:_MAX_SCHEMA_ITEMS]:
+        try:
+            found = next(_call(make, _unpickle(one)), _NO_SAMPLE)
+        except MediaError as error:
+            error.add_note(f"while making samples of {one.name}")
+            first_error = first_error or error
+            continue
+        if found is _NO_SAMPLE:
+            continue
+        sample = as_mapping(found, names)
+        try:
+            return _infer(sample)
+        except SchemaError as error:  # later items may be valid
+            error.add_note(f"while making samples of {one.name}")
+            first_error = first_error or error
+    if isinstance(first_error, SchemaError):
+        raise first_error
+    reason = f"; the first error: {first_error}" if first_error else ""
+    raise InvalidArgument(
+        f"none of the first {min(_MAX_SCHEMA_ITEMS, len(inputs))} items gives a sample to infer "
+        f"the schema from; pass schema={reason}"
+    ) from first_error
+
+
+def _infer(sample: Mapping[str, Any]) -> Schema:
+    """Return the schema of a sample.
+
+    Raises:
+        SchemaError: a value cannot be stored, or the sample's own class raised an error.
+    """
+    try:
+        return infer_sample_schema(sample)
+    except SchemaError:
+        raise
+    except Exception as error:
+        raise SchemaError(_format_error(error)) from error
+
+
+MAX_ITEMS: Final = 16_384
+"""The maximum number of items that a data set is cut into; the report has an entry per item."""
+
+
+def is_map_style(src: object, workers: int | None) -> bool:
+    """Return True if a source is to be converted by index, not by iteration.
+
+    The source must have `__len__` and `__getitem__`; if it also has `__iter__`, `workers` must be
+    given. A torch IterableDataset is excluded, because its inherited `__getitem__` only raises.
+    """
+    kind = type(src)
+    if not (hasattr(kind, "__getitem__") and hasattr(kind, "__len__")):
+        return False
+    if isinstance(src, Mapping) or is_of(src, "torch", "IterableDataset"):
+        return False
+    return workers is not None or not hasattr(kind, "__iter__")
+
+
+@dataclass(frozen=True)
+class MapStyleSamples:
+    """A function that returns the samples of a data set at an index or a run (first, last)."""
+
+    dataset: Any
+
+    def __call__(self, run: int | tuple[int, int]) -> Iterator[Any]:
+        """Yield the sample at each index.
+
+        Raises:
+            MediaError: the sample at an index is None.
+        """
+        first, last = (run, run) if isinstance(run, int) else run
+        for position in range(first, last + 1):
+            try:
+                value = self.dataset[position]
+            except Exception as error:
+                error.add_note(f"at position {position}")
+                raise
+            if value is None:
+                raise MediaError(f"position {position}: expected a sample, found None")
+            yield value
+
+    @property
+    def name(self) -> str:
+        """The recorded name of the data set: its class."""
+        return type(self.dataset).__qualname__
+
+
+def index_runs(n: int) -> list[int | tuple[int, int]]:
+    """Return the indices 0 to n - 1 as items: single indices, or runs if n exceeds MAX_ITEMS."""
+    n_run = 1 << max(0, -(-n // MAX_ITEMS) - 1).bit_length()
+    if n_run == 1:
+        return list(range(n))
+    return [(first, min(first + n_run, n) - 1) for first in range(0, n, n_run)]

@@ -24,7 +24,7 @@ from shardio import (
     Schema,
     Text,
 )
-from shardio.conversion import python_items
+from shardio.conversion import python_samples
 from shardio.errors import SchemaError, UnsupportedEnvironment
 from shardio.media import decode_image
 
@@ -110,7 +110,7 @@ def test_an_exception_breaks_only_its_item_and_names_the_line(tmp_path: Path) ->
     assert column(tmp_path / "out", "n") == [0, 4]
     assert [one.name for one in report.broken] == ["1", "2", "3"]
     reasons = [one.reason for one in report.broken]
-    assert re.fullmatch(r"ValueError: no good \(test_python_items.py, line \d+\)", reasons[0])
+    assert re.fullmatch(r"ValueError: no good \(test_python_samples.py, line \d+\)", reasons[0])
     assert reasons[1].startswith("sample 1: field 'n'")
     assert reasons[2] == "sample 1: fields missing: ['n'], not in the schema: ['m']"
     kept = shardio.convert(range(5), tmp_path / "kept", samples=make, workers=0, keep_partial=True)
@@ -246,12 +246,14 @@ def test_a_data_set_is_converted_by_position_in_workers(tmp_path: Path) -> None:
 
 
 def test_positions_of_a_large_data_set_are_grouped_in_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert python_items.index_runs(3) == [0, 1, 2]
-    monkeypatch.setattr(python_items, "MAX_ITEMS", 4)
-    assert python_items.index_runs(4) == [0, 1, 2, 3]
-    assert python_items.index_runs(9) == [(0, 3), (4, 7), (8, 8)]
+    assert python_samples.index_runs(3) == [0, 1, 2]
+    monkeypatch.setattr(python_samples, "MAX_ITEMS", 4)
+    assert python_samples.index_runs(4) == [0, 1, 2, 3]
+    assert python_samples.index_runs(9) == [(0, 3), (4, 7), (8, 8)]
     for n in range(1, 50):
-        runs = [run if isinstance(run, tuple) else (run, run) for run in python_items.index_runs(n)]
+        runs = [
+            run if isinstance(run, tuple) else (run, run) for run in python_samples.index_runs(n)
+        ]
         assert len(runs) <= 4
         assert [i for first, last in runs for i in range(first, last + 1)] == list(range(n))
 
