@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from shardio._workers.ray_cluster import Engine, EngineName
-from shardio.conversion.append import load_base
+from shardio.conversion.append import PathName, load_base
 from shardio.conversion.classes import (
     apply_labels,
     read_labels,
@@ -17,7 +17,7 @@ from shardio.conversion.classes import (
 )
 from shardio.conversion.converter import Converter
 from shardio.conversion.data_frames import FrameRows, is_data_frame
-from shardio.conversion.execution import ConvertOptions, append_inputs, convert_inputs
+from shardio.conversion.execution import ConvertOptions, convert_inputs
 from shardio.conversion.inputs import Listing, list_inputs
 from shardio.conversion.python_samples import (
     MapStyleSamples,
@@ -29,14 +29,11 @@ from shardio.conversion.python_samples import (
     is_map_style,
 )
 from shardio.conversion.report import ConversionReport, Progress
-from shardio.conversion.staging import Staging
 from shardio.conversion.upload import Upload
 from shardio.dataset.manifest import check_folder_name
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.storage.remote.connection import is_url
-
-PathName = str | os.PathLike[str]
 
 
 def convert(
@@ -121,132 +118,93 @@ def convert(
     """
     if shard_bytes < 1:
         raise InvalidArgument(f"shard_bytes is {shard_bytes}; it must be at least 1")
-    convert_options = ConvertOptions(
-        kind,
-        options,
-        workers,
-        on_error,
-        keep_partial,
-        progress,
-        shard_bytes,
-        resume,
-        overwrite,
-        Engine(engine, address),
+    options_given = ConvertOptions(
+        kind=kind,
+        converter_options=options,
+        workers=workers,
+        on_error=on_error,
+        keep_partial=keep_partial,
+        progress=progress,
+        shard_bytes=shard_bytes,
+        resume=resume,
+        overwrite=overwrite,
+        append=append,
+        labels=labels,
+        engine=Engine(engine, address),
     )
-    conversion = _Conversion(src, samples, names, schema, labels, append, out)
+    source = _Source(src, samples, names, schema, out)
     if not (isinstance(out, str) and is_url(out)):
-        return conversion.convert(out, convert_options)
-    folder_options = {"append": append, "overwrite": overwrite}
-    with Upload(out, storage_options, resume=resume, **folder_options) as upload:
+        return source.convert(out, options_given)
+    with Upload(out, storage_options, resume=resume, append=append, overwrite=overwrite) as upload:
         if (
             upload.is_converted and not upload.has_plan
         ):  # Python samples; the process that converted them was killed before publishing
             return upload.publish()
-        convert_options = replace(convert_options, uploader=upload.uploader)
-        report = conversion.convert(upload.folder, convert_options)
+        report = source.convert(upload.folder, replace(options_given, uploader=upload.uploader))
         return upload.publish(report) if report.generation else upload.discard(report)
 
 
 @dataclass(frozen=True, slots=True)
-class _Conversion:
-    """The arguments of `convert` that describe the source."""
+class _Source:
+    """The arguments of `convert` that describe the source, and its `out` for messages.
+
+    The source is a path or a Python object: samples, items, a map-style data set or a data frame.
+    """
 
     src: Any
     samples: Callable[[Any], Any] | None
     names: Sequence[str] | None
     schema: Schema | None
-    labels: PathName | None
-    append: bool
-    out: PathName
+    out_name: PathName
 
     def convert(self, out: PathName, options: ConvertOptions) -> ConversionReport:
-        """Convert into a local folder."""
+        """Convert into a local folder, which is a cache if `out_name` is a URL."""
         check_folder_name(out)
         if self.samples is None and isinstance(self.src, str | os.PathLike):
             return self._convert_files(os.fspath(self.src), out, options)
-        source = PythonSource(self.src, self.samples, self.names, self.schema)
-        has_labels = self.labels is not None
-        return source.convert(os.fspath(out), options, append=self.append, labels=has_labels)
+        self._check_names()
+        self._check_object()
+        if self.samples is None and (
+            is_data_frame(self.src) or not is_map_style(self.src, options.workers)
+        ):
+            options.check_for_samples()
+            to_dataset = append_samples if options.append else convert_samples
+            schema, rows = self._rows(append=options.append)
+            return to_dataset(rows, os.fspath(out), schema, options.shard_bytes)
+        options.check_for_items()
+        if self.samples is not None:
+            return convert_items(
+                self.src,
+                self.samples,
+                _function_name(self.samples),
+                out,
+                options,
+                self.schema,
+                self.names,
+            )
+        indexing = MapStyleSamples(self.src)
+        runs = index_runs(len(self.src))
+        return convert_items(runs, indexing, indexing.name, out, options, self.schema, self.names)
 
     def _convert_files(self, src: str, out: PathName, options: ConvertOptions) -> ConversionReport:
         if self.names is not None:
             raise InvalidArgument("names: only for samples that are tuples, not for files")
         options = replace(options, source=src)
-        options.check_for_inputs(self.schema, append=self.append)
-        base = load_base(out) if self.append else None
-        staging = Staging(
-            os.fspath(out),
-            resume=options.resume,
-            overwrite=options.overwrite,
-            appends=self.append,
-            hint=options.hint,
-        )
+        options.check_for_inputs(self.schema)
+        base = load_base(out) if options.append else None
+        staging = options.make_staging(out)
         listing = list_inputs(src, exclude=str(staging.out))
         # Validate the options before anything is created, so that an error leaves no files behind.
-        job_for_folder, listing = options.make_job(base, listing, out)
-        job = job_for_folder(str(staging.folder))
-        if self.labels is None:
-            has_own_classes = job.source.class_names() is not None
-            out_name = os.fspath(self.out)  # the caller's `out`; the local `out` may be a cache
-            warn_about_split(listing.classes, src, out_name, are_classes=not has_own_classes)
-        listing = self._labelled(listing, job.source)
-        return (append_inputs if self.append else convert_inputs)(listing, staging, job, options)
-
-    def _labelled(self, listing: Listing, source: Converter) -> Listing:
-        """Return the inputs with the classes of the label file or the converter, if any."""
-        if self.labels is not None:
-            path = os.fspath(self.labels)
-            listing = apply_labels(listing, read_labels(path), path)
-        if (classes := source.class_names()) is None:
-            return listing
-        if self.labels is not None:
-            raise InvalidArgument(
-                f"labels: the samples of {source.kind!r} have labels of their own or no classes "
-                "here; leave labels out"
+        source, listing = options.fit_source(base, listing, out)
+        if options.labels is None:
+            has_own_classes = source.class_names() is not None
+            warn_about_split(
+                listing.classes, src, os.fspath(self.out_name), are_classes=not has_own_classes
             )
-        return without_folder_classes(listing, tuple(classes))
+        listing = _labelled(listing, source, options.labels)
+        return convert_inputs(listing, staging, options.make_job(source, base, staging), options)
 
-
-@dataclass(frozen=True, slots=True)
-class PythonSource:
-    """A source in this process: samples, items, a map-style data set or a data frame."""
-
-    src: Any
-    samples: Callable[[Any], Any] | None
-    names: Sequence[str] | None
-    schema: Schema | None
-
-    def convert(
-        self, out: str, options: ConvertOptions, *, append: bool, labels: bool
-    ) -> ConversionReport:
-        """Write the samples to `out`, as a new dataset or appended to the existing one.
-
-        Raises:
-            InvalidArgument: the source is not iterable, or an option does not apply to it.
-        """
-        self._check()
-        self._check_source()
-        if self.samples is None and (
-            is_data_frame(self.src) or not is_map_style(self.src, options.workers)
-        ):
-            options.check_for_samples(labels=labels)
-            to_dataset = append_samples if append else convert_samples
-            schema, rows = self._rows(append=append)
-            return to_dataset(rows, out, schema, options.shard_bytes)
-        options.check_for_items(labels=labels)
-        items, make, function = self._items()
-        return convert_items(
-            items,
-            make,
-            function,
-            out,
-            options,
-            schema=self.schema,
-            names=self.names,
-            append=append,
-        )
-
-    def _check(self) -> None:
+    def _check_names(self) -> None:
         if self.samples is not None and not callable(self.samples):
             raise InvalidArgument(
                 f"samples must be a function of an item; found {type(self.samples).__name__}"
@@ -260,7 +218,7 @@ class PythonSource:
                 "sorted(folder.iterdir()); found one string"
             )
 
-    def _check_source(self) -> None:
+    def _check_object(self) -> None:
         kind = type(self.src)
         readable = ("__iter__", "__getitem__", "__arrow_c_stream__")
         is_iterable = any(hasattr(kind, name) for name in readable)
@@ -272,28 +230,32 @@ class PythonSource:
             "to samples"
         )
 
-    def _items(self) -> tuple[Iterable[Any], Callable[[Any], Any], str]:
-        """Return the items, the function that converts one item to samples, and its name."""
-        if self.samples is None:
-            indexing = MapStyleSamples(self.src)
-            return index_runs(len(self.src)), indexing, indexing.name
-        return self.src, self.samples, function_name(self.samples)
-
     def _rows(self, *, append: bool) -> tuple[Schema | None, Iterable[Mapping[str, Any]]]:
         """Return the schema (None if inferred from the first sample) and the samples."""
         if not is_data_frame(self.src):
-            return self.schema, self._mappings()
+            return self.schema, (as_mapping(value, self.names) for value in self.src)
         if self.names is not None:
             raise InvalidArgument("names: not for data frames; rename the columns instead")
         rows = FrameRows(self.src)
-        schema = rows.schema if self.schema is None and not append else self.schema
-        return schema, rows
-
-    def _mappings(self) -> Iterator[Mapping[str, Any]]:
-        return (as_mapping(value, self.names) for value in self.src)
+        return rows.schema if self.schema is None and not append else self.schema, rows
 
 
-def function_name(function: Callable[[Any], Any]) -> str:
+def _labelled(listing: Listing, source: Converter, labels: PathName | None) -> Listing:
+    """Return the inputs with the classes of the label file or the converter, if any."""
+    if labels is not None:
+        path = os.fspath(labels)
+        listing = apply_labels(listing, read_labels(path), path)
+    if (classes := source.class_names()) is None:
+        return listing
+    if labels is not None:
+        raise InvalidArgument(
+            f"labels: the samples of {source.kind!r} have labels of their own or no classes "
+            "here; leave labels out"
+        )
+    return without_folder_classes(listing, tuple(classes))
+
+
+def _function_name(function: Callable[[Any], Any]) -> str:
     """Return the name under which a function is recorded in the dataset."""
     while hasattr(function, "func"):  # functools.partial
         function = function.func

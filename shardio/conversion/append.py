@@ -13,7 +13,7 @@ import stat
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -99,14 +99,14 @@ def check_not_repaired(base: Generation, out: PathName) -> None:
 
 
 def inherit_options(
-    base: Generation, kind: str | None, options: Mapping[str, Any], *, keep_partial: bool
+    base: Generation, kind: str | None, options: Mapping[str, Any]
 ) -> tuple[str | None, dict[str, Any], bool]:
-    """Return kind, options and keep_partial of an append; the defaults are the dataset's values."""
+    """Return kind and options of an append, with the dataset's as defaults, and keep_partial."""
     if not base.converter:
-        return kind, dict(options), keep_partial
+        return kind, dict(options), False
     of_samples = base.converter.get("options", {}).items()
     recorded = {option: value for option, value in of_samples if option not in RUN_OPTIONS}
-    keep = bool(recorded.pop("keep_partial", False)) or keep_partial
+    keep = bool(recorded.pop("keep_partial", False))
     name: str = base.converter.get("name", "")
     kind = kind or name or None
     return kind, {**recorded, **options} if kind == name else dict(options), keep
@@ -189,21 +189,13 @@ def _sample_settings(converter: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Additions:
-    """The inputs that an append converts (`listing`), and the reports on all other inputs.
+def classify_inputs(
+    listing: Listing, base: Generation, n_threads: int, out: PathName
+) -> tuple[Listing, list[InputReport]]:
+    """Return the inputs that an append converts, and the reports on all other inputs.
 
-    The classes of the listing are the classes of the dataset after the append.
-    """
-
-    listing: Listing
-    others: tuple[InputReport, ...]
-
-
-def classify_inputs(listing: Listing, base: Generation, n_threads: int, out: PathName) -> Additions:
-    """Split the inputs into new inputs and inputs that the dataset already has.
-
-    Files with a known name and size are read and compared by hash.
+    The classes of the returned listing are the classes of the dataset after the append. Files with
+    a known name and size are read and compared by hash.
 
     Raises:
         InvalidArgument: the dataset has labels without class names.
@@ -228,7 +220,7 @@ def classify_inputs(listing: Listing, base: Generation, n_threads: int, out: Pat
         finally:
             stopped.set()  # so that Ctrl-C does not wait for large files
     new = tuple(one for one in listing.inputs if one.name not in known)
-    return Additions(replace(listing, inputs=new), tuple(others))
+    return replace(listing, inputs=new), others
 
 
 def _compare(one: Input, entries: Sequence[Entry], stopped: threading.Event) -> InputReport:

@@ -8,11 +8,11 @@ neither on the number of workers nor on the order in which units finish.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from shardio._workers.processes.limits import usable_cpus
@@ -30,13 +30,14 @@ from shardio.conversion.append import (
     rebase,
 )
 from shardio.conversion.converter import (
+    Converter,
     fit_converter,
     guess_kind,
     make_converter,
     options_of,
 )
 from shardio.conversion.inputs import Listing, join_parts
-from shardio.conversion.journal import Unit, conversion_settings, cut_units, has_items
+from shardio.conversion.journal import UnitEvent, conversion_settings, cut_units, has_items
 from shardio.conversion.report import (
     ConversionReport,
     InputReport,
@@ -44,7 +45,7 @@ from shardio.conversion.report import (
     Progress,
     check_any_of_kind,
 )
-from shardio.conversion.scheduler import ConversionState, run_on_ray, run_units
+from shardio.conversion.scheduler import ConversionState, run_in_workers, run_on_ray
 from shardio.conversion.staging import Staging
 from shardio.conversion.upload import ShardUploader
 from shardio.conversion.worker import ConversionJob, convert_unit
@@ -67,15 +68,17 @@ class ConvertOptions:
     dataset goes to an object store.
     """
 
-    kind: str | None
-    converter_options: Mapping[str, Any]
-    workers: int | None
-    on_error: str
-    keep_partial: bool
-    progress: Callable[[Progress], None] | None
-    shard_bytes: int
-    resume: bool
-    overwrite: bool
+    kind: str | None = None
+    converter_options: Mapping[str, Any] = field(default_factory=dict)
+    workers: int | None = None
+    on_error: str = "skip"
+    keep_partial: bool = False
+    progress: Callable[[Progress], None] | None = None
+    shard_bytes: int = 256 << 20
+    resume: bool = False
+    overwrite: bool = False
+    append: bool = False
+    labels: PathName | None = None
     engine: Engine = LOCAL
     uploader: ShardUploader | None = None
     source: str = ""
@@ -85,35 +88,21 @@ class ConvertOptions:
         """The number of worker processes."""
         return usable_cpus() if self.workers is None else self.workers
 
-    @property
-    def hint(self) -> str:
-        """The hint for restarting an upload; "" for a folder, where Staging has its own hints."""
-        return "" if self.uploader is None else self.uploader.hint
+    def check_for_samples(self) -> None:
+        """Refuse options that iterables of samples do not support."""
+        self._refuse(_OPTIONS_OF_INPUTS, "not for samples from an iterable")
 
-    def check_for_samples(self, *, labels: bool) -> None:
-        """Raise InvalidArgument for options that iterables of samples do not support."""
-        for_files = {
-            "kind": self.kind is not None,
-            "workers": self.workers is not None,
-            "on_error": self.on_error != "skip",
-            "keep_partial": self.keep_partial,
-            "progress": self.progress is not None,
-            "resume": self.resume,
-            "overwrite": self.overwrite,
-            "labels": labels,
-            "engine": self.engine.is_ray,
-            **dict.fromkeys(self.converter_options, True),
-        }
-        if given := [name for name, is_given in for_files.items() if is_given]:
-            raise InvalidArgument(f"{', '.join(given)}: not for samples from an iterable")
+    def check_for_items(self) -> None:
+        """Refuse options that apply only to files."""
+        self._refuse(("kind", "labels"), "only for files")
 
-    def check_for_items(self, *, labels: bool) -> None:
-        """Raise InvalidArgument for options that apply only to files."""
-        for_files = {"kind": self.kind is not None, "labels": labels, **self.converter_options}
-        if given := [name for name, is_given in for_files.items() if is_given is not False]:
-            raise InvalidArgument(f"{', '.join(given)}: only for files")
+    def _refuse(self, names: Iterable[str], reason: str) -> None:
+        default = ConvertOptions()
+        given = [name for name in names if getattr(self, name) != getattr(default, name)]
+        if given := [*given, *self.converter_options]:
+            raise InvalidArgument(f"{', '.join(given)}: {reason}")
 
-    def check_for_inputs(self, schema: Schema | None, *, append: bool) -> None:
+    def check_for_inputs(self, schema: Schema | None) -> None:
         """Check the options of a conversion of files or items."""
         if schema is not None:
             raise InvalidArgument(
@@ -122,7 +111,7 @@ class ConvertOptions:
             )
         if self.on_error not in ON_ERROR:
             raise InvalidArgument(f"on_error is {self.on_error!r}; it must be one of {ON_ERROR}")
-        if self.overwrite and (self.resume or append):
+        if self.overwrite and (self.resume or self.append):
             other = "resume" if self.resume else "append"
             raise InvalidArgument(f"{other} and overwrite are mutually exclusive")
         if self.workers is not None and self.workers < 0:
@@ -130,39 +119,56 @@ class ConvertOptions:
         if self.engine.is_ray and self.workers == 0:
             raise InvalidArgument("workers is 0; with engine='ray' it must be 1 or more")
 
-    def make_job(
+    def make_staging(self, out: PathName) -> Staging:
+        """Return the work folder in `out`."""
+        return Staging(
+            os.fspath(out),
+            resume=self.resume,
+            overwrite=self.overwrite,
+            appends=self.append,
+            hint="" if self.uploader is None else self.uploader.hint,
+        )
+
+    def fit_source(
         self, base: Generation | None, listing: Listing, out: PathName
-    ) -> tuple[Callable[[str], ConversionJob], Listing]:
-        """Return a function that maps a work folder to its job, and the listing with joined parts.
+    ) -> tuple[Converter, Listing]:
+        """Return the converter, and the listing with joined parts.
 
         The kind of the converter is `kind`, else the kind of `base`, else a guess from the inputs.
 
         Raises:
             InvalidArgument: the converter rejects the options, or `base` has other options.
         """
-        kind, options, keep_partial = self.kind, self.converter_options, self.keep_partial
+        kind, options = self.kind, self.converter_options
         if base is not None:
-            kind, options, keep_partial = inherit_options(
-                base, kind, options, keep_partial=keep_partial
-            )
+            kind, options, _ = inherit_options(base, kind, options)
         try:
             source = make_converter(kind or guess_kind(listing.inputs), options)
             listing = join_parts(listing, source)
-            source = fit_converter(source, listing.inputs)
+            return fit_converter(source, listing.inputs), listing
         except InvalidArgument:
             if base is not None and kind == base.converter.get("name"):
                 check_same_options(base, self.converter_options, out)
             raise
-        job_for_folder = partial(
-            ConversionJob,
+
+    def make_job(
+        self, source: Converter, base: Generation | None, staging: Staging
+    ) -> ConversionJob:
+        """Return the settings for the workers; keep_partial is inherited from `base`."""
+        keeps = base is not None and inherit_options(base, None, {})[2]
+        return ConversionJob(
             source,
+            str(staging.folder),
             shard_bytes=self.shard_bytes,
-            keep_partial=keep_partial,
+            keep_partial=self.keep_partial or keeps,
             stop_at_broken=self.on_error == "stop",
         )
-        return job_for_folder, listing
 
 
+_OPTIONS_OF_INPUTS: Final = (
+    *("kind", "workers", "on_error", "keep_partial", "progress"),
+    *("resume", "overwrite", "labels", "engine"),
+)
 PlacedShard = tuple[str, ShardSummary]
 """The path of a finished shard below the job's folder, and its summary with the final name."""
 
@@ -170,228 +176,194 @@ PlacedShard = tuple[str, ShardSummary]
 def convert_inputs(
     listing: Listing, staging: Staging, job: ConversionJob, options: ConvertOptions
 ) -> ConversionReport:
-    """Convert the inputs to a new dataset; if they give no sample, leave `out` unchanged."""
-    start_s = time.monotonic()
-    units = cut_units(listing.inputs)
-    compacts, uploader = has_items(listing.inputs), options.uploader
-    send = None if uploader is None else partial(_upload, uploader, job, compacts=compacts)
-    state = ConversionState(listing, units, options.progress, send)
-    converter = _converter_record(job)
-    settings = conversion_settings(converter, job.source.libraries())
+    """Convert the inputs to a new dataset, or append those that the dataset in `out` lacks.
+
+    If no input gives a sample, `out` is not changed.
+    """
+    return (_append if options.append else _create)(_Run(listing, staging, job, options))
+
+
+def _create(run: _Run) -> ConversionReport:
+    """Convert all inputs, and publish a new dataset."""
+    staging = run.staging
     with staging:
-        staging.begin(settings, [unit.key for unit in units])
+        run.begin(run.listing)
         if staging.is_published:  # interrupted while cleaning up
             found = load(staging.out)
-            known = {source.name: source for source in listing.inputs}
+            known = {source.name: source for source in run.listing.inputs}
             reports = [InputReport.of_json(entry, known) for entry in found.inputs]
         else:
-            _run(units, job, options, state, staging, settings)
-            reports = state.reports()
-            _check_any_input(reports, job, options, staging)
-            if not state.shards():
+            reports = run.convert()
+            if not run.state.shards():
                 staging.discard_units()
-                return _unpublished_report(job, state, reports, staging, start_s)
-            placed = _final_shards(state, job, uploader, compacts=compacts)
-            found = _publish(job, state, placed, reports, staging, converter, uploader)
+                return run.report(reports)
+            found = run.publish(reports)
         staging.finish()
-    return replace(
-        _unpublished_report(job, state, reports, staging, start_s),
-        n_samples=found.n_samples,
-        n_bytes=sum(shard.n_bytes for shard in found.shards),
-        classes=found.classes,
-        generation=found.number,
-        view=found.view,
-    )
+    return run.report(reports, found, found.shards)
 
 
-def _unpublished_report(
-    job: ConversionJob,
-    state: ConversionState,
-    reports: Sequence[InputReport],
-    staging: Staging,
-    start_s: float,
-) -> ConversionReport:
-    """Return the report of a conversion that has published nothing."""
-    return ConversionReport(
-        dataset=staging.out,
-        kind=job.source.kind,
-        n_samples=0,
-        n_bytes=0,
-        elapsed_s=time.monotonic() - start_s,
-        inputs=tuple(reports),
-        classes=state.classes,
-        stopped=any(report.outcome == "not_processed" for report in reports),
-        generation=0,
-        view=job.source.view(),
-    )
-
-
-def append_inputs(
-    listing: Listing, staging: Staging, job: ConversionJob, options: ConvertOptions
-) -> ConversionReport:
+def _append(run: _Run) -> ConversionReport:
     """Convert the inputs that the dataset lacks; publish a generation with the new samples."""
-    start_s = time.monotonic()
-    converter = _converter_record(job)
-    settings = conversion_settings(converter, job.source.libraries())
+    listing, staging = run.listing, run.staging
     with staging:
         base = load_base(staging.out)  # read again: `out` could change before it was locked
         check_not_repaired(base, staging.out)
-        check_same_samples(base, converter, job.source.schema(), staging.out)
-        additions = classify_inputs(listing, base, options.n_workers, staging.out)
-        units = cut_units(additions.listing.inputs)
-        state = ConversionState(additions.listing, units, options.progress)
-        staging.begin(settings, [unit.key for unit in units])
-        _run(units, job, options, state, staging, settings)
-        _check_any_input([*state.reports(), *additions.others], job, options, staging)
-        placed = _final_shards(state, job, None, compacts=has_items(listing.inputs))
-        found = _publish_next(base, job, state, placed, staging)
+        check_same_samples(base, run.converter, run.job.source.schema(), staging.out)
+        additions, others = classify_inputs(listing, base, run.options.n_workers, staging.out)
+        run.begin(additions)
+        reports = run.convert(others)
+        placed = run.final_shards()
+        latest = rebase(base, staging.out)
+        found = run.publish_next(latest, placed) if placed else latest
         staging.finish()
     order = {source.name: position for position, source in enumerate(listing.inputs)}
-    reports = sorted([*state.reports(), *additions.others], key=lambda one: order[one.name])
-    n_samples = sum(shard.n_samples for _, shard in placed)
-    return ConversionReport(
-        dataset=staging.out,
-        kind=job.source.kind,
-        n_samples=n_samples,
-        n_bytes=sum(shard.n_bytes for _, shard in placed),
-        elapsed_s=time.monotonic() - start_s,
-        inputs=tuple(reports),
-        classes=found.classes,
-        stopped=any(report.outcome == "not_processed" for report in reports),
-        view=found.view,
-        generation=found.number,
-        n_samples_before=found.n_samples - n_samples,
-        stats_dropped=bool(base.stats) and found.stats != base.stats,
-    )
+    reports.sort(key=lambda one: order[one.name])
+    report = run.report(reports, found, [shard for _, shard in placed])
+    return replace(report, stats_dropped=bool(base.stats) and found.stats != base.stats)
 
 
-def _run(
-    units: Sequence[Unit],
-    job: ConversionJob,
-    options: ConvertOptions,
-    state: ConversionState,
-    staging: Staging,
-    settings: Mapping[str, Any],
-) -> None:
-    state.report_start()
-    limited, n_workers = replace(job, step_s=job.source.step_s), options.n_workers
-    if options.engine.is_ray and units:
-        run_on_ray(units, limited, options.engine, options.workers, state, settings)
-        return
-    if n_workers and units:
-        run_units(units, limited, min(n_workers, len(units)), state, [staging.lock_fd])
-        return
-    while (number := state.next_unit()) is not None:
-        for event in convert_unit(units[number], job):
-            state.handle(event)
+class _Run:
+    """One run of a conversion: the steps of creating a dataset and of appending to one."""
 
+    state: ConversionState
 
-def _check_any_input(
-    reports: Sequence[InputReport], job: ConversionJob, options: ConvertOptions, staging: Staging
-) -> None:
-    """Check that at least one input is of the converter's kind; if not, discard all units."""
-    try:
-        check_any_of_kind(
-            options.source,
-            job.source.kind,
-            reports,
-            kind_given=options.kind is not None,
-            appends=staging.appends,
-        )
-    except NoMatchingInputs:
-        staging.discard_units()
-        raise
+    def __init__(
+        self, listing: Listing, staging: Staging, job: ConversionJob, options: ConvertOptions
+    ) -> None:
+        self.listing, self.staging, self.job, self.options = listing, staging, job, options
+        self.converter: dict[str, Any] = {
+            "name": job.source.kind,
+            "version": job.source.version,
+            "options": {
+                **options_of(job.source),
+                "keep_partial": job.keep_partial,
+                "on_error": "stop" if job.stop_at_broken else "skip",
+                "shard_bytes": job.shard_bytes,
+            },
+        }
+        """The name and version of the converter, and all options that affect the data."""
+        self._settings = conversion_settings(self.converter, job.source.libraries())
+        self._compacts, self._start_s = has_items(listing.inputs), time.monotonic()
 
+    def begin(self, listing: Listing) -> None:
+        """Plan the conversion of the inputs in `listing`, and write the plan to the journal."""
+        units = cut_units(listing.inputs)
+        on_shard = None if self.options.uploader is None else self._upload
+        self.state = ConversionState(listing, units, self.options.progress, on_shard)
+        self.staging.begin(self._settings, [unit.key for unit in units])
 
-def _final_shards(
-    state: ConversionState, job: ConversionJob, uploader: ShardUploader | None, *, compacts: bool
-) -> list[PlacedShard]:
-    """Return the shards to publish; if there is an uploader, wait until all are uploaded."""
-    made = state.shards()
-    placed = compact_shards(made, job) if compacts else made
-    if uploader is not None:
-        if compacts:
-            sent = {path for path, shard in made if not is_small(shard, job.shard_bytes)}
+    def convert(self, others: Sequence[InputReport] = ()) -> list[InputReport]:
+        """Convert all units; return the reports of their inputs, and of the `others`.
+
+        Raises:
+            NoMatchingInputs: none of the inputs is of the converter's kind.
+        """
+        self.state.report_start()
+        with contextlib.closing(self._events()) as events:
+            for event in events:
+                self.state.handle(event)
+                if self.state.is_finished():
+                    break
+        reports = [*self.state.reports(), *others]
+        kind, appends = self.job.source.kind, self.staging.appends
+        kind_given = self.options.kind is not None
+        try:
+            check_any_of_kind(
+                self.options.source, kind, reports, kind_given=kind_given, appends=appends
+            )
+        except NoMatchingInputs:
+            self.staging.discard_units()
+            raise
+        return reports
+
+    def _events(self) -> Generator[UnitEvent, None, None]:
+        state, options = self.state, self.options
+        limited = replace(self.job, step_s=self.job.source.step_s)
+        if options.engine.is_ray and state.n_units:
+            yield from run_on_ray(
+                state.next_unit, limited, options.engine, options.workers, self._settings
+            )
+        elif n_workers := min(options.n_workers, state.n_units):
+            yield from run_in_workers(state.next_unit, limited, n_workers, [self.staging.lock_fd])
+        else:
+            while (unit := state.next_unit()) is not None:
+                yield from convert_unit(unit, self.job)
+
+    def _upload(self, path: str, shard: ShardSummary) -> None:
+        """Upload a shard, unless it will be merged with others."""
+        if self.options.uploader and not (self._compacts and self._is_small(shard)):
+            self.options.uploader.submit(os.path.join(self.job.folder, path), shard)
+
+    def _is_small(self, shard: ShardSummary) -> bool:
+        return is_small(shard, self.job.shard_bytes)
+
+    def final_shards(self) -> list[PlacedShard]:
+        """Return the shards to publish; if there is an uploader, wait until all are uploaded."""
+        made, uploader = self.state.shards(), self.options.uploader
+        placed = compact_shards(made, self.job) if self._compacts else made
+        if uploader is not None:
+            sent = {path for path, shard in made if not (self._compacts and self._is_small(shard))}
             for path, shard in placed:
                 if path not in sent:
-                    uploader.submit(os.path.join(job.folder, path), shard)
-        uploader.finish()
-    return placed
+                    uploader.submit(os.path.join(self.job.folder, path), shard)
+            uploader.finish()
+        return placed
 
+    def publish(self, reports: Sequence[InputReport]) -> Generation:
+        """Publish the finished shards as a dataset, whether they are local or uploaded."""
+        placed, source = self.final_shards(), self.job.source
+        is_local = self.options.uploader is None
+        self.staging.link_shards([(path, shard.name) for path, shard in placed if is_local])
+        return publish(
+            self.staging.out,
+            schema=source.schema(),
+            shards=[shard for _, shard in placed],
+            classes=self.state.classes,
+            inputs=[report.as_json() for report in reports],
+            converter=self.converter,
+            versions=source.libraries(),
+            view=source.view(),
+        )
 
-def _upload(
-    uploader: ShardUploader, job: ConversionJob, path: str, shard: ShardSummary, *, compacts: bool
-) -> None:
-    """Upload a shard, unless it will be merged with others."""
-    if not (compacts and is_small(shard, job.shard_bytes)):
-        uploader.submit(os.path.join(job.folder, path), shard)
+    def publish_next(self, latest: Generation, placed: Sequence[PlacedShard]) -> Generation:
+        """Publish the finished shards as the generation after `latest`."""
+        staging, options = self.staging, self.converter["options"]
+        names = staging.free_names(latest.number + 1, [shard.name for _, shard in placed])
+        shards = [replace(shard, name=names[shard.name]) for _, shard in placed]
+        changed = generation_changes(latest, shards, self.state.classes, self.state.reports())
+        staging.link_shards([(path, names[shard.name]) for path, shard in placed])
+        return publish_next(
+            staging.out,
+            latest,
+            **changed,
+            versions={**latest.versions, **self.job.source.libraries()},
+            operation={"name": "append", "options": {name: options[name] for name in RUN_OPTIONS}},
+        )
 
+    def report(
+        self,
+        reports: Sequence[InputReport],
+        found: Generation | None = None,
+        shards: Sequence[ShardSummary] = (),
+    ) -> ConversionReport:
+        """Return the report of the conversion.
 
-def _publish(
-    job: ConversionJob,
-    state: ConversionState,
-    placed: Sequence[PlacedShard],
-    reports: Sequence[InputReport],
-    staging: Staging,
-    converter: Mapping[str, Any],
-    uploader: ShardUploader | None,
-) -> Generation:
-    """Publish the finished shards as a dataset, whether they are local or uploaded."""
-    shards = [shard for _, shard in placed]
-    schema = job.source.schema()
-    links = [(path, shard.name) for path, shard in placed] if uploader is None else []
-    staging.link_shards(links)
-    return publish(
-        staging.out,
-        schema=schema,
-        shards=shards,
-        classes=state.classes,
-        inputs=[report.as_json() for report in reports],
-        converter=converter,
-        versions=job.source.libraries(),
-        view=job.source.view(),
-    )
-
-
-def _publish_next(
-    base: Generation,
-    job: ConversionJob,
-    state: ConversionState,
-    placed: Sequence[PlacedShard],
-    staging: Staging,
-) -> Generation:
-    """Publish the finished shards as the next generation; if there are none, return the latest."""
-    latest = rebase(base, staging.out)
-    if not placed:
-        return latest
-    names = staging.free_names(latest.number + 1, [shard.name for _, shard in placed])
-    shards = [replace(shard, name=names[shard.name]) for _, shard in placed]
-    changed = generation_changes(latest, shards, state.classes, state.reports())
-    staging.link_shards([(path, names[shard.name]) for path, shard in placed])
-    return publish_next(
-        staging.out,
-        latest,
-        **changed,
-        versions={**latest.versions, **job.source.libraries()},
-        operation={
-            "name": "append",
-            "options": {name: _converter_record(job)["options"][name] for name in RUN_OPTIONS},
-        },
-    )
-
-
-def _converter_record(job: ConversionJob) -> dict[str, Any]:
-    """Return the converter's name, its version, and all options that affect the data."""
-    return {
-        "name": job.source.kind,
-        "version": job.source.version,
-        "options": {
-            **options_of(job.source),
-            "keep_partial": job.keep_partial,
-            "on_error": "stop" if job.stop_at_broken else "skip",
-            "shard_bytes": job.shard_bytes,
-        },
-    }
+        `found` is the published generation, None if nothing was published; `shards` are new in it.
+        """
+        n_samples = sum(shard.n_samples for shard in shards)
+        return ConversionReport(
+            dataset=self.staging.out,
+            kind=self.job.source.kind,
+            n_samples=n_samples,
+            n_bytes=sum(shard.n_bytes for shard in shards),
+            elapsed_s=time.monotonic() - self._start_s,
+            inputs=tuple(reports),
+            classes=found.classes if found else self.state.classes,
+            stopped=any(report.outcome == "not_processed" for report in reports),
+            generation=found.number if found else 0,
+            n_samples_before=found.n_samples - n_samples if found else 0,
+            view=found.view if found else self.job.source.view(),
+        )
 
 
 MIN_SHARD_BYTES: Final = 8 << 20

@@ -66,6 +66,11 @@ class Unit:
         ]
         return f"{hash_bytes(json.dumps(content).encode()):016x}"
 
+    @property
+    def title(self) -> str:
+        """The first and the last input, for messages."""
+        return f"{self.inputs[0].name} to {self.inputs[-1].name}"
+
     def published_shard(self, shard: ShardSummary) -> ShardSummary:
         """Return a shard of the unit with its name in the dataset."""
         return replace(shard, name=f"{self.number:06d}-{shard.name}")

@@ -31,11 +31,9 @@ from shardio._workers.processes.serialization import pickled
 from shardio.batch.schema_inference import infer_schema
 from shardio.conversion.append import check_same_schema, load_base, rebase
 from shardio.conversion.converter import Converter, Input, Item, Outcome
-from shardio.conversion.execution import ConvertOptions, append_inputs, convert_inputs
+from shardio.conversion.execution import ConvertOptions, convert_inputs
 from shardio.conversion.inputs import Listing
 from shardio.conversion.report import ConversionReport
-from shardio.conversion.staging import Staging
-from shardio.conversion.worker import ConversionJob
 from shardio.dataset.writer import DatasetWriter, GenerationWriter
 from shardio.errors import InvalidArgument, MediaError, SchemaError
 from shardio.format.checksum import hash_bytes
@@ -269,38 +267,22 @@ def convert_items(
     function: str,
     out: str | os.PathLike[str],
     options: ConvertOptions,
-    *,
     schema: Schema | None,
     names: Sequence[str] | None,
-    append: bool,
 ) -> ConversionReport:
-    """Convert items to a new dataset, or append to an existing one; `make` converts one item."""
-    options.check_for_inputs(None, append=append)
-    base = load_base(out) if append else None
-    staging = Staging(
-        os.fspath(out),
-        resume=options.resume,
-        overwrite=options.overwrite,
-        appends=append,
-        hint=options.hint,
-    )
+    """Convert items to a new dataset, or append to an existing one.
+
+    `make` converts one item; `function` is the name of `make` to record.
+    """
+    options.check_for_inputs(None)
+    base = load_base(out) if options.append else None
+    staging = options.make_staging(out)
     listing = list_items(items)
     parts = None if names is None else tuple(names)
     if schema is None:
         schema = base.schema if base is not None else infer_item_schema(make, listing.inputs, parts)
-    keep_partial = options.keep_partial
-    if base is not None and base.converter:
-        keep_partial = keep_partial or bool(
-            base.converter.get("options", {}).get("keep_partial", False)
-        )
-    job = ConversionJob(
-        ItemSource(function, parts, make, schema),
-        str(staging.folder),
-        shard_bytes=options.shard_bytes,
-        keep_partial=keep_partial,
-        stop_at_broken=options.on_error == "stop",
-    )
-    return (append_inputs if append else convert_inputs)(listing, staging, job, options)
+    job = options.make_job(ItemSource(function, parts, make, schema), base, staging)
+    return convert_inputs(listing, staging, job, options)
 
 
 _MAX_NAME: Final = 200  # characters

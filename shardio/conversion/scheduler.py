@@ -20,7 +20,7 @@ import platform
 import secrets
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,6 @@ from shardio.conversion.inputs import Listing
 from shardio.conversion.journal import (
     InputDone,
     Unit,
-    UnitDone,
     UnitEvent,
     conversion_settings,
     delete_record,
@@ -70,6 +69,7 @@ class ConversionState:
     ) -> None:
         self._listing, self._progress, self._on_shard = listing, progress, on_shard
         self._units, self._n_started = units, 0
+        self.n_units = len(units)
         self._running: set[int] = set()
         self._done: dict[int, InputDone] = {}
         self._shards: dict[int, tuple[ShardSummary, ...]] = {}
@@ -77,14 +77,14 @@ class ConversionState:
         self._n_bytes_done = self._n_samples = self._n_broken = 0
         self.stopped_at: int | None = None
 
-    def next_unit(self) -> int | None:
-        """Return the index of the next unit to start; None if there are no more."""
+    def next_unit(self) -> Unit | None:
+        """Return the next unit to start; None if there are no more."""
         if self.stopped_at is not None or self._n_started == len(self._units):
             return None
-        number = self._n_started
+        unit = self._units[self._n_started]
+        self._running.add(self._n_started)
         self._n_started += 1
-        self._running.add(number)
-        return number
+        return unit
 
     def is_finished(self) -> bool:
         """Return True if all units are done; units after a stopped unit are not needed."""
@@ -99,14 +99,14 @@ class ConversionState:
             self._done[event.position] = event
             if is_new:
                 self._report_progress(event)
-        elif isinstance(event, UnitDone):
-            self._shards[event.unit] = event.shards
-            self._running.discard(event.unit)
-            if event.stopped and (self.stopped_at is None or event.unit < self.stopped_at):
-                self.stopped_at = event.unit
-            if self._on_shard is not None and self._is_included(event.unit):
-                for path, shard in self._shards_of(event.unit):
-                    self._on_shard(path, shard)
+            return
+        self._shards[event.unit] = event.shards
+        self._running.discard(event.unit)
+        if event.stopped and (self.stopped_at is None or event.unit < self.stopped_at):
+            self.stopped_at = event.unit
+        if self._on_shard is not None and self._is_included(event.unit):
+            for path, shard in self._shards_of(event.unit):
+                self._on_shard(path, shard)
 
     def _is_included(self, unit: int) -> bool:
         return self.stopped_at is None or unit <= self.stopped_at
@@ -133,7 +133,7 @@ class ConversionState:
         reports = []
         for position, source in enumerate(self._listing.inputs):
             done = self._done.get(position)
-            if done is None or (self.stopped_at is not None and done.unit > self.stopped_at):
+            if done is None or not self._is_included(done.unit):
                 done = InputDone(-1, position, Outcome("not_processed"), 0, source.n_bytes)
             outcome = done.outcome
             reports.append(
@@ -155,14 +155,13 @@ class ConversionState:
         self._report_progress(None)
 
     def _report_progress(self, done: InputDone | None) -> None:
-        name = reason = ""
-        kind = None
+        latest: dict[str, Any] = {}
         if done is not None:
-            source = self._listing.inputs[done.position]
+            source, outcome = self._listing.inputs[done.position], done.outcome
             self._n_bytes_done += source.n_bytes
             self._n_samples += done.n_samples
-            self._n_broken += done.outcome.kind == "broken"
-            name, kind, reason = source.name, done.outcome.kind, done.outcome.reason
+            self._n_broken += outcome.kind == "broken"
+            latest = {"name": source.name, "outcome": outcome.kind, "reason": outcome.reason}
         if self._progress is None:
             return
         self._progress(
@@ -173,55 +172,22 @@ class ConversionState:
                 n_bytes=self._n_bytes,
                 n_samples=self._n_samples,
                 n_broken=self._n_broken,
-                name=name,
-                outcome=kind,
-                reason=reason,
+                **latest,
             )
         )
 
 
-class UnitRecorder:
-    """Records one unit's events on a cluster machine, in place of ConversionState."""
-
-    def __init__(self) -> None:
-        self._done: dict[int, InputDone] = {}
-        self._end: UnitDone | None = None
-        self._has_started = False
-
-    def next_unit(self) -> int | None:
-        """Return 0, the index of the only unit, at the first call, and None afterwards."""
-        if self._has_started:
-            return None
-        self._has_started = True
-        return 0
-
-    def is_finished(self) -> bool:
-        """Return True if the unit is done."""
-        return self._end is not None
-
-    def handle(self, event: UnitEvent) -> None:
-        """Record an event; a retried input replaces its earlier event."""
-        if isinstance(event, InputDone):
-            self._done[event.position] = event
-        elif isinstance(event, UnitDone):
-            self._end = event
-
-    def events(self, number: int) -> tuple[UnitEvent, ...]:
-        """Return all events, with `number` in place of the unit's number."""
-        done = (event._replace(unit=number) for event in self._done.values())
-        return (*done, *([] if self._end is None else [self._end._replace(unit=number)]))
+NextUnit = Callable[[], Unit | None]
+"""A function that returns the next unit to start; None if there are no more."""
 
 
-def run_units(
-    units: Sequence[Unit],
-    job: ConversionJob,
-    n_workers: int,
-    state: ConversionState | UnitRecorder,
-    lock_fds: Sequence[int] = (),
-) -> None:
-    """Run units in `n_workers` processes, each one unit at a time, until `state` is finished.
+def run_in_workers(
+    next_unit: NextUnit, job: ConversionJob, n_workers: int, lock_fds: Sequence[int] = ()
+) -> Generator[UnitEvent, None, None]:
+    """Convert units in `n_workers` processes, each one unit at a time, and yield their events.
 
-    Workers inherit `lock_fds`, so that the locks are held as long as any worker can write.
+    Workers inherit `lock_fds`, so that the locks are held as long as any worker can write. Closing
+    the generator ends the workers.
 
     Raises:
         WorkerDied: MAX_CRASHES workers crashed in a unit while they read none of its inputs, or
@@ -239,12 +205,11 @@ def run_units(
         on_crash=lambda _, position, died: UnitCrash(position, died),
         held_fds=lock_fds,
     ) as pool:
-        run = _UnitScheduler(units, job, state, pool)
-        while not state.is_finished():
-            run.fill()
+        run = _UnitScheduler(next_unit, job, pool)
+        while run.fill():
             pool.wait()
             while (found := pool.take()) is not None:
-                run.handle(*found)
+                yield from run.handle(*found)
 
 
 class UnitCrash(NamedTuple):
@@ -255,61 +220,54 @@ class UnitCrash(NamedTuple):
 
 
 class _UnitScheduler:
-    """Assigns units to workers. It borrows the pool and the state."""
+    """Assigns units to the workers of a pool, which it borrows."""
 
-    def __init__(
-        self,
-        units: Sequence[Unit],
-        job: ConversionJob,
-        state: ConversionState | UnitRecorder,
-        pool: TaskPool,
-    ) -> None:
-        self._units, self._job, self._state, self._pool = list(units), job, state, pool
-        self._unit_of: dict[int, int] = {}  # item of the pool -> unit
+    def __init__(self, next_unit: NextUnit, job: ConversionJob, pool: TaskPool) -> None:
+        self._next_unit, self._job, self._pool = next_unit, job, pool
+        self._running: dict[int, Unit] = {}  # by the pool's index of the call
         self._n_crashes: Counter[tuple[int, int | None]] = Counter()
 
-    def fill(self) -> None:
-        """Assign the next unit to each idle worker."""
-        while self._pool.has_room and (number := self._state.next_unit()) is not None:
-            self._put(number)
+    def fill(self) -> bool:
+        """Assign the next unit to each idle worker; return False if no unit is left."""
+        while self._pool.has_room and (unit := self._next_unit()) is not None:
+            self._put(unit)
+        return bool(self._running)
 
-    def _put(self, number: int) -> None:
-        unit = self._units[number]
-        self._unit_of[self._pool.put(unit, _unit_name(unit))] = number
+    def _put(self, unit: Unit) -> None:
+        self._running[self._pool.put(unit, unit.title)] = unit
 
-    def handle(self, item: int, found: UnitCrash | FailedCall | list[Any]) -> None:
-        """Process the events of a unit, its failure or its crash."""
+    def handle(self, item: int, found: UnitCrash | FailedCall | list[Any]) -> Iterator[UnitEvent]:
+        """Yield the events of a unit; raise its error, or retry the unit after a crash."""
         if isinstance(found, UnitCrash):
-            self._on_crash(self._unit_of.pop(item), *found)
+            self._on_crash(self._running.pop(item), *found)
             return
         if isinstance(found, FailedCall):  # for example, the converter called sys.exit
             raise WorkerDied(f"a worker ended its unit: {found.error!r}") from found.error
         for event in found:
             if isinstance(event, Exception):
                 raise event
-            self._state.handle(event)
+            yield event
         if self._pool.has_more(item):
             self._pool.go_on(item)
         else:
-            del self._unit_of[item]
+            del self._running[item]
 
-    def _on_crash(self, number: int, position: int | None, died: WorkerExit) -> None:
+    def _on_crash(self, unit: Unit, position: int | None, died: WorkerExit) -> None:
         """Retry the unit of a crashed worker; skip an input after MAX_CRASHES crashes."""
-        unit = self._units[number]
-        self._n_crashes[number, position] += 1
+        self._n_crashes[unit.number, position] += 1
         if position is None:
             # The crash may have come from verifying the shards in the unit's journal record.
             # Without the record, the retry does not verify them.
             delete_record(Path(self._job.folder, unit.key))
-        if self._n_crashes[number, position] == MAX_CRASHES:
+        if self._n_crashes[unit.number, position] == MAX_CRASHES:
             if position is None:
                 raise WorkerDied(
-                    f"{MAX_CRASHES} workers crashed while finishing {_unit_name(unit)}; "
+                    f"{MAX_CRASHES} workers crashed while finishing {unit.title}; "
                     f"the last {died.end}"
                 )
             skipped = unit.first + position, self._reason(died, unit.inputs[position])
-            self._units[number] = replace(unit, skipped=(*unit.skipped, skipped))
-        self._put(number)
+            unit = replace(unit, skipped=(*unit.skipped, skipped))
+        self._put(unit)
 
     def _reason(self, died: WorkerExit, source: Input) -> str:
         """Return the reason for skipping an input."""
@@ -329,20 +287,17 @@ def _explained(job: ConversionJob, unit: Unit) -> Iterator[UnitEvent | Exception
 
     An OSError or ShardioError is yielded unchanged, any other error as WorkerDied.
     """
-    done = unit.first
+    n_done = 0
     try:
         for event in convert_unit(unit, job):
-            done += isinstance(event, InputDone)
+            n_done += isinstance(event, InputDone)
             yield event
     except (OSError, ShardioError) as error:
         yield error
     except Exception:  # noqa: BLE001  # raised by the converter; sent to the main process as text
-        position = done - unit.first
-        at = f"converting {unit.inputs[position].name}" if position < len(unit.inputs) else ""
-        yield WorkerDied(
-            f"a worker raised an exception while {at or f'finishing {_unit_name(unit)}'}\n"
-            f"{traceback.format_exc()}"
-        )
+        is_reading = n_done < len(unit.inputs)
+        at = f"converting {unit.inputs[n_done].name}" if is_reading else f"finishing {unit.title}"
+        yield WorkerDied(f"a worker raised an exception while {at}\n{traceback.format_exc()}")
 
 
 _ATTEMPTS: Final = "attempts-"
@@ -351,7 +306,7 @@ _ATTEMPTS: Final = "attempts-"
 
 @dataclass(frozen=True, slots=True)
 class UnitAttempt:
-    """The result of converting a unit on a machine: its events, and the folder of its shards.
+    """The events of a unit that a machine has converted, and the folder of the shards.
 
     `folder` is "" if the unit was already complete. If the machine cannot see an input,
     `missing_path` is the path of the input, and everything else is empty.
@@ -386,10 +341,9 @@ class _UnitTask:
         folder = os.path.join(self.attempts, secrets.token_hex(8))
         make_folder(folder)
         _shared_zygote()
-        log = UnitRecorder()
-        # `number` is an index into the list of units, which has one unit here.
-        run_units([replace(unit, number=0)], replace(self.job, folder=folder), 1, log)
-        return UnitAttempt(log.events(unit.number), os.path.join(folder, unit.key))
+        units, job = iter([unit]), replace(self.job, folder=folder)
+        events = tuple(run_in_workers(lambda: next(units, None), job, 1))
+        return UnitAttempt(events, os.path.join(folder, unit.key))
 
     def _check_same_libraries(self) -> None:
         """Check that this machine has the library versions that the conversion started with."""
@@ -415,44 +369,43 @@ def _shared_zygote() -> Zygote:
 
 
 def run_on_ray(
-    units: Sequence[Unit],
+    next_unit: NextUnit,
     job: ConversionJob,
     engine: Engine,
     n_at_once: int | None,
-    state: ConversionState,
     settings: Mapping[str, Any],
-) -> None:
-    """Convert units on the machines of a cluster until `state` is finished.
+) -> Generator[UnitEvent, None, None]:
+    """Convert units on the machines of a cluster, and yield their events.
 
     Raises:
         UnsupportedEnvironment: a machine cannot see the source or the dataset, or has other
             versions of shardio or of a library than this machine.
-        WorkerDied, OSError, ShardioError: as in `run_units`.
+        WorkerDied, OSError, ShardioError: as in `run_in_workers`.
     """
     attempts = os.path.join(job.folder, f"{_ATTEMPTS}{secrets.token_hex(8)}")
     make_folder(attempts)
-    retries: list[int] = []  # units whose inputs were not visible to the machine that tried
+    running: dict[int, Unit] = {}
+    retries: list[Unit] = []  # their inputs were not visible to the machine that tried
 
     def next_job() -> tuple[int, tuple[Unit, bool]] | None:
-        if retries:
-            number = retries.pop()
-            return number, (units[number], False)
-        following = state.next_unit()
-        return None if following is None else (following, (units[following], True))
+        is_retry = bool(retries)
+        unit = retries.pop() if is_retry else next_unit()
+        if unit is None:
+            return None
+        running[unit.number] = unit
+        return unit.number, (unit, not is_retry)
 
     try:
         with Cluster(engine, sees=attempts, n_at_once=n_at_once) as cluster:
             work = _UnitTask(job, attempts, settings)
-            for number, found in cluster.run(work, next_job, lambda n: _unit_name(units[n])):
+            for number, found in cluster.run(work, next_job, lambda n: running[n].title):
+                unit = running.pop(number)
                 if found.missing_path:
                     _check_visible(found.missing_path)
-                    retries.append(number)
+                    retries.append(unit)
                     continue
-                _commit_attempt(found, units[number], job)
-                for event in found.events:
-                    state.handle(event)
-                if state.is_finished():
-                    break
+                _commit_attempt(found, unit, job)
+                yield from found.events
     finally:
         with contextlib.suppress(OSError):  # the next conversion removes the folder
             remove_tree(attempts)  # a machine that was presumed dead can then no longer write
@@ -473,10 +426,6 @@ def _check_visible(path: str) -> None:
             f"a machine of the Ray cluster cannot see {path}: the source must be on a file "
             "system that all machines mount at the same path"
         )
-
-
-def _unit_name(unit: Unit) -> str:
-    return f"{unit.inputs[0].name} to {unit.inputs[-1].name}"
 
 
 def _commit_attempt(found: UnitAttempt, unit: Unit, job: ConversionJob) -> None:

@@ -135,7 +135,7 @@ def _compared(
     dataset: ShardDataset, report: ConversionReport, src: str
 ) -> Iterator[tuple[str, float]]:
     """Yield the name and PSNR of some inputs."""
-    kind, options, _ = inherit_options(load(report.dataset), report.kind, {}, keep_partial=False)
+    kind, options, _ = inherit_options(load(report.dataset), report.kind, {})
     converter = make_converter(kind or report.kind, options)
     root = parse_pattern(src).root
     for one, row in _spread(list(_converted(report)), _MAX_COMPARED):

@@ -110,7 +110,7 @@ def test_an_exception_breaks_only_its_item_and_names_the_line(tmp_path: Path) ->
     assert column(tmp_path / "out", "n") == [0, 4]
     assert [one.name for one in report.broken] == ["1", "2", "3"]
     reasons = [one.reason for one in report.broken]
-    assert re.fullmatch(r"ValueError: no good \(test_python_samples.py, line \d+\)", reasons[0])
+    assert re.fullmatch(r"ValueError: no good \(test_python_items.py, line \d+\)", reasons[0])
     assert reasons[1].startswith("sample 1: field 'n'")
     assert reasons[2] == "sample 1: fields missing: ['n'], not in the schema: ['m']"
     kept = shardio.convert(range(5), tmp_path / "kept", samples=make, workers=0, keep_partial=True)

@@ -20,7 +20,8 @@ from shardio._workers import ray_cluster
 from shardio._workers.processes.zygote import Zygote, acquire, release
 from shardio._workers.ray_cluster import Cluster, Engine
 from shardio.conversion import scheduler
-from shardio.conversion.scheduler import run_units
+from shardio.conversion.journal import Unit
+from shardio.conversion.scheduler import run_in_workers
 from shardio.errors import InvalidArgument, TransformError, UnsupportedEnvironment, WorkerDied
 from shardio.maintenance import add_column, compute_stats, verify_dataset
 from tests.lines import contents, convert, install, write
@@ -414,11 +415,15 @@ def test_a_cluster_goes_on_with_what_one_machine_has_finished_and_begun(
         convert(lines, out, progress=interrupt)
     begun: list[str] = []
 
-    def run(units: Sequence[Any], *given: Any) -> None:
-        begun.extend(unit.inputs[0].name for unit in units)
-        run_units(units, *given)
+    def run(next_unit: Callable[[], Unit | None], *given: Any) -> Iterator[Any]:
+        def noted() -> Unit | None:
+            if (unit := next_unit()) is not None:
+                begun.append(unit.inputs[0].name)
+            return unit
 
-    monkeypatch.setattr(scheduler, "run_units", run)
+        return run_in_workers(noted, *given)
+
+    monkeypatch.setattr(scheduler, "run_in_workers", run)
     convert(lines, out, workers=None, engine="ray", resume=True)
     assert contents(out) == contents(tmp_path / "whole")
     assert sorted(begun) == ["b/readme", "d/5.txt"]
