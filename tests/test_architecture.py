@@ -92,7 +92,7 @@ MAY_IMPORT_ANYTHING = {FRONT_DOOR, "shardio.__main__"}
 
 # Packages that only these may import: slow to load, or not there for everyone.
 HOMES_OF_PACKAGES = {
-    "tinygrad": {"shardio.outputs.tinygrad"},
+    "tinygrad": {"shardio.outputs.tinygrad", "shardio.outputs.tinygrad_internals"},
     "torch": {"shardio.outputs.torch"},
     "jax": {"shardio.outputs.jax"},
     "ray": {"shardio._workers.ray_cluster"},

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from shardio.outputs.tinygrad.adapter import yuv420_to_rgb
+    from shardio.outputs.tinygrad import yuv420_to_rgb
 
 __all__ = ["yuv420_to_rgb"]
 
@@ -48,7 +48,7 @@ def create_adapter(output: str, device: Any) -> TensorAdapter | None:
         UnsupportedEnvironment: the framework is not installed, or cannot open the device.
     """
     if output == "tinygrad":
-        from shardio.outputs.tinygrad.adapter import TinygradAdapter
+        from shardio.outputs.tinygrad import TinygradAdapter
 
         return TinygradAdapter(device)
     if output == "torch":
@@ -66,6 +66,6 @@ def __getattr__(name: str) -> object:
     """Import a public name on first use (PEP 562), because it imports tinygrad."""
     if name not in __all__:
         raise AttributeError(f"module 'shardio.outputs' has no attribute {name!r}")
-    from shardio.outputs.tinygrad.adapter import yuv420_to_rgb
+    from shardio.outputs.tinygrad import yuv420_to_rgb
 
     return yuv420_to_rgb

@@ -20,8 +20,9 @@ from tinygrad.tensor import Tensor
 from tinygrad.uop.ops import UOpMetaClass, buffers
 
 from shardio.errors import InvalidArgument, UnsupportedEnvironment
-from shardio.outputs.tinygrad import adapter, internals
-from shardio.outputs.tinygrad.adapter import TinygradAdapter
+from shardio.outputs import tinygrad as adapter
+from shardio.outputs import tinygrad_internals as internals
+from shardio.outputs.tinygrad import TinygradAdapter
 
 on_cpu = pytest.mark.cpu_device
 VERSION = tuple(int(part) for part in version("tinygrad").split(".")[:2])
@@ -499,8 +500,8 @@ QUEUED = """
 import numpy
 from tinygrad import Tensor
 from tinygrad.device import Device
-from shardio.outputs.tinygrad import internals
-from shardio.outputs.tinygrad.adapter import TinygradAdapter
+from shardio.outputs import tinygrad_internals as internals
+from shardio.outputs.tinygrad import TinygradAdapter
 maker, device = TinygradAdapter("CPU"), Device["CPU"]
 synchronize, calls = device.synchronize, []
 device.synchronize = lambda: calls.append(0) or synchronize()

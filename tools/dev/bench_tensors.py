@@ -19,8 +19,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from shardio.outputs.tinygrad import internals
-from shardio.outputs.tinygrad.adapter import TinygradAdapter
+from shardio.outputs import tinygrad_internals as internals
+from shardio.outputs.tinygrad import TinygradAdapter
 
 LIMIT_US = 150.0
 N_BATCHES = 5000

@@ -1,6 +1,8 @@
-"""Convert arrays to tinygrad tensors, sharing memory where the device allows it.
+"""Convert arrays to tinygrad tensors: shared memory on the CPU device, copies on others.
 
-`yuv420_to_rgb` is a function for users: loading YUV halves the bytes copied to the device.
+`tinygrad_internals` has fast paths through internals of tinygrad; this module falls back to the
+public API if they change. `yuv420_to_rgb` is a function for users: loading YUV halves the bytes
+copied to the device.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from tinygrad.dtype import DType, dtypes
 from tinygrad.tensor import Tensor
 
 from shardio.errors import InvalidArgument, UnsupportedEnvironment
-from shardio.outputs.tinygrad.internals import find_copies, find_view, synchronizer_for
+from shardio.outputs.tinygrad_internals import find_copies, find_view, synchronizer_for
 
 Ndarray = npt.NDArray[Any]
 
