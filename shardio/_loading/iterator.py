@@ -21,7 +21,7 @@ from shardio.batch.batch import Batch, Skipped
 from shardio.batch.layout import BlockLayout
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.open_files import ShardPaths
-from shardio.order.partition import RankPartition
+from shardio.order import RankPartition
 from shardio.outputs import TensorAdapter
 from shardio.samples.view import SampleView
 

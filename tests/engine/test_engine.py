@@ -23,7 +23,7 @@ from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan
 from shardio._workers.processes.blocks import BlockPool
 from shardio.batch.layout import CLAIMED
 from shardio.errors import DatasetCorrupt, InsufficientMemory
-from shardio.order.partition import RankPartition
+from shardio.order import RankPartition
 from shardio.samples.view import RowView
 from tests.loading import TWO_FIELDS, bits, two_fields, write_dataset
 

@@ -18,8 +18,7 @@ from shardio._workers.processes import blocks
 from shardio._workers.processes.blocks import Block
 from shardio.batch.layout import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout
 from shardio.errors import ChecksumMismatch, InsufficientMemory, TransformError
-from shardio.order import FullShuffle, Sequential
-from shardio.order.partition import RankPartition
+from shardio.order import FullShuffle, RankPartition, Sequential
 from shardio.order.permutation import SampleGenerators, epoch_permutation
 from shardio.samples.view import RowView
 from tests.loading import write_dataset

@@ -7,8 +7,7 @@ import pytest
 import shardio
 from shardio import Array, Schema
 from shardio._engine.filling.batch_spec import EpochPlan, IndexPlanner
-from shardio.order import FullShuffle
-from shardio.order.partition import RankPartition
+from shardio.order import FullShuffle, RankPartition
 from shardio.order.permutation import CHUNK, epoch_permutation
 from shardio.samples.view import RowView
 

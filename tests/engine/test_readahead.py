@@ -18,8 +18,7 @@ from shardio._engine.filling import readahead
 from shardio._engine.filling.batch_spec import EpochPlan, IndexPlanner
 from shardio._engine.filling.readahead import ProbePolicy, ReadAhead
 from shardio.dataset.gather import ColumnGather
-from shardio.order import FullShuffle
-from shardio.order.partition import RankPartition
+from shardio.order import FullShuffle, RankPartition
 from shardio.order.shuffle import BlockShuffle
 from shardio.samples.view import RowView
 from shardio.storage import file_access

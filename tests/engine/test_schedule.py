@@ -25,7 +25,7 @@ from shardio._workers.tasks.schedule import DEPTH, ENDLESS, QUICK_DEPTH, Assignm
 from shardio.batch.batch import Skipped
 from shardio.batch.layout import layout_for_samples
 from shardio.errors import TooManySkipped
-from shardio.order.partition import RankPartition
+from shardio.order import RankPartition
 
 
 def assign_all(schedule: Schedule) -> Iterator[Assignment]:

@@ -10,8 +10,7 @@ import pytest
 from shardio import ShardLoader
 from shardio._engine.filling.batch_spec import EpochPlan
 from shardio._workers.processes.shared_memory import SharedArray, pack_shared, unpack_shared
-from shardio.order import Order, Sequential
-from shardio.order.partition import RankPartition
+from shardio.order import Order, RankPartition, Sequential
 from shardio.order.sampling import Listed, Weighted
 from shardio.order.shuffle import BlockShuffle, ShardShuffle
 from tests.loading import TWO_FIELDS, two_fields, write_dataset

@@ -18,7 +18,7 @@ from shardio import Array, Schema, ShardLoader, Text
 from shardio._base.statistics import CHECK, PHASE_TIMES, LoadingStats
 from shardio._engine.dispatch.counters import CounterTable, IterationCounters, IterationTimer
 from shardio.errors import ClosedError
-from shardio.order.partition import RankPartition, Tail
+from shardio.order import RankPartition, Tail
 from tests.loading import PATIENCE_S, TWO_FIELDS, make_loader, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardio.errors import InvalidArgument
-from shardio.order import FullShuffle, Sequential
+from shardio.order import FullShuffle, RankPartition, Sequential
 from shardio.order.mixture_order import (
     SPAN,
     WHOLE,
@@ -27,7 +27,6 @@ from shardio.order.mixture_order import (
     MixtureShares,
     MixtureSizes,
 )
-from shardio.order.partition import RankPartition
 from shardio.order.shuffle import BlockShuffle
 from tests.loading import samples
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from shardio._base.statistics import CHECK, DECODE, PHASE_TIMES, TRANSFORM, LoadingStats, now_ns
 from shardio._workers.processes.linux import memory_file, resize_memory_file
-from shardio.order.partition import RankPartition
+from shardio.order import RankPartition
 
 # The indices of words in a line and in the header. A line has 8 words, which fill a cache line, and
 # only one writer.

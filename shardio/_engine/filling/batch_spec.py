@@ -35,8 +35,7 @@ from shardio.dataset.dataset import Dataset
 from shardio.dataset.external_lists import total_bytes
 from shardio.dataset.selection import RowList
 from shardio.format.schema import Schema
-from shardio.order import Order, Ordering, Samples, Sequential
-from shardio.order.partition import RankPartition
+from shardio.order import Order, Ordering, RankPartition, Samples, Sequential
 from shardio.order.permutation import CHUNK, OF_SOUNDS
 from shardio.samples.clips import ClipDraws
 from shardio.samples.media import AudioSpec, common_sizes, image_schema

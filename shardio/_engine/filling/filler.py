@@ -32,8 +32,7 @@ from shardio.batch.layout import EMPTY, FILLED, NO_FIELD, BlockLayout, pack_stat
 from shardio.batch.schema_inference import infer_schema
 from shardio.errors import SchemaError
 from shardio.format.schema import Schema
-from shardio.order import FullShuffle, Sequential
-from shardio.order.partition import RankPartition
+from shardio.order import FullShuffle, RankPartition, Sequential
 from shardio.samples.media import image_schema
 from shardio.samples.view import SampleView
 from shardio.shard.verification import Rows
