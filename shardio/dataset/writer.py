@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 import types
 from collections.abc import Iterable, Mapping, Sequence
@@ -169,6 +170,18 @@ class GenerationWriter:
         """The number of shards that were written."""
         return len(self._staged)
 
+    def explain(self, error: OSError) -> None:
+        """Make an error in the hidden folder name the dataset, and say what to do on a full disk."""
+        if not os.fsdecode(error.filename or "").startswith(str(self.staging)):
+            return
+        error.filename = str(self.root)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            error.strerror = (
+                f"{error.strerror}; nothing was published: free some space and start again, or "
+                "choose a folder on another disk"
+            )
+            error.args = (error.errno, error.strerror)  # `args` is what pickle stores
+
     def _placed(self) -> tuple[ShardSummary, ...]:
         """Give all staged shards their final names, durably; return all shards with their names."""
         shards = tuple(self._place(part) for part in self._parts)
@@ -201,6 +214,8 @@ class GenerationWriter:
         error: BaseException | None,
         trace: types.TracebackType | None,
     ) -> None:
+        if isinstance(error, OSError):
+            self.explain(error)
         if self._shard is not None:
             self._shard.abort()
         with contextlib.suppress(OSError):  # the next operation removes the folder
@@ -256,7 +271,11 @@ class DatasetWriter(Publishing):
     def append(self, sample: Mapping[str, Any]) -> None:
         """Add a sample: a dict with a value for every field of the schema, and no other keys."""
         self._check_open()
-        self._output.append(sample)
+        try:
+            self._output.append(sample)
+        except OSError as error:
+            self._output.explain(error)
+            raise
 
     def close(self) -> Generation:
         """Finish the last shard and publish the dataset."""

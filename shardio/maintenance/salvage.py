@@ -1,9 +1,11 @@
-"""Salvage: restore the redundant parts of a damaged shard, in a copy, so that it can be opened.
+"""Salvage: read the metadata of a damaged shard, and restore its redundant parts in a copy.
 
 The header is stored twice, in the first and in the last page. A second copy of the schema is in the
-dataset's generation. Block, column and chunk hashes can be recomputed if the data that they cover
-is intact. A part is restored only if an undamaged hash that is stored elsewhere confirms it. Other
-damage stays and is detected by reading.
+dataset's generation. Block and column hashes can be recomputed if the data that they cover is
+intact: a damaged block hash makes a whole shard unreadable, and damaged hashes of columns lose up
+to 512 samples or runs each. Hashes of stream chunks are not recomputed: per damaged byte they lose
+0.5 % of the samples that damaged streams themselves lose. A part is restored only if an undamaged
+hash that is stored elsewhere confirms it. Other damage stays and is detected by reading.
 """
 
 from __future__ import annotations
@@ -14,15 +16,13 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from shardio.errors import DataError, ShardCorrupt
+from shardio.errors import DataError, ShardCorrupt, ShardIncomplete
 from shardio.format.checksum import (
     BLOCK_BYTES,
-    CHUNK_BYTES,
     block_hashes,
     hash_bytes,
     pack_hashes,
@@ -40,87 +40,86 @@ from shardio.format.layout import (
     unpack_table,
 )
 from shardio.format.schema import Schema
-from shardio.format.sections import DIMENSION, ENTRY_DTYPE, Entries, Sections
-from shardio.format.types.streams import STREAM_DTYPE
-from shardio.shard.reader import read_schema
+from shardio.format.sections import Sections
+from shardio.maintenance.verify import Finding, Findings
+from shardio.maintenance.verify.content import access_once
+from shardio.shard.reader import open_sections, read_schema
 from shardio.storage import fs
-from shardio.storage.file_access import map_file, open_shard
-
-_PER_BLOCK = BLOCK_BYTES // DIMENSION.size
-
-
-def recompute_chunk_hashes(
-    content: memoryview, sections: Sections, schema: Schema
-) -> Iterator[tuple[str, int, bytes]]:
-    """Yield the field, file offset and bytes of each block of chunk hashes that can be restored.
-
-    Args:
-        content: the damaged file; sections may reach beyond its end.
-        sections: the section table.
-        schema: the schema of the shard.
-    """
-    index, payload = ((kind, NO_FIELD, 0) for kind in (Kind.INDEX, Kind.PAYLOAD))
-    for k, (name, field_) in enumerate(schema.records.items()):
-        number = schema.field_id(name)
-        keys = [(int(kind), number, 0) for kind in (Kind.STREAMS, Kind.CHUNK_HASHES)]
-        keys.append((int(Kind.BLOCK_HASHES), number, int(Kind.CHUNK_HASHES)))
-        if not field_.is_streamed or not all(key in sections for key in (index, payload, *keys)):
-            continue
-        lines, hashes, blocks = (sections[key] for key in keys)
-        entries = _items(content, sections[index], ENTRY_DTYPE)[k :: len(schema.records)]
-        firsts = _items(content, lines, STREAM_DTYPE)["first_chunk"]
-        records = _Records(content, sections[payload], entries, firsts[: len(entries)])
-        expected = _items(content, blocks, np.dtype("<u8"))
-        for block, wanted in enumerate(expected.tolist()):
-            place = hashes.offset + block * BLOCK_BYTES
-            n_bytes = min(BLOCK_BYTES, hashes.size - block * BLOCK_BYTES)
-            if hash_bytes(content[place : place + n_bytes]) == wanted:
-                continue
-            first = block * _PER_BLOCK
-            packed = records.hashes(first, first + n_bytes // DIMENSION.size)
-            if hash_bytes(packed) == wanted:
-                yield name, place, packed
-
-
-def _items(content: memoryview, section: Section, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return the items of a section that are before the end of the file."""
-    stored = content[section.offset : section.offset + section.size]
-    return np.frombuffer(stored, dtype, len(stored) // dtype.itemsize)
-
-
-class _Records:
-    """The records of a stream field, and the index of each record's first chunk."""
-
-    def __init__(
-        self,
-        content: memoryview,
-        payload: Section,
-        entries: Entries,
-        firsts: npt.NDArray[np.uint64],
-    ) -> None:
-        self._content, self._payload = content, payload
-        self._entries, self._firsts = entries, firsts
-
-    def hashes(self, first: int, last: int) -> bytes:
-        """Return the hashes of chunks `first` to `last` - 1; b"" if a chunk cannot be located."""
-        numbers = np.arange(first, last).astype(np.uint64)
-        # Several records have the same first chunk if all but the last are empty; take the last.
-        rows = np.searchsorted(self._firsts, numbers, side="right") - 1
-        if not len(rows) or rows.min() < 0:
-            return b""
-        found = []
-        for number, row in zip(numbers.tolist(), rows.tolist(), strict=True):
-            start = (number - int(self._firsts[row])) * CHUNK_BYTES
-            n_bytes = min(CHUNK_BYTES, int(self._entries["n_bytes"][row]) - start)
-            if n_bytes <= 0:
-                return b""
-            place = self._payload.offset + int(self._entries["offset"][row]) + start
-            found.append(hash_bytes(self._content[place : place + n_bytes]))
-        return pack_hashes(found)
-
+from shardio.storage.content import Content, open_content
+from shardio.storage.file_access import Access, open_shard
+from shardio.storage.mmap import map_file
 
 _PIECE_BYTES: Final = 1 << 20
 _HASH_BYTES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """The readable metadata of one shard; `findings` has the errors, with file offsets.
+
+    A shard without findings can be opened. Unreadable parts are None or empty.
+    """
+
+    path: str
+    n_bytes: int
+    findings: tuple[Finding, ...]
+    header: Header | None = None
+    schema: Schema | None = None
+    sections: tuple[Section, ...] = ()
+
+    def field_of(self, section: Section) -> str | None:
+        """Return the name of the field that a section belongs to, if any."""
+        if section.field == NO_FIELD:
+            return None
+        names = list(self.schema or {})
+        return names[section.field] if section.field < len(names) else f"number {section.field}"
+
+
+def survey_shard(path: str | os.PathLike[str], *, access: Access = "auto") -> Survey:
+    """Read the metadata of a shard, damaged or not.
+
+    Args:
+        path: the file.
+        access: as in `verify_shard`.
+
+    Raises:
+        InvalidArgument: `access` is not "auto", "mmap" or "pread".
+        ShardNotFound: there is no such file.
+        OSError: the file cannot be opened.
+    """
+    findings = Findings(path)
+    name = findings.path
+    try:
+        content, _ = open_content(name, access_once(access))
+    except ShardIncomplete as error:
+        findings.add("incomplete", str(error).removeprefix(f"{name}: "))
+        return Survey(name, 0, findings.close())
+    with findings.catching():
+        header, schema, sections = open_sections(content, name)
+        return Survey(name, content.nbytes, (), header, schema, tuple(sections.values()))
+    return _survey_damaged(content, name, findings.close())
+
+
+def _survey_damaged(content: Content, path: str, refusal: tuple[Finding, ...]) -> Survey:
+    """Read the remaining metadata of a shard that could not be opened, part by part."""
+    headers = (each for each in _headers(content, path) if isinstance(each, Header))
+    header, further = next(headers, None), Findings(path)
+    sections: Sections = {}
+    schema = None
+    if header is not None and header.table_offset + header.table_size <= content.nbytes:
+        with further.catching():
+            sections = _read_table(content, header, path)
+    place = sections.get((Kind.SCHEMA, NO_FIELD, 0))
+    if place is not None and place.offset + place.size <= content.nbytes:
+        with further.catching():
+            schema = read_schema(content, sections, path)
+    findings = (*refusal, *(f for f in further.close() if f not in refusal))
+    return Survey(path, content.nbytes, findings, header, schema, tuple(sections.values()))
+
+
+def _read_table(content: Content, header: Header, path: str) -> Sections:
+    table = bytes(content[header.table_offset : header.table_offset + header.table_size])
+    return {section.key: section for section in unpack_table(table, header, path)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +138,8 @@ class _Draft:
     content: memoryview
     header: Header
     sections: Sections
+    notes: list[str]
     patches: dict[int, bytes] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
 
     def bytes_of(self, section: Section) -> memoryview:
         return self.content[section.offset : section.offset + section.size]
@@ -171,7 +170,7 @@ def mend(path: str, folder: Path, schema: Schema | None = None) -> Mended:
     if n_holes:
         notes.append(f"{n_holes * PAGE} bytes that the disk cannot read are treated as zeros")
     header, sections = _open_any(content, path)
-    draft = _Draft(path, content, header, sections, notes=notes)
+    draft = _Draft(path, content, header, sections, notes)
     draft.put(0, header.pack(), "the first page is restored from the last")
     draft.put(header.file_size - PAGE, header.pack(), "the last page is restored from the first")
     if len(content) > header.file_size:
@@ -180,8 +179,6 @@ def mend(path: str, folder: Path, schema: Schema | None = None) -> Mended:
     _mend_block_hashes(draft)
     if known is not None:
         _mend_column_hashes(draft, known)
-        for name, offset, packed in recompute_chunk_hashes(content, sections, known):
-            draft.put(offset, packed, f"hashes of field {name!r} are computed again")
     if not notes:
         return Mended(path)
     if not n_holes:
@@ -272,8 +269,7 @@ def _open_any(content: memoryview, path: str) -> tuple[Header, Sections]:
             continue
         try:
             check_place(header, header.file_size, path)  # not the actual size, which may differ
-            end = header.table_offset + header.table_size
-            if end > len(content):
+            if header.table_offset + header.table_size > len(content):
                 raise ShardCorrupt(
                     "the file is truncated, and its section table is lost: the data cannot be "
                     "located",
@@ -282,19 +278,16 @@ def _open_any(content: memoryview, path: str) -> tuple[Header, Sections]:
                     expected=header.file_size,
                     found=len(content),
                 )
-            table = bytes(content[header.table_offset : end])
-            return header, {s.key: s for s in unpack_table(table, header, path)}
+            return header, _read_table(content, header, path)
         except ShardCorrupt as error:
             reason = error
-    if reason is None:
-        reason = ShardCorrupt("there is no header", code="magic", path=path)
-    raise reason
+    raise reason or ShardCorrupt("there is no header", code="magic", path=path)
 
 
-def _headers(content: memoryview, path: str) -> Iterator[Header | DataError]:
+def _headers(content: Content, path: str) -> Iterator[Header | DataError]:
     """Yield the header or error of the first page, then of the last page that has a header."""
-    if len(content) < PAGE:
-        what, size = "too short to be a shard", len(content)
+    if content.nbytes < PAGE:
+        what, size = "too short to be a shard", content.nbytes
         yield ShardCorrupt(what, code="file_size", path=path, expected=PAGE, found=size)
         return
     for offset in (0, *_last_header(content)):
@@ -304,13 +297,10 @@ def _headers(content: memoryview, path: str) -> Iterator[Header | DataError]:
             yield error
 
 
-def _last_header(content: memoryview) -> Iterator[int]:
-    """Yield the offset of the last page that starts with the magic, not counting the first page.
-
-    Yield nothing if there is no such page.
-    """
-    for page in range((len(content) - 1) // PAGE * PAGE, 0, -PAGE):
-        if bytes(content[page : page + len(MAGIC)]) == MAGIC and len(content) >= page + PAGE:
+def _last_header(content: Content) -> Iterator[int]:
+    """Yield the offset of the last page that starts with the magic, if it is not the first page."""
+    for page in range(content.nbytes // PAGE * PAGE - PAGE, 0, -PAGE):
+        if bytes(content[page : page + len(MAGIC)]) == MAGIC:
             yield page
             return
 
@@ -347,39 +337,25 @@ def _mend_column_hashes(draft: _Draft, schema: Schema) -> None:
     """Recompute each damaged block of column hashes if the rows that it covers are intact."""
     for name, field_ in schema.columns.items():
         number = schema.field_id(name)
-        keys = [
-            (int(Kind.COLUMN), number, 0),
-            (int(Kind.COLUMN_HASHES), number, 0),
-            (int(Kind.BLOCK_HASHES), number, int(Kind.COLUMN_HASHES)),
-        ]
-        if not all(key in draft.sections for key in keys):
+        column = draft.sections.get((int(Kind.COLUMN), number, 0))
+        hashes = draft.sections.get((int(Kind.COLUMN_HASHES), number, 0))
+        blocks = draft.sections.get((int(Kind.BLOCK_HASHES), number, int(Kind.COLUMN_HASHES)))
+        if column is None or hashes is None or blocks is None:
             continue
-        column, hashes, blocks = (draft.sections[key] for key in keys)
+        stored, rows = draft.bytes_of(hashes), draft.bytes_of(column)
         row_bytes, stride = field_.row_bytes or 0, field_.stride
         per_unit = rows_per_unit(row_bytes, stride)
+        n_hashed = row_bytes if per_unit == 1 else per_unit * stride
         expected = np.frombuffer(draft.bytes_of(blocks)[: blocks.size // 8 * 8], "<u8").tolist()
-        if len(expected) * BLOCK_BYTES < hashes.size:
-            continue
-        for block in range(-(-hashes.size // BLOCK_BYTES)):
-            start = block * BLOCK_BYTES
-            stored = draft.bytes_of(hashes)[start : start + BLOCK_BYTES]
-            if hash_bytes(stored) == expected[block]:
+        for start, wanted in zip(range(0, hashes.size, BLOCK_BYTES), expected):
+            block = stored[start : start + BLOCK_BYTES]
+            if hash_bytes(block) == wanted:
                 continue
-            first = start // _HASH_BYTES
-            packed = pack_hashes(
-                hash_bytes(_unit(draft, column, unit * per_unit, per_unit, row_bytes, stride))
-                for unit in range(first, first + len(stored) // _HASH_BYTES)
-            )
-            if hash_bytes(packed) == expected[block]:
+            starts = [
+                unit * per_unit * stride
+                for unit in range(start // _HASH_BYTES, (start + len(block)) // _HASH_BYTES)
+            ]
+            packed = pack_hashes(hash_bytes(rows[at : at + n_hashed]) for at in starts)
+            if hash_bytes(packed) == wanted:
                 note = f"hashes of field {name!r} are computed again"
                 draft.put(hashes.offset + start, packed, note)
-
-
-def _unit(
-    draft: _Draft, column: Section, row: int, per_unit: int, row_bytes: int, stride: int
-) -> memoryview:
-    """Return the bytes of the unit (the rows that share one hash) that starts at `row`."""
-    n_rows = min(per_unit, column.count - row)
-    n_bytes = row_bytes if per_unit == 1 else n_rows * stride
-    start = column.offset + row * stride
-    return draft.content[start : start + n_bytes]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import shutil
@@ -26,6 +27,7 @@ from shardio.errors import (
     ShardNotFound,
 )
 from shardio.samples.shard_dataset import ShardDataset, open_dataset
+from tests.faults.failing import FailingDisk
 from tests.loading import write_dataset
 from tests.shards import as_read, every_field_sample, same_sample, write_shard
 
@@ -425,6 +427,22 @@ def test_a_sample_that_does_not_fit_is_refused_and_the_writer_goes_on(tmp_path: 
         writer.append({"label": 1, "note": ""})
     with ShardDataset(tmp_path) as dataset:
         assert [int(sample["label"]) for sample in dataset] == [0, 1]
+
+
+@pytest.mark.parametrize("then", ["append", "close"])
+def test_a_full_disk_is_an_error_about_the_dataset_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    with pytest.raises(OSError, match="No space left.*free some space") as caught:
+        with monkeypatch.context() as patch, DatasetWriter(tmp_path / "d", LABELS) as writer:
+            if then == "close":
+                writer.append({"label": 0, "note": ""})
+            FailingDisk(errno.ENOSPC, 0).install(patch)
+            if then == "append":
+                writer.append({"label": 0, "note": ""})
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(tmp_path / "d"))
+    assert ".staging" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_closed_writer_says_so(tmp_path: Path) -> None:
