@@ -271,6 +271,12 @@ class Generation:
         )
 
     @property
+    def description(self) -> dict[str, Any]:
+        """The attributes that describe the samples, whichever shards store them."""
+        names = ("classes", "inputs", "converter", "versions", "view")
+        return {name: getattr(self, name) for name in names}
+
+    @property
     def names(self) -> list[str]:
         """The names of all files."""
         lists = (self.shards, *(group.shards for group in self.column_groups))

@@ -34,7 +34,6 @@ from shardio.dataset.generation import (
     parse_generation,
     view_error,
 )
-from shardio.dataset.selection import RowRuns
 from shardio.errors import (
     DatasetConflict,
     DatasetCorrupt,
@@ -129,14 +128,13 @@ def publish(
     shards: Sequence[ShardSummary],
     classes: Sequence[str] = (),
     inputs: Sequence[Mapping[str, Any]] = (),
-    converter: Mapping[str, Any] | None = None,
     versions: Mapping[str, str] | None = None,
-    subsets: Mapping[str, RowRuns] | None = None,
-    stats: Mapping[str, Any] | None = None,
-    operation: Mapping[str, Any] | None = None,
     view: Mapping[str, Any] = ROWS,
+    **details: Any,
 ) -> Generation:
     """Publish the first generation of a dataset whose shards are complete in `folder`.
+
+    `details` are further attributes of the Generation: converter, subsets, stats, operation.
 
     Raises:
         DatasetConflict: another writer has published in this folder in the meantime.
@@ -153,12 +151,9 @@ def publish(
         shards=shards if isinstance(shards, ShardList) else tuple(shards),
         classes=check_classes(classes),
         inputs=inputs if isinstance(inputs, InputList) else tuple(inputs),
-        converter=dict(converter or {}),
         versions={"shardio": __version__, **(versions or {})},
-        subsets=dict(subsets or {}),
-        stats=dict(stats or {}),
-        operation=dict(operation or {}),
         view=view,
+        **details,
     )
     root, external_lists = Path(folder), dict[str, bytes]()
     content = to_checksummed_json(describe_generation(generation, external_lists))

@@ -171,7 +171,7 @@ class GenerationWriter:
         return len(self._staged)
 
     def explain(self, error: OSError) -> None:
-        """Make an error in the hidden folder name the dataset, and say what to do on a full disk."""
+        """Make an error in the hidden folder name the dataset; add a hint if the disk is full."""
         if not os.fsdecode(error.filename or "").startswith(str(self.staging)):
             return
         error.filename = str(self.root)

@@ -11,26 +11,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from shardio.maintenance.added_columns import add_column
     from shardio.maintenance.comparison import DiffReport, diff
-    from shardio.maintenance.repairing import (
-        Loss,
-        RepairProgress,
-        RepairReport,
-        ShardRepair,
-        repair,
-    )
+    from shardio.maintenance.jobs import MaintenanceProgress
+    from shardio.maintenance.repairing import Loss, RepairReport, ShardRepair, repair
     from shardio.maintenance.resharding import MaintenanceReport, compact, merge, reshard
+    from shardio.maintenance.salvage import Survey, survey_shard
     from shardio.maintenance.splitting import SplitReport, split
     from shardio.maintenance.statistics import StatsReport, compute_stats
-    from shardio.maintenance.verify.dataset import (
-        MaintenanceProgress,
-        Survey,
-        VerificationReport,
-        survey_shard,
-        verify_dataset,
-        verify_shard,
-    )
-    from shardio.maintenance.verify.findings import Finding
-    from shardio.maintenance.verify.runner import VerificationProgress
+    from shardio.maintenance.verify import Finding
+    from shardio.maintenance.verify.dataset import VerificationReport, verify_dataset, verify_shard
 
 __all__ = [
     "DiffReport",
@@ -38,13 +26,11 @@ __all__ = [
     "Loss",
     "MaintenanceProgress",
     "MaintenanceReport",
-    "RepairProgress",
     "RepairReport",
     "ShardRepair",
     "SplitReport",
     "StatsReport",
     "Survey",
-    "VerificationProgress",
     "VerificationReport",
     "add_column",
     "compact",
@@ -59,39 +45,26 @@ __all__ = [
     "verify_shard",
 ]
 
-# The module of each public name.
-_HOMES = {
-    "DiffReport": "shardio.maintenance.comparison",
-    "Finding": "shardio.maintenance.verify.findings",
-    "Loss": "shardio.maintenance.repairing",
-    "MaintenanceProgress": "shardio.maintenance.verify.dataset",
-    "MaintenanceReport": "shardio.maintenance.resharding",
-    "RepairProgress": "shardio.maintenance.repairing",
-    "RepairReport": "shardio.maintenance.repairing",
-    "ShardRepair": "shardio.maintenance.repairing",
-    "SplitReport": "shardio.maintenance.splitting",
-    "StatsReport": "shardio.maintenance.statistics",
-    "Survey": "shardio.maintenance.verify.dataset",
-    "VerificationProgress": "shardio.maintenance.verify.runner",
-    "VerificationReport": "shardio.maintenance.verify.dataset",
-    "add_column": "shardio.maintenance.added_columns",
-    "compact": "shardio.maintenance.resharding",
-    "compute_stats": "shardio.maintenance.statistics",
-    "diff": "shardio.maintenance.comparison",
-    "merge": "shardio.maintenance.resharding",
-    "repair": "shardio.maintenance.repairing",
-    "reshard": "shardio.maintenance.resharding",
-    "split": "shardio.maintenance.splitting",
-    "survey_shard": "shardio.maintenance.verify.dataset",
-    "verify_dataset": "shardio.maintenance.verify.dataset",
-    "verify_shard": "shardio.maintenance.verify.dataset",
+_NAMES = {
+    "added_columns": ("add_column",),
+    "comparison": ("DiffReport", "diff"),
+    "jobs": ("MaintenanceProgress",),
+    "repairing": ("Loss", "RepairReport", "ShardRepair", "repair"),
+    "resharding": ("MaintenanceReport", "compact", "merge", "reshard"),
+    "salvage": ("Survey", "survey_shard"),
+    "splitting": ("SplitReport", "split"),
+    "statistics": ("StatsReport", "compute_stats"),
+    "verify": ("Finding",),
+    "verify.dataset": ("VerificationReport", "verify_dataset", "verify_shard"),
 }
+_HOMES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
+"""The module of each public name."""
 
 
 def __getattr__(name: str) -> object:
     """Import a public name from its module on first use (PEP 562)."""
     if name not in _HOMES:
-        raise AttributeError(f"module 'shardio.maintenance' has no attribute {name!r}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
     value: object = getattr(import_module(_HOMES[name]), name)

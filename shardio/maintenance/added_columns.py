@@ -21,9 +21,8 @@ from shardio.dataset.writer import GenerationWriter
 from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.schema import Schema
 from shardio.format.types import Field
-from shardio.maintenance.jobs import ShardJob, done_for_each
+from shardio.maintenance.jobs import Progress, ShardJob, ends_of, report_step, run_jobs
 from shardio.maintenance.resharding import MaintenanceReport
-from shardio.maintenance.verify.dataset import Progress, ends_of, report_step
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.shard.writer import ShardSummary, ShardWriter
 from shardio.storage.fs import make_folder
@@ -48,15 +47,20 @@ def add_computed(
         SchemaError: a value does not match the field.
     """
     ends = ends_of(shard.n_bytes for shard in dataset.shards)
-    column = _Column(dataset, output.schema, function, batch_size, output.staging)
     done: dict[int, tuple[str, ShardSummary]] = {}
     report_step(progress, "writing", 0, ends)
-    for k, made in done_for_each(
-        column, len(dataset.shards), workers=workers, engine=engine, sees=output.staging
-    ):
+    jobs = run_jobs(
+        _Column(dataset, output.schema, function, batch_size, output.staging),
+        range(len(dataset.shards)),
+        workers=workers,
+        engine=engine,
+        sees=output.staging,
+        preload=__name__,
+    )
+    for k, made in jobs:
         done[k] = made
         report_step(progress, "writing", len(done), ends)
-    for k in range(len(dataset.shards)):
+    for k in range(len(done)):
         output.take(*done[k])
 
 
@@ -197,11 +201,9 @@ def add_column(
                     engine=where,
                     progress=progress,
                 )
-            return MaintenanceReport.of(
-                folder,
-                output.publish_columns(operation={"name": "add_column", "options": {"name": name}}),
-                output.n_written,
-            )
+            operation = {"name": "add_column", "options": {"name": name}}
+            published = output.publish_columns(operation=operation)
+            return MaintenanceReport.of(folder, published, output.n_written)
 
 
 def _schema_of(dataset: ShardDataset, previous: Generation, name: str, field: Field) -> Schema:

@@ -7,17 +7,53 @@ writes them to a new folder in each attempt.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from shardio._workers.processes.serialization import pack_error, unpack_error
+from shardio._workers.processes.worker_pool import WorkerExit
 from shardio._workers.ray_cluster import Cluster, Engine
 from shardio._workers.tasks.task_pool import TaskPool
 from shardio.errors import ShardioError
-from shardio.samples.shard_dataset import ShardDataset
+
+if TYPE_CHECKING:
+    from shardio.samples.shard_dataset import ShardDataset
 
 R = TypeVar("R")
+T = TypeVar("T")
+
+MAX_AHEAD: Final = 3
+"""The maximum number of jobs queued for a worker in advance. With 1, a worker with small shards ran
+out of work while the main process verified a large shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceProgress:
+    """The progress of an operation; `step` is "verifying", "writing", "counting" or "repairing"."""
+
+    step: str
+    n_shards_done: int
+    n_shards: int
+    n_bytes_done: int
+    n_bytes: int
+
+
+Progress = Callable[[MaintenanceProgress], None]
+
+
+def ends_of(sizes: Iterable[int]) -> list[int]:
+    """Return the cumulative sizes, starting with 0, for progress reports."""
+    return list(accumulate(sizes, initial=0))
+
+
+def report_step(progress: Progress | None, step: str, n_done: int, ends: Sequence[int]) -> None:
+    """Report that n_done shards are done; `ends` are the cumulative sizes from `ends_of`."""
+    if progress is not None:
+        progress(MaintenanceProgress(step, n_done, len(ends) - 1, ends[n_done], ends[-1]))
 
 
 class ShardJob:
@@ -35,6 +71,9 @@ class ShardJob:
     def dataset(self) -> ShardDataset:
         """The open dataset."""
         if self._dataset is None:
+            # Imported here, because verification needs no code that reads datasets.
+            from shardio.samples.shard_dataset import ShardDataset
+
             self._dataset = ShardDataset(self._place, subset=self._subset, generation=self._number)
         return self._dataset
 
@@ -42,71 +81,108 @@ class ShardJob:
         return {**self.__dict__, "_dataset": None}
 
 
-def done_for_each(
-    function: Callable[[int], R],
-    n_shards: int,
+def run_jobs(
+    function: Callable[[T], R],
+    items: Sequence[T],
     *,
     workers: int | None,
     engine: Engine,
     sees: str | os.PathLike[str],
+    preload: str,
+    takes_part: bool = False,
+    on_crash: Callable[[T, WorkerExit], R | None] | None = None,
 ) -> Iterator[tuple[int, R]]:
-    """Run a job for each shard; yield the shard's index and the result as each job finishes.
+    """Run a job for each item; yield the item's index and the result as each job finishes.
 
     Args:
-        function: receives the index of a shard; sent by cloudpickle, once per process.
-        n_shards: the number of shards.
+        function: the job; sent by cloudpickle, once per process.
+        items: the index or the name of each shard.
         workers: the number of processes, over all machines. By default, and with 0, jobs run in
             this process; on a cluster, the default is the cluster's number of CPUs.
         engine: the engine that runs the processes.
         sees: a path that all machines of a cluster must see.
+        preload: the module that worker processes import before they are forked.
+        takes_part: True if this process runs jobs too, besides the workers.
+        on_crash: returns the result of a job that killed its worker, or None for an error.
 
     Raises:
-        WorkerDied: too many processes crashed, or machines were lost, on one shard.
+        WorkerDied: too many processes crashed, or machines were lost, on one job.
         Exception: raised by the function.
     """
     if engine.is_ray:
-        jobs = iter(enumerate(range(n_shards)))
+        jobs = iter(enumerate(items))
         with Cluster(engine, sees=sees, n_at_once=workers) as cluster:
-            yield from cluster.run(function, partial(next, jobs, None), _named)
-    elif workers and n_shards:
-        yield from _in_workers(function, n_shards, min(workers, n_shards))
+            yield from cluster.run(
+                function, partial(next, jobs, None), lambda number: _named(items[number])
+            )
+    elif workers and items:
+        yield from _run_in_workers(
+            function, items, min(workers, len(items)), preload, on_crash, takes_part=takes_part
+        )
     else:
-        for number in range(n_shards):
-            yield number, function(number)
+        yield from ((number, function(item)) for number, item in enumerate(items))
 
 
-def _in_workers(
-    function: Callable[[int], R], n_shards: int, n_workers: int
+def _run_in_workers(
+    function: Callable[[T], R],
+    items: Sequence[T],
+    n_workers: int,
+    preload: str,
+    on_crash: Callable[[T, WorkerExit], R | None] | None,
+    *,
+    takes_part: bool,
 ) -> Iterator[tuple[int, R]]:
-    """Run the jobs in worker processes; each idle worker is assigned the next job."""
+    """Run jobs in worker processes; with `takes_part`, run some in this process too.
+
+    Jobs are queued in advance, because this process may be busy with a job itself. Towards the end
+    fewer jobs are queued, so that each of the last jobs goes to the first idle worker.
+    """
+
+    def survive(item: T, _: int | None, died: WorkerExit) -> tuple[R, None] | None:
+        result = None if on_crash is None else on_crash(item, died)
+        return None if result is None else (result, None)
+
+    waiting, under_way = deque(enumerate(items)), dict[int, int]()
     with TaskPool(
         partial(_try, function),
         n_workers,
-        most_items=n_workers,
+        most_items=n_workers * (1 + MAX_AHEAD),
+        depth=1 + MAX_AHEAD,
         in_order=False,
-        preload=[__name__],
+        preload=[__name__, preload],
         is_called="the job",
+        on_crash=survive,
     ) as pool:
-        n_done = n_put = 0
-        while n_done < n_shards:
-            while n_put < n_shards and pool.has_room:
-                n_put = 1 + pool.put(n_put, _named(n_put))
-            pool.wait()
+        while waiting or under_way:
+            while waiting and len(under_way) < n_workers * (1 + _n_ahead(len(waiting), n_workers)):
+                number, item = waiting.popleft()
+                under_way[pool.put(item, _named(item))] = number
+            # Run a job here meanwhile: workers take a quarter of a second to start.
+            if takes_part and waiting:
+                number, item = waiting.popleft()
+                yield number, function(item)
+                pool.wait(0)
+            else:
+                pool.wait()
             while (finished := pool.take()) is not None:
-                number, (result, failure) = finished
+                step, (result, failure) = finished
                 if failure is not None:
                     raise unpack_error(failure)
-                n_done += 1
-                yield number, result
+                yield under_way.pop(step), result
 
 
-def _try(function: Callable[[int], R], number: int) -> tuple[R | None, bytes | None]:
+def _n_ahead(n_waiting: int, n_workers: int) -> int:
+    """Return the number of jobs to queue in advance per worker, which falls towards the end."""
+    return min(MAX_AHEAD, (n_waiting - 1) // (2 * n_workers))
+
+
+def _try(function: Callable[[T], R], item: T) -> tuple[R | None, bytes | None]:
     """Return the result of a job, or a packed ShardioError or OSError, without its traceback."""
     try:
-        return function(number), None
+        return function(item), None
     except (ShardioError, OSError) as error:
         return None, pack_error(error)
 
 
-def _named(number: int) -> str:
-    return f"shard {number}"
+def _named(item: object) -> str:
+    return item if isinstance(item, str) else f"shard {item}"

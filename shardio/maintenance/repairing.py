@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from shardio.dataset.generation import ROWS, Generation, parse_generation
+from shardio.dataset.generation import Generation, parse_generation
 from shardio.dataset.manifest import GENERATIONS, POINTER, load, load_generation
 from shardio.dataset.transaction import published_in, raise_conflict
 from shardio.dataset.writer import SHARD_BYTES, GenerationWriter
@@ -28,8 +28,8 @@ from shardio.errors import (
     ShardNotFound,
 )
 from shardio.format.schema import Schema
+from shardio.maintenance.jobs import Progress, ends_of, report_step
 from shardio.maintenance.salvage import mend, schema_of, unreadable_pages
-from shardio.maintenance.verify.dataset import ends_of
 from shardio.maintenance.verify.shard import verify_file
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary
@@ -245,22 +245,12 @@ class RepairReport:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class RepairProgress:
-    """The progress of a repair."""
-
-    n_shards_done: int
-    n_shards: int
-    n_bytes_done: int
-    n_bytes: int
-
-
 def repair(
     source: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
     shard_bytes: int = SHARD_BYTES,
-    progress: Callable[[RepairProgress], None] | None = None,
+    progress: Progress | None = None,
 ) -> RepairReport:
     """Write every undamaged sample of a dataset or shard to a new dataset at `out`.
 
@@ -280,32 +270,24 @@ def repair(
         DatasetConflict: another writer removed shards of `source` during the repair.
         OSError: writing failed; nothing is published.
     """
-    before, patient = published_in(source), plan_repair(os.fspath(source))
-    ends = ends_of(sum(_size_of(part.path) for part in parts) for parts in patient.shards)
+    before, plan = published_in(source), plan_repair(os.fspath(source))
+    ends = ends_of(sum(_size_of(part.path) for part in parts) for parts in plan.shards)
     repairs: list[ShardRepair] = []
-    with GenerationWriter(out, patient.schema, shard_bytes=shard_bytes) as output:
-        for i, parts in enumerate(patient.shards):
-            if progress is not None:
-                progress(RepairProgress(i, len(ends) - 1, ends[i], ends[-1]))
-            found = ShardRepair(parts[0].name)
-            _save(parts, output, found)
-            repairs.append(found)
-            if found.losses:
+    with GenerationWriter(out, plan.schema, shard_bytes=shard_bytes) as output:
+        report_step(progress, "repairing", 0, ends)
+        for parts in plan.shards:
+            repairs.append(_save(parts, output))
+            if repairs[-1].losses:
                 raise_conflict(source, before)
-        if progress is not None:
-            progress(RepairProgress(len(ends) - 1, len(ends) - 1, ends[-1], ends[-1]))
+            report_step(progress, "repairing", len(repairs), ends)
         repairs += [
             ShardRepair(name, losses=[Loss(None, None, reason)])
-            for name, reason in patient.unnamed.items()
+            for name, reason in plan.unnamed.items()
         ]
-        generation = output.publish(
-            classes=patient.generation.classes if patient.generation else (),
-            inputs=[found.as_json() for found in repairs],
-            converter=patient.generation.converter if patient.generation else {},
-            versions=patient.generation.versions if patient.generation else {},
-            view=patient.generation.view if patient.generation else ROWS,
-            operation={"name": "repair", "options": {"shard_bytes": shard_bytes}},
-        )
+        details = plan.generation.description if plan.generation else {}
+        details["inputs"] = [found.as_json() for found in repairs]
+        details["operation"] = {"name": "repair", "options": {"shard_bytes": shard_bytes}}
+        generation = output.publish(**details)
     return RepairReport(os.fspath(source), Path(out), generation.n_samples, tuple(repairs))
 
 
@@ -316,24 +298,26 @@ def _size_of(path: str) -> int:
         return 0  # a missing file is reported when it is repaired
 
 
-def _save(parts: Sequence[Part], output: GenerationWriter, found: ShardRepair) -> None:
+def _save(parts: Sequence[Part], output: GenerationWriter) -> ShardRepair:
     """Write the undamaged samples of one shard, and of its column groups, to the new dataset."""
+    found = ShardRepair(parts[0].name)
     with ExitStack() as stack:
         readers = []
         for part in parts:
             about = "" if part is parts[0] else f"{part.name}: "
             try:
                 if len(parts) == 1 and _adopt(part, output, found):
-                    return
+                    return found
                 mended = mend(part.path, _folder_for(part, parts, output), part.schema)
                 found.mended += tuple(about + note for note in mended.notes)
                 reader = stack.enter_context(ShardReader(mended.path))
                 _check_identity(reader, part)
             except (DataError, ShardNotFound) as error:
                 _lose_all(part, about + _reason(error, part.path), found)
-                return
+                return found
             readers.append(reader)
         _save_samples(readers, output, found)
+    return found
 
 
 def _folder_for(part: Part, parts: Sequence[Part], output: GenerationWriter) -> Path:

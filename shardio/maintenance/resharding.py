@@ -18,13 +18,8 @@ from shardio.dataset.transaction import detect_conflict
 from shardio.dataset.writer import SHARD_BYTES, GenerationWriter, check_shard_bytes
 from shardio.errors import DataError, InvalidArgument
 from shardio.format.schema import Schema
-from shardio.maintenance.verify.dataset import (
-    Progress,
-    ends_of,
-    report_step,
-    require_sound,
-    require_sound_shards,
-)
+from shardio.maintenance.jobs import Progress, ends_of, report_step
+from shardio.maintenance.verify.dataset import require_sound, require_sound_shards
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.storage.fs import unlink
 
@@ -101,26 +96,23 @@ def reshard(
         require_sound(source, workers, progress)
         with GenerationWriter(out, dataset.schema, shard_bytes=shard_bytes) as output:
             _append_shards(dataset, range(len(dataset.shards)), output, progress)
-            return MaintenanceReport.of(
-                out,
-                output.publish(
-                    classes=generation.classes,
-                    inputs=generation.inputs,
-                    converter=generation.converter,
-                    versions=generation.versions,
-                    view=generation.view,
-                    subsets=generation.subsets,
-                    stats=generation.stats,
-                    operation={
-                        "name": "reshard",
-                        "options": {"shard_bytes": shard_bytes},
-                        "sources": [
-                            {"lineage": generation.lineage, "generation": generation.number}
-                        ],
-                    },
-                ),
-                output.n_written,
+            published = output.publish(
+                **generation.description,
+                subsets=generation.subsets,
+                stats=generation.stats,
+                operation=_operation("reshard", shard_bytes, dataset),
             )
+            return MaintenanceReport.of(out, published, output.n_written)
+
+
+def _operation(name: str, shard_bytes: int, *sources: ShardDataset) -> dict[str, Any]:
+    """Return the entry of a generation that names the operation which wrote it."""
+    found: dict[str, Any] = {"name": name, "options": {"shard_bytes": shard_bytes}}
+    if sources:
+        found["sources"] = [
+            {"lineage": dataset.lineage, "generation": dataset.generation} for dataset in sources
+        ]
+    return found
 
 
 def _append_shards(
@@ -221,15 +213,9 @@ def _compacted(
                 _append_shards(dataset, group, output, progress)
             else:
                 output.keep(previous.shards[group[0]])
-        return MaintenanceReport.of(
-            dataset.path,
-            output.publish(
-                schema=dataset.schema,
-                column_groups=(),
-                operation={"name": "compact", "options": {"shard_bytes": shard_bytes}},
-            ),
-            output.n_written,
-        )
+        operation = _operation("compact", shard_bytes)
+        published = output.publish(schema=dataset.schema, column_groups=(), operation=operation)
+        return MaintenanceReport.of(dataset.path, published, output.n_written)
 
 
 def _remove_old(root: Path) -> int:
@@ -298,25 +284,15 @@ def merge(
             ends = ends_of(shard.n_bytes for dataset in datasets for shard in dataset.shards)
             for n_done, _ in enumerate(_write(datasets, changes, output)):
                 report_step(progress, "writing", n_done, ends)
-            return MaintenanceReport.of(
-                out,
-                output.publish(
-                    classes=classes,
-                    inputs=[entry for dataset in datasets for entry in dataset.inputs],
-                    converter=_common([dataset.converter for dataset in datasets]),
-                    view=_common([dataset.view for dataset in datasets]) or ROWS,
-                    versions=_common_entries([dataset.versions for dataset in datasets]),
-                    operation={
-                        "name": "merge",
-                        "options": {"shard_bytes": shard_bytes},
-                        "sources": [
-                            {"lineage": dataset.lineage, "generation": dataset.generation}
-                            for dataset in datasets
-                        ],
-                    },
-                ),
-                output.n_written,
+            published = output.publish(
+                classes=classes,
+                inputs=[entry for dataset in datasets for entry in dataset.inputs],
+                converter=_common([dataset.converter for dataset in datasets]),
+                view=_common([dataset.view for dataset in datasets]) or ROWS,
+                versions=_common_entries([dataset.versions for dataset in datasets]),
+                operation=_operation("merge", shard_bytes, *datasets),
             )
+            return MaintenanceReport.of(out, published, output.n_written)
 
 
 def _write(

@@ -42,7 +42,7 @@ from shardio.format.layout import (
 from shardio.format.schema import Schema
 from shardio.format.sections import Sections
 from shardio.maintenance.verify import Finding, Findings
-from shardio.maintenance.verify.content import access_once
+from shardio.maintenance.verify.window import access_once
 from shardio.shard.reader import open_sections, read_schema
 from shardio.storage import fs
 from shardio.storage.content import Content, open_content
@@ -347,7 +347,7 @@ def _mend_column_hashes(draft: _Draft, schema: Schema) -> None:
         per_unit = rows_per_unit(row_bytes, stride)
         n_hashed = row_bytes if per_unit == 1 else per_unit * stride
         expected = np.frombuffer(draft.bytes_of(blocks)[: blocks.size // 8 * 8], "<u8").tolist()
-        for start, wanted in zip(range(0, hashes.size, BLOCK_BYTES), expected):
+        for start, wanted in zip(range(0, hashes.size, BLOCK_BYTES), expected, strict=False):
             block = stored[start : start + BLOCK_BYTES]
             if hash_bytes(block) == wanted:
                 continue

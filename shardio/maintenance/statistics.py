@@ -16,9 +16,8 @@ from shardio._workers.ray_cluster import Engine, EngineName
 from shardio.dataset.manifest import load_generation, publish_next
 from shardio.dataset.transaction import detect_conflict
 from shardio.format.types import Array
-from shardio.maintenance.jobs import ShardJob, done_for_each
+from shardio.maintenance.jobs import Progress, ShardJob, ends_of, report_step, run_jobs
 from shardio.maintenance.resharding import has_labels
-from shardio.maintenance.verify.dataset import Progress, ends_of, report_step
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
@@ -100,19 +99,22 @@ def _count(dataset: ShardDataset, engine: Engine, progress: Progress | None) -> 
     schema = dataset.schema.items()
     arrays = {name: array for name, field in schema if (array := field.array or field.item)}
     whole = _Counts({name: _Tally(array) for name, array in arrays.items()}, _ClassTally(dataset))
-    n_shards, ends = len(dataset.shards), ends_of(shard.n_bytes for shard in dataset.shards)
-    waiting: dict[int, _Counts] = {}
-    n_done = n_joined = 0
+    ends = ends_of(shard.n_bytes for shard in dataset.shards)
+    found: dict[int, _Counts] = {}
     report_step(progress, "counting", 0, ends)
-    for k, found in done_for_each(
-        _Counting(dataset, arrays), n_shards, workers=None, engine=engine, sees=dataset.path
-    ):
-        waiting[k] = found
-        while n_joined in waiting:
-            whole.join(waiting.pop(n_joined))
-            n_joined += 1
-        n_done += 1
-        report_step(progress, "counting", n_done, ends)
+    jobs = run_jobs(
+        _Counting(dataset, arrays),
+        range(len(dataset.shards)),
+        workers=None,
+        engine=engine,
+        sees=dataset.path,
+        preload=__name__,
+    )
+    for k, counts in jobs:
+        found[k] = counts
+        report_step(progress, "counting", len(found), ends)
+    for k in range(len(found)):
+        whole.join(found[k])
     fields = {name: tally.as_json() for name, tally in whole.tallies.items()}
     return {"samples": len(dataset), "fields": fields, **whole.by_class.as_json()}
 

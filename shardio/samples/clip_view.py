@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._base.classes import cached_property
-from shardio.dataset.dataset import Dataset
-from shardio.dataset.scan import ShardSamples, scan
+from shardio.dataset.dataset import Dataset, ShardSamples, scan
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.format.types.streams import Streams

@@ -10,8 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from shardio.dataset.dataset import Dataset
-from shardio.dataset.scan import ShardSamples, scan
+from shardio.dataset.dataset import Dataset, ShardSamples, scan
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.format.types import Array, Field

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from shardio._base.classes import cached_property
-from shardio.dataset.dataset import Dataset
-from shardio.dataset.scan import ShardSamples, scan
+from shardio.dataset.dataset import Dataset, ShardSamples, scan
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import distinct
 from shardio.format.schema import Schema

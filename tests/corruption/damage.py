@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from shardio.errors import ShardCorrupt, ShardioError
-from shardio.maintenance.verify import shard
-from shardio.maintenance.verify.findings import Findings
+from shardio.maintenance.verify import Findings, shard
 from shardio.maintenance.verify.shard import verify_bytes
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Verify

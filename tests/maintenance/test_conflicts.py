@@ -14,7 +14,7 @@ from shardio.errors import DataError, DatasetConflict, DatasetCorrupt, ShardNotF
 from shardio.export import export
 from shardio.format.layout import Kind
 from shardio.maintenance import (
-    RepairProgress,
+    MaintenanceProgress,
     add_column,
     compact,
     compute_stats,
@@ -105,7 +105,7 @@ def test_a_shard_that_is_gone_while_nobody_published_is_missing(
 def test_a_repair_does_not_give_up_samples_that_another_writer_has_moved(
     source: Path, tmp_path: Path
 ) -> None:
-    def told(state: RepairProgress) -> None:
+    def told(state: MaintenanceProgress) -> None:
         if state.n_shards_done == 1:
             clean_up(source)
 

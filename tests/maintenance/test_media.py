@@ -109,28 +109,15 @@ def test_block_hashes_of_tables_that_are_damaged_are_worked_out_again(
     assert_holds(tmp_path / "out", list(range(N)))
 
 
-def test_hashes_of_chunks_that_are_damaged_are_worked_out_again(tmp_path: Path) -> None:
-    data = write_media(tmp_path / "data")
-    offset, size = place(shard_of(data, 0), Kind.CHUNK_HASHES, "sound")
-    flip(shard_of(data, 0), offset + size - 1)
-    (finding, *_) = verify_dataset(data, workers=0).findings
-    assert (finding.section, finding.field) == ("chunk_hashes", "sound")
-    report = repair(data, tmp_path / "out")
-    assert report.is_whole
-    assert report.shards[0].mended == ("hashes of field 'sound' are computed again",)
-    assert_holds(tmp_path / "out", list(range(N)))
-
-
-def test_hashes_of_chunks_are_not_made_of_damaged_packets(tmp_path: Path) -> None:
+def test_damaged_hashes_of_chunks_lose_the_samples_whose_hashes_they_are(tmp_path: Path) -> None:
     data = write_media(tmp_path / "data")
     offset, size = place(shard_of(data, 0), Kind.CHUNK_HASHES, "video")
-    with ShardReader(shard_of(data, 0)) as reader:
-        (entry,) = reader.records.entries("video", np.array([1]))
-        packet = reader.records.offset + int(entry["offset"]) + int(entry["n_bytes"]) - 1
-    flip(shard_of(data, 0), offset + size - 1, packet)
+    flip(shard_of(data, 0), offset + size - 1)
+    (finding, *_) = verify_dataset(data, workers=0).findings
+    assert (finding.section, finding.field) == ("chunk_hashes", "video")
     report = repair(data, tmp_path / "out")
-    assert report.shards[0].n_kept == 0  # one block has the hashes of all of its samples
-    assert_holds(tmp_path / "out", list(range(4, N)))
+    assert report.shards[0].losses[0].reason.startswith("field 'video': ")
+    assert_holds(tmp_path / "out", list(range(4, N)))  # one block has all hashes of a shard
 
 
 def test_a_damaged_table_of_packets_is_found_in_its_place(tmp_path: Path) -> None:

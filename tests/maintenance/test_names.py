@@ -38,7 +38,8 @@ def test_an_unknown_name_is_an_attribute_error_that_says_it() -> None:
 
 def test_who_audits_loads_nothing_that_reads_datasets_or_rewrites_them() -> None:
     code = (
-        f"import sys; sys.path[:] = {sys.path!r}; import shardio.maintenance.verify.runner; "
+        f"import sys; sys.path[:] = {sys.path!r}; import shardio.maintenance.jobs; "
+        "import shardio.maintenance.verify.shard; "
         "print(*[m for m in sys.modules if m.startswith('shardio')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

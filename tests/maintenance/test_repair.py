@@ -18,7 +18,7 @@ from shardio.errors import DatasetCorrupt, DatasetExists, DatasetNotFound, Shard
 from shardio.format.layout import PAGE, Kind
 from shardio.maintenance import (
     Loss,
-    RepairProgress,
+    MaintenanceProgress,
     RepairReport,
     add_column,
     repair,
@@ -334,7 +334,7 @@ def test_a_gone_sample_list_merges_runs_of_one_reason(source: Path, tmp_path: Pa
 
 
 def test_progress_is_told_at_the_start_and_after_every_shard(source: Path, tmp_path: Path) -> None:
-    told: list[RepairProgress] = []
+    told: list[MaintenanceProgress] = []
     repair(source, tmp_path / "out", progress=told.append)
     assert [p.n_shards_done for p in told] == [0, 1, 2, 3]
     assert (told[0].n_bytes_done, told[-1].n_bytes_done) == (0, told[0].n_bytes)

@@ -17,11 +17,16 @@ import pytest
 from shardio import Array, Bytes, DatasetWriter, Schema, ShardWriter, Text
 from shardio.dataset.manifest import GENERATIONS, POINTER
 from shardio.errors import DatasetNotFound, InvalidArgument, ShardCorrupt, ShardNotFound, WorkerDied
-from shardio.maintenance import Finding, VerificationProgress, verify_dataset, verify_shard
+from shardio.maintenance import (
+    Finding,
+    MaintenanceProgress,
+    VerificationReport,
+    verify_dataset,
+    verify_shard,
+)
+from shardio.maintenance.verify import MAX_FINDINGS, Findings, shard
 from shardio.maintenance.verify import dataset as verification
-from shardio.maintenance.verify import runner
-from shardio.maintenance.verify.findings import MAX_FINDINGS, Findings
-from shardio.maintenance.verify.runner import verify_or_report
+from shardio.storage.file_access import Access
 from tests.shards import write_shard
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -84,7 +89,7 @@ def test_findings_come_in_the_order_of_shards_whoever_found_them(
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_progress_is_told_at_the_start_and_after_every_shard(dataset: Path, workers: int) -> None:
-    told: list[VerificationProgress] = []
+    told: list[MaintenanceProgress] = []
     report = verify_dataset(dataset, workers=workers, progress=told.append)
     assert [p.n_shards_done for p in told] == list(range(N_SHARDS + 1))
     assert {(p.n_shards, p.n_bytes) for p in told} == {(N_SHARDS, report.n_bytes)}
@@ -217,22 +222,29 @@ def test_an_error_keeps_its_place_and_takes_the_rest_from_the_block() -> None:
 # --- workers --------------------------------------------------------------------------------
 
 
-def work(dataset: Path, at_first: Callable[[], object], **options: Any) -> dict[str, Any]:
+def work(
+    dataset: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    at_first: Callable[[], object],
+    workers: int | None = 1,
+) -> VerificationReport:
     """Verify in a worker that does something at the first shard."""
     first = shard_names(dataset)[0]
 
-    def verify_file(name: str) -> Any:
-        if name == first:
+    def verify_file(root: Path, access: Access, name: str) -> Any:
+        if name == first and os.getpid() != main:
             at_first()
-        return verify_or_report(dataset / name, "pread")
+        return shard.verify_or_report(root, access, name)
 
-    tally = runner._Tally(dataset, shard_names(dataset), None)
-    runner._verify_in_workers(tally, dataset, verify_file, 1, **options)
-    return tally.examined
+    main = os.getpid()
+    monkeypatch.setattr(verification, "verify_or_report", verify_file)
+    monkeypatch.setattr(verification, "usable_cpus", lambda: 2)
+    monkeypatch.setattr(verification, "LITTLE_BYTES", 1)
+    return verify_dataset(dataset, workers=workers)
 
 
 def test_a_shard_whose_bytes_kill_the_worker_is_a_finding_and_the_rest_is_checked(
-    dataset: Path, tmp_path: Path
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = tmp_path / "log"
 
@@ -241,20 +253,23 @@ def test_a_shard_whose_bytes_kill_the_worker_is_a_finding_and_the_rest_is_checke
             file.write("x")
         os.kill(os.getpid(), signal.SIGBUS)
 
-    examined = work(dataset, die)
-    first, *others = shard_names(dataset)
-    assert [f.code for f in examined[first].findings] == ["unreadable"]
-    assert [examined[name].n_samples for name in others] == [4] * (N_SHARDS - 1)
-    assert len({examined[name].id for name in others}) == N_SHARDS - 1
+    report = work(dataset, monkeypatch, die)
+    ((path, code),) = [(f.path, f.code) for f in report.findings]
+    assert (path, code) == (str(dataset / shard_names(dataset)[0]), "unreadable")
+    assert report.n_samples == 4 * (N_SHARDS - 1)
     assert log.read_text() == "x"
 
 
-def test_a_worker_that_is_killed_by_somebody_is_no_finding(dataset: Path) -> None:
+def test_a_worker_that_is_killed_by_somebody_is_no_finding(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(WorkerDied, match="2 workers crashed on item 0.*signal 9"):
-        work(dataset, lambda: os.kill(os.getpid(), signal.SIGKILL))
+        work(dataset, monkeypatch, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
-def test_a_worker_that_is_killed_once_costs_nothing(dataset: Path, tmp_path: Path) -> None:
+def test_a_worker_that_is_killed_once_costs_nothing(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     once = tmp_path / "once"
 
     def die_once() -> None:
@@ -262,16 +277,16 @@ def test_a_worker_that_is_killed_once_costs_nothing(dataset: Path, tmp_path: Pat
             once.touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    examined = work(dataset, die_once, takes_part=True)
-    assert [examined[name].findings for name in shard_names(dataset)] == [()] * N_SHARDS
+    report = work(dataset, monkeypatch, die_once, workers=None)
+    assert (report.findings, report.n_samples) == ((), 4 * N_SHARDS)
 
 
-def test_a_worker_that_fails_tells_how(dataset: Path) -> None:
+def test_a_worker_that_fails_tells_how(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise RuntimeError("it broke")
 
     with pytest.raises(RuntimeError, match="it broke") as caught:
-        work(dataset, fail)
+        work(dataset, monkeypatch, fail)
     assert "in fail" in caught.value.__notes__[0]
 
 
@@ -281,5 +296,5 @@ def test_a_file_that_cannot_be_opened_is_a_finding(
     def refuse(path: Path, access: str) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(runner, "verify_file", refuse)
+    monkeypatch.setattr(shard, "verify_file", refuse)
     assert {code for _, code in codes(dataset)} == {"unreadable"}

@@ -12,8 +12,8 @@ import pytest
 
 from shardio import Array, Bytes, Schema, ShardReader, ShardWriter
 from shardio.errors import InvalidArgument
-from shardio.maintenance import survey_shard, verify_dataset, verify_shard
-from shardio.maintenance.verify import runner
+from shardio.maintenance import jobs, survey_shard, verify_dataset, verify_shard
+from shardio.maintenance.verify import dataset as verification
 from shardio.maintenance.verify.shard import verify_bytes, verify_file
 from shardio.maintenance.verify.window import Content
 from shardio.storage import content, file_access
@@ -123,7 +123,7 @@ class OneWorker:
 
     def __exit__(self, *what: object) -> None: ...
 
-    def put(self, name: str) -> int:
+    def put(self, name: str, label: str) -> int:
         number = len(self._told) + len(self._ready) + len(self.examined)
         self._told.append((number, name))
         return number
@@ -150,7 +150,7 @@ def test_bytes_that_the_disk_cannot_read_are_a_finding(
 
     path = write_shard(dataset / "a.shard", 5)
     monkeypatch.setattr(os, "preadv", refuse)
-    monkeypatch.setattr(runner, "TaskPool", OneWorker)
+    monkeypatch.setattr(jobs, "TaskPool", OneWorker)
     (finding,) = verify_shard(path, workers=workers)
     assert (finding.code, finding.message.partition(":")[0]) == (
         "unreadable",
@@ -188,9 +188,9 @@ def test_main_audits_too_while_shards_wait(
         return crews[0]
 
     flip(dataset / shard_names(dataset)[3], 4096)
-    monkeypatch.setattr(runner, "TaskPool", make)
-    monkeypatch.setattr(runner, "usable_cpus", lambda: 2)
-    monkeypatch.setattr(runner, "LITTLE_BYTES", 1)
+    monkeypatch.setattr(jobs, "TaskPool", make)
+    monkeypatch.setattr(verification, "usable_cpus", lambda: 2)
+    monkeypatch.setattr(verification, "LITTLE_BYTES", 1)
     report = verify_dataset(dataset)
     assert [f.code for f in report.findings] == ["checksum"]
     (pool,) = crews
@@ -211,11 +211,11 @@ def test_a_worker_has_shards_ahead_so_that_it_need_not_wait_for_main(
         return crews[0]
 
     names = [write_shard(tmp_path / f"{k:02d}.shard", 1).name for k in range(20)]
-    monkeypatch.setattr(runner, "TaskPool", make)
-    monkeypatch.setattr(runner, "usable_cpus", lambda: 2)
-    monkeypatch.setattr(runner, "LITTLE_BYTES", 1)
-    monkeypatch.setattr(runner, "MAX_AHEAD", most_ahead)
-    assert list(runner.verify_all(tmp_path, names, None, None)) == names
+    monkeypatch.setattr(jobs, "TaskPool", make)
+    monkeypatch.setattr(verification, "usable_cpus", lambda: 2)
+    monkeypatch.setattr(verification, "LITTLE_BYTES", 1)
+    monkeypatch.setattr(jobs, "MAX_AHEAD", most_ahead)
+    assert list(verification.verify_all(tmp_path, names, None, None)) == names
     assert crews[0].examined == names[: 1 + most_ahead]  # main does the others
 
 
@@ -238,16 +238,16 @@ def test_as_many_processes_work_as_there_are_cpus_or_as_asked_for(
         asked.append(n)
         raise InterruptedError
 
-    monkeypatch.setattr(runner, "TaskPool", refuse)
-    monkeypatch.setattr(runner, "usable_cpus", lambda: 3)
-    monkeypatch.setattr(runner, "LITTLE_BYTES", 1)
+    monkeypatch.setattr(jobs, "TaskPool", refuse)
+    monkeypatch.setattr(verification, "usable_cpus", lambda: 3)
+    monkeypatch.setattr(verification, "LITTLE_BYTES", 1)
     with pytest.raises(InterruptedError):
         verify_dataset(dataset, **options)
     assert asked == [n_workers]
 
 
 def test_little_data_starts_no_process(dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "usable_cpus", lambda: 3)
-    monkeypatch.setattr(runner, "TaskPool", None)
+    monkeypatch.setattr(verification, "usable_cpus", lambda: 3)
+    monkeypatch.setattr(jobs, "TaskPool", None)
     report = verify_dataset(dataset)
     assert (report.findings, report.n_shards) == ((), 5)

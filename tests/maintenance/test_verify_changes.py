@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shardio.maintenance import VerificationProgress, verify_dataset, verify_shard
+from shardio.maintenance import MaintenanceProgress, verify_dataset, verify_shard
 from shardio.maintenance.verify import shard
 from shardio.maintenance.verify.shard import VerifiedShard
 from tests.maintenance.datasets import write
@@ -62,7 +62,7 @@ def test_a_dataset_that_ends_during_its_audit_is_a_finding(
     folder = write(tmp_path / "out", 3)
     pointer = str(folder / "dataset.json")
 
-    def meanwhile(progress: VerificationProgress) -> None:
+    def meanwhile(progress: MaintenanceProgress) -> None:
         if progress.n_shards_done == progress.n_shards:
             change(pointer)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
-from shardio.maintenance import Loss, RepairProgress, RepairReport, ShardRepair, repair
+from shardio.maintenance import Loss, RepairReport, ShardRepair, repair
 from shardio_tools.output import (
-    ProgressLine,
+    StepProgress,
     escaped,
     format_count,
     print_error,
@@ -31,13 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Repair, report, and return the exit code."""
-    with ProgressLine("repairing", is_silent=options.quiet or options.json) as line:
-
-        def show(state: RepairProgress) -> None:
-            note = f"{state.n_shards_done:,} of {format_count(state.n_shards, 'shard')}"
-            line.show(state.n_bytes_done, state.n_bytes, note)
-
-        report = repair(options.src, options.out, progress=show)
+    with StepProgress(options) as steps:
+        report = repair(options.src, options.out, progress=steps.show)
     if options.json:
         print_json(report.as_json())
         return 0 if report.is_whole else 1

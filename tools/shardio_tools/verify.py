@@ -12,11 +12,11 @@ import time
 from typing import Any
 
 from shardio import InvalidArgument
-from shardio.maintenance import Finding, VerificationProgress, verify_dataset, verify_shard
+from shardio.maintenance import Finding, verify_dataset, verify_shard
 from shardio_tools.arguments import add_engine_arguments, engine_options
 from shardio_tools.inspect.report import is_dataset
 from shardio_tools.output import (
-    ProgressLine,
+    StepProgress,
     escaped,
     format_count,
     format_duration,
@@ -83,16 +83,11 @@ def _size_of(path: str) -> int:
 
 
 def _check_dataset(options: argparse.Namespace) -> tuple[dict[str, Any], tuple[Finding, ...]]:
-    with ProgressLine("verifying", is_silent=options.quiet or options.json) as line:
-
-        def show(state: VerificationProgress) -> None:
-            note = f"{state.n_shards_done:,} of {format_count(state.n_shards, 'shard')}"
-            line.show(state.n_bytes_done, state.n_bytes, note)
-
+    with StepProgress(options) as steps:
         report = verify_dataset(
             options.path,
             workers=options.workers,
-            progress=show,
+            progress=steps.show,
             access=options.access,
             **engine_options(options),
         )

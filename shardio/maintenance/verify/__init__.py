@@ -1,1 +1,114 @@
-"""Check every byte of a shard or dataset, and report findings."""
+"""Verification of every byte: findings, and the list that collects them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from shardio.errors import ShardCorrupt, ShardIncomplete, ShardUnsupported
+
+MAX_FINDINGS: Final = 100
+"""The maximum number of findings listed per file; further findings are only counted."""
+_MAX_TEXT: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """An error in a file; attributes that do not apply are None.
+
+    `code` is the stable name of the broken rule, `sample` the row in the shard, `offset` the byte
+    offset in the file.
+    """
+
+    path: str
+    code: str
+    message: str
+    section: str | None = None
+    field: str | None = None
+    sample: int | None = None
+    offset: int | None = None
+    expected: int | str | None = None
+    found: int | str | None = None
+
+    def __str__(self) -> str:
+        details = asdict(self)
+        return str(ShardCorrupt(details.pop("message"), **details))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return a JSON-serializable dict."""
+        return asdict(self)
+
+
+class Findings:
+    """The findings of one file: all are counted, the first `MAX_FINDINGS` are kept."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self.n_found = 0
+        self._kept: list[Finding] = []
+
+    def add(
+        self,
+        code: str,
+        message: str,
+        *,
+        expected: object = None,
+        found: object = None,
+        **where: Any,
+    ) -> None:
+        """Add a finding; `where` has the section, field, sample and offset, if they apply."""
+        self.n_found += 1
+        if self.n_found <= MAX_FINDINGS:
+            where |= {"expected": _plain(expected), "found": _plain(found)}
+            self._kept.append(Finding(self.path, code, _short(message), **where))
+
+    def add_hash(
+        self,
+        expected: int,
+        found: int,
+        code: str = "checksum",
+        message: str = "bytes do not match their hash",
+        **where: Any,
+    ) -> None:
+        """Add a finding for two different hashes."""
+        self.add(code, message, expected=f"{expected:016x}", found=f"{found:016x}", **where)
+
+    def add_error(self, error: ShardCorrupt, **where: Any) -> None:
+        """Add a finding for an error; `where` supplies the details that the error itself lacks."""
+        places = {key: getattr(error, key) for key in ("section", "field", "sample", "offset")}
+        known = {key: value for key, value in places.items() if value is not None}
+        numbers = {"expected": error.expected, "found": error.found}
+        self.add(error.code, error.what, **{**where, **known}, **numbers)
+
+    @contextmanager
+    def catching(self, **where: Any) -> Iterator[None]:
+        """Catch a shard error raised in the block, and add it as a finding, as `add_error` does."""
+        try:
+            yield
+        except ShardCorrupt as error:
+            self.add_error(error, **where)
+        except (ShardIncomplete, ShardUnsupported) as error:
+            code = "incomplete" if isinstance(error, ShardIncomplete) else "unsupported"
+            self.add(code, str(error).removeprefix(f"{self.path}: "), **where)
+
+    def close(self) -> tuple[Finding, ...]:
+        """Return the kept findings; if some were not kept, add a finding with their count."""
+        more = self.n_found - len(self._kept)
+        if not more:
+            return tuple(self._kept)
+        last = Finding(self.path, "more", f"{more} more findings are not listed", found=more)
+        return (*self._kept, last)
+
+
+def _plain(value: object) -> int | str | None:
+    """Return a number or short text that JSON can represent."""
+    if value is None or isinstance(value, int):
+        return value if value is None else int(value)
+    return _short(value.hex() if isinstance(value, bytes) else str(value))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"

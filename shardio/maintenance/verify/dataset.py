@@ -1,10 +1,10 @@
 """Verify every byte of a shard, or of all shards of a dataset and of its generations.
 
 Operations that rewrite shards verify the old shards first: new hashes over damaged data would hide
-the damage.
-
-`survey_shard` reads only the metadata. A shard that breaks any rule cannot be opened, but a survey
-reads as much of the metadata as possible, from the last page if the first is damaged.
+the damage. Each process verifies one shard at a time. Processes are used rather than threads
+because hashing small rows holds the interpreter lock. Also, touching a mapped page that the disk
+cannot read kills the process: the death of a worker is reported as a finding. If there are workers,
+the main process therefore does not map shards.
 """
 
 from __future__ import annotations
@@ -12,128 +12,37 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
-from itertools import accumulate
+import signal
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from shardio._workers.ray_cluster import Engine, EngineName
+from shardio._workers.processes.limits import usable_cpus
+from shardio._workers.processes.worker_pool import WorkerExit
+from shardio._workers.ray_cluster import LOCAL, Engine, EngineName
 from shardio.dataset.external_lists import InputList
 from shardio.dataset.generation import Generation, lineage_of
 from shardio.dataset.manifest import GENERATIONS, POINTER, load, load_generation
 from shardio.dataset.transaction import raise_conflict
 from shardio.errors import (
-    DataError,
     DatasetCorrupt,
     DatasetNotFound,
     InvalidArgument,
     ShardIncomplete,
     ShardUnsupported,
 )
-from shardio.format.layout import NO_FIELD, PAGE, Header, Kind, Section, unpack_header, unpack_table
-from shardio.format.schema import Schema
-from shardio.maintenance.verify.findings import Finding, Findings
-from shardio.maintenance.verify.runner import VerificationProgress, verify_all
-from shardio.maintenance.verify.shard import VerifiedShard, verify_file
+from shardio.maintenance.jobs import MaintenanceProgress, Progress, run_jobs
+from shardio.maintenance.verify import Finding, Findings
+from shardio.maintenance.verify.shard import VerifiedShard, verify_file, verify_or_report
 from shardio.maintenance.verify.window import access_once
-from shardio.shard.reader import open_sections, read_schema
-from shardio.storage.content import Content, open_content
+from shardio.storage.content import open_content
 from shardio.storage.file_access import Access
 from shardio.storage.fs import refuse_links_outside
 
-_Sections = dict[tuple[int, int, int], Section]
-
-
-@dataclass(frozen=True, slots=True)
-class Survey:
-    """The readable metadata of one shard; `findings` has the errors, with file offsets.
-
-    A shard without findings can be opened. Unreadable parts are None or empty.
-    """
-
-    path: str
-    n_bytes: int
-    findings: tuple[Finding, ...]
-    header: Header | None = None
-    schema: Schema | None = None
-    sections: tuple[Section, ...] = ()
-
-    def field_of(self, section: Section) -> str | None:
-        """Return the name of the field that a section belongs to, if any."""
-        if section.field == NO_FIELD:
-            return None
-        names = list(self.schema or {})
-        return names[section.field] if section.field < len(names) else f"number {section.field}"
-
-
-def survey_shard(path: str | os.PathLike[str], *, access: Access = "auto") -> Survey:
-    """Read the metadata of a shard, damaged or not.
-
-    Args:
-        path: the file.
-        access: as in `verify_shard`.
-
-    Raises:
-        InvalidArgument: `access` is not "auto", "mmap" or "pread".
-        ShardNotFound: there is no such file.
-        OSError: the file cannot be opened.
-    """
-    findings = Findings(path)
-    name = findings.path
-    try:
-        content, _ = open_content(name, access_once(access))
-    except ShardIncomplete as error:
-        findings.add("incomplete", str(error).removeprefix(f"{name}: "))
-        return Survey(name, 0, findings.close())
-    with findings.catching():
-        header, schema, sections = open_sections(content, name)
-        return Survey(name, content.nbytes, (), header, schema, tuple(sections.values()))
-    return _salvage(content, name, findings.close())
-
-
-def _salvage(content: Content, path: str, refusal: tuple[Finding, ...]) -> Survey:
-    """Read the remaining metadata of a shard that could not be opened, part by part."""
-    header = _any_header(content, path)
-    further = Findings(path)
-    sections = _sections(content, header, further) if header else {}
-    schema = _schema(content, sections, further)
-    findings = (*refusal, *(f for f in further.close() if f not in refusal))
-    return Survey(path, content.nbytes, findings, header, schema, tuple(sections.values()))
-
-
-def _any_header(content: Content, path: str) -> Header | None:
-    """Return the header of the first page, else of the last page; None if both are damaged."""
-    if content.nbytes < PAGE:
-        return None
-    for offset in (0, content.nbytes - PAGE):
-        try:
-            return unpack_header(bytes(content[offset : offset + PAGE]), path, offset=offset)
-        except DataError:
-            continue  # the error was recorded when opening; the other page may still help
-    return None
-
-
-def _sections(content: Content, header: Header, findings: Findings) -> _Sections:
-    end = header.table_offset + header.table_size
-    if end > content.nbytes:
-        return {}  # the file is truncated, which is recorded already
-    with findings.catching():
-        table = bytes(content[header.table_offset : end])
-        return {s.key: s for s in unpack_table(table, header, findings.path)}
-    return {}
-
-
-def _schema(
-    content: Content, sections: Mapping[tuple[int, int, int], Section], findings: Findings
-) -> Schema | None:
-    schema = sections.get((Kind.SCHEMA, NO_FIELD, 0))
-    if schema is None or schema.offset + schema.size > content.nbytes:
-        return None
-    with findings.catching():
-        return read_schema(content, dict(sections), findings.path)
-    return None
-
+LITTLE_BYTES: Final = 512 << 20
+"""Below this total size, shards are verified without workers."""
 
 _GENERATION_NAME: Final = re.compile(r"[0-9]{6}\.json")
 
@@ -190,6 +99,73 @@ def verify_shard(
     return list(found[place.name].findings)
 
 
+def verify_all(
+    root: Path,
+    names: Sequence[str],
+    workers: int | None,
+    progress: Progress | None,
+    access: Access = "pread",
+    engine: Engine = LOCAL,
+) -> dict[str, VerifiedShard]:
+    """Verify shards of a folder; a shard that cannot be read is a finding.
+
+    Args:
+        root: the folder.
+        names: file names of the shards.
+        workers, access: as in `verify_dataset`.
+        progress: called at the start and after every shard.
+        engine: the engine that runs the processes.
+
+    Raises:
+        WorkerDied: two workers crashed on the same shard for a reason other than unreadable bytes.
+    """
+    sizes = [_size_of(root / name) for name in names]
+    n_bytes = sum(sizes)
+    takes_part = workers is None and access != "mmap"
+    if workers is None and not engine.is_ray:
+        workers = min(len(names), usable_cpus())
+        if takes_part:
+            workers = max(0, workers - 1) if n_bytes >= LITTLE_BYTES else 0
+    jobs = run_jobs(
+        partial(verify_or_report, Path(os.path.abspath(root)) if engine.is_ray else root, access),
+        names,
+        workers=workers,
+        engine=engine,
+        sees=root / POINTER if (root / POINTER).exists() else root,
+        preload=verify_or_report.__module__,
+        takes_part=takes_part,
+        on_crash=partial(_unreadable, root),
+    )
+    found: dict[str, VerifiedShard] = {}
+    n_bytes_done = 0
+    report = progress or (lambda _: None)
+    report(MaintenanceProgress("verifying", 0, len(names), 0, n_bytes))
+    for number, examined in jobs:
+        name = names[number]
+        findings = tuple(replace(each, path=str(root / name)) for each in examined.findings)
+        found[name] = replace(examined, findings=findings)
+        n_bytes_done += sizes[number]
+        report(MaintenanceProgress("verifying", len(found), len(names), n_bytes_done, n_bytes))
+    return {name: found[name] for name in names}
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0  # a missing or unreadable shard is reported when it is verified
+
+
+def _unreadable(root: Path, name: str, died: WorkerExit) -> VerifiedShard | None:
+    """Return the finding if a worker was killed by SIGBUS because it touched an unreadable page."""
+    if died.signal != signal.SIGBUS:
+        return None
+    findings = Findings(root / name)
+    message = "the disk cannot read some of its bytes, or the file was truncated in the meantime"
+    findings.add("unreadable", message)
+    return VerifiedShard(findings.close(), 0)
+
+
 def _check_workers(workers: int | None) -> None:
     if workers is not None and workers < 0:
         raise InvalidArgument(f"workers is {workers}; it must be 0 or more")
@@ -199,7 +175,7 @@ def verify_dataset(
     folder: str | os.PathLike[str],
     *,
     workers: int | None = None,
-    progress: Callable[[VerificationProgress], None] | None = None,
+    progress: Progress | None = None,
     access: Access = "auto",
     engine: EngineName = "local",
     address: str | None = None,
@@ -386,31 +362,6 @@ _NO_DAMAGE = {"unknown_shard"}
 """Codes of findings about the folder that do not concern the dataset's own samples."""
 
 
-@dataclass(frozen=True, slots=True)
-class MaintenanceProgress:
-    """The progress of an operation; `step` is "verifying", "writing" or "counting"."""
-
-    step: str
-    n_shards_done: int
-    n_shards: int
-    n_bytes_done: int
-    n_bytes: int
-
-
-Progress = Callable[[MaintenanceProgress], None]
-
-
-def ends_of(sizes: Iterable[int]) -> list[int]:
-    """Return the cumulative sizes, starting with 0, for progress reports."""
-    return list(accumulate(sizes, initial=0))
-
-
-def report_step(progress: Progress | None, step: str, n_done: int, ends: Sequence[int]) -> None:
-    """Report that n_done shards are done; `ends` are the cumulative sizes from `ends_of`."""
-    if progress is not None:
-        progress(MaintenanceProgress(step, n_done, len(ends) - 1, ends[n_done], ends[-1]))
-
-
 def require_sound(
     folder: str | os.PathLike[str], workers: int | None, progress: Progress | None
 ) -> None:
@@ -420,7 +371,7 @@ def require_sound(
         DatasetNotFound: there is no dataset in `folder`.
         DatasetCorrupt: verification has findings; the message quotes the first.
     """
-    report = verify_dataset(folder, workers=workers, progress=_verification_progress(progress))
+    report = verify_dataset(folder, workers=workers, progress=progress)
     _refuse(folder, [f for f in report.findings if f.code not in _NO_DAMAGE])
 
 
@@ -435,16 +386,8 @@ def require_sound_shards(
     Raises:
         DatasetCorrupt: verification has findings; the message quotes the first.
     """
-    examined = verify_all(Path(folder), names, workers, _verification_progress(progress))
+    examined = verify_all(Path(folder), names, workers, progress)
     _refuse(folder, [f for found in examined.values() for f in found.findings])
-
-
-def _verification_progress(
-    progress: Progress | None,
-) -> Callable[[VerificationProgress], None] | None:
-    if progress is None:
-        return None
-    return lambda state: progress(MaintenanceProgress("verifying", *astuple(state)))
 
 
 def _refuse(folder: str | os.PathLike[str], findings: Sequence[Finding]) -> None:

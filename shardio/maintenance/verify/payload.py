@@ -33,14 +33,14 @@ from shardio.format.sections import (
 )
 from shardio.format.types import Field
 from shardio.format.types.arrays import RECORD_ALIGNMENT
-from shardio.maintenance.verify.findings import Findings
+from shardio.maintenance.verify import Findings
 from shardio.maintenance.verify.streams import StreamAudit, are_texts, check_absent
 from shardio.maintenance.verify.window import (
     CHUNK_BYTES,
     DIGEST_BYTES,
+    U64,
     WINDOW_BYTES,
     Content,
-    Present,
     differing,
     digests_of,
     parts_of,
@@ -50,9 +50,13 @@ CHUNK_ENTRIES: Final = 1 << 14
 """The number of index entries processed together."""
 
 
+Present = dict[str, npt.NDArray[Any]]
+"""For each optional field, a mask of the samples that have a value."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Payload:
-    """The shared state of the checks below."""
+    """The shared state of the checks below; `shapes` has the dimensions of each field's records."""
 
     content: Content
     schema: Schema
@@ -63,6 +67,12 @@ class _Payload:
     dictionaries: dict[str, Dictionary | None]
     findings: Findings
     fields: list[tuple[str, Field]]
+
+    def place(self, first_row: int, i: int, offset: int) -> dict[str, Any]:
+        """Return the details of a finding about the i-th record after the start of a row."""
+        row, number = divmod(first_row * len(self.fields) + i, len(self.fields))
+        where = {"field": self.fields[number][0], "sample": row}
+        return {"section": self.section.name, **where, "offset": offset}
 
 
 @dataclass(slots=True)
@@ -88,7 +98,7 @@ def verify_payload(
     for name, field in schema.records.items():
         shapes[name] = np.empty((header.n_samples, 0), np.uint64)
         if n_dims := len(field.stored_dims):
-            dims = content.numbers(sections[Kind.SHAPES, schema.field_id(name), 0])
+            dims = content.items(sections[Kind.SHAPES, schema.field_id(name), 0], U64)
             shapes[name] = dims.reshape(-1, n_dims)
     section, index = sections[Kind.PAYLOAD, NO_FIELD, 0], sections[Kind.INDEX, NO_FIELD, 0]
     dictionaries = _dictionaries(content, schema, sections, findings)
@@ -129,13 +139,8 @@ def _check_whole(
             found=section.size,
         )
     if digest != section.hash:
-        findings.add(
-            "section_hash",
-            "the payload's hash does not match its records' hashes",
-            section=section.name,
-            expected=f"{section.hash:016x}",
-            found=f"{digest:016x}",
-        )
+        what = "the payload's hash does not match its records' hashes"
+        findings.add_hash(section.hash, digest, "section_hash", what, section=section.name)
     for feature in (walk.features ^ Required(header.required)) & RECORD_FEATURES:
         codec = str(feature.name).lower()
         findings.add(
@@ -156,7 +161,7 @@ def _dictionaries(
     for name, field in schema.records.items():
         if SPECS[field.codec].has_dictionary:
             section = sections[Kind.DICTIONARY, schema.field_id(name), 0]
-            learned = bytes(content.bytes[section.offset : section.offset + section.size])
+            learned = content.items(section, np.uint8).tobytes()
             found[name] = None
             with findings.catching(section=section.name, field=name, offset=section.offset):
                 found[name] = Dictionary(learned) if learned else None
@@ -168,9 +173,7 @@ def _chunks(content: Content, index: Section, n_fields: int) -> Iterator[tuple[i
     n_rows = max(1, CHUNK_ENTRIES // n_fields)
     for first in range(0, index.count, n_rows * n_fields):
         n_entries = min(n_rows * n_fields, index.count - first)
-        place = index.offset + first * ENTRY.size
-        stored = content.bytes[place : place + n_entries * ENTRY.size]
-        yield first // n_fields, np.frombuffer(stored, ENTRY_DTYPE, n_entries).copy()
+        yield first // n_fields, content.items(index, ENTRY_DTYPE, first, n_entries).copy()
 
 
 def _broken(payload: _Payload, first_row: int, entries: Entries) -> npt.NDArray[np.bool_]:
@@ -182,15 +185,12 @@ def _broken(payload: _Payload, first_row: int, entries: Entries) -> npt.NDArray[
             entries[k :: len(fields)], field, payload.section.size
         )
     for i in np.flatnonzero(bad).tolist():
-        number = first_row * len(fields) + i
+        place = payload.index.offset + (first_row * len(fields) + i) * ENTRY.size
         payload.findings.add(
             "index_entry",
             "an index entry is invalid (codec, offset, sizes or alignment)",
-            section=payload.index.name,
-            field=fields[i % len(fields)][0],
-            sample=number // len(fields),
-            offset=payload.index.offset + number * ENTRY.size,
             found=str(tuple(entries[i].tolist())),
+            **{**payload.place(first_row, i, place), "section": payload.index.name},
         )
     return bad
 
@@ -215,27 +215,18 @@ def _check_tiling(
         aligned[k :: len(fields)][raw] = field.alignment
     starts = before + -before % aligned
     known = ~bad & (before >= 0)
+    base = payload.section.offset
     for i in np.flatnonzero(known & (offsets != starts)).tolist():
         payload.findings.add(
             "tiling",
             "a record does not begin where the previous one ends",
-            section=payload.section.name,
-            field=fields[i % len(fields)][0],
-            sample=first_row + i // len(fields),
-            offset=payload.section.offset + int(offsets[i]),
             expected=int(starts[i]),
             found=int(offsets[i]),
+            **payload.place(first_row, i, base + int(offsets[i])),
         )
-    start = payload.section.offset
     for i in np.flatnonzero(known & (offsets == starts) & (starts > before)).tolist():
-        payload.content.check_zeros(
-            start + int(before[i]),
-            start + int(starts[i]),
-            payload.findings,
-            payload.section.name,
-            field=fields[i % len(fields)][0],
-            sample=first_row + i // len(fields),
-        )
+        where, end = payload.place(first_row, i, base), base + int(starts[i])
+        payload.content.check_zeros(base + int(before[i]), end, payload.findings, **where)
     walk.end = int(ends[-1])
 
 
@@ -247,8 +238,7 @@ def _check_records(
     bad: npt.NDArray[np.bool_],
 ) -> None:
     """Check each record's hash, and that the record decodes to a value of its field."""
-    fields, content = payload.fields, payload.content
-    numbers = np.flatnonzero(~bad)
+    content, numbers = payload.content, np.flatnonzero(~bad)
     if not len(numbers):
         return
     sound = entries[numbers] if len(numbers) < len(entries) else entries
@@ -266,24 +256,23 @@ def _check_records(
         window = content.window(start, end)
         expected = digests[first * DIGEST_BYTES : last * DIGEST_BYTES]
         for i, wanted, found in differing(parts_of(window, ranges[first:last]), expected):
-            k = first + i
-            row, number = divmod(first_row * len(fields) + int(numbers[k]), len(fields))
-            where: dict[str, Any] = {"field": fields[number][0], "sample": row}
-            place = int(starts[k])
-            payload.findings.add_hash(payload.section.name, place, wanted, found, **where)
-            needs_decoding[k] = False
+            where = payload.place(first_row, int(numbers[first + i]), int(starts[first + i]))
+            payload.findings.add_hash(wanted, found, **where)
+            needs_decoding[first + i] = False
         if is_text is None:
             continue
         texts = first + np.flatnonzero(is_text[first:last])
         if are_texts(parts_of(window, ranges[texts])):
             needs_decoding[texts] = False
-        for i in np.flatnonzero(needs_decoding[first:last]).tolist():
-            k = first + i
-            row, number = divmod(first_row * len(fields) + int(numbers[k]), len(fields))
-            codec, n_bytes = int(kinds[k]), int(sound["n_bytes"][k])
+        for k in (first + np.flatnonzero(needs_decoding[first:last])).tolist():
             at, n_stored = ranges[k].tolist()
-            stored = window[at : at + n_stored]
-            _check_content(payload, number, row, int(starts[k]), stored, codec, n_bytes)
+            _check_content(
+                payload,
+                payload.place(first_row, int(numbers[k]), int(starts[k])),
+                window[at : at + n_stored],
+                int(kinds[k]),
+                int(sound["n_bytes"][k]),
+            )
 
 
 def _need_only_hash(
@@ -333,18 +322,11 @@ def _parts(
 
 
 def _check_content(
-    payload: _Payload,
-    number: int,
-    row: int,
-    place: int,
-    stored: memoryview,
-    codec: int,
-    n_bytes: int,
+    payload: _Payload, where: dict[str, Any], stored: memoryview, codec: int, n_bytes: int
 ) -> None:
     """Check that a record whose hash is correct decodes to a value of its field."""
-    name, field = payload.fields[number]
-    dims = payload.shapes[name][row]
-    dictionary = payload.dictionaries.get(name)
+    name, row = where["field"], where["sample"]
+    dims, dictionary = payload.shapes[name][row], payload.dictionaries.get(name)
     try:
         spec = BY_CODE[codec]
         if dictionary is not None and spec.compress and not spec.has_dictionary:
@@ -355,15 +337,7 @@ def _check_content(
             record = decode(stored, codec, n_bytes, dictionary)
             if dictionary is not None and spec.has_dictionary:
                 check_dictionary(stored, dictionary)
-            field.check_record(record, dims)
+            payload.schema[name].check_record(record, dims)
     except ShardCorrupt as error:
-        payload.findings.add(
-            error.code,
-            error.what,
-            section=payload.section.name,
-            field=name,
-            sample=row,
-            offset=place,
-            expected=error.expected,
-            found=error.found,
-        )
+        numbers = {"expected": error.expected, "found": error.found}
+        payload.findings.add(error.code, error.what, **where, **numbers)

@@ -12,11 +12,13 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shardio.errors import ShardChanged, ShardCorrupt, ShardIncomplete
+from shardio.errors import ShardChanged, ShardCorrupt, ShardIncomplete, ShardNotFound
 from shardio.format.checksum import hash_bytes, rows_per_unit
 from shardio.format.layout import (
     FIRST_OPTIONAL_KIND,
@@ -31,15 +33,15 @@ from shardio.format.layout import (
 from shardio.format.schema import Schema
 from shardio.format.sections import Sections
 from shardio.format.types import Array
-from shardio.maintenance.verify.findings import Finding, Findings
-from shardio.maintenance.verify.payload import verify_payload
+from shardio.maintenance.verify import Finding, Findings
+from shardio.maintenance.verify.payload import Present, verify_payload
 from shardio.maintenance.verify.window import (
     DIGEST_BYTES,
+    U64,
     WINDOW_BYTES,
     Content,
     differing,
     digests_of,
-    verify_validity,
 )
 from shardio.shard.reader import check_sections, read_schema
 from shardio.storage.content import Content as Bytes
@@ -63,18 +65,11 @@ def verify_column(
     """
     number, field = schema.field_id(name), schema.columns[name]
     column = sections[Kind.COLUMN, number, 0]
-    hashes = sections[Kind.COLUMN_HASHES, number, 0]
-    stored = content.numbers(hashes)
-    found = hash_bytes(stored.data)
-    if found != column.hash:
-        findings.add(
-            "section_hash",
-            "a section's hash does not match its unit hashes",
-            section=column.name,
-            field=name,
-            expected=f"{column.hash:016x}",
-            found=f"{found:016x}",
-        )
+    stored = content.items(sections[Kind.COLUMN_HASHES, number, 0], U64)
+    if (found := hash_bytes(stored.data)) != column.hash:
+        what = "a section's hash does not match its unit hashes"
+        where = {"section": column.name, "field": name}
+        findings.add_hash(column.hash, found, "section_hash", what, **where)
     expected = digests_of(stored)
     verifier = _ColumnVerifier(name, field, column, findings)
     stride = column.stride
@@ -118,10 +113,12 @@ class _ColumnVerifier:
         if window is not self._window:
             self._window, self._units = window, self._split_into_units(window)
         for i, wanted, found in differing(self._units, expected):
-            row = first + i * self._per_unit
-            place = self._column.offset + row * self._stride
-            where = {"field": self._name, "sample": row}
-            self._findings.add_hash(self._column.name, place, wanted, found, **where)
+            self._findings.add_hash(wanted, found, **self._place(first + i * self._per_unit))
+
+    def _place(self, row: int) -> dict[str, Any]:
+        """Return the details of a finding about a row."""
+        place = self._column.offset + row * self._stride
+        return {"section": self._column.name, "field": self._name, "sample": row, "offset": place}
 
     def _split_into_units(self, window: memoryview) -> list[memoryview]:
         n_bytes = self._per_unit * self._stride
@@ -154,14 +151,7 @@ class _ColumnVerifier:
             bad.append((wrong, "validity", "a sample lacks the field, and its row is not zero"))
         for where, code, message in bad:
             for row in where.tolist():
-                self._findings.add(
-                    code,
-                    message,
-                    section=self._column.name,
-                    field=self._name,
-                    sample=first + row,
-                    offset=self._column.offset + (first + row) * self._stride,
-                )
+                self._findings.add(code, message, **self._place(first + row))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +189,21 @@ def verify_file(path: str | os.PathLike[str], access: Access = "pread") -> Verif
     return replace(examined, findings=(*examined.findings, change)) if change else examined
 
 
+def verify_or_report(root: Path, access: Access, name: str) -> VerifiedShard:
+    """Verify a shard in a folder; report a missing or unreadable file as a finding."""
+    findings = Findings(root / name)
+    try:
+        return verify_file(root / name, access)
+    except ShardNotFound as error:
+        if os.path.lexists(root / name):
+            findings.add("unreadable", str(error).removeprefix(f"{findings.path}: "))
+        else:
+            findings.add("missing", "the shard is missing")
+    except OSError as error:
+        findings.add("unreadable", f"the file cannot be read: {error.strerror or error}")
+    return VerifiedShard(findings.close(), 0)
+
+
 def _check_unchanged(path: str, opened: FileState) -> Finding | None:
     """Return a finding if a file changed while it was verified, else None."""
     try:
@@ -222,16 +227,7 @@ def verify_bytes(whole: Bytes, path: str) -> VerifiedShard:
             if schema := _audit_sections(content, header, findings):
                 known = replace(known, schema=schema.to_json().decode())
     except ShardChanged as error:
-        findings.add(
-            error.code,
-            error.what,
-            section=error.section,
-            field=error.field,
-            sample=error.sample,
-            offset=error.offset,
-            expected=error.expected,
-            found=error.found,
-        )
+        findings.add_error(error)
     except OSError as error:
         findings.add("unreadable", f"the file cannot be read: {error.strerror or error}")
     return replace(known, findings=findings.close())
@@ -288,13 +284,14 @@ def _header_at(content: Content, offset: int, name: str, findings: Findings) -> 
 def _audit_sections(content: Content, header: Header, findings: Findings) -> Schema | None:
     """Check the section table and all sections; return the schema if it can be read."""
     path, end = findings.path, header.table_offset + header.table_size
-    content.check_zeros(end, header.file_size - PAGE, findings, "section table")
+    content.check_zeros(end, header.file_size - PAGE, findings, section="section table")
     sections: Sections = {}
     with findings.catching():
         table = bytes(content.bytes[header.table_offset : end])
         sections = {s.key: s for s in unpack_table(table, header, path)}
     for section in sections.values():
-        content.check_zeros(section.offset + section.size, section.end, findings, section.name)
+        end = section.offset + section.size
+        content.check_zeros(end, section.end, findings, section=section.name)
     content.forget()
     schema = None
     with findings.catching():
@@ -312,7 +309,7 @@ def _audit_sections(content: Content, header: Header, findings: Findings) -> Sch
         field = names[section.field] if section.field < len(names) else None
         _verify_section_hashes(content, section, sections, field, findings)
     n_samples = header.n_samples
-    present = verify_validity(content, schema, sections, n_samples, findings)
+    present = _verify_validity(content, schema, sections, n_samples, findings)
     for name in schema.columns:
         verify_column(content, schema, name, sections, n_samples, present.get(name), findings)
     if schema.records:
@@ -324,23 +321,35 @@ def _verify_section_hashes(
     content: Content, section: Section, sections: Sections, field: str | None, findings: Findings
 ) -> None:
     """Check a section with a hash of its own; for block hashes, also the data that they cover."""
-    if section.kind >= FIRST_OPTIONAL_KIND or section.kind == Kind.DICTIONARY:
-        content.check_hash(
-            section.offset, section.size, section.hash, findings, section.name, field=field
-        )
-    if section.kind != Kind.BLOCK_HASHES:
-        return
-    target = sections[section.of_kind, section.field, 0]
-    content.check_hash(
-        section.offset, section.size, section.hash, findings, section.name, field=field
-    )
-    content.check_blocks(target, section, findings, field)
-    if target.hash != section.hash:
-        findings.add(
-            "section_hash",
-            "a section's hash does not match its block hashes",
-            section=target.name,
-            field=field,
-            expected=f"{section.hash:016x}",
-            found=f"{target.hash:016x}",
-        )
+    if section.kind == Kind.BLOCK_HASHES:
+        content.check_hash(section, findings, field)
+        target = sections[section.of_kind, section.field, 0]
+        content.check_blocks(target, section, findings, field)
+        if target.hash != section.hash:
+            what = "a section's hash does not match its block hashes"
+            where = {"section": target.name, "field": field}
+            findings.add_hash(section.hash, target.hash, "section_hash", what, **where)
+    elif section.kind >= FIRST_OPTIONAL_KIND or section.kind == Kind.DICTIONARY:
+        content.check_hash(section, findings, field)
+
+
+def _verify_validity(
+    content: Content, schema: Schema, sections: Sections, n_samples: int, findings: Findings
+) -> Present:
+    """Check that no validity bit after the last sample is set; return each field's mask."""
+    present: Present = {}
+    for name in schema.optional:
+        section = sections[Kind.VALIDITY, schema.field_id(name), 0]
+        stored = content.items(section, np.uint8)
+        bits = np.unpackbits(stored, bitorder="little")
+        if bits[n_samples:].any():
+            findings.add(
+                "validity",
+                "bits after the last sample's bit are set",
+                section=section.name,
+                field=name,
+                offset=section.offset + section.size - 1,
+                found=int(stored[-1]),
+            )
+        present[name] = bits[:n_samples].astype(np.bool_)
+    return present

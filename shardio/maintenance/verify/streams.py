@@ -21,15 +21,14 @@ from shardio.format.types.streams import (
     PACKET_DTYPE,
     STREAM,
     STREAM_DTYPE,
-    Streams,
     check_parameters,
     invalid_streams,
     n_shown,
     packets_error,
 )
 from shardio.format.types.text import canonical_json, check_json, read_json
-from shardio.maintenance.verify.findings import Findings
-from shardio.maintenance.verify.window import WINDOW_BYTES, Content, differing, digests_of
+from shardio.maintenance.verify import Findings
+from shardio.maintenance.verify.window import U64, WINDOW_BYTES, Content, differing, digests_of
 
 
 def are_texts(parts: Iterable[Any]) -> bool:
@@ -92,7 +91,7 @@ class StreamAudit:
 
     def check(self, first_row: int, entries: Entries, bad: npt.NDArray[np.bool_]) -> None:
         """Check the streams of rows from `first_row` on, except those with invalid entries."""
-        lines = self._lines(first_row, len(entries))
+        lines = self._content.items(self._streams, STREAM_DTYPE, first_row, len(entries)).copy()
         sizes = entries["n_bytes"]
         wrong = invalid_streams(lines, sizes, self._packets.count, self._hashes.count)
         for i, line in enumerate(lines):
@@ -101,8 +100,7 @@ class StreamAudit:
                 self._next = dict.fromkeys(self._next, _UNKNOWN)
                 continue
             n_bytes, offset = int(sizes[i]), self._payload.offset + int(entries["offset"][i])
-            where = {"field": self._name, "sample": row, "offset": offset}
-            with self._findings.catching(section=self._payload.name, **where):
+            with self._findings.catching(**self._place(self._payload, row, offset)):
                 self._check_validity(row, n_bytes)
             if wrong[i]:
                 self._add_finding("stream", _BROKEN, row, found=str(tuple(line.tolist())))
@@ -126,11 +124,6 @@ class StreamAudit:
                     found=section.count,
                 )
 
-    def _lines(self, first_row: int, n: int) -> Streams:
-        start = self._streams.offset + first_row * STREAM.size
-        stored = self._content.bytes[start : start + n * STREAM.size]
-        return np.frombuffer(stored, STREAM_DTYPE, n).copy()
-
     def _check_validity(self, row: int, n_bytes: int) -> None:
         if self._present is not None and not self._present[row]:
             check_absent(None, n_bytes)
@@ -147,16 +140,14 @@ class StreamAudit:
                 self._add_finding("counting", what, row, expected=expected, found=found)
             self._next[key] = found + count
 
+    def _place(self, section: Section, row: int, offset: int) -> dict[str, Any]:
+        """Return the details of a finding."""
+        return {"section": section.name, "field": self._name, "sample": row, "offset": offset}
+
     def _add_finding(self, code: str, what: str, row: int, **numbers: Any) -> None:
-        self._findings.add(
-            code,
-            what,
-            section=self._streams.name,
-            field=self._name,
-            sample=row,
-            offset=self._streams.offset + row * STREAM.size,
-            **numbers,
-        )
+        """Add a finding about a row of the stream table."""
+        place = self._place(self._streams, row, self._streams.offset + row * STREAM.size)
+        self._findings.add(code, what, **place, **numbers)
 
     def _check_stream(
         self, row: int, line: np.void, offset: int, n_bytes: int, expected: int
@@ -171,31 +162,17 @@ class StreamAudit:
             return  # do not interpret damaged bytes
         parameters = bytes(self._content.bytes[offset : offset + n_parameters])
         if (wrong := _parameters_error(parameters)) is not None:
-            self._findings.add(
-                "parameters",
-                wrong,
-                section=self._payload.name,
-                field=self._name,
-                sample=row,
-                offset=offset,
-            )
+            self._findings.add("parameters", wrong, **self._place(self._payload, row, offset))
 
     def _check_hashes(
         self, row: int, first_chunk: int, offset: int, n_bytes: int, expected: int
     ) -> None:
-        hashes = self._numbers(self._hashes, first_chunk, n_chunks(n_bytes))
+        hashes = self._content.items(self._hashes, U64, first_chunk, n_chunks(n_bytes))
         if (found := hash_bytes(hashes.data)) != expected:
-            number = row * self._n_fields + self._k
-            self._findings.add(
-                "chunks",
-                "the hash of a stream does not match its chunk hashes",
-                section=self._index.name,
-                field=self._name,
-                sample=row,
-                offset=self._index.offset + number * ENTRY.size,
-                expected=f"{found:016x}",
-                found=f"{expected:016x}",
-            )
+            place = self._index.offset + (row * self._n_fields + self._k) * ENTRY.size
+            what = "the hash of a stream does not match its chunk hashes"
+            where = self._place(self._index, row, place)
+            self._findings.add_hash(found, expected, "chunks", what, **where)
         for at in range(0, n_bytes, WINDOW_BYTES):
             window = self._content.window(offset + at, offset + min(at + WINDOW_BYTES, n_bytes))
             starts = range(0, window.nbytes, CHUNK_BYTES)
@@ -203,34 +180,21 @@ class StreamAudit:
             first = at // CHUNK_BYTES
             digests = digests_of(hashes[first : first + len(chunks)])
             for i, wanted, actual in differing(chunks, digests):
-                where = {"field": self._name, "sample": row}
-                place = offset + at + starts[i]
-                self._findings.add_hash(self._payload.name, place, wanted, actual, **where)
-
-    def _numbers(self, section: Section, first: int, n: int) -> npt.NDArray[np.uint64]:
-        start = section.offset + first * section.stride
-        stored = self._content.bytes[start : start + n * section.stride]
-        return np.frombuffer(stored, "<u8", n)
+                where = self._place(self._payload, row, offset + at + starts[i])
+                self._findings.add_hash(wanted, actual, **where)
 
     def _check_packets(self, row: int, line: np.void, n_bytes: int) -> None:
-        count = int(line["n_packets"])
-        start = self._packets.offset + int(line["first_packet"]) * PACKET.size
-        stored = self._content.bytes[start : start + count * PACKET.size]
-        packets = np.frombuffer(stored, PACKET_DTYPE, count)
-        numbers: dict[str, Any] = {}
-        code, wrong = "packet", packets_error(packets, n_bytes)
+        first, count = int(line["first_packet"]), int(line["n_packets"])
+        packets = self._content.items(self._packets, PACKET_DTYPE, first, count)
+        code, wrong, numbers = "packet", packets_error(packets, n_bytes), {}
         if wrong is None and self._field.has_frames:
             shown, n_frames = n_shown(packets), int(line["n_frames"])
             if shown != n_frames:
-                code, wrong = (
-                    "frames",
-                    "the number of frames of a video differs from the number of shown packets",
-                )
-                numbers = {"expected": shown, "found": n_frames}
+                code, numbers = "frames", {"expected": shown, "found": n_frames}
+                wrong = "the number of frames of a video differs from the number of shown packets"
         if wrong is not None:
-            section = self._packets.name
-            where = {"field": self._name, "sample": row, "offset": start, **numbers}
-            self._findings.add(code, wrong, section=section, **where)
+            where = self._place(self._packets, row, self._packets.offset + first * PACKET.size)
+            self._findings.add(code, wrong, **where, **numbers)
 
 
 _BROKEN: Final = "the table row of a stream is invalid (packets, chunks, sizes or time base)"

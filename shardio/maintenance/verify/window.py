@@ -13,10 +13,8 @@ import numpy.typing as npt
 import zstandard
 
 from shardio.format.checksum import BLOCK_BYTES, digest_bytes, hash_bytes
-from shardio.format.layout import PAGE, Kind, Section
-from shardio.format.schema import Schema
-from shardio.format.sections import Sections
-from shardio.maintenance.verify.findings import Findings
+from shardio.format.layout import PAGE, Section
+from shardio.maintenance.verify import Findings
 from shardio.storage.content import Content as Bytes
 from shardio.storage.file_access import Access, choose_access, drop_pages
 
@@ -30,6 +28,7 @@ WINDOW_BYTES: Final = 512 << 10
 """The number of bytes to process together, so that they stay in the CPU cache. A longer row or
 record is processed as a whole."""
 
+U64: Final = np.dtype("<u8")
 _SEGMENTS: Final = getattr(zstandard, "BufferWithSegments", None)
 
 
@@ -88,42 +87,36 @@ class Content:
         if isinstance(self.bytes, memoryview):
             drop_pages(self.bytes)
 
-    def numbers(self, section: Section) -> npt.NDArray[np.uint64]:
-        """Return a section as unsigned 64-bit integers: a view of the map, or a copy."""
-        stored = self.bytes[section.offset : section.offset + section.size]
-        return np.frombuffer(stored, "<u8", section.size // 8)
+    def items(
+        self, section: Section, dtype: Any, first: int = 0, n: int | None = None
+    ) -> npt.NDArray[Any]:
+        """Return n items of a section, by default all from `first`; a view of the map, or read."""
+        size = np.dtype(dtype).itemsize
+        n = section.size // size - first if n is None else n
+        start = section.offset + first * size
+        return np.frombuffer(self.bytes[start : start + n * size], dtype, n)
 
-    def check_hash(
-        self, offset: int, n_bytes: int, expected: int, findings: Findings, section: str, **w: Any
-    ) -> bool:
-        """Compare bytes with their hash; return True if they match."""
-        found = hash_bytes(self.bytes[offset : offset + n_bytes])
-        if found != expected:
-            findings.add_hash(section, offset, expected, found, **w)
-        return found == expected
+    def check_hash(self, section: Section, findings: Findings, field: str | None) -> None:
+        """Compare a section with its hash."""
+        found = hash_bytes(self.bytes[section.offset : section.offset + section.size])
+        if found != section.hash:
+            findings.add_hash(
+                section.hash, found, section=section.name, field=field, offset=section.offset
+            )
 
-    def check_zeros(
-        self, start: int, end: int, findings: Findings, section: str, **where: Any
-    ) -> None:
+    def check_zeros(self, start: int, end: int, findings: Findings, **where: Any) -> None:
         """Check that padding bytes are zero."""
         padding = bytes(self.bytes[start:end])
         if padding.count(0) != len(padding):
             at = len(padding) - len(padding.lstrip(b"\0"))
-            findings.add(
-                "padding",
-                "padding is not zero",
-                section=section,
-                offset=start + at,
-                expected=0,
-                found=padding[at],
-                **where,
-            )
+            where |= {"offset": start + at, "expected": 0, "found": padding[at]}
+            findings.add("padding", "padding is not zero", **where)
 
     def check_blocks(
         self, target: Section, hashes: Section, findings: Findings, field: str | None
     ) -> None:
         """Compare each block of an index section with its hash."""
-        expected, end = self.numbers(hashes), target.offset + target.size
+        expected, end = self.items(hashes, U64), target.offset + target.size
         step = WINDOW_BYTES // BLOCK_BYTES
         for first in range(0, len(expected), step):
             start, here = target.offset + first * BLOCK_BYTES, expected[first : first + step]
@@ -131,7 +124,8 @@ class Content:
             starts = range(0, window.nbytes, BLOCK_BYTES)
             blocks = [window[at : at + BLOCK_BYTES] for at in starts]
             for i, wanted, found in differing(blocks, digests_of(here)):
-                findings.add_hash(target.name, start + starts[i], wanted, found, field=field)
+                place = start + starts[i]
+                findings.add_hash(wanted, found, section=target.name, field=field, offset=place)
 
 
 def _new_buffer(n_bytes: int) -> memoryview:
@@ -171,30 +165,3 @@ def differing(parts: Iterable[Any], expected: bytes) -> list[tuple[int, int, int
         return []
     wanted, actual = np.frombuffer(expected, ">u8"), np.frombuffer(found, ">u8")
     return [(i, int(wanted[i]), int(actual[i])) for i in np.flatnonzero(wanted != actual).tolist()]
-
-
-Present = dict[str, npt.NDArray[Any]]
-"""For each optional field, a mask of the samples that have a value."""
-
-
-def verify_validity(
-    content: Content, schema: Schema, sections: Sections, n_samples: int, findings: Findings
-) -> Present:
-    """Check that no validity bit after the last sample is set; return each field's mask."""
-    present: Present = {}
-    for name in schema.optional:
-        section = sections[Kind.VALIDITY, schema.field_id(name), 0]
-        whole = content.bytes[section.offset : section.offset + section.size]
-        stored = np.frombuffer(whole, np.uint8, section.size)
-        bits = np.unpackbits(stored, bitorder="little")
-        if bits[n_samples:].any():
-            findings.add(
-                "validity",
-                "bits after the last sample's bit are set",
-                section=section.name,
-                field=name,
-                offset=section.offset + section.size - 1,
-                found=int(stored[-1]),
-            )
-        present[name] = bits[:n_samples].astype(np.bool_)
-    return present

@@ -13,10 +13,9 @@ import pytest
 
 import shardio
 from shardio import Array, Schema, ShardDataset, Video
-from shardio.dataset.dataset import Dataset
+from shardio.dataset.dataset import Dataset, ShardSamples, scan
 from shardio.dataset.external_lists import external_list_names
 from shardio.dataset.manifest import load
-from shardio.dataset.scan import ShardSamples, scan
 from shardio.samples.clip_view import ClipView
 from shardio.samples.clips import Clip
 from shardio.shard.writer import ShardSummary
@@ -73,7 +72,7 @@ def test_many_samples_are_looked_at_a_part_at_a_time(
     numbers = np.random.default_rng(4).integers(0, N, 3 * N)
     with shardio.open(folder) as local, local.select(numbers) as expected:
         n_frames = ClipView(expected, CLIP).clip_table.n_frames.tolist()
-        monkeypatch.setattr("shardio.dataset.scan._SAMPLES_AT_ONCE", 7)
+        monkeypatch.setattr("shardio.dataset.dataset._SAMPLES_AT_ONCE", 7)
         with local.select(numbers) as here, remote.select(numbers) as there:
             for found in (here, there):
                 assert ClipView(found, CLIP).clip_table.n_frames.tolist() == n_frames
