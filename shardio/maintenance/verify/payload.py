@@ -238,7 +238,7 @@ def _check_records(
     bad: npt.NDArray[np.bool_],
 ) -> None:
     """Check each record's hash, and that the record decodes to a value of its field."""
-    content, numbers = payload.content, np.flatnonzero(~bad)
+    fields, content, numbers = payload.fields, payload.content, np.flatnonzero(~bad)
     if not len(numbers):
         return
     sound = entries[numbers] if len(numbers) < len(entries) else entries
@@ -265,14 +265,10 @@ def _check_records(
         if are_texts(parts_of(window, ranges[texts])):
             needs_decoding[texts] = False
         for k in (first + np.flatnonzero(needs_decoding[first:last])).tolist():
+            row, number = divmod(first_row * len(fields) + int(numbers[k]), len(fields))
             at, n_stored = ranges[k].tolist()
-            _check_content(
-                payload,
-                payload.place(first_row, int(numbers[k]), int(starts[k])),
-                window[at : at + n_stored],
-                int(kinds[k]),
-                int(sound["n_bytes"][k]),
-            )
+            stored, n_bytes = window[at : at + n_stored], int(sound["n_bytes"][k])
+            _check_content(payload, number, row, int(starts[k]), stored, int(kinds[k]), n_bytes)
 
 
 def _need_only_hash(
@@ -322,10 +318,16 @@ def _parts(
 
 
 def _check_content(
-    payload: _Payload, where: dict[str, Any], stored: memoryview, codec: int, n_bytes: int
+    payload: _Payload,
+    number: int,
+    row: int,
+    place: int,
+    stored: memoryview,
+    codec: int,
+    n_bytes: int,
 ) -> None:
     """Check that a record whose hash is correct decodes to a value of its field."""
-    name, row = where["field"], where["sample"]
+    name, field = payload.fields[number]
     dims, dictionary = payload.shapes[name][row], payload.dictionaries.get(name)
     try:
         spec = BY_CODE[codec]
@@ -337,7 +339,8 @@ def _check_content(
             record = decode(stored, codec, n_bytes, dictionary)
             if dictionary is not None and spec.has_dictionary:
                 check_dictionary(stored, dictionary)
-            payload.schema[name].check_record(record, dims)
+            field.check_record(record, dims)
     except ShardCorrupt as error:
+        where = payload.place(row, number, place)
         numbers = {"expected": error.expected, "found": error.found}
         payload.findings.add(error.code, error.what, **where, **numbers)
