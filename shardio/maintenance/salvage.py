@@ -46,8 +46,7 @@ from shardio.maintenance.verify.window import access_once
 from shardio.shard.reader import open_sections, read_schema
 from shardio.storage import fs
 from shardio.storage.content import Content, open_content
-from shardio.storage.file_access import Access, open_shard
-from shardio.storage.mmap import map_file
+from shardio.storage.file_access import Access, map_file, open_shard
 
 _PIECE_BYTES: Final = 1 << 20
 _HASH_BYTES: Final = 8
