@@ -19,10 +19,11 @@ from shardio.media.audio import Sound
 from shardio.order.clip_groups import ClipGrouping
 from shardio.order.permutation import OF_CLIPS, OF_CROPS
 from shardio.samples.clips import Clip, ClipDraws, Clips, ClipSpec, Events, time_field_names
-from shardio.samples.decoding import ClipReader
+from shardio.samples.decoding import AudioSource, ClipSource
+from shardio.samples.field_sources import FieldSource, Keys
 from shardio.samples.media import AudioSpec, SecondsRange, clip_seconds_range
 from shardio.samples.video_index import VideoIndex, event_dtype
-from shardio.samples.view import Keys, Maker, SampleView, Table, Tables
+from shardio.samples.view import Maker, SampleView, Table, Tables
 from shardio.shard.verification import Rows
 
 _OPTIONS: Final = ("frames", "stride", "step", "size")
@@ -158,9 +159,15 @@ class ClipView(SampleView):
         """Return the schema of the view's samples, given the schema of the stored fields."""
         return self.spec.delivered(schema)
 
-    def clip_reader(self, *, needs_times: bool) -> ClipReader:
-        """Return a decoder of the view's clips."""
-        return ClipReader(self.dataset, self.spec, self.clip_table, needs_times=needs_times)
+    def sources(self, audio: AudioSpec) -> dict[str, FieldSource]:
+        """Return the sources of clips and of their audio, by the stored field."""
+        made = self.clip_source(needs_times=bool(audio.fields))
+        sounds = {each.name: AudioSource(self.dataset, each, made.moment) for each in audio.fields}
+        return {self.video: made, **sounds}
+
+    def clip_source(self, *, needs_times: bool) -> ClipSource:
+        """Return a source of the view's clips."""
+        return ClipSource(self.dataset, self.spec, self.clip_table, needs_times=needs_times)
 
     @property
     def identity(self) -> str:

@@ -1,22 +1,20 @@
-"""Decode stored images, clips and audio, into the rows of a block or for the user's transform.
+"""Sources of fields that are decoded: images, clips of videos, and audio.
 
-Used by `_engine.filling`. In this module, `rows` are numbered over all shards of the dataset, and
-`row` is numbered within its shard. The tables and the decoder of a stream are cached for the
-stream's next clip.
+The tables and the decoder of a stream are cached for the stream's next clip.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.classes import Closing
 from shardio._base.statistics import DECODE, PHASE_TIMES, now_ns
+from shardio.batch.layout import FixedSlot, VaryingSlot
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.types.streams import EncodedStream
@@ -25,73 +23,84 @@ from shardio.media.audio_packets import begin_of, sample_rate
 from shardio.media.clip_decoder import ClipDecoder
 from shardio.media.frames import CropBox, CropPosition
 from shardio.media.image import MAX_PIXELS, decode_image
-from shardio.samples.clips import ClipDraws, Clips, ClipSpec, time_field_names
-from shardio.samples.media import AudioField, AudioSpec, clip_seconds, n_samples
+from shardio.samples.clips import Clips, ClipSpec, time_field_names
+from shardio.samples.field_sources import (
+    BatchRows,
+    Bytes,
+    FieldSource,
+    IndexChunk,
+    Present,
+    RecordSource,
+)
+from shardio.samples.media import AudioField, clip_seconds, n_samples
 from shardio.samples.video_index import FrameTimes, clip_frames
 from shardio.shard.verification import Rows
 
 Pixels = npt.NDArray[np.uint8]
 
 
-class ImageReader:
-    """A decoder of the images of a dataset. It borrows the dataset.
+class ImageSource(RecordSource):
+    """A source of decoded images."""
 
-    Args:
-        dataset: the dataset with the images.
-        names: the fields to decode.
-    """
+    is_stored = False
 
-    def __init__(self, dataset: Dataset, names: tuple[str, ...]) -> None:
-        self._dataset, self.names = dataset, frozenset(names)
+    def of_sample(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
+        """Return the pixels of an image; None if the image is missing."""
+        sample = super().of_sample(chunk, k)
+        if sample[self.name] is not None:
+            sample[self.name] = self._decode(sample[self.name], *chunk.place(k))
+        return sample
 
-    def decode(self, data: Any, name: str, shard: int, row: int, out: Pixels | None = None) -> Any:
-        """Decode one image, into `out` if given.
+    def fill_fixed(
+        self, batch: BatchRows, slot: FixedSlot, out: Bytes, present: Present | None
+    ) -> None:
+        """Decode images that all have one size; a missing image is black."""
+        self._decode_all(batch, list(out.reshape(-1, *slot.shape)))
 
-        Args:
-            data: the bytes of the image file.
-            name, shard, row: the field, shard and row of the image, for messages.
-            out: an array to fill; its shape is the shape stored in the index.
+    def fill_varying(self, batch: BatchRows, slot: VaryingSlot, used: int) -> int:
+        """Decode images of varying size."""
+        layout, memory = batch.layout, batch.memory
+        sizes = np.zeros((batch.n_read, 3), np.int64)
+        for shard, places, local in self._by_shard(batch):
+            sizes[places] = self._sizes(shard, local)
+        n_bytes = sizes.prod(1)
+        starts, total = batch.place(slot, n_bytes, used)
+        layout.shapes(memory.bytes, slot)[: batch.n_read] = sizes
+        heap = memory.bytes[layout.heap :]
+        columns = starts, n_bytes.tolist(), sizes.tolist()
+        outs = [heap[at : at + n].reshape(size) for at, n, size in zip(*columns, strict=True)]
+        self._decode_all(batch, outs)
+        return total
 
-        Raises:
-            MediaError: the image cannot be decoded, or does not have the shape of `out`.
-        """
+    def _decode_all(self, batch: BatchRows, outs: list[Pixels]) -> None:
+        for place, shard, row, record in self._records(batch):
+            if record is None:
+                outs[place][...] = 0
+            else:
+                self._decode(record, shard, row, outs[place])
+
+    def _decode(self, data: Any, shard: int, row: int, out: Pixels | None = None) -> Any:
+        """Decode an image file, into `out` if given, which has the shape stored in the index."""
         start_ns = now_ns()
         try:
             pixels = decode_image(data, out=out)
         except (MediaError, InvalidArgument) as error:
-            path = self._dataset.files.reader(shard, name).path
-            raise MediaError(f"{path}, field {name!r}, sample {row}: {error}") from error
+            raise self._placed(error, shard, row) from error
         PHASE_TIMES.sums_ns[DECODE] += now_ns() - start_ns
         return pixels
 
-    def of_sample(self, sample: dict[str, Any], shard: int, row: int) -> dict[str, Any]:
-        """Return a sample with its images decoded, in new memory."""
-        for name in self.names:
-            if sample[name] is not None:
-                sample[name] = self.decode(sample[name], name, shard, row)
-        return sample
-
-    def shapes(self, name: str, shard: int, rows: Rows) -> npt.NDArray[np.int64]:
-        """Return the decoded shape of the image in each of `rows` of a shard, (n, 3).
-
-        The shape of a missing image is (0, 0, 0).
-
-        Raises:
-            ShardCorrupt: a stored shape is impossible.
-            MediaError: an image is too large.
-        """
-        reader = self._dataset.files.reader(shard, name)
-        found = reader.records.shapes(name, rows).astype(np.int64)
+    def _sizes(self, shard: int, rows: Rows) -> npt.NDArray[np.int64]:
+        """Return the decoded shape of the images in `rows` of a shard; 0 if an image is missing."""
+        records = self._dataset.files.reader(shard, self.name).records
+        found = records.shapes(self.name, rows).astype(np.int64)
         found[:, 2] = 3
-        found[~reader.records.present(name, rows)] = 0
+        found[~records.present(self.name, rows)] = 0
         most = found[:, 0] * found[:, 1]
         wrong = np.flatnonzero((found[:, :2].max(1) > MAX_PIXELS) | (most > MAX_PIXELS))
         for i in wrong[:1].tolist():
             height, width, _ = found[i].tolist()
-            raise MediaError(
-                f"{reader.path}, field {name!r}, sample {int(rows[i])}: a picture of "
-                f"{height}x{width} pixels: expected 1 to {MAX_PIXELS} pixels"
-            )
+            what = f"a picture of {height}x{width} pixels: expected 1 to {MAX_PIXELS} pixels"
+            raise self._placed(what, shard, int(rows[i]))
         return found
 
 
@@ -116,81 +125,56 @@ class _OpenVideo(NamedTuple):
     times: FrameTimes | None
 
 
-class ClipReader(Closing):
-    """A decoder of clips of the videos in one field of a dataset, which it borrows.
+class ClipSource(FieldSource):
+    """A source of clips of the videos in one field. Owns video decoders until `close`.
 
-    The reader owns video decoders until `close`; close the reader before the dataset. `needs_times`
-    must be True if `moment` will be called.
+    Args:
+        dataset: the dataset, which must be closed after this source; borrowed.
+        spec, clips: the format of a clip, and the clips.
+        needs_times: True if `moment` will be called.
     """
 
     def __init__(
         self, dataset: Dataset, spec: ClipSpec, clips: Clips, *, needs_times: bool = False
     ) -> None:
-        self._dataset, self._spec, self._clips = dataset, spec, clips
-        self.name, self.names = spec.name, spec.names
+        super().__init__(dataset, spec.name, spec.names)
+        self._spec, self._clips = spec, clips
         self._needs_times = needs_times or spec.clip.goes_by_times or spec.clip.times
         self._decoder = ClipDecoder(max_streams=_MAX_VIDEO_STREAMS)
         self._n_packets = 0
         self._streams: OrderedDict[tuple[int, int], _OpenVideo] = OrderedDict()
 
-    def fill(
-        self, out: Pixels, rows: Rows, shards: Rows, draws: ClipDraws | None, part: slice
-    ) -> None:
-        """Decode clips into `out`, the clips of one video together.
-
-        Args:
-            out: the output, (clips, *shape of one clip).
-            rows, shards: the row and the shard of each clip's video.
-            draws, part: the draws of a batch, and the range of these draws that belongs to `out`.
-
-        Raises:
-            ShardCorrupt, MediaError: the message names the sample.
-        """
-        if draws is None:
-            raise AssertionError("clips are drawn by the view that has them")
-        starts = draws.starts[part].tolist()
-        videos: dict[tuple[int, int], Wanted] = {}
-        local = (rows - self._dataset.starts.take(shards)).tolist()
-        for i, (shard, row) in enumerate(zip(shards.tolist(), local, strict=True)):
-            clips, places = videos.setdefault((shard, row), ([], []))
-            clips.append((starts[i], out[i]))
-            places.append(draws.place(part.start + i))
-        for (shard, row), wanted in videos.items():
-            self._decode(shard, row, wanted)
-
-    def of_sample(self, shard: int, row: int, start: int, place: CropPosition | None) -> Pixels:
-        """Return one clip in new memory."""
+    def of_sample(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
+        """Return a clip and, with `times`, the times of its frames."""
+        (shard, row), start = chunk.place(k), int(chunk.starts[k])
         made = np.empty([n or 0 for n in self._spec.array.shape], np.uint8)
-        self._decode(shard, row, ([(start, made)], [place]))
-        return made
+        crop = None if chunk.draws is None else chunk.draws.place(k)
+        self._decode(shard, row, ([(start, made)], [crop]))
+        return {self.name: made} | self._times(shard, row, start)
 
-    def fill_times(self, name: str, out: Numbers, rows: Rows, shards: Rows, starts: Rows) -> None:
-        """Write one of the time fields of clips.
+    def fill_fixed(
+        self, batch: BatchRows, slot: FixedSlot, out: Bytes, present: Present | None
+    ) -> None:
+        """Decode clips, those of one video together, or write one of the fields for times."""
+        chunk, part, rows = batch.chunk, batch.part, out.view(slot.dtype).reshape(-1, *slot.shape)
+        starts = chunk.starts[part].tolist()
+        videos: dict[tuple[int, int], Wanted] = {}
+        for i, start in enumerate(starts):
+            video = chunk.place(part.start + i)
+            if slot.name != self.name:
+                rows[i] = self._times(*video, start)[slot.name]
+                continue
+            clips, crops = videos.setdefault(video, ([], []))
+            clips.append((start, rows[i]))
+            crops.append(None if chunk.draws is None else chunk.draws.place(part.start + i))
+        for video, wanted in videos.items():
+            self._decode(*video, wanted)
 
-        Args:
-            name: the name of the time field.
-            out: the output, (clips, *shape of the field).
-            rows, shards: the row and the shard of each clip's video.
-            starts: the starts of the clips.
-
-        Raises:
-            ShardCorrupt, MediaError: the message names the sample.
-        """
-        local = (rows - self._dataset.starts.take(shards)).tolist()
-        for i, (shard, row) in enumerate(zip(shards.tolist(), local, strict=True)):
-            out[i] = self.times_of_sample(shard, row, int(starts[i]))[name]
-
-    def times_of_sample(self, shard: int, row: int, start: int) -> dict[str, Numbers]:
+    def _times(self, shard: int, row: int, start: int) -> dict[str, Numbers]:
         """Return the time fields of one clip; none unless the clips have `times`."""
         if not self._spec.clip.times:
             return {}
-        try:
-            stream, times = self._open(shard, row)
-            if times is None:
-                raise AssertionError("times are kept where they are asked for")
-            frames = np.asarray(self._frames(start, times))
-        except (MediaError, InvalidArgument) as error:
-            raise self._placed(error, shard, row) from error
+        stream, times, frames = self._timed(shard, row, start)
         base = np.array([stream.time_base.numerator, stream.time_base.denominator])
         return dict(zip(time_field_names(self.name), (times.pts[frames], base), strict=True))
 
@@ -200,15 +184,19 @@ class ClipReader(Closing):
         Raises:
             ShardCorrupt, MediaError: the message names the sample.
         """
+        stream, times, frames = self._timed(shard, row, start)
+        seconds = clip_seconds(self._spec.clip, times.length * stream.time_base, stream.n_frames)
+        return int(times.pts[frames[0]]) * stream.time_base, seconds
+
+    def _timed(self, shard: int, row: int, start: int) -> tuple[EncodedStream, FrameTimes, Numbers]:
+        """Return a clip's video, the times of the video's frames, and the frames of the clip."""
         try:
             stream, times = self._open(shard, row)
             if times is None:
                 raise AssertionError("times are kept where they are needed")
-            first = int(self._frames(start, times)[0])
+            return stream, times, np.asarray(self._frames(start, times))
         except (MediaError, InvalidArgument) as error:
             raise self._placed(error, shard, row) from error
-        seconds = clip_seconds(self._spec.clip, times.length * stream.time_base, stream.n_frames)
-        return int(times.pts[first]) * stream.time_base, seconds
 
     def _frames(self, start: int, times: FrameTimes | None) -> range | Numbers:
         clip = self._spec.clip
@@ -225,11 +213,6 @@ class ClipReader(Closing):
         except (MediaError, InvalidArgument) as error:
             raise self._placed(error, shard, row) from error
         PHASE_TIMES.sums_ns[DECODE] += now_ns() - start_ns
-
-    def _placed(self, error: Exception, shard: int, row: int) -> MediaError:
-        """Return an error that names the video."""
-        path = self._dataset.files.reader(shard, self.name).path
-        return MediaError(f"{path}, field {self.name!r}, sample {row}: {error}")
 
     def _open(self, shard: int, row: int) -> _OpenVideo:
         """Return a video, from the cache or read from its shard."""
@@ -263,116 +246,108 @@ class ClipReader(Closing):
 
 Samples = npt.NDArray[Any]
 Span = tuple[int, int]
+Moment = Callable[[int, int, int], tuple[Fraction, Fraction]]
 
 _MAX_AUDIO_STREAMS: Final = 256
 """The maximum number of open audio streams. Each has its own decoder of 50 to 300 KB."""
 
 
-class AudioReader(Closing):
-    """A decoder of the audio in some fields of a dataset, which it borrows.
-
-    The reader owns audio decoders until `close`; close the reader before the dataset.
+class AudioSource(FieldSource):
+    """A source of decoded audio. Owns audio decoders until `close`.
 
     Args:
-        dataset: the dataset with the audio.
-        audio_spec: the format of the decoded audio.
-        clips: if samples are clips, the decoder of their videos; borrowed.
+        dataset: the dataset, which must be closed after this source; borrowed.
+        field: the format of the decoded audio.
+        moment: if samples are clips, `ClipSource.moment`; else None.
     """
 
-    def __init__(self, dataset: Dataset, audio_spec: AudioSpec, clips: ClipReader | None) -> None:
-        self._dataset, self._clips = dataset, clips
-        self._fields = {field.name: field for field in audio_spec.fields}
-        self.names = frozenset(self._fields)
-        self.spans = {field.span: field.name for field in audio_spec.fields}
-        """For each field with the range of audio (`NAME_span`), the field of the audio."""
+    def __init__(self, dataset: Dataset, field: AudioField, moment: Moment | None = None) -> None:
+        super().__init__(dataset, field.name, (field.name, field.span))
+        self._field, self._moment = field, moment
         self._decoder = AudioDecoder(max_streams=_MAX_AUDIO_STREAMS)
-        self._streams: OrderedDict[tuple[str, int, int], EncodedStream | None] = OrderedDict()
+        self._streams: OrderedDict[tuple[int, int], EncodedStream | None] = OrderedDict()
 
-    def decode(
-        self, name: str, rows: Rows, shards: Rows, starts: Sequence[int]
-    ) -> list[tuple[Samples, Span] | None]:
-        """Return the audio of some samples, each with its span; None for missing audio.
+    def of_sample(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
+        """Return the audio and its span; missing audio is None, or silence of fixed length."""
+        field = self._field
+        samples, span = self._audio(chunk, k)
+        if samples is None and field.n_samples is not None:
+            samples = np.zeros((field.n_samples, field.channels), field.sound.dtype)
+        return {field.name: samples, field.span: np.array(span, np.int64)}
 
-        Args:
-            name: the field.
-            rows, shards: the row and the shard of each sample.
-            starts: for each sample, the start of its clip, or the 64 random bits that determine the
-                beginning of the audio.
+    def fill_fixed(
+        self, batch: BatchRows, slot: FixedSlot, out: Bytes, present: Present | None
+    ) -> None:
+        """Write audio of fixed length, silence if it is missing; spans are written with audio."""
+        if slot.name == self.name:
+            rows = out.view(slot.dtype).reshape(-1, *slot.shape)
+            for i, samples in enumerate(self._decode_all(batch)):
+                rows[i] = 0 if samples is None else samples
 
-        Raises:
-            ShardCorrupt, MediaError: the message names the sample.
-        """
-        local = (rows - self._dataset.starts.take(shards)).tolist()
-        places = zip(shards.tolist(), local, starts, strict=True)
-        return [self.of_sample(name, *place) for place in places]
+    def fill_varying(self, batch: BatchRows, slot: VaryingSlot, used: int) -> int:
+        """Write audio of varying length."""
+        layout, memory, found = batch.layout, batch.memory, self._decode_all(batch)
+        n_bytes = np.array([0 if each is None else each.nbytes for each in found], np.int64)
+        starts, total = batch.place(slot, n_bytes, used)
+        heap, shapes = memory.bytes[layout.heap :], layout.shapes(memory.bytes, slot)
+        for i, (start, samples) in enumerate(zip(starts, found, strict=True)):
+            shapes[i] = 0 if samples is None else samples.shape
+            if samples is not None:
+                heap[start : start + samples.nbytes] = samples.reshape(-1).view(np.uint8)
+        return total
 
-    def of_sample(self, name: str, shard: int, row: int, start: int) -> tuple[Samples, Span] | None:
-        """Return the audio of one sample and its span; None if the audio is missing.
+    def _decode_all(self, batch: BatchRows) -> list[Samples | None]:
+        """Return the decoded audio of a batch, and write the spans."""
+        slot = next(each for each in batch.layout.fixed if each.name == self._field.span)
+        spans = batch.layout.fixed_rows(batch.memory.bytes, slot, batch.n_read)
+        numbers = range(batch.part.start, batch.part.stop)
+        found = [self._audio(batch.chunk, k) for k in numbers]
+        spans[:] = [span for _, span in found]
+        return [samples for samples, _ in found]
 
-        Raises:
-            ShardCorrupt, MediaError: the message names the sample.
-        """
-        stream = self._stream(name, shard, row)
+    def _audio(self, chunk: IndexChunk, k: int) -> tuple[Samples | None, Span]:
+        """Return the audio of sample k, None if it is missing, and its span."""
+        shard, row = chunk.place(k)
+        stream, field, start_ns = self._stream(shard, row), self._field, now_ns()
         if stream is None:
-            return None
-        field = self._fields[name]
-        start_ns = now_ns()
+            return None, (0, 0)
         try:
-            begin, seconds = self._place(field, stream, shard, row, start)
+            begin, seconds = self._place(stream, shard, row, int(chunk.starts[k]))
             n = n_samples(seconds, field.rate) if field.n_samples is None else field.n_samples
+            # If the stream has the right number of channels, do not mix.
+            channels = None if stream.width == field.channels else field.channels
             found, span = self._decoder.decode_at(
-                stream, begin, n, rate=field.rate, channels=self._channels(field, stream)
+                stream, begin, n, rate=field.rate, channels=channels
             )
             if found.shape[1] != field.channels:
                 raise MediaError(f"it has {found.shape[1]} channels; its index says {stream.width}")
         except (MediaError, InvalidArgument) as error:
-            path = self._dataset.files.reader(shard, name).path
-            raise MediaError(f"{path}, field {name!r}, sample {row}: {error}") from error
+            raise self._placed(error, shard, row) from error
         PHASE_TIMES.sums_ns[DECODE] += now_ns() - start_ns
         return _typed(found, field), span
 
-    def fields_of(self, shard: int, row: int, start: int) -> dict[str, Any]:
-        """Return the audio fields of a sample and their spans; missing audio is None or silence."""
-        made: dict[str, Any] = {}
-        for name, field in self._fields.items():
-            found = self.of_sample(name, shard, row, start)
-            samples, span = (self._nothing(field), (0, 0)) if found is None else found
-            made[name], made[field.span] = samples, np.array(span, np.int64)
-        return made
-
-    def _nothing(self, field: AudioField) -> Samples | None:
-        """Return the value of a missing sample: silence, or None if the length varies."""
-        if field.n_samples is None:
-            return None
-        return np.zeros((field.n_samples, field.channels), field.sound.dtype)
-
     def _place(
-        self, field: AudioField, stream: EncodedStream, shard: int, row: int, start: int
+        self, stream: EncodedStream, shard: int, row: int, start: int
     ) -> tuple[Fraction, Fraction]:
-        """Return the time at which the audio begins, and its duration if `field` has none."""
-        if self._clips is not None:
-            return self._clips.moment(shard, row, start)
-        begin, rate = begin_of(stream), sample_rate(stream)
+        """Return the time at which the audio begins, and its duration if the format has none."""
+        if self._moment is not None:
+            return self._moment(shard, row, start)
+        field, begin, rate = self._field, begin_of(stream), sample_rate(stream)
         if field.sound.where == "random" and field.n_samples is not None:
             n_starts = -(-stream.n_frames * field.rate // rate) - field.n_samples + 1
             begin += Fraction(start * max(1, n_starts) >> 64, field.rate)
         return begin, Fraction(stream.n_frames, rate)
 
-    def _channels(self, field: AudioField, stream: EncodedStream) -> int | None:
-        """Return the channel count to mix to; None if the stream has that many channels already."""
-        return None if stream.width == field.channels else field.channels
-
-    def _stream(self, name: str, shard: int, row: int) -> EncodedStream | None:
+    def _stream(self, shard: int, row: int) -> EncodedStream | None:
         """Return the stream of a sample, from the cache or its shard; None if it is missing."""
-        key = name, shard, row
-        if key in self._streams:
-            self._streams.move_to_end(key)
-            return self._streams[key]
-        records, own = self._dataset.files.reader(shard, name).records, np.array([row])
+        if (shard, row) in self._streams:
+            self._streams.move_to_end((shard, row))
+            return self._streams[shard, row]
+        records, own = self._dataset.files.reader(shard, self.name).records, np.array([row])
         found = None
-        if records.present(name, own)[0]:
-            (found,) = records.values(name, own)
-        self._streams[key] = found
+        if records.present(self.name, own)[0]:
+            (found,) = records.values(self.name, own)
+        self._streams[shard, row] = found
         if len(self._streams) > _MAX_AUDIO_STREAMS:
             self._streams.popitem(last=False)
         return found

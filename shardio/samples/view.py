@@ -17,10 +17,17 @@ from shardio.dataset.selection import check_positions
 from shardio.format.schema import Schema
 from shardio.media.audio import Sound
 from shardio.order.clip_groups import ClipGrouping
-from shardio.order.permutation import OF_SOUNDS, derive_key, keyed_hashes
 from shardio.order.sampling import count
 from shardio.samples.clips import ClipDraws
-from shardio.samples.decoding import AudioReader, ClipReader, ImageReader
+from shardio.samples.decoding import AudioSource, ImageSource
+from shardio.samples.field_sources import (
+    ColumnSource,
+    FieldSource,
+    IndexChunk,
+    Keys,
+    RecordSource,
+    SampleReader,
+)
 from shardio.samples.media import (
     AudioSpec,
     SecondsRange,
@@ -29,22 +36,7 @@ from shardio.samples.media import (
     media_fields,
     row_seconds,
 )
-from shardio.samples.sample_reader import SamplePlace, SampleReader
-from shardio.samples.token_reader import TokenReader
 from shardio.shard.verification import Rows
-
-
-class Keys(NamedTuple):
-    """The keys of random draws for some samples: seed, epoch, and positions in the epoch."""
-
-    seed: int
-    epoch: int
-    positions: Rows
-
-    def hashes(self, purpose: int) -> npt.NDArray[np.uint64]:
-        """Return 64 random bits for each sample."""
-        return keyed_hashes(self.positions, derive_key(purpose, self.seed, self.epoch))
-
 
 SELECT_HABITS: Final = {
     "indices": "write select(indices)",
@@ -156,15 +148,8 @@ class SampleView(Sequence[dict[str, Any]]):
         if not -n <= number < n:
             raise IndexError(f"{self!r}: there is no sample {number}")
         numbers = np.array([number % n])
-        keys, rows = Keys(seed, epoch, self.positions(numbers, seed, epoch)), self.at(numbers)
-        shard = int(self.dataset.locate(rows)[0])
-        row = int(rows[0] - self.dataset.starts[shard])
-        draws = self.draws(numbers, keys)
-        if draws is None:
-            start = int(keys.hashes(OF_SOUNDS)[0])
-            return self._reader.read(SamplePlace(number % n, shard, row, start))
-        place = SamplePlace(number % n, shard, row, int(draws.starts[0]), draws.place(0))
-        return self._reader.read(place)
+        keys = Keys(seed, epoch, self.positions(numbers, seed, epoch))
+        return self._reader.read(IndexChunk(self, numbers, keys), 0)
 
     @refuses(SELECT_HABITS)
     def select(
@@ -203,18 +188,17 @@ class SampleView(Sequence[dict[str, Any]]):
             pictures: the fields whose images are decoded.
             audio: the format of decoded audio.
         """
-        clips = self.clip_reader(needs_times=bool(audio.fields))
-        sounds = AudioReader(self.dataset, audio, clips) if audio.fields else None
-        images = ImageReader(self.dataset, pictures)
-        return SampleReader(self.dataset, fields, images, clips, sounds, self.token_reader())
+        dataset, made = self.dataset, self.sources(audio)
+        made |= {name: ImageSource(dataset, name) for name in pictures}
+        columns = dataset.schema.columns
+        for name in fields:
+            if name not in made:
+                made[name] = (ColumnSource if name in columns else RecordSource)(dataset, name)
+        return SampleReader(dataset, [made[name] for name in fields])
 
-    def clip_reader(self, *, needs_times: bool) -> ClipReader | None:
-        """Return a decoder of the view's clips; None if samples are not clips."""
-        return None
-
-    def token_reader(self) -> TokenReader | None:
-        """Return a reader of the view's windows; None if samples are not windows of tokens."""
-        return None
+    def sources(self, audio: AudioSpec) -> dict[str, FieldSource]:
+        """Return the sources of clips, windows and decoded audio, by the stored field."""
+        return {each.name: AudioSource(self.dataset, each) for each in audio.fields}
 
     @abstractmethod
     def on(self, dataset: Dataset) -> Self:

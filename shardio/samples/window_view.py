@@ -15,8 +15,10 @@ from shardio.errors import InvalidArgument
 from shardio.format.checksum import distinct
 from shardio.format.schema import Schema
 from shardio.format.types import Field
+from shardio.samples.field_sources import FieldSource
+from shardio.samples.media import AudioSpec
 from shardio.samples.packing import Pack, PackedWindows
-from shardio.samples.token_reader import TokenReader
+from shardio.samples.token_source import TokenSource
 from shardio.samples.view import Maker, SampleView, Table, Tables
 from shardio.shard.verification import Rows
 
@@ -123,9 +125,9 @@ class WindowView(SampleView):
         """Return the schema of the view's samples, given the schema of the stored fields."""
         return self.packing.delivered(schema)
 
-    def token_reader(self) -> TokenReader:
-        """Return a reader of the view's windows."""
-        return TokenReader(self.dataset, self.windows)
+    def sources(self, audio: AudioSpec) -> dict[str, FieldSource]:
+        """Return the source of the view's windows, by the stored field."""
+        return {self.packing.name: TokenSource(self.dataset, self.windows)}
 
     @property
     def identity(self) -> str:

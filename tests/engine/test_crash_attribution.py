@@ -12,8 +12,9 @@ from shardio._engine.dispatch import engine
 from shardio._engine.dispatch.backends import InlineWorker
 from shardio._engine.dispatch.crashes import InFlightRows, SuspectSamples
 from shardio._engine.dispatch.worker import TaskResult, WorkerLost
-from shardio._engine.filling.row_by_row import RowByRowFiller
+from shardio._engine.filling.filler import RowByRowFiller
 from shardio.batch.batch import Skipped
+from shardio.samples.field_sources import BatchRows
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -59,13 +60,13 @@ class Mortal(InlineWorker):
         assert self._filler is not None
         fill_rows = self._filler.fill_rows
 
-        def fill(layout: Any, memory: Any, index_chunk: Any, part: slice, *rest: Any) -> int:
-            if self.kills(index_chunk.origins[part, 0].tolist()):
+        def fill(batch: BatchRows) -> int:
+            if self.kills(batch.chunk.origins[batch.part, 0].tolist()):
                 self._left = self._claims().copy()
                 raise Death
-            return fill_rows(layout, memory, index_chunk, part, *rest)
+            return fill_rows(batch)
 
-        self._filler.fill_rows = fill  # type: ignore[method-assign,assignment]
+        self._filler.fill_rows = fill  # type: ignore[method-assign]
         self._row_by_row = Warned(self._filler, self._batch_spec.seed)
 
     def _claims(self) -> Any:

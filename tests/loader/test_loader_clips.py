@@ -309,13 +309,13 @@ def test_clips_that_lie_together_are_decoded_together(
     folder: str, monkeypatch: pytest.MonkeyPatch, crop: Any
 ) -> None:
     decoded = []
-    real = decoding.ClipReader._decode
+    real = decoding.ClipSource._decode
 
     def counting(self: Any, shard: int, row: int, wanted: Any) -> None:
         decoded.append(len(wanted[0]))
         real(self, shard, row, wanted)
 
-    monkeypatch.setattr(decoding.ClipReader, "_decode", counting)
+    monkeypatch.setattr(decoding.ClipSource, "_decode", counting)
     n_passes = []
     for n in (1, 8):
         decoded.clear()
@@ -372,10 +372,10 @@ def test_of_so_many_videos_something_is_kept(
     monkeypatch.setattr(decoding, name, most)
     with (
         ShardDataset(folder) as dataset,
-        ClipView(dataset, clip).clip_reader(needs_times=False) as video_clips,
+        ClipView(dataset, clip).clip_source(needs_times=False) as video_clips,
     ):
         for row in (0, 1, 2, 0):
-            video_clips.of_sample(row % 2, row // 2, 0, None)
+            video_clips._open(row % 2, row // 2)
         assert len(video_clips._streams) == 1
     with loader_of(folder, clip, shuffle=True) as loader:
         assert [bits(batch) for batch in loader] == expected

@@ -35,7 +35,7 @@ from shardio.errors import ChecksumMismatch, ShardCorrupt, TransformError
 from shardio.format.layout import Kind
 from shardio.maintenance import split
 from shardio.samples.packing import Pack, PackedWindows
-from shardio.samples.token_reader import TokenReader
+from shardio.samples.token_source import TokenSource
 from shardio.samples.window_view import WindowView
 from shardio.shard.verification import Rows
 from tests.loading import bits, make_loader, write_dataset
@@ -131,7 +131,7 @@ class _Memory:
         self.documents = documents
 
 
-class _FromMemory(TokenReader):
+class _FromMemory(TokenSource):
     def _shards(self, documents: Rows) -> Rows:
         return np.zeros_like(documents)
 

@@ -36,8 +36,7 @@ from shardio._engine.dispatch.worker import (
     work,
 )
 from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, Schemas
-from shardio._engine.filling.filler import Filler
-from shardio._engine.filling.row_by_row import LeftOut, RowByRowFiller
+from shardio._engine.filling.filler import Filler, LeftOut, RowByRowFiller
 from shardio._workers.processes.blocks import Block
 from shardio._workers.processes.channel import DESCRIPTOR_BYTES, pack_message, unpack_message
 from shardio._workers.processes.serialization import unpack_error

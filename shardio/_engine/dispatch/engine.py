@@ -31,7 +31,7 @@ from shardio._engine.dispatch.dispatcher import Dispatcher
 from shardio._engine.dispatch.iterations import Delivered, EpochIteration, IterationTable
 from shardio._engine.dispatch.worker import RequestKind, Task, TaskResult, WorkerLost, kept_file
 from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, Schemas, share_view
-from shardio._engine.filling.row_by_row import may_skip
+from shardio._engine.filling.filler import may_skip
 from shardio._engine.filling.sizing import block_bytes, n_blocks_wanted
 from shardio._workers.processes.blocks import BlockPool
 from shardio._workers.processes.limits import require

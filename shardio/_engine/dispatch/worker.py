@@ -31,8 +31,7 @@ from shardio._base.classes import Closing
 from shardio._base.statistics import now_ns
 from shardio._engine.dispatch.counters import IterationCounters
 from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, Schemas, receive_view
-from shardio._engine.filling.filler import Filler
-from shardio._engine.filling.row_by_row import LeftOut, RowByRowFiller
+from shardio._engine.filling.filler import Filler, LeftOut, RowByRowFiller
 from shardio._workers.processes.blocks import BlockMap
 from shardio._workers.processes.channel import (
     DESCRIPTOR_BYTES,

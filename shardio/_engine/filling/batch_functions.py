@@ -7,34 +7,23 @@ for every batch.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from shardio._base.statistics import PHASE_TIMES, TRANSFORM, now_ns
-from shardio._engine.filling.batch_spec import BatchSpec, IndexChunk, Schemas
+from shardio._engine.filling.batch_spec import BatchSpec, Schemas
 from shardio._engine.filling.collate import (
     Places,
     Scratch,
-    StoredCollation,
-    Values,
     copy_rows,
     join,
     put_value,
     reserve,
 )
-from shardio._engine.filling.field_reader import FieldReader
-from shardio._engine.filling.transform import (
-    Call,
-    TransformRunner,
-    call_keyed,
-    describe_error,
-    named,
-    plain,
-)
-from shardio._workers.processes.blocks import BlockMap
+from shardio._engine.filling.transform import Call, call_keyed, describe_error, named, plain
 from shardio.batch.batch import Batch
 from shardio.batch.layout import (
     CLAIMED,
@@ -50,55 +39,33 @@ from shardio.dataset.open_files import ShardPaths
 from shardio.errors import SchemaError, TransformError
 from shardio.format.schema import Schema
 from shardio.order.permutation import OF_BATCHES, OF_COLLATION, SampleGenerators
+from shardio.samples.field_sources import BatchRows, SampleReader, Values
 
 _CLAIMED: Final = pack_state(NO_FIELD, CLAIMED)
 _NAMED_SAMPLES: Final = 3
 
 
-OneByOne = Callable[[BlockLayout, BlockMap, npt.NDArray[np.int32]], int]
-"""A function that fills the rows of a batch one by one, and returns the used bytes of the heap.
-
-Its last argument is the status column of the origin table.
-"""
-
-
-class RowRange(NamedTuple):
-    """The samples of one batch.
-
-    The samples are those in the slice `part` of `index_chunk`; `start` is the first sample's
-    position in the epoch. The batch has n_rows rows, padding included. `states` is the status
-    column of the origin table, for the rows that are not padding.
-    """
-
-    index_chunk: IndexChunk
-    part: slice
-    epoch: int
-    start: int
-    n_rows: int
-    states: npt.NDArray[np.int32]
-
-    @property
-    def n_read(self) -> int:
-        """The number of rows without padding."""
-        return len(self.states)
+FillRows = Callable[[BatchRows], int]
 
 
 class BatchBuilder:
-    """A builder of batches in steps. It borrows the dataset and owns its scratch blocks."""
+    """A builder of batches in steps. It borrows the reader and owns its scratch blocks.
+
+    Args:
+        batch_spec, dataset, reader: the batches, and the dataset and the reader of samples.
+        passes, call: as in `Filler`.
+    """
 
     def __init__(
         self,
         batch_spec: BatchSpec,
         dataset: Dataset,
-        source: Schema,
-        stored: FieldReader,
-        transformed: TransformRunner,
+        reader: SampleReader,
         passes: tuple[type[BaseException], ...] = (),
         call: Call = call_keyed,
     ) -> None:
         self._batch_spec, self._dataset, self._call = batch_spec, dataset, call
-        self._stored, self._transformed, self._passes = stored, transformed, passes
-        self._joins = StoredCollation(dataset, source)
+        self._reader, self._passes = reader, passes
         self._generators = SampleGenerators(batch_spec.seed, OF_BATCHES)
         self._collation_keys = SampleGenerators(batch_spec.seed, OF_COLLATION)
         self._scratches: list[Scratch] = []
@@ -108,33 +75,40 @@ class BatchBuilder:
             for name, found in dataset.column_groups.items()
         }
 
-    def fill(
-        self,
-        layout: BlockLayout,
-        memory: BlockMap,
-        share: RowRange,
-        one_by_one: OneByOne | None = None,
-    ) -> int:
+    def fill(self, batch: BatchRows, fill_rows: FillRows, *, by_row: bool = False) -> int:
         """Fill a block or a scratch block with a batch; return the used bytes of the heap.
 
-        If `one_by_one` is given, it fills the rows.
+        Args:
+            batch: the rows.
+            fill_rows: a function that writes the samples of a batch without collation, and returns
+                the used bytes of the heap.
+            by_row: True if `fill_rows` may replace samples, so that values to collate must be taken
+                from its result, not from the dataset.
 
         Raises:
             ShardCorrupt, SchemaError, TransformError, InsufficientMemory: the message names
                 samples.
         """
-        inner = layout.inner
-        if inner is None:
-            return self._fill_rows(layout, memory, share, one_by_one)
-        below = self._scratch(inner)
-        self.fill(inner, below, share, one_by_one)
+        layout = batch.layout
+        if layout.inner is not None:
+            below = batch._replace(layout=layout.inner, memory=self._scratch(layout.inner))
+            self.fill(below, fill_rows, by_row=by_row)
+        elif layout.joins and by_row:
+            plain = layout_for_samples(layout.samples, layout.n_rows)
+            below = batch._replace(layout=plain, memory=Scratch(plain))
+            self.fill(below, fill_rows)
+        else:
+            values_of = functools.partial(self._reader.values, batch)
+            used = self._join(batch, values_of, fill_rows(batch))
+            if batch.n_rows > batch.n_read:
+                layout.pad(batch.memory.bytes, batch.n_read, batch.n_read)
+            return used
         # Claim all samples but no particular field: errors from here on concern the whole batch.
-        share.states[:] = _CLAIMED
+        batch.states[:] = _CLAIMED
         if not layout.joins:
-            return self._write(layout, memory, self._make(inner, below, share), share)
-        used = copy_rows(inner, below, layout, memory, share.n_rows)
-        rows = Batch(inner, below.bytes, share.n_rows, {}, 0, 0)
-        return self._join(layout, memory, rows, share, used)
+            return self._write(batch, self._make(below))
+        rows = Batch(below.layout, below.memory.bytes, batch.n_rows, {}, 0, 0)
+        return self._join(batch, rows.__getitem__, copy_rows(below, batch))
 
     def _scratch(self, layout: BlockLayout) -> Scratch:
         """Return the scratch block for batches of an inner layout."""
@@ -144,83 +118,39 @@ class BatchBuilder:
         self._scratches.append(Scratch(layout))
         return self._scratches[-1]
 
-    def _fill_rows(
-        self, layout: BlockLayout, memory: BlockMap, share: RowRange, one_by_one: OneByOne | None
-    ) -> int:
-        """Fill the rows, and collate the stored fields."""
-        index_chunk, part, epoch, start, n_rows, states = share
-        rows, shards = index_chunk.rows[part], index_chunk.shards[part]
-        if one_by_one is not None:
-            if layout.joins:
-                return self._fill_and_join(layout, memory, share, one_by_one)
-            used = one_by_one(layout, memory, states)
-        elif self._batch_spec.transform is not None:
-            used = self._transformed.fill(layout, memory, index_chunk, part, states, epoch, start)
-        else:
-            if memory.views is None:
-                memory.views = layout.views(memory.bytes)
-            used = self._stored.fill(layout, memory, memory.views, index_chunk, part, states)
-            where = self._places(share)
-            try:
-                used = self._joins.fill(layout, memory, rows, shards, n_rows, states, used, where)
-            except SchemaError as error:
-                raise SchemaError(f"{error}\n  at {self._named(share)}") from None
-        if n_rows > share.n_read:
-            layout.pad(memory.bytes, share.n_read, share.n_read)
-        return used
-
-    def _fill_and_join(
-        self, layout: BlockLayout, memory: BlockMap, share: RowRange, one_by_one: OneByOne
-    ) -> int:
-        """Fill the rows one by one into a scratch block, and collate them from there."""
-        plain = layout_for_samples(layout.samples, layout.n_rows)
-        below = Scratch(plain)
-        self._fill_rows(plain, below, share, one_by_one)
-        share.states[:] = _CLAIMED
-        used = copy_rows(plain, below, layout, memory, share.n_rows)
-        rows = Batch(plain, below.bytes, share.n_rows, {}, 0, 0)
-        return self._join(layout, memory, rows, share, used)
-
-    def _join(
-        self, layout: BlockLayout, memory: BlockMap, rows: Batch, share: RowRange, used: int
-    ) -> int:
-        """Collate the fields of `rows`, which are already computed."""
+    def _join(self, batch: BatchRows, values_of: Callable[[str], Values], used: int) -> int:
+        """Collate the values of fields; return the used bytes of the heap."""
         try:
-            for slot in layout.joins:
-                values: Values = rows[slot.join.name]
-                used = join(layout, memory, slot, values, share.n_rows, used, self._places(share))
+            for slot in batch.layout.joins:
+                used = join(batch, slot, values_of(slot.join.name), used, self._places(batch))
         except SchemaError as error:
             kind = SchemaError if self._batch_spec.transform is None else TransformError
-            raise kind(f"{error}\n  at {self._named(share)}") from None
+            raise kind(f"{error}\n  at {self._named(batch)}") from None
         return used
 
-    def _make(self, layout: BlockLayout, memory: BlockMap, share: RowRange) -> Any:
+    def _make(self, rows: BatchRows) -> Any:
         """Return the result of the user's batch functions for a batch.
 
         Raises:
             TransformError: a function raised.
         """
-        batch_spec, n_rows = self._batch_spec, share.n_rows
-        arrays = layout.arrays(memory.bytes, n_rows)
-        files = self._paths, self._beside
-        batch = Batch(layout, memory.bytes, n_rows, arrays, share.epoch, 0, *files)
+        batch_spec, block = self._batch_spec, rows.memory.bytes
+        arrays, files = rows.layout.arrays(block, rows.n_rows), (self._paths, self._beside)
+        batch = Batch(rows.layout, block, rows.n_rows, arrays, rows.epoch, 0, *files)
         made: Any = dict(batch)
-        if batch_spec.collation.function is not None:
-            key = self._collation_keys.key(share.epoch, share.start)
-            arguments: tuple[Any, ...] = (_samples(batch, made),)
-            made = self._run(
-                "the collate function", batch_spec.collation.function, arguments, key, share
-            )
+        if (collate := batch_spec.collation.function) is not None:
+            key = self._collation_keys.key(rows.epoch, rows.start)
+            made = self._run("the collate function", collate, (_samples(batch, made),), key, rows)
         if batch_spec.batch_transform is not None:
-            key = self._generators.key(share.epoch, share.start)
-            arguments = (made,)
+            key = self._generators.key(rows.epoch, rows.start)
+            arguments: tuple[Any, ...] = (made,)
             if batch_spec.batch_takes_rng:
-                arguments += (self._generators.at(share.epoch, share.start),)
-            made = self._run("batch_transform", batch_spec.batch_transform, arguments, key, share)
+                arguments += (self._generators.at(rows.epoch, rows.start),)
+            made = self._run("batch_transform", batch_spec.batch_transform, arguments, key, rows)
         return made
 
     def _run(
-        self, what: str, function: Any, arguments: tuple[Any, ...], key: int, share: RowRange
+        self, what: str, function: Any, arguments: tuple[Any, ...], key: int, rows: BatchRows
     ) -> Any:
         start_ns = now_ns()
         try:
@@ -229,69 +159,68 @@ class BatchBuilder:
             raise
         except BaseException as error:  # sys.exit and StopIteration count as failures too
             message, text = describe_error(what, error)
-            raise TransformError(f"{message}\n  at {self._named(share)}\n\n{text}") from error
+            raise TransformError(f"{message}\n  at {self._named(rows)}\n\n{text}") from error
         PHASE_TIMES.sums_ns[TRANSFORM] += now_ns() - start_ns
         try:
             return plain(made)
         except SchemaError as error:
-            raise TransformError(f"{error}\n  at {self._named(share)}") from None
+            raise TransformError(f"{error}\n  at {self._named(rows)}") from None
 
-    def first(self, samples: Schema, share: RowRange) -> Schemas:
+    def first(self, samples: Schema, rows: BatchRows, fill_rows: FillRows) -> Schemas:
         """Build the first batch of samples with this schema, and return the resulting schemas.
 
         Raises:
             Exception: as in `fill`.
             TransformError: the result cannot be stored in a batch.
         """
-        inner = self._batch_spec.lay_out(Schemas(samples))
-        scratch = Scratch(inner)
-        self.fill(inner, scratch, share)
-        made = self._make(inner, scratch, share)
+        self.fill(rows, fill_rows)
+        made = self._make(rows)
         try:
-            schema, whole = infer_batch(made, share.n_rows, inner.schema)
+            schema, whole = infer_batch(made, rows.n_rows, rows.layout.schema)
         except SchemaError as error:
-            raise TransformError(f"{error}\n  at {self._named(share)}") from None
-        layout = layout_for_batches(schema, whole, inner)
-        heap_bytes = self._write(layout, Scratch(layout), made, share)
+            raise TransformError(f"{error}\n  at {self._named(rows)}") from None
+        layout = layout_for_batches(schema, whole, rows.layout)
+        heap_bytes = self._write(rows._replace(layout=layout, memory=Scratch(layout)), made)
         self._scratches.clear()  # later batches have other layouts
         return Schemas(samples, schema, whole, heap_bytes)
 
-    def _write(self, layout: BlockLayout, memory: BlockMap, made: Any, share: RowRange) -> int:
+    def _write(self, batch: BatchRows, made: Any) -> int:
         """Copy the user's batch into a block; return the used bytes of the heap.
 
         Raises:
             TransformError: the batch differs from the first one in its fields or types.
             InsufficientMemory: the block cannot grow enough.
         """
-        used = 0
+        layout, used = batch.layout, 0
         try:
-            check_batch(made, share.n_rows, layout.schema, [slot.name for slot in layout.whole])
+            check_batch(made, batch.n_rows, layout.schema, [slot.name for slot in layout.whole])
             for slot in layout.whole:
                 value = np.asarray(made[slot.name])
-                out, used = reserve(layout, memory, slot, value.shape, used)
+                out, used = reserve(batch, slot, value.shape, used)
                 out[...] = value
             for presence in layout.presence:
                 there = [value is not None for value in made[presence.name]]
-                layout.present(memory.bytes, presence)[: share.n_rows] = there
+                layout.present(batch.memory.bytes, presence)[: batch.n_rows] = there
             for varying in layout.varying:
                 for i, value in enumerate(made[varying.name]):
-                    used = put_value(layout, memory, varying, i, value, used)
+                    used = put_value(batch, varying, i, value, used)
         except SchemaError as error:
-            raise TransformError(f"{error}\n  at {self._named(share)}") from None
+            raise TransformError(f"{error}\n  at {self._named(batch)}") from None
         return used
 
-    def _places(self, share: RowRange) -> Places:
+    def _places(self, batch: BatchRows) -> Places:
         def place(i: int) -> str:
-            k = share.part.start + i % share.n_read
-            row, shard = int(share.index_chunk.rows[k]), int(share.index_chunk.shards[k])
-            return f"{named(self._dataset, row, shard)} (position {share.start + i % share.n_read})"
+            i %= batch.n_read
+            k = batch.part.start + i
+            row, shard = int(batch.chunk.rows[k]), int(batch.chunk.shards[k])
+            return f"{named(self._dataset, row, shard)} (position {batch.start + i})"
 
         return place
 
-    def _named(self, share: RowRange) -> str:
+    def _named(self, batch: BatchRows) -> str:
         """Describe the batch for messages."""
-        places = [self._places(share)(i) for i in range(min(share.n_read, _NAMED_SAMPLES))]
-        more = ", …" if share.n_read > _NAMED_SAMPLES else ""
+        places = list(map(self._places(batch), range(min(batch.n_read, _NAMED_SAMPLES))))
+        more = ", …" if batch.n_read > _NAMED_SAMPLES else ""
         return f"the batch of {', '.join(places)}{more} of {self._batch_spec.path}"
 
 

@@ -15,33 +15,28 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from shardio._base.classes import cached_property
 from shardio._workers.processes.shared_memory import SharedArray
 from shardio.batch.collation import DEFAULT_COLLATION, Collation
 from shardio.batch.layout import (
-    CLAIMED,
-    NO_FIELD,
     BlockLayout,
     layout_for_batches,
     layout_for_samples,
-    pack_state,
 )
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.external_lists import total_bytes
 from shardio.dataset.selection import RowList
 from shardio.format.schema import Schema
 from shardio.order import Order, Ordering, RankPartition, Samples, Sequential
-from shardio.order.permutation import CHUNK, OF_SOUNDS
-from shardio.samples.clips import ClipDraws
+from shardio.order.permutation import CHUNK
+from shardio.samples.field_sources import IndexChunk, Keys
 from shardio.samples.media import AudioSpec, common_sizes, image_schema
 from shardio.samples.mixture import Mixture, MixtureSpec
-from shardio.samples.sample_reader import SamplePlace
-from shardio.samples.view import Keys, Maker, RowView, SampleView
+from shardio.samples.view import Maker, RowView, SampleView
 from shardio.shard.verification import Rows, Verify
 from shardio.storage.file_access import Access
 from shardio.storage.remote.connection import RemoteOptions
@@ -193,79 +188,6 @@ def receive_view(dataset: Dataset, batch_spec: BatchSpec, fds: Sequence[int]) ->
     return batch_spec.make_view(dataset, tables)
 
 
-_STATE_SHIFT: Final = 32
-
-
-class IndexChunk:
-    """The samples of some steps of an iteration; the arrays are read-only.
-
-    The steps are in `range(first, last)`. For each of the `n` samples, `numbers` has the index in
-    the view, `rows` the row in the dataset, `shards` the index of the shard, and `origins` (n, 3)
-    the entry for a block's origin table, with no field claimed yet. `keys` are the keys of the
-    samples' random draws, and `tokens` are the plan's token counts.
-    """
-
-    def __init__(
-        self,
-        view: SampleView,
-        first: int,
-        last: int,
-        numbers: Rows,
-        keys: Keys,
-        tokens: tuple[int, ...] | None = None,
-    ) -> None:
-        dataset = view.dataset
-        self._view, self._dataset, self._keys = view, dataset, keys
-        self.first, self.last, self.numbers, self.tokens = first, last, numbers, tokens
-        rows = view.at(numbers)
-        self.n, self.rows, self.shards = len(rows), rows, dataset.locate(rows)
-        self.origins: npt.NDArray[np.int64] = np.empty((len(rows), 3), np.int64)
-        self.origins[:, 0] = numbers
-        self.origins[:, 1] = rows - dataset.starts.take(self.shards)
-        self.origins[:, 2] = self.shards + (pack_state(NO_FIELD, CLAIMED) << _STATE_SHIFT)
-        self._slots: dict[str, Rows] = {}
-
-    def shards_within(self, part: slice) -> Rows:
-        """Return the shards that contain the samples of a slice of the chunk."""
-        return self.covered(part)[1] if self._view.spans_rows else self.shards[part]
-
-    def covered(self, part: slice) -> tuple[Rows, Rows]:
-        """Return all rows from which the samples of a slice are computed, and the rows' shards."""
-        if not self._view.spans_rows:
-            return self.rows[part], self.shards[part]
-        rows = self._view.covered_rows(self.numbers[part])
-        return rows, self._dataset.locate(rows)
-
-    def slots(self, name: str) -> Rows:
-        """Return the location of each sample's value in a column, for `ColumnGather.gather`."""
-        found = self._slots.get(name)
-        if found is None:
-            found = self._dataset.gather(name).place(self.rows, self.shards)
-            self._slots[name] = found
-        return found
-
-    @cached_property
-    def draws(self) -> ClipDraws | None:
-        """The start and crop of each sample's clip; None if the samples are not clips."""
-        return self._view.draws(self.numbers, self._keys)
-
-    @cached_property
-    def starts(self) -> npt.NDArray[Any]:
-        """The start of each sample's clip or, without clips, random bits for the audio start."""
-        return self._keys.hashes(OF_SOUNDS) if self.draws is None else self.draws.starts
-
-    @cached_property
-    def _places(self) -> list[tuple[int, int, int, int]]:
-        # Convert whole columns: reading the four values of one sample from arrays takes 1 µs.
-        columns = self.numbers, self.shards, self.origins[:, 1], self.starts
-        return list(zip(*(column.tolist() for column in columns), strict=True))
-
-    def place(self, k: int) -> SamplePlace:
-        """Return the location of one sample, and the random values drawn for it."""
-        crop = None if self.draws is None else self.draws.place(k)
-        return SamplePlace(*self._places[k], crop, self.tokens)
-
-
 def samples_of(view: SampleView) -> Samples:
     """Return the samples of a view, for an order."""
     dataset = view.dataset
@@ -306,7 +228,8 @@ class IndexPlanner:
         """The number of workers that share the steps of an iteration."""
         self._plan: EpochPlan | None = None
         self._order: Ordering
-        self._chunks: dict[int, IndexChunk] = {}
+        self._chunks: dict[int, tuple[int, int, IndexChunk]] = {}
+        """For each worker, the first step of its latest chunk, the end of the steps, the chunk."""
 
     def index_chunk(self, plan: EpochPlan, step: int) -> tuple[IndexChunk, slice]:
         """Return a chunk with the samples of a step, and their slice of the chunk."""
@@ -316,22 +239,23 @@ class IndexPlanner:
             self._chunks, self._order = {}, self._order_of(plan)
             self._plan = plan
         found = self._chunks.get(step % n_workers)
-        if found is None or not found.first <= step < found.last:
+        if found is None or not found[0] <= step < found[1]:
             found = self._chunks[step % n_workers] = self._compute_chunk(plan, step)
-        n_whole = partition.batch_size
-        start = (step - found.first) // n_workers * n_whole
-        return found, slice(start, min(start + n_whole, found.n))  # the last batch may be shorter
+        first, _, chunk = found
+        start = (step - first) // n_workers * partition.batch_size
+        stop = min(start + partition.batch_size, len(chunk.numbers))  # the last may be shorter
+        return chunk, slice(start, stop)
 
     def at(self, plan: EpochPlan, positions: Rows) -> IndexChunk:
         """Return a chunk with the samples at some positions of an iteration."""
         order = self._order if plan is self._plan else self._order_of(plan)
         keys = Keys(self._seed, plan.epoch, positions)
-        return IndexChunk(self._view, 0, 1, order.at(positions), keys, plan.tokens)
+        return IndexChunk(self._view, order.at(positions), keys, plan.tokens)
 
     def first(self, number: int) -> IndexChunk:
         """Return a chunk with sample `number` of the view and its keys in epoch 0."""
         numbers = np.array([number])
-        return IndexChunk(self._view, 0, 1, numbers, Keys(self._seed, 0, numbers))
+        return IndexChunk(self._view, numbers, Keys(self._seed, 0, numbers))
 
     @cached_property
     def _samples(self) -> Samples:
@@ -341,7 +265,7 @@ class IndexPlanner:
         n, epoch = plan.partition.n, plan.epoch
         return plan.order.arrange(self._samples, n, seed=self._seed, epoch=epoch)
 
-    def _compute_chunk(self, plan: EpochPlan, step: int) -> IndexChunk:
+    def _compute_chunk(self, plan: EpochPlan, step: int) -> tuple[int, int, IndexChunk]:
         partition, every = plan.partition, self.n_workers
         n_steps = max(1, CHUNK // partition.batch_size) * every
         begin, own = step - step % n_steps, step % every
@@ -349,5 +273,4 @@ class IndexPlanner:
         first += (own - first) % every
         last = min(partition.last_step, begin + n_steps)
         positions = partition.positions(first, last, every)
-        keys = Keys(self._seed, plan.epoch, positions)
-        return IndexChunk(self._view, first, last, self._order.at(positions), keys, plan.tokens)
+        return first, last, self.at(plan, positions)

@@ -12,7 +12,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,49 +22,48 @@ from shardio._workers.processes.shared_memory import reserve_memory_file
 from shardio.batch.collation import JoinedField
 from shardio.batch.layout import (
     ALIGNMENT,
-    CLAIMED,
     BlockLayout,
+    FixedSlot,
     JoinSlot,
+    PresenceSlot,
     VaryingSlot,
     WholeSlot,
-    pack_state,
 )
-from shardio.dataset.dataset import Dataset
-from shardio.errors import SchemaError, ShardCorrupt
-from shardio.format.checksum import distinct
-from shardio.format.schema import Schema
+from shardio.errors import SchemaError
+from shardio.samples.field_sources import BatchRows, Values
 from shardio.shard.verification import Rows
 
+_Slot = TypeVar("_Slot", FixedSlot, PresenceSlot, VaryingSlot)
 
-def put_value(
-    layout: BlockLayout, memory: BlockMap, slot: VaryingSlot, i: int, value: object, used: int
-) -> int:
+
+def put_value(batch: BatchRows, slot: VaryingSlot, i: int, value: object, used: int) -> int:
     """Write the value of row i of a varying field; return the used bytes of the heap.
 
     Raises:
         SchemaError: the value does not fit the field.
         InsufficientMemory: the block cannot grow enough.
     """
+    layout, memory = batch.layout, batch.memory
     record, shape = layout.schema[slot.name].encode_record(slot.name, value)
     start = -(-used // slot.alignment) * slot.alignment
     end = start + record.nbytes
     _make_room(layout, memory, end)
     memory.bytes[layout.heap + start : layout.heap + end].data[:] = record
-    extents = layout.extents(memory.bytes, slot)
-    extents[i] = (0, record.nbytes, start)
+    layout.extents(memory.bytes, slot)[i] = (0, record.nbytes, start)
     if slot.n_dims:
         layout.shapes(memory.bytes, slot)[i] = shape
     return end
 
 
 def reserve(
-    layout: BlockLayout, memory: BlockMap, slot: WholeSlot, shape: Sequence[int], used: int
+    batch: BatchRows, slot: WholeSlot, shape: Sequence[int], used: int
 ) -> tuple[npt.NDArray[Any], int]:
     """Reserve an array for the whole batch in the heap; return it and the used bytes of the heap.
 
     Raises:
         InsufficientMemory: the block cannot grow enough.
     """
+    layout, memory = batch.layout, batch.memory
     start = -(-used // ALIGNMENT) * ALIGNMENT
     end = start + slot.dtype.itemsize * math.prod(shape)
     _make_room(layout, memory, end)
@@ -90,74 +89,48 @@ class Scratch(BlockMap):
         super().__init__(fd)
 
 
-def copy_rows(
-    source: BlockLayout, scratch: BlockMap, layout: BlockLayout, memory: BlockMap, n_rows: int
-) -> int:
-    """Copy all fields except collated ones; return the used bytes of the heap."""
+def copy_rows(source: BatchRows, batch: BatchRows, first: int = 0, used: int = 0) -> int:
+    """Copy the rows of `source`, except collated fields, to the rows of `batch` from `first` on.
+
+    `used` and the return value are the used bytes of the heap before and after.
+    """
+    layout, memory, rows = batch.layout, batch.memory, slice(first, first + source.n_rows)
+    below, given = source.layout, source.memory.bytes
     for fixed in layout.fixed:
-        slot = next(each for each in source.fixed if each.name == fixed.name)
-        rows = source.fixed_rows(scratch.bytes, slot, n_rows)
-        layout.fixed_rows(memory.bytes, fixed, n_rows)[:] = rows
+        values = below.fixed_rows(given, _named(below.fixed, fixed.name), source.n_rows)
+        layout.fixed_rows(memory.bytes, fixed, rows.stop)[rows] = values
     for presence in layout.presence:
-        place = next(each for each in source.presence if each.name == presence.name)
-        layout.present(memory.bytes, presence)[:] = source.present(scratch.bytes, place)
-    used = 0
+        is_there = below.present(given, _named(below.presence, presence.name))
+        layout.present(memory.bytes, presence)[rows] = is_there[: source.n_rows]
     for varying in layout.varying:
-        listed = next(each for each in source.varying if each.name == varying.name)
-        used = _copy_records(source, scratch, listed, layout, memory, varying, n_rows, used)
+        slot = _named(below.varying, varying.name)
+        found = below.extents(given, slot)[: source.n_rows]
+        starts, used = batch.place(varying, found["n_bytes"].astype(np.int64), used, first)
+        if varying.n_dims:
+            shapes = below.shapes(given, slot)[: source.n_rows]
+            layout.shapes(memory.bytes, varying)[rows] = shapes
+        heap, heap_below = memory.bytes[layout.heap :].data, given[below.heap :].data
+        columns = starts, found["place"].tolist(), found["n_bytes"].tolist()
+        for start, place, size in zip(*columns, strict=True):
+            heap[start : start + size] = heap_below[place : place + size]
     return used
 
 
-def _copy_records(
-    source: BlockLayout,
-    scratch: BlockMap,
-    slot: VaryingSlot,
-    layout: BlockLayout,
-    memory: BlockMap,
-    target: VaryingSlot,
-    n_rows: int,
-    used: int,
-) -> int:
-    """Copy the values of one varying field; return the used bytes of the heap."""
-    found = source.extents(scratch.bytes, slot)[:n_rows]
-    taken = -(-found["n_bytes"].astype(np.int64) // target.alignment) * target.alignment
-    ends = -(-used // target.alignment) * target.alignment + np.cumsum(taken)
-    starts, total = ends - taken, int(ends[-1])
-    memory.grow(layout.heap + total)
-    extents = layout.extents(memory.bytes, target)[:n_rows]
-    extents["offset"], extents["n_bytes"], extents["place"] = 0, found["n_bytes"], starts
-    if target.n_dims:
-        shapes = source.shapes(scratch.bytes, slot)[:n_rows]
-        layout.shapes(memory.bytes, target)[:n_rows] = shapes
-    heap, below = memory.bytes[layout.heap :].data, scratch.bytes[source.heap :].data
-    columns = starts.tolist(), found["place"].tolist(), found["n_bytes"].tolist()
-    for start, place, size in zip(*columns, strict=True):
-        heap[start : start + size] = below[place : place + size]
-    return total
+def _named(slots: Sequence[_Slot], name: str) -> _Slot:
+    return next(slot for slot in slots if slot.name == name)
 
 
-Values = list[npt.NDArray[Any] | None]
-"""The values of a field for the rows of a batch, with None for missing values."""
 Places = Callable[[int], str]
 """A function that describes the sample in a row of the batch, for messages."""
 
 
-def join(
-    layout: BlockLayout,
-    memory: BlockMap,
-    slot: JoinSlot,
-    values: Values,
-    n_rows: int,
-    used: int,
-    places: Places,
-) -> int:
+def join(batch: BatchRows, slot: JoinSlot, values: Values, used: int, places: Places) -> int:
     """Write the values of a field into the heap as one array; return the used bytes.
 
     Args:
-        layout, memory: the block and its layout.
+        batch: the rows.
         slot: the slot of the array.
         values: the values of the rows, without padding, as arrays of the field's dtype.
-        n_rows: the number of rows of the batch, padding included.
         used: the bytes of the heap used so far.
         places: a function that describes the sample in a row, for messages.
 
@@ -165,7 +138,7 @@ def join(
         SchemaError: the shapes cannot be collated; the message names samples.
         InsufficientMemory: the block cannot grow enough.
     """
-    n_read = len(values)
+    n_read, n_rows = len(values), batch.n_rows
     values = values + [values[i % n_read] for i in range(n_rows - n_read)]
     n_dims = len(slot.join.field.shape)
     lengths = np.zeros((n_rows, n_dims), np.int64)
@@ -173,9 +146,9 @@ def join(
         if value is not None:
             lengths[i] = value.shape
     if slot.join.rule.kind == "ragged":
-        return _concatenate(layout, memory, slot, values, lengths, used, places)
+        return _concatenate(batch, slot, values, lengths, used, places)
     sizes = _sizes(slot.join, values, lengths, places)
-    out, used = reserve(layout, memory, slot.values, (n_rows, *sizes), used)
+    out, used = reserve(batch, slot.values, (n_rows, *sizes), used)
     is_full = (lengths == sizes).all()
     if not is_full:
         out.fill(0)
@@ -183,7 +156,7 @@ def join(
         if value is not None:
             out[i][() if is_full else tuple(map(slice, value.shape))] = value
     if slot.companion is not None:
-        mask, used = reserve(layout, memory, slot.companion, (n_rows, *sizes), used)
+        mask, used = reserve(batch, slot.companion, (n_rows, *sizes), used)
         _mask(mask, lengths, sizes)
     return used
 
@@ -237,8 +210,7 @@ def _mask(out: npt.NDArray[np.bool_], lengths: npt.NDArray[np.int64], sizes: Row
 
 
 def _concatenate(
-    layout: BlockLayout,
-    memory: BlockMap,
+    batch: BatchRows,
     slot: JoinSlot,
     values: Values,
     lengths: npt.NDArray[np.int64],
@@ -249,77 +221,12 @@ def _concatenate(
     _check_equal(slot.join, values, 1, places)
     there = [value for value in values if value is not None]
     inner = there[0].shape[1:] if there else tuple(n or 0 for n in slot.join.field.shape[1:])
-    out, used = reserve(layout, memory, slot.values, (int(lengths[:, 0].sum()), *inner), used)
+    out, used = reserve(batch, slot.values, (int(lengths[:, 0].sum()), *inner), used)
     if there:
         np.concatenate(there, out=out)
     if slot.companion is None:
         return used
-    offsets, used = reserve(layout, memory, slot.companion, (len(values) + 1,), used)
+    offsets, used = reserve(batch, slot.companion, (len(values) + 1,), used)
     offsets[0] = 0
     np.cumsum(lengths[:, 0], out=offsets[1:])
     return used
-
-
-class StoredCollation:
-    """A collator of stored fields. Borrows the dataset."""
-
-    def __init__(self, dataset: Dataset, source: Schema) -> None:
-        self._dataset = dataset
-        self._claims = {name: pack_state(i, CLAIMED) for i, name in enumerate(source)}
-
-    def fill(
-        self,
-        layout: BlockLayout,
-        memory: BlockMap,
-        rows: Rows,
-        shards: Rows,
-        n_rows: int,
-        states: npt.NDArray[np.int32],
-        used: int,
-        places: Places,
-    ) -> int:
-        """Collate every field of `layout.joins`; return the used bytes of the heap.
-
-        Args:
-            layout, memory: the block and its layout.
-            rows, shards: the rows of the samples in the dataset, and their shards.
-            n_rows: the number of rows of the batch, padding included.
-            states: the samples' entries in the status column of the origin table.
-            used: the bytes of the heap used so far.
-            places: a function that describes the sample in a row, for messages.
-
-        Raises:
-            ShardCorrupt, SchemaError, InsufficientMemory: the message names the sample.
-        """
-        for slot in layout.joins:
-            states[:] = self._claims[slot.join.name]
-            values: Values = [None] * len(rows)
-            for shard in distinct(shards).tolist():
-                at = np.flatnonzero(shards == shard)
-                self._read(slot.join, shard, at, rows[at] - self._dataset.starts[shard], values)
-            used = join(layout, memory, slot, values, n_rows, used, places)
-        return used
-
-    def _read(
-        self, join: JoinedField, shard: int, places: Rows, local: Rows, values: Values
-    ) -> None:
-        """Read the arrays of some samples of one shard into `values`.
-
-        `places` are the samples' rows in the batch, `local` the rows in the shard. Uncompressed
-        arrays are views of the mapped file.
-        """
-        name, field = join.name, join.field
-        reader = self._dataset.files.reader(shard, name)
-        entries = reader.records.entries(name, local)
-        dims = reader.records.shapes(name, local)
-        absent = reader.records.absent(name, local, entries)
-        records = reader.records.read(name, local, entries)
-        for i, (place, record) in enumerate(zip(places.tolist(), records, strict=True)):
-            if i in absent:
-                continue
-            try:
-                shape = field.shape_of(dims[i], len(record))
-            except ShardCorrupt as error:
-                offset = reader.records.offset + int(entries["offset"][i])
-                raise reader.records.placed(error, name, int(local[i]), offset) from error
-            values[place] = np.frombuffer(record, field.numpy).reshape(shape)

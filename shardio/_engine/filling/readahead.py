@@ -13,11 +13,12 @@ from typing import Final
 
 import numpy as np
 
-from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, IndexChunk
+from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan
 from shardio._workers.processes.limits import available_bytes
 from shardio.errors import ShardioError
 from shardio.samples.clip_view import ClipView
 from shardio.samples.extents import ClipExtents, Extents, Ranges, blocks_of, merged
+from shardio.samples.field_sources import IndexChunk
 from shardio.samples.view import SampleView
 from shardio.shard.verification import Rows
 from shardio.storage.file_access import PAGE_BYTES, is_cached, open_shard, prefetch_range

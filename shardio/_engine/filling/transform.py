@@ -8,21 +8,19 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from shardio._base.classes import cached_property
 from shardio._base.statistics import PHASE_TIMES, TRANSFORM, now_ns
-from shardio._engine.filling.batch_spec import BatchSpec, IndexChunk
+from shardio._engine.filling.batch_spec import BatchSpec
 from shardio._engine.filling.collate import put_value
-from shardio._workers.processes.blocks import BlockMap
 from shardio._workers.processes.global_generators import seed_generators
-from shardio.batch.layout import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout, pack_state
+from shardio.batch.layout import CLAIMED, EMPTY, FILLED, NO_FIELD, pack_state
 from shardio.batch.schema_inference import check_sample
 from shardio.dataset.dataset import Dataset
 from shardio.errors import SchemaError, TransformError
 from shardio.format.types.array_values import PLAIN_TYPES, tensors_to_arrays
 from shardio.order.permutation import SampleGenerators
-from shardio.samples.sample_reader import SampleReader
+from shardio.samples.field_sources import BatchRows, IndexChunk, SampleReader
 from shardio.samples.view import SampleView
 
 _DEPTH: Final = 2
@@ -86,38 +84,23 @@ class TransformRunner:
         self._transform: Any = batch_spec.transform
         self._generators = SampleGenerators(batch_spec.seed)
 
-    def fill(
-        self,
-        layout: BlockLayout,
-        memory: BlockMap,
-        index_chunk: IndexChunk,
-        part: slice,
-        states: npt.NDArray[np.int32],
-        epoch: int,
-        start: int,
-    ) -> int:
-        """Fill the rows of a batch; return the used bytes of the heap.
-
-        Args:
-            layout, memory: the block and its layout.
-            index_chunk, part: the samples, as a chunk and their slice of it.
-            states: the samples' entries in the status column of the origin table.
-            epoch, start: the epoch, and the first sample's position in it; they seed the
-                generators of the samples.
+    def fill(self, batch: BatchRows) -> int:
+        """Write the transform's results for all samples; return the used bytes of the heap.
 
         Raises:
             ShardCorrupt, TransformError, InsufficientMemory: the message names the sample.
         """
         # The arrays stay valid when the block grows, because growing does not replace its pages.
-        n = part.stop - part.start
-        arrays = [(s.name, layout.fixed_rows(memory.bytes, s, n)) for s in layout.fixed]
+        layout, memory, states, part = batch.layout, batch.memory, batch.states, batch.part
+        arrays = [(s.name, layout.fixed_rows(memory.bytes, s, batch.n_read)) for s in layout.fixed]
         presence = [(p.name, layout.present(memory.bytes, p)) for p in layout.presence]
         states[:] = _EMPTY
         used = 0
         samples, first = layout.samples, self._first
         for i, k in enumerate(range(part.start, part.stop)):
             states[i] = _CLAIMED
-            sample = self.sample(index_chunk, k, epoch=epoch, position=start + i)
+            position = batch.start + i
+            sample = self.sample(batch.chunk, k, epoch=batch.epoch, position=position)
             try:
                 check_sample(sample, samples, first)
                 for name, is_present in presence:
@@ -126,9 +109,9 @@ class TransformRunner:
                     value = sample[name]
                     array[i] = 0 if value is None else value
                 for varying in layout.varying:
-                    used = put_value(layout, memory, varying, i, sample[varying.name], used)
+                    used = put_value(batch, varying, i, sample[varying.name], used)
             except SchemaError as error:
-                raise self.placed(str(error), index_chunk, k, start + i) from None
+                raise self.placed(str(error), batch.chunk, k, position) from None
             states[i] = _FILLED
         return used
 
@@ -139,13 +122,9 @@ class TransformRunner:
         place = named(self._dataset, int(rows[0]), int(self._dataset.locate(rows)[0]))
         return f"the first sample ({place})"
 
-    def sample(self, index_chunk: IndexChunk, k: int, *, epoch: int, position: int) -> Any:
+    def sample(self, chunk: IndexChunk, k: int, *, epoch: int, position: int) -> Any:
         """Return the transform's result for sample k of a chunk; its generators are seeded."""
-        generators, reader = self._generators, self._reader
-        if reader.reads_rows:
-            sample = reader.read_row(int(index_chunk.shards[k]), int(index_chunk.origins[k, 1]))
-        else:
-            sample = reader.read(index_chunk.place(k))
+        sample, generators = self._reader.read(chunk, k), self._generators
         _make_read_only(sample)
         key = generators.key(epoch, position)
         arguments = (sample, generators.keyed(key)) if self._takes_rng else (sample,)
@@ -158,18 +137,18 @@ class TransformRunner:
             what, text = describe_error("the transform", error)
             if isinstance(error, ValueError) and "read-only" in what:
                 what += _READ_ONLY
-            raise self.placed(what, index_chunk, k, position, text) from error
+            raise self.placed(what, chunk, k, position, text) from error
         PHASE_TIMES.sums_ns[TRANSFORM] += now_ns() - start_ns
         try:
             return plain(made)
         except SchemaError as error:
-            raise self.placed(str(error), index_chunk, k, position) from None
+            raise self.placed(str(error), chunk, k, position) from None
 
     def placed(
-        self, what: str, index_chunk: IndexChunk, k: int, position: int, text: str = ""
+        self, what: str, chunk: IndexChunk, k: int, position: int, text: str = ""
     ) -> TransformError:
         """Return an error that names sample k of a chunk."""
-        row, shard = int(index_chunk.rows[k]), int(index_chunk.shards[k])
+        row, shard = int(chunk.rows[k]), int(chunk.shards[k])
         place = (
             f"{named(self._dataset, row, shard)} of {self._batch_spec.path} (position {position})"
         )

@@ -1,6 +1,6 @@
-"""Gather windows of tokens from their documents, directly into a block.
+"""TokenSource: gathers windows of tokens from their documents, directly into a block.
 
-Used by `_engine.filling`. A document is read and verified as a whole, and each window copies a part
+A document is read and verified as a whole, and each window copies a part
 of the document. If a document is uncompressed, mapped and already verified, only the part is read.
 """
 
@@ -12,10 +12,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shardio.batch.layout import FixedSlot
 from shardio.dataset.dataset import Dataset
 from shardio.errors import ShardCorrupt
 from shardio.format.checksum import distinct
 from shardio.format.sections import Entries
+from shardio.samples.field_sources import BatchRows, Bytes, FieldSource, IndexChunk, Present
 from shardio.samples.packing import PackedWindows, WindowParts
 from shardio.shard.verification import Rows
 
@@ -64,16 +66,15 @@ class _Pieces(NamedTuple):
         return [record[i:j] for record, i, j in zip(*places, strict=True)]
 
 
-class TokenReader:
-    """A reader of windows of tokens. It borrows the dataset."""
+class TokenSource(FieldSource):
+    """A source of windows of tokens."""
 
     def __init__(self, dataset: Dataset, windows: PackedWindows) -> None:
         pack = windows.pack
-        self._dataset, self._windows, self._pack = dataset, windows, pack
-        self._field, self.name = pack.documents(dataset.schema), pack.name
+        self._windows, self._pack = windows, pack
+        self._field = pack.documents(dataset.schema)
         self._made = pack.made(self._field)
-        self.names: Final = tuple(self._made)
-        """The fields that a window has."""
+        super().__init__(dataset, pack.name, tuple(self._made))
         self._is_raw = dataset.verify != "always" and self._field.codec == "raw"
         self._is_raw &= not self._field.is_fixed and dataset.access == "mmap"
         self._is_raw &= not dataset.files.is_partial  # the maps of these files stay open
@@ -89,6 +90,21 @@ class TokenReader:
         self._maps.clear()
         self._places = np.zeros(0, np.int64)
         self._aheads.clear()
+
+    def of_sample(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
+        """Return the fields of one window."""
+        outs = {n: np.empty((1, self._pack.length), f.numpy) for n, f in self._made.items()}
+        self.fill(outs, chunk.numbers, slice(k, k + 1), chunk.tokens)
+        return {name: out[0] for name, out in outs.items()}
+
+    def fill_fixed(
+        self, batch: BatchRows, slot: FixedSlot, out: Bytes, present: Present | None
+    ) -> None:
+        """Write some windows; their other fields are written together with the tokens."""
+        if slot.name == self.name:
+            layout, n_read = batch.layout, batch.n_read
+            outs = {s.name: layout.fixed_rows(batch.memory.bytes, s, n_read) for s in layout.fixed}
+            self.fill(outs, batch.chunk.numbers, batch.part, batch.chunk.tokens)
 
     def fill(
         self,
@@ -128,12 +144,6 @@ class TokenReader:
             if ahead.is_short or (pack.targets and pack.apart):
                 parts = ahead.parts.of_windows(first, last, within)
                 self._mask(outs[f"{name}_mask"], parts)
-
-    def of_sample(self, number: int, n_tokens: tuple[int, ...] | None = None) -> dict[str, Tokens]:
-        """Return the fields of one window, in new memory."""
-        outs = {n: np.empty((1, self._pack.length), f.numpy) for n, f in self._made.items()}
-        self.fill(outs, np.array([number]), n_tokens=n_tokens)
-        return {name: out[0] for name, out in outs.items()}
 
     def _look_ahead(
         self, numbers: Rows, first: int, last: int, n_tokens: tuple[int, ...] | None

@@ -1,0 +1,417 @@
+"""FieldSource: reads one stored field, of a single sample or into the rows of a batch.
+
+`SampleReader` combines the sources of a view's samples. Sources of media are in `decoding`, the
+source of windows of tokens is in `token_source`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardio._base.classes import Closing, cached_property
+from shardio._workers.processes.blocks import BlockMap
+from shardio.batch.layout import (
+    CLAIMED,
+    NO_FIELD,
+    BlockLayout,
+    BlockViews,
+    FixedSlot,
+    PresenceSlot,
+    VaryingSlot,
+    pack_state,
+)
+from shardio.dataset.dataset import Dataset
+from shardio.errors import MediaError, ShardCorrupt
+from shardio.format.checksum import distinct
+from shardio.format.sections import Entries
+from shardio.format.types import Array
+from shardio.order.permutation import OF_SOUNDS, derive_key, keyed_hashes
+from shardio.samples.clips import ClipDraws
+from shardio.shard.verification import Rows
+
+if TYPE_CHECKING:
+    from shardio.samples.view import SampleView
+
+Bytes = npt.NDArray[np.uint8]
+Present = npt.NDArray[np.bool_]
+Values = list[npt.NDArray[Any] | None]
+"""The values of a field for the rows of a batch, with None for missing values."""
+
+_STATE_SHIFT: Final = 32
+
+
+class Keys(NamedTuple):
+    """The keys of random draws for some samples: seed, epoch, and positions in the epoch."""
+
+    seed: int
+    epoch: int
+    positions: Rows
+
+    def hashes(self, purpose: int) -> npt.NDArray[np.uint64]:
+        """Return 64 random bits for each sample."""
+        return keyed_hashes(self.positions, derive_key(purpose, self.seed, self.epoch))
+
+
+class IndexChunk:
+    """Some samples of a view, at `numbers`; the arrays are read-only.
+
+    For each sample, `rows` has the row in the dataset, `shards` the index of the shard, and
+    `origins` (samples, 3) the entry for a block's origin table, with no field claimed yet. `keys`
+    are the keys of the samples' random draws. `tokens` has the token count of each source at the
+    start of the epoch, as in `PackedWindows.parts`.
+    """
+
+    def __init__(
+        self, view: SampleView, numbers: Rows, keys: Keys, tokens: tuple[int, ...] | None = None
+    ) -> None:
+        dataset = view.dataset
+        self._view, self._dataset, self._keys = view, dataset, keys
+        self.numbers, self.tokens = numbers, tokens
+        self.rows = view.at(numbers)
+        self.shards = dataset.locate(self.rows)
+        self.origins: npt.NDArray[np.int64] = np.empty((len(numbers), 3), np.int64)
+        self.origins[:, 0] = numbers
+        self.origins[:, 1] = self.rows - dataset.starts.take(self.shards)
+        self.origins[:, 2] = self.shards + (pack_state(NO_FIELD, CLAIMED) << _STATE_SHIFT)
+        self._slots: dict[str, Rows] = {}
+
+    def place(self, k: int) -> tuple[int, int]:
+        """Return the shard of sample k, and the row in the shard."""
+        return int(self.shards[k]), int(self.origins[k, 1])
+
+    def covered(self, part: slice) -> tuple[Rows, Rows]:
+        """Return all rows from which the samples of a slice are computed, and the rows' shards."""
+        if not self._view.spans_rows:
+            return self.rows[part], self.shards[part]
+        rows = self._view.covered_rows(self.numbers[part])
+        return rows, self._dataset.locate(rows)
+
+    def slots(self, name: str) -> Rows:
+        """Return the location of each sample's value in a column, for `ColumnGather.gather`."""
+        found = self._slots.get(name)
+        if found is None:
+            found = self._dataset.gather(name).place(self.rows, self.shards)
+            self._slots[name] = found
+        return found
+
+    @cached_property
+    def draws(self) -> ClipDraws | None:
+        """The start and crop of each sample's clip; None if the samples are not clips."""
+        return self._view.draws(self.numbers, self._keys)
+
+    @cached_property
+    def starts(self) -> npt.NDArray[Any]:
+        """The start of each sample's clip or, without clips, random bits for the audio start."""
+        return self._keys.hashes(OF_SOUNDS) if self.draws is None else self.draws.starts
+
+
+class BatchRows(NamedTuple):
+    """The rows of one batch in a block, and the samples to write there.
+
+    Attributes:
+        layout, memory: the block and its layout.
+        chunk, part: the samples, as a chunk and their slice of the chunk.
+        states: the samples' entries in the status column of the origin table.
+        epoch, start: the epoch, and the first sample's position in the epoch.
+        n_rows: the number of rows, padding included.
+    """
+
+    layout: BlockLayout
+    memory: BlockMap
+    chunk: IndexChunk
+    part: slice
+    states: npt.NDArray[np.int32]
+    epoch: int
+    start: int
+    n_rows: int
+
+    @property
+    def n_read(self) -> int:
+        """The number of rows without padding."""
+        return len(self.states)
+
+    @property
+    def views(self) -> BlockViews:
+        """The arrays over the block, which are created after each growth of the block."""
+        views = self.memory.views
+        if views is None:
+            views = self.memory.views = self.layout.views(self.memory.bytes)
+        return views
+
+    def place(
+        self, slot: VaryingSlot, n_bytes: Rows, used: int, first: int = 0
+    ) -> tuple[list[int], int]:
+        """Reserve space in the heap for values of a field, of `n_bytes` each, from row `first` on.
+
+        Return the values' offsets in the heap, and the used bytes of the heap.
+
+        Raises:
+            InsufficientMemory: the block cannot grow enough.
+        """
+        layout, memory = self.layout, self.memory
+        taken = -(-n_bytes // slot.alignment) * slot.alignment
+        ends = -(-used // slot.alignment) * slot.alignment + np.cumsum(taken)
+        starts, total = ends - taken, int(ends[-1])
+        # If rows are added one by one, double the heap, because every growth remaps the block.
+        if not first or layout.heap + total > len(memory.bytes):
+            memory.grow(layout.heap + total, better=layout.heap + 2 * total if first else 0)
+        extents = layout.extents(memory.bytes, slot)[first : first + len(n_bytes)]
+        extents["n_bytes"], extents["place"], extents["offset"] = n_bytes, starts, 0
+        return starts.tolist(), total
+
+
+class FieldSource(Closing):
+    """A reader of one stored field, from which fields of samples are made. Borrows the dataset.
+
+    Attributes:
+        name: the stored field.
+        names: the fields of samples.
+    """
+
+    is_stored: ClassVar[bool] = False
+    """True if samples have the value as stored; `SampleReader` reads such fields together."""
+
+    def __init__(self, dataset: Dataset, name: str, names: tuple[str, ...] = ()) -> None:
+        self._dataset, self.name, self.names = dataset, name, names or (name,)
+
+    def of_sample(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
+        """Return the fields of sample k of a chunk, by default the stored value.
+
+        Raises:
+            ShardCorrupt, MediaError: the message names the sample.
+        """
+        # Do not check for truncated files here: `Filler` does this once per batch.
+        return self._dataset.sample(*chunk.place(k), (self.name,), check_truncated=False)
+
+    @abstractmethod
+    def fill_fixed(
+        self, batch: BatchRows, slot: FixedSlot, out: Bytes, present: Present | None
+    ) -> None:
+        """Write a field of fixed size.
+
+        Args:
+            batch: the rows.
+            slot: the slot of the field.
+            out: the bytes of the values, (rows without padding, row bytes).
+            present: the mask of the samples that have a value; None if all have.
+
+        Raises:
+            ShardCorrupt, MediaError: the message names the sample.
+        """
+
+    def fill_varying(self, batch: BatchRows, slot: VaryingSlot, used: int) -> int:
+        """Write a field of varying size; return the used bytes of the heap.
+
+        Raises:
+            ShardCorrupt, MediaError, InsufficientMemory: the message names the sample.
+        """
+        raise NotImplementedError(f"the field {slot.name!r} has a fixed size")
+
+    def values(self, batch: BatchRows) -> Values:
+        """Return the stored arrays, of varying shape, for collation.
+
+        Uncompressed arrays are views of the mapped file.
+        """
+        raise NotImplementedError(f"the arrays of field {self.name!r} are not collated as stored")
+
+    def present(self, batch: BatchRows, slot: PresenceSlot) -> Present:
+        """Write the mask of the samples that have a value, and return it."""
+        out = batch.layout.present(batch.memory.bytes, slot)
+        for shard, places, local in self._by_shard(batch):
+            out[places] = self._dataset.files.reader(shard, self.name).present(self.name, local)
+        return out[: batch.n_read]
+
+    def _by_shard(self, batch: BatchRows) -> Iterator[tuple[int, Rows, Rows]]:
+        """Yield each shard of a batch, with the samples' rows in the batch and in the shard."""
+        rows, shards = batch.chunk.rows[batch.part], batch.chunk.shards[batch.part]
+        for shard in distinct(shards).tolist():
+            places = np.flatnonzero(shards == shard)
+            yield shard, places, rows[places] - self._dataset.starts[shard]
+
+    def _placed(self, what: object, shard: int, row: int) -> MediaError:
+        """Return an error that names a sample."""
+        path = self._dataset.files.reader(shard, self.name).path
+        return MediaError(f"{path}, field {self.name!r}, sample {row}: {what}")
+
+    def close(self) -> None:
+        """Release decoders and files. Idempotent."""
+
+
+class ColumnSource(FieldSource):
+    """A source of a column, whose values are gathered with one operation per batch."""
+
+    is_stored = True
+
+    def fill_fixed(
+        self, batch: BatchRows, slot: FixedSlot, out: Bytes, present: Present | None
+    ) -> None:
+        """Gather the values."""
+        chunk, part = batch.chunk, batch.part
+        slots = chunk.slots(self.name)[part]
+        self._dataset.gather(self.name).gather(slots, chunk.rows[part], chunk.shards[part], out)
+        if present is not None:  # a missing value may have any bytes in the file
+            out[~present] = 0
+
+
+class RecordSource(FieldSource):
+    """A source of a record field; records are copied or decompressed one by one."""
+
+    is_stored = True
+
+    def fill_fixed(
+        self, batch: BatchRows, slot: FixedSlot, out: Bytes, present: Present | None
+    ) -> None:
+        """Decompress arrays of fixed shape."""
+        for place, _, _, record in self._records(batch):
+            out[place] = 0 if record is None else np.frombuffer(record, np.uint8)
+
+    def _records(
+        self, batch: BatchRows
+    ) -> Iterator[tuple[int, int, int, bytes | memoryview | None]]:
+        """Yield (row in the batch, shard, row in the shard, record); None for a missing record."""
+        for shard, places, local in self._by_shard(batch):
+            records = self._dataset.files.reader(shard, self.name).records
+            entries = records.entries(self.name, local)
+            absent = records.absent(self.name, local, entries)
+            columns = places.tolist(), local.tolist(), records.read(self.name, local, entries)
+            for i, (place, row, record) in enumerate(zip(*columns, strict=True)):
+                yield place, shard, row, None if i in absent else record
+
+    def fill_varying(self, batch: BatchRows, slot: VaryingSlot, used: int) -> int:
+        """Copy the records."""
+        name, files, layout, memory = self.name, self._dataset.files, batch.layout, batch.memory
+        by_shard: list[tuple[int, Rows, Rows, Entries]] = []
+        n_bytes, offsets = np.zeros((2, batch.n_read), np.int64)
+        for shard, places, local in self._by_shard(batch):
+            entries = files.reader(shard, name).records.entries(name, local)
+            n_bytes[places], offsets[places] = entries["n_bytes"], entries["offset"]
+            by_shard.append((shard, places, local, entries))
+        starts, total = batch.place(slot, n_bytes, used)
+        layout.extents(memory.bytes, slot)["offset"][: len(offsets)] = offsets
+        heap, array = memory.bytes[layout.heap :].data, self._dataset.schema[name].array
+        for shard, places, local, entries in by_shard:
+            if array is not None:
+                shapes = layout.shapes(memory.bytes, slot)
+                found = self._arrays(array, shard, local, entries)
+                for place, (record, shape) in zip(places.tolist(), found, strict=True):
+                    start = starts[place]
+                    heap[start : start + len(record)] = record
+                    shapes[place] = 0 if shape is None else shape
+                continue
+            records = files.reader(shard, name).records
+            records.absent(name, local, entries)  # raises if a missing value has a record
+            for place, record in zip(
+                places.tolist(), records.read(name, local, entries), strict=True
+            ):
+                start = starts[place]
+                heap[start : start + len(record)] = record
+        return total
+
+    def values(self, batch: BatchRows) -> Values:
+        """Return the stored arrays, of varying shape; raw arrays are views of the mapped file."""
+        name, array = self.name, self._dataset.schema[self.name].array
+        values: Values = [None] * batch.n_read
+        if array is None:
+            raise AssertionError("only arrays are collated")
+        for shard, places, local in self._by_shard(batch):
+            entries = self._dataset.files.reader(shard, name).records.entries(name, local)
+            found = self._arrays(array, shard, local, entries)
+            for place, (record, shape) in zip(places.tolist(), found, strict=True):
+                if shape is not None:
+                    values[place] = np.frombuffer(record, array.numpy).reshape(shape)
+        return values
+
+    def _arrays(
+        self, array: Array, shard: int, local: Rows, entries: Entries
+    ) -> Iterator[tuple[bytes | memoryview, tuple[int, ...] | None]]:
+        """Yield the record of each row with the shape of its array; None for a missing array."""
+        records = self._dataset.files.reader(shard, self.name).records
+        dims = records.shapes(self.name, local)
+        absent = records.absent(self.name, local, entries)
+        for i, record in enumerate(records.read(self.name, local, entries)):
+            if i in absent:
+                yield record, None
+                continue
+            try:
+                shape = array.shape_of(dims[i], len(record))
+            except ShardCorrupt as error:
+                offset = records.offset + int(entries["offset"][i])
+                raise records.placed(error, self.name, int(local[i]), offset) from error
+            yield record, shape
+
+
+class SampleReader(Closing):
+    """A reader of samples, one by one or into a block. Owns its sources.
+
+    Args:
+        dataset: the dataset; borrowed.
+        sources: the source of each stored field that is read, in the order of the fields.
+    """
+
+    def __init__(self, dataset: Dataset, sources: Sequence[FieldSource]) -> None:
+        self._dataset, self._sources = dataset, sources
+        self._stored = [each.name for each in sources if each.is_stored]
+        self._others = [each for each in sources if not each.is_stored]
+        self._names = [name for each in sources for name in each.names]
+        self._by_name = {name: each for each in sources for name in each.names}
+        self._claims = {
+            name: pack_state(i, CLAIMED) for i, each in enumerate(sources) for name in each.names
+        }
+
+    def read(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
+        """Return sample k of a chunk, with its fields in the order of the sources.
+
+        Raises:
+            ShardCorrupt, MediaError: the message names the sample.
+        """
+        shard, row = chunk.place(k)
+        # Do not check for truncated files here: `Filler` does this once per batch.
+        sample = self._dataset.sample(shard, row, self._stored, check_truncated=False)
+        if not self._others:
+            return sample
+        for source in self._others:
+            sample |= source.of_sample(chunk, k)
+        return {name: sample[name] for name in self._names}
+
+    def fill(self, batch: BatchRows) -> int:
+        """Write all samples of a batch; return the used bytes of the heap.
+
+        Raises:
+            ShardCorrupt, MediaError, InsufficientMemory: the message names the sample. The field
+                that was being read stays claimed in `batch.states`.
+        """
+        layout, states, sources, claims = batch.layout, batch.states, self._by_name, self._claims
+        n_read, present = len(states), dict[str, Present]()
+        for presence in layout.presence:
+            name = presence.name
+            states[:] = claims[name]
+            present[name] = sources[name].present(batch, presence)
+        for slot, whole in zip(layout.fixed, batch.views.fixed, strict=True):
+            name = slot.name
+            states[:] = claims[name]
+            out = whole if len(whole) == n_read else whole[:n_read]
+            sources[name].fill_fixed(batch, slot, out, present.get(name))
+        used = 0
+        for varying in layout.varying:
+            states[:] = claims[varying.name]
+            used = sources[varying.name].fill_varying(batch, varying, used)
+        return used
+
+    def values(self, batch: BatchRows, name: str) -> Values:
+        """Return the stored arrays of a field for collation; the field is claimed meanwhile.
+
+        Raises:
+            ShardCorrupt: the message names the sample.
+        """
+        batch.states[:] = self._claims[name]
+        return self._by_name[name].values(batch)
+
+    def close(self) -> None:
+        """Close the sources. Idempotent."""
+        for source in reversed(self._sources):
+            source.close()
