@@ -1,8 +1,7 @@
 """A trace of a loader: the times at which workers filled batches, and the activities of the loop.
 
-The file has Google's Trace Event Format, JSON with times in microseconds, for
-https://ui.perfetto.dev and chrome://tracing. There is a row for each worker, a row for the main
-process, and a graph of the number of ready batches.
+The file has Google's Trace Event Format, JSON with times in microseconds. There is a row for each
+worker, a row for the main process, and a graph of the number of ready batches.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _MAIN: Final = 0
 
 
 class Delivery(NamedTuple):
-    """The times at which the loop requested and received a batch, and its waiting time, in ns."""
+    """The times at which the loop requested and received a batch, and the time it waited, in ns."""
 
     pass_ns: int
     step: int
@@ -70,7 +69,7 @@ class Trace:
         if self._path is not None:
             self._file = _open(self._path)
         self._began_ns = now_ns()
-        self._engine.record(is_recording=True)
+        self._engine.counters.record(is_recording=True)
         self.is_recording = True
         return self
 
@@ -79,9 +78,10 @@ class Trace:
             return
         engine, self._engine = self._engine, None
         self.is_recording = False
-        engine.record(is_recording=False)
+        engine.counters.record(is_recording=False)
         self._fillings = [
-            [one for one in kept if one.start_ns >= self._began_ns] for kept in engine.fillings()
+            [one for one in kept if one.start_ns >= self._began_ns]
+            for kept in engine.counters.fillings()
         ]
         if self._file is not None:
             with self._file as file:
@@ -116,10 +116,7 @@ class Trace:
         return found
 
     def _events_of_filling(self, one: FillRecord, row: int) -> Iterator[Event]:
-        """Yield a batch that a worker filled, and its phases one after the other.
-
-        The phases have the right duration, but their start times are not known.
-        """
+        """Yield a batch that a worker filled, and its phases, whose true order is not known."""
         whole_ns = one.end_ns - one.start_ns
         details: dict[str, int] = {"step": one.step}
         if one.pass_ns in self._epochs:

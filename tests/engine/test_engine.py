@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from shardio import InvalidArgument, ShardDataset, ShardLoader
-from shardio._engine.dispatch import dispatcher, iterations
+from shardio._engine.dispatch import iterations
 from shardio._engine.dispatch.backends import WorkerBackend
 from shardio._engine.dispatch.engine import Engine
 from shardio._engine.dispatch.iterations import EpochIteration
@@ -185,13 +185,13 @@ def test_passes_that_are_cancelled_leave_neither_slot_nor_block(
 def test_there_is_an_end_to_passes_at_the_same_time(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for each in (dispatcher, iterations):
-        monkeypatch.setattr(each, "N_SLOTS", 3)
+    monkeypatch.setattr(iterations, "N_SLOTS", 3)
     engine = _engine(folder, 0)
     passes = [engine.iterate(_plan(epoch)) for epoch in range(3)]
     with pytest.raises(InvalidArgument, match="3 iterations over one loader are running"):
         engine.iterate(_plan(3))
     engine.cancel(passes[0])
+    assert _steps(engine, passes[1]) == list(range(10))  # and the cancelled tasks before its own
     assert _steps(engine, engine.iterate(_plan(3))) == list(range(10))
     engine.close()
 

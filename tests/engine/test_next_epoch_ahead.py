@@ -53,7 +53,7 @@ def _n_given(iteration: EpochIteration) -> int:
 
 
 def _n_filled(loader: ShardLoader, iteration: EpochIteration) -> int:
-    return int(loader._engine._iterations._counter_table.of(iteration.slot)[0])
+    return int(loader._engine._iterations.counters.of(iteration.slot)[0])
 
 
 def _steps(loader: ShardLoader) -> list[int]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shardio import InvalidArgument, ShardLoader
-from shardio._engine.dispatch import backends, dispatcher, iterations
+from shardio._engine.dispatch import backends
 from shardio._workers.processes import stack_dumps
 from shardio.errors import BatchTimeout
 from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset
@@ -199,26 +199,3 @@ def test_the_time_in_which_workers_are_started_is_not_that_of_a_batch(
         with pytest.raises(BatchTimeout, match="a batch of .* did not arrive within 0.5 s"):
             dispatching.extended(now_s - 1, 0.5, "a batch")
         assert dispatching.extended(now_s + 999, 0.5, "a batch") >= now_s + 0.5, "a worker is ready"
-
-
-def test_a_loop_that_finds_no_room_because_others_hang_is_overdue_too(
-    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for each in (iterations, dispatcher):
-        monkeypatch.setattr(each, "N_SLOTS", 2)
-    marker = tmp_path / "hangs"
-    transform = hanging(marker, STUCK, in_c=False)
-    with ShardLoader(folder, BATCH, output="numpy", num_workers=1, transform=transform) as loader:
-        steps = iter(loader)
-        for _ in range(STUCK // BATCH):
-            next(steps)
-        await_file(marker)
-        others = iter(loader)
-        loader._engine._timeout_s = 0.05
-        del steps, others  # both are full of tasks that hang
-        with pytest.raises(
-            BatchTimeout, match="end of one of 2 iterations, the maximum number, of"
-        ):
-            iter(loader)
-        loader._engine._timeout_s = None
-        assert next(iter(loader))["label"].tolist() == list(range(BATCH)), "with new workers"

@@ -32,7 +32,6 @@ from shardio._engine.dispatch.worker import (
     pack_task,
     unpack_done,
     unpack_dones,
-    unpack_skips,
     work,
 )
 from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, Schemas
@@ -55,10 +54,7 @@ if TYPE_CHECKING:
 
 
 class InlineWorker:
-    """The backend for num_workers=0: `wait` runs a task in this process.
-
-    The states of the global random generators are restored after each task.
-    """
+    """The backend for num_workers=0: `wait` runs a task in this process."""
 
     depth = 1
     n_workers = 1
@@ -98,7 +94,7 @@ class InlineWorker:
         self._layout = layout
 
     def send_plan(self, worker: int, slot: int, plan: EpochPlan) -> None:
-        """Record the plan of an iteration's tasks."""
+        """Set the plan of an iteration's tasks."""
         self._plans[slot] = plan
 
     def caution(self, worker: int, left_out: LeftOut) -> None:
@@ -122,7 +118,7 @@ class InlineWorker:
         if not self._batch_spec.runs_user_code:
             answer = self._do(task, block)
         else:
-            with GENERATOR_LOCK.held():
+            with GENERATOR_LOCK.held():  # restores the global random generators
                 answer = self._do(task, block)
         with contextlib.suppress(IndexError):  # another thread may have closed the loader meanwhile
             self._tasks.popleft()
@@ -145,14 +141,12 @@ class InlineWorker:
                 schemas = self._filler.schemas(task.step)
                 status = Status.SCHEMA
             elif not self._cancelled[task.slot]:
-                plan = self._plans[task.slot]
                 start_ns = counters.start()
+                batch = self._layout, block, self._plans[task.slot], task.step
                 if self._row_by_row is None:
-                    filled = self._filler.fill(self._layout, block, plan, task.step)
-                    n_rows, heap_bytes = filled
+                    n_rows, heap_bytes = self._filler.fill(*batch)
                 else:
-                    careful = self._row_by_row.fill(self._layout, block, plan, task.step)
-                    n_rows, heap_bytes, skips = careful
+                    n_rows, heap_bytes, skips = self._row_by_row.fill(*batch)
                 counters.add(task.slot, task.step, start_ns)
                 status = Status.FILLED
         except Exception as failure:  # noqa: BLE001  # raised when the batch is delivered
@@ -284,8 +278,8 @@ class WorkerBackend:
     def wait(self, timeout_s: float | None = None) -> list[TaskResult | WorkerLost]:
         """Wait up to `timeout_s` until a result arrives, or a worker starts or exits.
 
-        Return the results and the lost workers. The results of a lost worker, including the results
-        in its reply buffer, come before the `WorkerLost`.
+        Return the results and the lost workers; all results of a lost worker, including those in
+        its reply buffer, come before its `WorkerLost`.
         """
         found: list[TaskResult | WorkerLost] = []
         for event in self._pool.wait(timeout_s):
@@ -302,19 +296,15 @@ class WorkerBackend:
                     self._crash_loop.n_crashes = 0
                     found.append(long)
             elif isinstance(event, WorkerExit):
-                if held_back := self._held_back(event.worker):
+                kept = self._kept  # read once, because another thread may close this backend
+                if kept and (held_back := kept[event.worker].take()):
                     self._crash_loop.n_crashes = 0
                     found += _answers(event.worker, held_back)
-                found.append(
-                    WorkerLost(event.worker, self._on_worker_exit(event), event.signal, event.end)
-                )
+                how = self._on_worker_exit(event)
+                found.append(WorkerLost(event.worker, how, event.signal, event.end))
             else:
                 self._last_words[event.worker] = event.text
         return found
-
-    def _held_back(self, worker: int) -> bytes:
-        kept = self._kept  # read once, because another thread may close this backend
-        return kept[worker].take() if kept else b""
 
     def worker_stacks(self) -> list[tuple[str, str]]:
         """Return the name and Python stacks of each worker."""
@@ -377,7 +367,7 @@ def _long_answer(worker: int, data: bytes) -> TaskResult:
     if done.status == Status.SCHEMA:
         return done._replace(schemas=Schemas.unpack(rest))
     if done.status == Status.FILLED:
-        return done._replace(skips=unpack_skips(rest))
+        return done._replace(skips=pickle.loads(rest))  # sent by a worker, never stored data
     return done
 
 

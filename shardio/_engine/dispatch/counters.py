@@ -1,8 +1,8 @@
 """Loading statistics: counters of each worker in shared memory, and a timer of the main process.
 
 Each worker has one cache line per iteration, and adds to the counters in this line after every
-batch. The main process reads the lines on request. While a trace is recorded, each worker also
-writes the times of its latest batches into a ring buffer.
+batch. While a trace is recorded, each worker also writes the times of its latest batches into a
+ring buffer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._base.statistics import CHECK, DECODE, PHASE_TIMES, TRANSFORM, LoadingStats, now_ns
-from shardio._workers.processes.linux import memory_file, resize_memory_file
+from shardio._workers.processes.shared_memory import sparse_memory_file
 from shardio.order import RankPartition
 
 # The indices of words in a line and in the header. A line has 8 words, which fill a cache line, and
@@ -47,12 +47,7 @@ class FillRecord(NamedTuple):
 
 
 class IterationCounters:
-    """The counters that one worker writes. Borrows the file.
-
-    Args:
-        fd: the file that `CounterTable` created.
-        worker: the index of this worker.
-    """
+    """The counters that one worker writes to `fd`, the borrowed file of a `CounterTable`."""
 
     def __init__(self, fd: int, worker: int) -> None:
         self._words = words = memoryview(mmap.mmap(fd, 0)).cast("Q")
@@ -97,24 +92,17 @@ def _ring_lines(n_records: int) -> int:
 
 
 class CounterTable:
-    """The counters of all iterations and workers. Owns the memory, not the file descriptor.
+    """The counters of `n_slots` iterations and all workers, in a sparse file.
 
-    The file is sparse: only used slots and records take memory.
-
-    Args:
-        n_slots: the maximum number of iterations at the same time.
-        n_workers: the number of workers that fill blocks.
-        n_records: the number of latest batches recorded for each worker.
+    Owns the memory; the caller owns the descriptor `fd`, which is sent to the workers.
     """
 
     def __init__(self, n_slots: int, n_workers: int, n_records: int = N_RECORDS) -> None:
         self.n_workers, self._n_records = n_workers, n_records
         ring = _ring_lines(n_records)
         n_lines = 1 + (n_slots + ring) * n_workers
-        self.fd = memory_file()
-        """The descriptor to send to the workers; the caller closes it."""
+        self.fd = sparse_memory_file(n_lines * _LINE * 8, "the counters of iterations")
         try:
-            resize_memory_file(self.fd, n_lines * _LINE * 8, "the counters of iterations")
             whole = np.frombuffer(mmap.mmap(self.fd, 0), np.uint64).reshape(n_lines, _LINE)
         except BaseException:
             os.close(self.fd)
@@ -183,11 +171,7 @@ class IterationTimer:
     n_blocks_made: int = 0
 
     def restarted_now(self, words: npt.NDArray[np.uint64]) -> IterationTimer:
-        """Return a timer that starts now, for an iteration that was begun ahead.
-
-        Args:
-            words: the counters of the iteration so far, summed over the workers.
-        """
+        """Return a timer that starts now for an iteration begun ahead with counters `words`."""
         timer = IterationTimer(
             n_filled_ahead=int(words[_FILLED]), ready_ahead_ns=int(words[_READY])
         )

@@ -1,14 +1,14 @@
 """Crash reports: the samples that a crashed worker was reading, and the samples to skip.
 
 Each block holds an origin table with one entry per row: shard, row in the shard, and a status. A
-worker marks the rows that it is reading as claimed; the table of a crashed worker's block therefore
-shows the samples that the worker was reading. SIGBUS kills a worker that touches a mapped page if
-the storage cannot provide the page. The main process then compares the sizes of the files that the
-worker was reading with the expected sizes, to find out whether a file was truncated.
+worker marks the rows that it is reading as claimed, so the table of its block shows them after a
+crash. SIGBUS kills a worker that touches a mapped page that the storage cannot provide. The main
+process then compares the sizes of the files that the worker was reading with the expected sizes, to
+find out whether a file was truncated.
 
 If samples may be skipped, a sample is skipped after MAX_CRASHES workers have crashed while
-processing only that sample. Without a transform, the first crash at a batch makes all samples of
-the batch suspects; the batch is then retried row by row.
+processing only that sample. Without a transform, the first crash at a batch makes all its samples
+suspects; the batch is then retried row by row.
 """
 
 from __future__ import annotations
@@ -35,17 +35,16 @@ _NAMED_SAMPLES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class InFlightRows:
-    """The samples that a worker was reading or transforming.
-
-    `text` is a phrase for error messages that describes the samples. `rows` maps the index of a
-    shard to rows of the shard. `field` is the field being read, None unless there is exactly one.
-    `places` has each sample's row in the batch and index in the view.
-    """
+    """The samples that a worker was reading or transforming."""
 
     text: str
+    """A phrase for error messages that describes the samples."""
     rows: dict[int, list[int]] = field(default_factory=dict)
+    """Rows of each shard, by the shard's index."""
     field: str | None = None
+    """The field being read; None unless there is exactly one."""
     places: tuple[tuple[int, int], ...] = ()
+    """The row in the batch and the index in the view of each sample."""
 
 
 def claim_of_first(batch_spec: BatchSpec, view: SampleView, number: int = 0) -> InFlightRows:
@@ -53,18 +52,17 @@ def claim_of_first(batch_spec: BatchSpec, view: SampleView, number: int = 0) -> 
     rows, dataset = view.at(np.array([number])), view.dataset
     shard = int(dataset.locate(rows)[0])
     row = int(rows[0] - dataset.starts[shard])
-    place = f"sample {row} of shard {dataset.shards[shard].name} of {batch_spec.path}"
+    work = "ran the transform on the first sample:"
     if batch_spec.makes_batches:
-        return InFlightRows(
-            f"while it built the first batch, which begins with {place}", {shard: [row]}
-        )
-    return InFlightRows(f"while it ran the transform on the first sample: {place}", {shard: [row]})
+        work = "built the first batch, which begins with"
+    place = f"sample {row} of shard {dataset.shards[shard].name} of {batch_spec.path}"
+    return InFlightRows(f"while it {work} {place}", {shard: [row]})
 
 
 def claims_in(
     layout: BlockLayout, block: Block, dataset: Dataset, fields: tuple[str, ...]
 ) -> InFlightRows:
-    """Return the samples that are claimed in a block: those being read or transformed."""
+    """Return the samples that are claimed in a block."""
     origins = layout.origins(block.bytes)
     at = np.flatnonzero(origins["status"] == CLAIMED)
     claimed = origins[at]
@@ -105,7 +103,7 @@ def crash_error(
         by_signal: the signal that killed the worker, if any.
         claims: the samples that the worker was reading.
         where: a phrase that names the batch; appended to the message.
-        dataset: the main process's own instance; only its file names and sizes are used.
+        dataset: the main process's instance, for the names and sizes of its files.
     """
     text = f"{how}, {claims.text}{where}"
     if by_signal != signal.SIGBUS:
@@ -148,10 +146,7 @@ def _suspects(
 
 
 def _first_lost(dataset: Dataset, shard: int, claims: InFlightRows, n_bytes: int) -> int | None:
-    """Return the first claimed row that is stored past the first `n_bytes` bytes of its file.
-
-    If the offsets are stored in the truncated file itself, return the first claimed row.
-    """
+    """Return the first claimed row that is stored past the first `n_bytes` bytes of its file."""
     rows = claims.rows.get(shard, [])
     # Use only a reader that is already open, because a truncated file cannot be opened.
     reader = dataset.files.reader_if_open(shard, claims.field)
@@ -159,7 +154,7 @@ def _first_lost(dataset: Dataset, shard: int, claims: InFlightRows, n_bytes: int
         section = reader.column_section(claims.field)
         lost = [row for row in rows if section.offset + (row + 1) * section.stride > n_bytes]
         return min(lost, default=None)
-    # The offsets of records are stored in the file, whose pages must not be touched.
+    # The offsets of records are stored in the truncated file, whose pages must not be touched.
     return min(rows, default=None)
 
 
@@ -186,10 +181,7 @@ class SuspectSamples:
         return self._n_in_vain >= _MAX_IN_VAIN
 
     def record_crash(self, claims: InFlightRows, end: str) -> bool:
-        """Record a crash; `end` describes how the worker exited.
-
-        Return True if one more sample is now skipped.
-        """
+        """Record a crash with the exit `end`; return True if one more sample is now skipped."""
         self._n_in_vain += 1
         if len(claims.places) != 1:
             return False

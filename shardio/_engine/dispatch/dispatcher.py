@@ -1,8 +1,4 @@
-"""The dispatcher of batches, which assigns tasks to workers, routes results, and recycles blocks.
-
-A Dispatcher belongs to one worker backend, one block pool and one layout. An engine that restarts
-with a new backend and pool creates a new Dispatcher. Callers hold the engine's lock.
-"""
+"""The dispatcher of batches: it assigns tasks to workers, routes results and recycles blocks."""
 
 from __future__ import annotations
 
@@ -21,14 +17,14 @@ from shardio._engine.dispatch.crashes import (
     crash_error,
     is_final,
 )
-from shardio._engine.dispatch.iterations import N_SLOTS, Delivered, EpochIteration, IterationTable
+from shardio._engine.dispatch.iterations import Delivered, EpochIteration, IterationTable
 from shardio._engine.dispatch.worker import RequestKind, Status, Task, TaskResult, WorkerLost
 from shardio._engine.filling.batch_spec import BatchSpec
 from shardio._workers.processes.blocks import BlockPool
 from shardio._workers.processes.stack_dumps import timeout_error
 from shardio._workers.tasks.schedule import Schedule
 from shardio.dataset.dataset import Dataset
-from shardio.errors import InsufficientMemory, InvalidArgument, TransformError, WorkerDied
+from shardio.errors import InsufficientMemory, TransformError, WorkerDied
 
 # Plain ints, because members of an enum are slow to look up and to compare.
 _FILL, _FILLED, _QUICK = int(RequestKind.FILL), int(Status.FILLED), int(Status.QUICK)
@@ -36,6 +32,9 @@ _FILL, _FILLED, _QUICK = int(RequestKind.FILL), int(Status.FILLED), int(Status.Q
 
 class Dispatcher:
     """Assigns tasks, routes results, and delivers filled blocks. Borrows all its arguments.
+
+    An engine that restarts with a new backend and a new pool creates a new Dispatcher. Callers hold
+    the engine's lock.
 
     Args:
         batch_spec: the specification of batches.
@@ -58,25 +57,14 @@ class Dispatcher:
         n_blocks: int,
         memory_bytes: int,
     ) -> None:
-        self._batch_spec, self._dataset, self._backend, self._iterations = (
-            batch_spec,
-            dataset,
-            backend,
-            iterations,
-        )
-        self.pool = pool
+        self._batch_spec, self._dataset, self._backend = batch_spec, dataset, backend
+        self._iterations, self.pool = iterations, pool
         self._n_blocks, self._memory_bytes = n_blocks, memory_bytes
         self.settle: Callable[[], None] | None = None
         """A function to call before the memory of released batches is reused."""
 
     def next(self, iteration: EpochIteration, timeout_s: float | None) -> Delivered | None:
-        """Return the next filled block of an iteration, or None at its end.
-
-        Raises:
-            Exception: the failure of filling the block.
-            BatchTimeout: no batch was ready within `timeout_s`.
-            InsufficientMemory: all blocks are held, and there is no memory for another.
-        """
+        """Return the next filled block of an iteration, or None at its end; see `Engine.next`."""
         schedule, pool, timer = iteration.schedule, self.pool, iteration.timer
         if schedule.is_over or iteration.is_cancelled:
             self._end(iteration)
@@ -111,33 +99,8 @@ class Dispatcher:
         iteration.held = block
         return block, step, *iteration.sizes.pop(step)
 
-    def wait_for_slot(self, timeout_s: float | None) -> None:
-        """Wait until another iteration can begin.
-
-        Raises:
-            InvalidArgument: N_SLOTS iterations are running.
-            BatchTimeout: no cancelled iteration has ended in time.
-        """
-        end_s = None if timeout_s is None else time.monotonic() + timeout_s
-        iterations = self._iterations
-        what = f"the end of one of {N_SLOTS} iterations, the maximum number,"
-        while iterations.is_full and iterations.n_coming_back:
-            if not self.take_answers(end_s) and timeout_s is not None:
-                end_s = self.extended(end_s, timeout_s, what)
-        if iterations.is_full:
-            raise InvalidArgument(
-                f"{N_SLOTS} iterations over one loader are running, the maximum number; release "
-                "iterators that are no longer needed"
-            )
-
     def extended(self, end_s: float | None, timeout_s: float, what: str) -> float:
-        """Return a new deadline for a batch unless the old one has passed.
-
-        While workers are starting, a deadline is extended even after it has passed.
-
-        Raises:
-            BatchTimeout: the deadline `end_s` has passed.
-        """
+        """Return a new deadline; raise BatchTimeout if `end_s` has passed and no worker starts."""
         now_s = time.monotonic()
         if end_s is not None and now_s >= end_s and not self._backend.is_starting:
             stacks = self._backend.worker_stacks()
@@ -214,11 +177,7 @@ class Dispatcher:
         return len(self.pool) >= n_enough and n_to_come >= self._backend.n_workers
 
     def _force_block(self, iteration: EpochIteration) -> None:
-        """Find a block for an iteration that has none, if necessary by exceeding the budget.
-
-        Raises:
-            InsufficientMemory: all blocks are held, and there is no memory for another.
-        """
+        """Find a block for an iteration that has none, if necessary by exceeding the budget."""
         gc.collect()  # frees batches that are only kept by reference cycles
         self.apply_finalizers()
         self.assign_tasks(iteration)
@@ -271,9 +230,7 @@ class Dispatcher:
             iteration.schedule.done(worker, step, is_quick=status == _QUICK)
         elif status == Status.FAILED:
             clear_claims(iteration.layout, self.pool[number])
-            iteration.schedule.failed(
-                worker, step, error or TransformError("a worker failed without a reason")
-            )
+            iteration.schedule.failed(worker, step, error or TransformError("no reason was sent"))
         elif status == Status.CANCELLED:
             iteration.schedule.cancelled(worker, step)
         if iteration.is_cancelled:

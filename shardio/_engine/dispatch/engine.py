@@ -1,9 +1,8 @@
 """The engine of a loader: its workers, blocks and iterations.
 
-An Engine belongs to one loader and lives as long as the loader. Each iteration over an epoch is an
-`EpochIteration` with its own Schedule; several may run at the same time on the same workers and
-blocks. If an exception may have left the state corrupt, the engine restarts with new workers and
-blocks. `dispatcher` does the work for each batch.
+Each iteration over an epoch is an `EpochIteration` with its own Schedule; several may run at the
+same time on the same workers and blocks. If an exception may have left the state corrupt, the
+engine restarts with new workers and blocks. `dispatcher` does the work for each batch.
 
 The schema of batches is the schema of the delivered fields or, with a transform, that of the first
 transformed sample or batch. A SchemaProbe requests this schema from a worker while the main process
@@ -25,7 +24,7 @@ import numpy.typing as npt
 
 from shardio._base.statistics import LoadingStats
 from shardio._engine.dispatch.backends import Backend, InlineWorker, StartMethod, WorkerBackend
-from shardio._engine.dispatch.counters import FillRecord
+from shardio._engine.dispatch.counters import CounterTable
 from shardio._engine.dispatch.crashes import claim_of_first, crash_error, is_final
 from shardio._engine.dispatch.dispatcher import Dispatcher
 from shardio._engine.dispatch.iterations import Delivered, EpochIteration, IterationTable
@@ -66,9 +65,7 @@ _ASKED = 0
 class SchemaProbe:
     """A request to a worker for the schemas of batches. Borrows the constructor's arguments."""
 
-    def __init__(
-        self, batch_spec: BatchSpec, view: SampleView, backend: WorkerBackend | InlineWorker
-    ) -> None:
+    def __init__(self, batch_spec: BatchSpec, view: SampleView, backend: Backend) -> None:
         self._batch_spec, self._view, self._backend = batch_spec, view, backend
         self._is_asked = False
         self._n_crashes = 0
@@ -81,7 +78,7 @@ class SchemaProbe:
         return self._candidates[self._number]
 
     def ask(self) -> Schemas | None:
-        """Return the schemas if no worker is needed; otherwise send a request, and return None."""
+        """Return the schemas if no worker is needed; else send a request, and return None."""
         batch_spec = self._batch_spec
         if not batch_spec.runs_user_code or not batch_spec.n_samples:
             return Schemas(batch_spec.delivered(self._view))
@@ -103,11 +100,9 @@ class SchemaProbe:
         known = self.ask()
         since_s = time.monotonic()
         while known is None:
-            left_s = None
-            if timeout_s is not None:
-                left_s = since_s + timeout_s - time.monotonic()
-                if left_s <= 0:
-                    return None
+            left_s = None if timeout_s is None else since_s + timeout_s - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                return None
             n_answers, is_starting = 0, self._backend.is_starting
             # Use `map` instead of a loop variable: if the answer's error is raised, its traceback
             # would keep this frame, and with it the answer, alive.
@@ -136,9 +131,7 @@ class SchemaProbe:
         try:
             raise answer.error
         finally:
-            # Break the cycle error -> traceback -> this frame -> error, which would keep the loader
-            # alive.
-            del answer
+            del answer  # breaks the cycle error -> traceback -> this frame -> error
 
     def _has_another(self) -> bool:
         """Advance to the next candidate; after the last, go back to the first and return False."""
@@ -152,7 +145,7 @@ class SchemaProbe:
         n = self._n_crashes
         many = f", at which {n} workers have crashed" if n > 1 else ""
         error = crash_error(loss.how, loss.signal, claim, many, self._view.dataset)
-        if not is_final(error, self._n_crashes):
+        if not is_final(error, n):
             return self.ask()
         self._n_crashes = 0
         if isinstance(error, WorkerDied) and self._has_another():
@@ -183,16 +176,7 @@ _TEAR_NOTHING: Final = (
 
 
 class Engine:
-    """The workers and blocks of a loader, owned until `close`.
-
-    Args:
-        batch_spec: the specification of batches.
-        n_workers: the number of processes or threads; 0 fills blocks in this process.
-        prefetch: the number of blocks beyond one per worker; None chooses it by the block size.
-        memory_bytes: the budget for all blocks together.
-        timeout_s: the maximum time that `next` waits for a batch; None for no limit.
-        start_method: the start method of the workers.
-    """
+    """The workers and blocks of a loader, owned until `close`; arguments as for ShardLoader."""
 
     def __init__(
         self,
@@ -221,11 +205,7 @@ class Engine:
         self._tables: tuple[SharedArray, ...] = ()
         self._is_closed = False
         self._is_inside = False
-        """True during a call.
-
-        If a signal handler calls `close` during a call, the resources are released at the end of
-        the interrupted call.
-        """
+        """True during a call; if a signal handler calls `close` then, the call's end releases."""
         self.view: SampleView
 
     @files_explained()
@@ -240,8 +220,7 @@ class Engine:
         self.view, dataset = view, view.dataset
         marks_fd = create_bitmap_file(dataset.files.n_marks)
         self._fds = [marks_fd]
-        self._fds.append(self._iterations.share())
-        self._fds.append(self._iterations.share_counters(self._backend.n_workers))
+        self._fds.extend(self._iterations.share(self._backend.n_workers))
         self._fds.append(kept_file(self._n_workers))
         self._fds.extend(stack_files(self._n_workers))
         dataset.files.share_marks(np.frombuffer(mmap.mmap(marks_fd, 0), np.uint8))
@@ -305,19 +284,15 @@ class Engine:
 
     @files_explained()
     def iterate(self, plan: EpochPlan, successor: EpochPlan | None = None) -> EpochIteration:
-        """Start an iteration.
+        """Start an iteration, or take over the iteration that was begun ahead with this plan.
 
-        If an earlier call has started its `successor` in advance and the plans are equal, return
-        that iteration.
-
-        `successor` is the plan of the next iteration if the next one may be begun ahead, else None.
+        `successor` is the plan of the next iteration; None if it must not be begun ahead.
         """
         with self._inside():
             layout, dispatcher = self.layout(), self.dispatcher
             iteration = self._iterations.take_over(plan)
             dispatcher.apply_finalizers()
             if iteration is None:
-                dispatcher.wait_for_slot(self._timeout_s)
                 first, last = plan.partition.first_step, plan.partition.last_step
                 schedule = Schedule(first, last, self._backend.n_workers, self._backend.depth)
                 iteration = self._iterations.begin(plan, schedule, layout)
@@ -334,7 +309,9 @@ class Engine:
 
         Raises:
             Exception: the failure of filling the block.
-            ClosedError, WorkerDied, ShardChanged, BatchTimeout: no block can be delivered.
+            BatchTimeout: no batch was ready in time.
+            InsufficientMemory: all blocks are held, and there is no memory for another.
+            ClosedError: the loader is closed, or belongs to another process.
         """
         with self._lock:
             if self._is_closed or this_process.pid != self._owner_pid or self._iterations.is_torn:
@@ -402,7 +379,7 @@ class Engine:
         self._iterations.cancel(iteration, is_known=is_ours and not self._is_closed)
 
     def lease(self, iteration: EpochIteration) -> npt.NDArray[np.uint8] | None:
-        """Lease the most recently delivered block until no object refers to its memory.
+        """Lease the block delivered last until no object refers to its memory.
 
         Return None if this iteration or the next one needs the block to continue; the caller then
         copies the batch.
@@ -431,13 +408,10 @@ class Engine:
         latest = LoadingStats() if iteration is None else self._iterations.stats_of(iteration)
         return latest, self._iterations.total()
 
-    def record(self, *, is_recording: bool) -> None:
-        """Start or stop recording every batch that workers fill, for `fillings`."""
-        self._iterations.record(is_recording=is_recording)
-
-    def fillings(self) -> list[list[FillRecord]]:
-        """Return the recorded fillings of each worker, ordered by time."""
-        return self._iterations.fillings()
+    @property
+    def counters(self) -> CounterTable:
+        """The counters of workers, which also record the times of their batches for a trace."""
+        return self._iterations.counters
 
     @property
     def pool(self) -> BlockPool:
@@ -463,10 +437,7 @@ class Engine:
             )
 
     def close(self) -> None:
-        """Stop the workers and release everything. Held batches stay valid. Idempotent.
-
-        In a forked child, this does nothing.
-        """
+        """Stop the workers and release everything, except in a forked child. Idempotent."""
         if self._is_closed or this_process.pid != self._owner_pid:
             return
         try:

@@ -17,14 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio._base.statistics import LoadingStats
-from shardio._engine.dispatch.counters import CounterTable, FillRecord, IterationTimer
+from shardio._engine.dispatch.counters import CounterTable, IterationTimer
 from shardio._engine.dispatch.crashes import SuspectSamples
 from shardio._engine.filling.batch_spec import EpochPlan
 from shardio._workers.processes.shared_memory import reserve_memory_file
 from shardio._workers.tasks.schedule import Schedule
 from shardio.batch.batch import Skipped
 from shardio.batch.layout import BlockLayout
-from shardio.errors import TooManySkipped
+from shardio.errors import InvalidArgument, TooManySkipped
 
 _NAMED_SKIPS: Final = 3
 
@@ -58,9 +58,7 @@ class EpochIteration:
     is_exhausted: bool = False
     """True once the loop has been told that the iteration is over."""
     held: int | None = None
-    """The block delivered last, until it is leased or freed; at the latest, the next delivery
-    frees it.
-    """
+    """The block delivered last, until it is leased, or freed by the next delivery."""
     is_cancelled: bool = False
     is_watched: bool = False
     """True if an iterator exists, which will cancel the iteration."""
@@ -109,35 +107,30 @@ class IterationTable:
         """The iteration that a loop began or took over last; None once that iteration ended."""
         self._foreseen: EpochPlan | None = None
         """The plan that the next iteration is expected to have; None if unknown."""
-        self._counter_table: CounterTable
-        self._is_recording = False
+        self.counters: CounterTable
         self._forgotten = LoadingStats()
         self.n_restarts = 0
         """The number of replaced workers, whether busy or idle."""
         self.is_torn = False
         """True if an exception may have left the state inconsistent."""
 
-    def share(self) -> int:
-        """Put the cancellation flags into shared memory; the caller owns the descriptor."""
+    def share(self, n_workers: int) -> Iterator[int]:
+        """Share the cancellation flags and the counters; the caller owns the yielded files."""
         fd = reserve_memory_file(N_SLOTS, "the table of iterations")
         try:
             self._words = np.frombuffer(mmap.mmap(fd, 0), np.uint8)
         except BaseException:
             os.close(fd)
             raise
-        return fd
-
-    def share_counters(self, n_workers: int) -> int:
-        """Create the counter table of the workers; the caller owns the descriptor."""
-        self._counter_table = CounterTable(N_SLOTS, n_workers)
-        self._counter_table.record(is_recording=self._is_recording)
-        return self._counter_table.fd
+        yield fd
+        self.counters = CounterTable(N_SLOTS, n_workers)
+        yield self.counters.fd
 
     def release(self) -> None:
         """Release the shared memory."""
         self._words = np.zeros(N_SLOTS, np.uint8)
-        if hasattr(self, "_counter_table"):
-            self._counter_table.close()
+        if hasattr(self, "counters"):
+            self.counters.close()
 
     def __len__(self) -> int:
         return len(self._by_slot)
@@ -147,11 +140,6 @@ class IterationTable:
 
     def __getitem__(self, slot: int) -> EpochIteration:
         return self._by_slot[slot]
-
-    @property
-    def is_full(self) -> bool:
-        """True if no further iteration can begin."""
-        return not self._free_slots
 
     @property
     def n_live(self) -> int:
@@ -165,12 +153,21 @@ class IterationTable:
         return sum(each.schedule.n_in_flight for each in each_cancelled)
 
     def begin(self, plan: EpochPlan, schedule: Schedule, layout: BlockLayout) -> EpochIteration:
-        """Begin an iteration; the table must not be full."""
+        """Begin an iteration.
+
+        Raises:
+            InvalidArgument: N_SLOTS iterations are running.
+        """
+        if not self._free_slots:
+            raise InvalidArgument(
+                f"{N_SLOTS} iterations over one loader are running, the maximum number; release "
+                "iterators that are no longer needed"
+            )
         slot = self._free_slots.pop()
         self._words[slot] = 0
         iteration = self._by_slot[slot] = EpochIteration(slot, plan, schedule, layout)
         iteration.n_handed_over = plan.partition.first_step
-        self._counter_table.begin(slot, iteration.timer.began_ns)
+        self.counters.begin(slot, iteration.timer.began_ns)
         return iteration
 
     @property
@@ -185,7 +182,8 @@ class IterationTable:
         workers.
         """
         plan = before.successor
-        if plan is None or not before.schedule.is_given_out or self.is_full or self.n_live > 1:
+        is_full = not self._free_slots
+        if plan is None or not before.schedule.is_given_out or is_full or self.n_live > 1:
             return None
         partition = plan.partition
         schedule = before.schedule.followed(partition.first_step, partition.last_step)
@@ -204,9 +202,9 @@ class IterationTable:
         if iteration.plan != plan:
             self.cancel(iteration, is_known=True)
             return None
-        iteration.timer = iteration.timer.restarted_now(self._counter_table.of(iteration.slot))
+        iteration.timer = iteration.timer.restarted_now(self.counters.of(iteration.slot))
         iteration.is_ahead = False
-        iteration.schedule.set_backlog([0] * self._counter_table.n_workers)
+        iteration.schedule.set_backlog([0] * self.counters.n_workers)
         return iteration
 
     def follow(self, iteration: EpochIteration, successor: EpochPlan | None) -> None:
@@ -256,13 +254,13 @@ class IterationTable:
         """Reset watched iterations to their next step, without tasks; drop all others."""
         while self.ended:
             self.ended.popleft().is_cancelled = True
-        for iteration in self._by_slot.values():
+        for iteration in self:
             iteration.is_cancelled |= not iteration.is_watched
             iteration.schedule = iteration.schedule.renewed()
             iteration.sizes, iteration.skips, iteration.held = {}, {}, None
             iteration.known_to.clear()
-        for iteration in [each for each in self._by_slot.values() if each.is_cancelled]:
-            self._drop(iteration)
+            if iteration.is_cancelled:
+                self._drop(iteration)
         self.ahead = None  # no loop has taken it over
         self._free_slots = [slot for slot in range(N_SLOTS) if slot not in self._by_slot]
         self._words[:] = 0
@@ -271,7 +269,7 @@ class IterationTable:
         """Return the figures of an iteration so far. Call it before its slot is reused."""
         plan, timer = iteration.plan, iteration.timer
         row_bytes = sum(slot.row_bytes for slot in iteration.layout.fixed)
-        words = self._counter_table.of(iteration.slot)
+        words = self.counters.of(iteration.slot)
         found = timer.stats(plan.partition, iteration.n_handed_over, row_bytes, words)
         return replace(found, n_skipped=iteration.n_skipped)
 
@@ -280,12 +278,3 @@ class IterationTable:
         counted = (self.stats_of(each) for each in self if not each.is_ahead)
         found = sum(counted, self._forgotten)
         return replace(found, n_restarts=self.n_restarts)
-
-    def record(self, *, is_recording: bool) -> None:
-        """Start or stop recording every batch that workers fill."""
-        self._is_recording = is_recording
-        self._counter_table.record(is_recording=is_recording)
-
-    def fillings(self) -> list[list[FillRecord]]:
-        """Return the recorded fillings of each worker, ordered by time."""
-        return self._counter_table.fillings()

@@ -1,9 +1,9 @@
 """Workers that are threads of this process, with the interface of a WorkerPool.
 
 Each thread handles the same messages as a worker process and opens the dataset itself; the maps of
-blocks are shared. User functions and the global generators of Python, NumPy and torch are shared by
-all threads. User code in this process (in worker threads, or with num_workers=0) runs with
-generators seeded for its sample; a lock therefore lets only one thread run user code at a time.
+blocks are shared, and so are the global generators of Python, NumPy and torch. User code in this
+process (in worker threads, or with num_workers=0) runs with generators seeded for its sample; a
+lock therefore lets only one thread run user code at a time.
 """
 
 from __future__ import annotations
@@ -44,11 +44,7 @@ __all__ = ["ThreadWorkers"]
 
 
 class GeneratorLock:
-    """A lock on the global generators that restores the program's states on release.
-
-    `end` can release the lock for another thread, because that thread may never return from user
-    code.
-    """
+    """A lock on the global generators that restores the program's states on release."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -59,8 +55,8 @@ class GeneratorLock:
     def take(self, is_unwanted: Callable[[], bool] = lambda: False) -> bool:
         """Acquire the lock for this thread, first come, first served; release it with `end`.
 
-        Return False, without the lock, once `is_unwanted()` is true; waiting threads check it when
-        `wake` is called.
+        Return False, without the lock, once `is_unwanted()` is true, which `wake` makes waiting
+        threads check.
         """
         ticket, queue = object(), self._waiting
         with self._changed:
@@ -84,7 +80,7 @@ class GeneratorLock:
             self._changed.notify_all()
 
     def end(self, thread: threading.Thread) -> None:
-        """Release the lock if `thread` holds it."""
+        """Release the lock if `thread` holds it, which may never return from user code."""
         with self._changed:
             if self._holder is thread:
                 restore_generators(self._states)
@@ -140,14 +136,13 @@ class _SharedState:
     def __init__(self) -> None:
         self.answers: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self.is_closing = False
-        self._maps: dict[
-            int, tuple[BlockMap, int]
-        ] = {}  # by inode of the file, with its descriptor
+        self._maps: dict[int, tuple[BlockMap, int]] = {}
+        """The map and the descriptor of each block, by the inode of its file."""
         self._lock = threading.RLock()  # reentrant, because a finalizer may close the pool
         self._n_users = 1
 
     def call(self, key: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """Call a user function with the global generators seeded by `key`, one call at a time."""
+        """Call a user function with the global generators seeded by `key`."""
         if not GENERATOR_LOCK.take(lambda: self.is_closing):
             raise _closed()
         try:
@@ -227,9 +222,8 @@ class _ThreadWorker(BatchWorker):
 class ThreadWorkers(Closing):
     """A pool of `n_workers` threads that fill blocks, with the interface of a WorkerPool.
 
-    A thread cannot be stopped from outside: `close` waits up to GRACE_S until all threads have
-    finished their current samples. A thread that takes longer is abandoned, and ends when its
-    current sample is finished.
+    A thread cannot be stopped from outside: `close` waits up to GRACE_S for the threads to finish
+    their current samples, and abandons a thread that takes longer.
     """
 
     def __init__(self, n_workers: int, batch_spec: BatchSpec) -> None:
@@ -271,16 +265,13 @@ class ThreadWorkers(Closing):
             self._inboxes[index].put((message, ()))
             return
         # Send copies, because the receiver owns its descriptors, as a worker process would.
-        copies: list[int] = []
-        with interrupts_held():
-            try:
-                for fd in fds:
-                    copies.append(os.dup(fd))
-            except BaseException:
-                for fd in copies:
-                    os.close(fd)
-                raise
+        with interrupts_held(), contextlib.ExitStack() as on_failure:
+            copies = []
+            for fd in fds:
+                copies.append(os.dup(fd))
+                on_failure.callback(os.close, copies[-1])
             self._inboxes[index].put((message, tuple(copies)))
+            on_failure.pop_all()
 
     def wait(self, timeout_s: float | None = None) -> list[Event]:
         """Wait for events and return at least one, or none after `timeout_s`."""
@@ -298,7 +289,7 @@ class ThreadWorkers(Closing):
         return [event for event in events if event is not None]
 
     def stacks(self, fds: Sequence[int]) -> list[str]:
-        """Return the Python stacks of all workers; `fds` is not used."""
+        """Return the Python stacks of all workers."""
         frames = sys._current_frames()
         return [_stack(frames.get(thread.ident or 0)) for thread in self._threads]
 
@@ -308,7 +299,7 @@ class ThreadWorkers(Closing):
         self._inboxes[index], self._threads[index] = self._start(index)
 
     def close(self) -> None:
-        """Stop all workers; abandon those that are still busy after GRACE_S."""
+        """Stop all workers; see the class for busy ones."""
         common = self._common
         if common.is_closing or this_process.pid != self._owner_pid:
             return

@@ -1,8 +1,5 @@
 """A batch worker: receive a task, fill the block, reply. Imports neither tinygrad nor `__main__`.
 
-A batch worker runs in a worker process, as the target of a `WorkerPool`, or in a thread of the main
-process, under `ThreadWorkers`.
-
 Tasks and replies are descriptors of 32 bytes; data stays in shared memory. The main process sends a
 `Task`, to fill a block with a batch; the worker replies with the first fields of a `TaskResult`. A
 message may have several tasks, or several replies if the first is QUICK. The payload of a reply (an
@@ -18,7 +15,6 @@ could fail: if a file was truncated meanwhile, a new worker cannot open the file
 from __future__ import annotations
 
 import mmap
-import os
 import pickle
 import struct
 from collections.abc import Callable
@@ -40,14 +36,9 @@ from shardio._workers.processes.channel import (
     pack_message,
     unpack_message,
 )
-from shardio._workers.processes.linux import (
-    keep_freed_memory,
-    memory_file,
-    resize_memory_file,
-    yield_to_main,
-)
+from shardio._workers.processes.linux import keep_freed_memory, yield_to_main
 from shardio._workers.processes.serialization import pack_error
-from shardio._workers.processes.shared_memory import unpack_shared
+from shardio._workers.processes.shared_memory import sparse_memory_file, unpack_shared
 from shardio._workers.processes.stack_dumps import answer_with_stacks
 from shardio._workers.tasks.schedule import QUICK_NS
 from shardio.batch.batch import Skipped
@@ -58,11 +49,8 @@ from shardio.samples.mixture import Mixture
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.samples.view import SampleView
 
-# Records are created with `tuple.__new__`, because the constructor of a NamedTuple runs Python code
-# and is slower.
 _TASK = struct.Struct("<HHIQQII")
 _DONE = struct.Struct("<HHIQQII")
-
 
 MARKS, CANCELLED, COUNTERS, KEPT, STACKS, TABLES = range(6)
 """Indices of the files that the main process shares with a worker.
@@ -76,9 +64,7 @@ class RequestKind(IntEnum):
     """The kind of a message from the main process."""
 
     FILL = 1
-    SCHEMA = (
-        2  # run the transform on sample `step` of the view, and return the schema of its result
-    )
+    SCHEMA = 2  # run the transform on sample `step` of the view; reply with the result's schema
     BLOCK = 3  # a block, whose descriptor is attached
     LAYOUT = 4  # schemas for the layout follow; blocks have at most `step` bytes
     HELLO = 5  # the shared files, for worker `block` of `n_rows` workers
@@ -123,6 +109,7 @@ pack_done = _DONE.pack
 
 def unpack_task(message: bytes) -> Task:
     """Unpack the task at the start of a message."""
+    # `tuple.__new__`, because the constructor of a NamedTuple runs Python code and is slower.
     return tuple.__new__(Task, _TASK.unpack_from(message))
 
 
@@ -132,17 +119,6 @@ unpack_done = _DONE.unpack_from
 """Return the packed fields of the reply at the start of a message."""
 unpack_dones = _DONE.iter_unpack
 """Yield the packed fields of each reply in a message of replies without payloads."""
-
-
-def pack_skips(skips: tuple[Skipped, ...]) -> bytes:
-    """Pack the skipped samples that follow a reply; return no bytes if there are none."""
-    return pickle.dumps(skips) if skips else b""
-
-
-def unpack_skips(packed: bytes) -> tuple[Skipped, ...]:
-    """Unpack the samples that a worker has skipped."""
-    found: tuple[Skipped, ...] = pickle.loads(packed)  # sent by a worker, never stored data
-    return found
 
 
 class TaskResult(NamedTuple):
@@ -182,22 +158,11 @@ _ROOM: Final = mmap.PAGESIZE // DESCRIPTOR_BYTES - 1
 
 def kept_file(n_workers: int) -> int:
     """Create a file of reply buffers, one page per worker; the caller owns the descriptor."""
-    fd = memory_file()
-    try:
-        resize_memory_file(fd, max(1, n_workers) * mmap.PAGESIZE, "the reply buffers")
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
+    return sparse_memory_file(max(1, n_workers) * mmap.PAGESIZE, "the reply buffers")
 
 
 class ReplyBuffer:
-    """The quick replies that one worker has not sent yet.
-
-    Args:
-        memory: the map of the file made by `kept_file`.
-        worker: the index of the worker.
-    """
+    """The quick replies that one worker has not sent yet, in a map of `kept_file`."""
 
     def __init__(self, memory: mmap.mmap, worker: int) -> None:
         start = worker * mmap.PAGESIZE
@@ -224,12 +189,9 @@ class ReplyBuffer:
 
 
 # Plain ints, because members of an enum are slow to look up and to compare.
-_LAST_OF_WORK, _FILLED, _CANCELLED = (
-    int(RequestKind.SCHEMA),
-    int(Status.FILLED),
-    int(Status.CANCELLED),
-)
-_FAILED, _SCHEMA, _QUICK = int(Status.FAILED), int(Status.SCHEMA), int(Status.QUICK)
+_LAST_OF_WORK, _SCHEMA = int(RequestKind.SCHEMA), int(Status.SCHEMA)
+_FILLED, _QUICK = int(Status.FILLED), int(Status.QUICK)
+_FAILED, _CANCELLED = int(Status.FAILED), int(Status.CANCELLED)
 
 
 def work(batch_spec: BatchSpec, channel: Channel) -> None:
@@ -264,12 +226,7 @@ def _open(batch_spec: BatchSpec) -> Dataset:
 
 
 class BatchWorker(Closing):
-    """The state of one worker: dataset, layout, plans and blocks.
-
-    Args:
-        batch_spec: the specification of batches.
-        send: sends a message to the main process.
-    """
+    """The state of one worker process or thread; `send` sends a message to the main process."""
 
     def __init__(self, batch_spec: BatchSpec, send: Callable[[bytes], None]) -> None:
         self._batch_spec, self._send = batch_spec, send
@@ -361,24 +318,18 @@ class BatchWorker(Closing):
         """Map the shared files, and check that the main process has opened the same dataset."""
         self._serve_stack_dumps(fds[STACKS])
         self._cancelled = np.frombuffer(mmap.mmap(fds[CANCELLED], 0), np.uint8)
-        self._counters, self._kept = (
-            IterationCounters(fds[COUNTERS], number),
-            self._map_replies(fds[KEPT], number),
-        )
-        self._compare(lineage)
-        self._dataset.files.share_marks(np.frombuffer(mmap.mmap(fds[MARKS], 0), np.uint8))
-        view = receive_view(self._dataset, self._batch_spec, fds[TABLES:])
-        self._filler = self._new_filler(view)
-        if self._batch_spec.skips:
-            self._row_by_row = RowByRowFiller(self._filler, self._batch_spec.seed)
-
-    def _compare(self, lineage: str) -> None:
-        """Raise DatasetCorrupt unless the main process has opened the same dataset."""
+        self._counters = IterationCounters(fds[COUNTERS], number)
+        self._kept = self._map_replies(fds[KEPT], number)
         if lineage != self._dataset.lineage:
             raise DatasetCorrupt(
                 f"{self._dataset.path}: another dataset has replaced the one that the loader "
                 f"opened: expected lineage {lineage}, found {self._dataset.lineage}"
             )
+        self._dataset.files.share_marks(np.frombuffer(mmap.mmap(fds[MARKS], 0), np.uint8))
+        view = receive_view(self._dataset, self._batch_spec, fds[TABLES:])
+        self._filler = self._new_filler(view)
+        if self._batch_spec.skips:
+            self._row_by_row = RowByRowFiller(self._filler, self._batch_spec.seed)
 
     def _do(self, task: Task) -> tuple[int, bytes]:
         """Return the status of a task, and its reply."""
@@ -412,7 +363,7 @@ class BatchWorker(Closing):
             n_rows, heap_bytes, skips = self._row_by_row.fill(
                 self._layout, memory, plan, task.step, left_out
             )
-            rest = pack_skips(skips)
+            rest = pickle.dumps(skips) if skips else b""
         taken_ns = self._counters.add(task.slot, task.step, start_ns)
         status = _FILLED if rest or taken_ns > QUICK_NS else _QUICK
         return status, n_rows, heap_bytes, rest
