@@ -13,7 +13,7 @@ from shardio._base.statistics import LoaderStats
 from shardio._engine.dispatch.backends import StartMethod
 from shardio._engine.dispatch.engine import Engine
 from shardio._engine.filling.batch_spec import BatchSpec
-from shardio._loading.iterator import BatchAssembler, Epochs, LoaderIterator
+from shardio._loading.iterator import BatchAssembler, Epochs, LoaderIterator, ProgressBar
 from shardio._loading.options import (
     TORCH_HABITS,
     Collate,
@@ -25,7 +25,6 @@ from shardio._loading.options import (
     resolve_view,
 )
 from shardio._loading.prefetch import RemotePrefetch
-from shardio._loading.progress_bar import ProgressBar
 from shardio._loading.trace import Trace
 from shardio._workers.processes.linux import Finalizer
 from shardio.batch.batch import Batch

@@ -1,16 +1,20 @@
-"""One iteration over a loader: turn filled blocks into batches, and track the progress."""
+"""The iterations of a loader: their start and progress, and the batches made of filled blocks."""
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import time
 import warnings
-from collections.abc import Mapping
-from typing import Any, Final, Self
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, Self, TextIO
 
 import numpy as np
 import numpy.typing as npt
 
 from shardio._base.callers import caller_stacklevel
-from shardio._base.statistics import now_ns
+from shardio._base.statistics import LoadingStats, now_ns
 from shardio._engine.dispatch.engine import Engine
 from shardio._engine.dispatch.iterations import Delivered, EpochIteration
 from shardio._engine.filling.batch_spec import EpochPlan
@@ -25,13 +29,12 @@ from shardio.order import RankPartition
 from shardio.outputs import TensorAdapter
 from shardio.samples.view import SampleView
 
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
 
 class Epochs:
     """The epochs of a loader, for one rank.
-
-    Args:
-        view: the view that the loader loads.
-        options: the options of the loader.
 
     Raises:
         InvalidArgument: the sampler or its weights do not fit the dataset.
@@ -61,13 +64,10 @@ class Epochs:
 
     def begin(self, engine: Engine) -> EpochIteration:
         """Begin the next epoch."""
-        start, epoch_sampler = self._start(), self.epoch_sampler
+        start, epoch_sampler, successor = self._start(), self.epoch_sampler, None
         self._warn_of_no_batch(start)
-        successor = (
-            self._plan(epoch_sampler.beginning(start.epoch + 1))
-            if epoch_sampler.order is not None
-            else None
-        )
+        if epoch_sampler.order is not None:
+            successor = self._plan(epoch_sampler.beginning(start.epoch + 1))
         self.latest = engine.iterate(self._plan(start), successor)
         self._next = start.epoch + 1
         return self.latest
@@ -86,12 +86,7 @@ class Epochs:
         return state_of(self._progress(), view, self.epoch_sampler)
 
     def load_state(self, state: Mapping[str, Any], view: SampleView) -> None:
-        """Make the next iteration resume where `state` was returned.
-
-        Raises:
-            InvalidArgument: the state is invalid, or belongs to another dataset, subset, seed or
-                order.
-        """
+        """Make the next iteration resume where `state` was returned; see `progress_of`."""
         self._next = progress_of(state, view, self.epoch_sampler)
         self.latest = None
 
@@ -121,10 +116,10 @@ _EVERY_BLOCK: Final = -1
 
 
 class BatchAssembler:
-    """Assembles the batches of a loader from the blocks that its engine fills.
+    """Assembles the batches of a loader from the blocks that its engine fills and owns.
 
     Args:
-        engine: the engine, which owns the blocks.
+        engine: the engine.
         adapter: the converter of arrays to tensors; None for arrays.
         dataset: the loader's dataset.
         reuses: True if a batch is valid only until the next batch is requested.
@@ -222,16 +217,10 @@ class BatchAssembler:
 
 
 class LoaderIterator:
-    """An iterator over one epoch of a loader. It keeps the loader alive.
+    """An iterator over one epoch of a loader, which it keeps alive.
 
     When the iterator is exhausted, fails or is garbage-collected, its tasks are cancelled and its
     blocks are freed.
-
-    Args:
-        loader: the loader; referenced to keep its workers alive.
-        engine: the engine that fills the blocks.
-        assembler: the assembler that turns filled blocks into batches.
-        iteration: the iteration of the engine.
     """
 
     def __init__(
@@ -272,3 +261,111 @@ class LoaderIterator:
     def _end(self) -> None:
         self._is_over = True
         self._cancel()
+
+
+_EVERY_S: Final = 0.2
+_LINE_EVERY_S: Final = 10.0
+
+
+class ProgressBar:
+    """An iterator over batches that shows the progress, and keeps no reference to a batch.
+
+    On a terminal, the progress is a bar, otherwise occasional lines.
+
+    Args:
+        batches: the iterator to wrap.
+        n_batches: the number of batches of the epoch.
+        n_done: the number of batches consumed before this iteration.
+        stats: a function that returns the loading figures.
+        title: the text before the bar.
+        file: the output; standard error by default.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[Batch],
+        *,
+        n_batches: int,
+        n_done: int,
+        stats: Callable[[], LoadingStats],
+        title: str,
+        file: TextIO | None,
+    ) -> None:
+        self._batches, self._stats = batches, stats
+        self._n_batches, self._n_done = n_batches, n_done
+        self._file = sys.stderr if file is None else file
+        self._title = title = _writable(title, self._file)
+        self._bar = _bar(self._file, title, n_batches, n_done) if self._file.isatty() else None
+        self._every_s = _LINE_EVERY_S if self._bar is None else _EVERY_S
+        self._next_s = time.monotonic() + self._every_s
+        # Restore the terminal even if the loop is left early.
+        self._stop = weakref.finalize(self, _stop, self._bar)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        try:
+            batch = next(self._batches)
+        except BaseException:
+            if self._stop.alive:
+                self._show()
+                self._stop()
+            raise
+        self._n_done += 1
+        if time.monotonic() >= self._next_s:
+            self._show()
+        return batch
+
+    def _show(self) -> None:
+        """Show the progress; ignore an output that cannot be written."""
+        stats = self._stats()
+        elapsed_s = stats.elapsed_s or 1.0
+        rate = f"{stats.n_samples / elapsed_s:,.0f} samples/s"
+        note = f"{rate}, waiting {stats.waiting_s / elapsed_s:.0%} of the time"
+        # Errors mean that the terminal is gone, or that the file is closed.
+        with contextlib.suppress(OSError, ValueError):
+            if self._bar is None:
+                done = f"{self._n_done:,} of {self._n_batches:,} batches"
+                self._file.write(f"{self._title}: {done}, {note}\n")
+                self._file.flush()
+            else:
+                (task,) = self._bar.task_ids
+                self._bar.update(task, completed=self._n_done, note=note, refresh=True)
+        self._next_s = time.monotonic() + self._every_s
+
+
+def _writable(title: str, file: TextIO) -> str:
+    """Escape the characters of a title that the encoding of a file lacks."""
+    encoding = getattr(file, "encoding", None) or "utf-8"
+    return title.encode(encoding, "backslashreplace").decode(encoding)
+
+
+def _bar(file: TextIO, title: str, n_batches: int, n_done: int) -> Progress:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    bar = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=Console(file=file),
+        auto_refresh=False,  # no thread: the loop itself refreshes the bar
+    )
+    bar.add_task(title, total=n_batches, completed=n_done, note="")
+    bar.start()
+    return bar
+
+
+def _stop(bar: Progress | None) -> None:
+    if bar is not None:
+        with contextlib.suppress(OSError, ValueError):
+            bar.stop()

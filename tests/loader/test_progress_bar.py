@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from shardio import ShardLoader
-from shardio._loading import progress_bar
+from shardio._loading import iterator
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -34,8 +34,8 @@ def loader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShardLoader]:
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every batch is shown."""
-    monkeypatch.setattr(progress_bar, "_EVERY_S", 0.0)
-    monkeypatch.setattr(progress_bar, "_LINE_EVERY_S", 0.0)
+    monkeypatch.setattr(iterator, "_EVERY_S", 0.0)
+    monkeypatch.setattr(iterator, "_LINE_EVERY_S", 0.0)
 
 
 def test_a_loop_with_a_bar_gets_the_same_batches(loader: ShardLoader) -> None:

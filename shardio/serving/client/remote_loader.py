@@ -10,6 +10,7 @@ from typing import Any, Final, Self, TextIO
 from shardio._base.callers import refuse_unknown_options
 from shardio._base.classes import Closing
 from shardio._base.statistics import LoaderStats, LoadingStats
+from shardio._loading.iterator import ProgressBar
 from shardio._loading.options import (
     TORCH_HABITS,
     device_or_none,
@@ -18,7 +19,6 @@ from shardio._loading.options import (
     seconds,
     warn_of_no_batch,
 )
-from shardio._loading.progress_bar import ProgressBar
 from shardio._workers.processes.limits import default_budget
 from shardio._workers.processes.linux import Finalizer, this_process
 from shardio.batch.batch import Batch
