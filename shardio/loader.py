@@ -13,7 +13,8 @@ from shardio._base.statistics import LoaderStats
 from shardio._engine.dispatch.backends import StartMethod
 from shardio._engine.dispatch.engine import Engine
 from shardio._engine.filling.batch_spec import BatchSpec
-from shardio._loading.iterator import BatchAssembler, Epochs, LoaderIterator, ProgressBar
+from shardio._loading.epochs import Epochs
+from shardio._loading.iterator import BatchAssembler, LoaderIterator, ProgressBar
 from shardio._loading.options import (
     TORCH_HABITS,
     Collate,

@@ -9,16 +9,18 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shardio._engine.dispatch.engine import Engine
+from shardio._engine.dispatch.iterations import EpochIteration
 from shardio._engine.dispatch.thread_workers import GENERATOR_LOCK
-from shardio._engine.filling.batch_spec import samples_of
-from shardio._loading.options import LoaderOptions
+from shardio._engine.filling.batch_spec import EpochPlan, samples_of
+from shardio._loading.options import LoaderOptions, warn_of_no_batch
 from shardio._workers.processes.global_generators import seed_generators
 from shardio._workers.processes.shared_memory import SharedArray
 from shardio.dataset.selection import check_positions
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
 from shardio.format.types.array_values import is_masked
-from shardio.order import Order
+from shardio.order import Order, RankPartition
 from shardio.order.mixture_order import Interleaved
 from shardio.order.permutation import OF_SAMPLERS, Positions, SampleGenerators
 from shardio.order.sampling import (
@@ -298,3 +300,81 @@ def _count_draws(sampler: WeightedSampler, weights: npt.NDArray[np.float64]) -> 
 
 def _hash_of(numbers: npt.NDArray[Any]) -> str:
     return f"{hash_bytes(numbers.data):016x}"
+
+
+class Epochs:
+    """The epochs of a loader, for one rank.
+
+    Raises:
+        InvalidArgument: the sampler or its weights do not fit the dataset.
+    """
+
+    def __init__(self, view: SampleView, options: LoaderOptions) -> None:
+        self.epoch_sampler = EpochSampler(view, options)
+        """The samples of each epoch and their order."""
+        self.latest: EpochIteration | None = None
+        """The latest iteration; None before the first one, and after `load_state`."""
+        self._options = options
+        self._next: LoaderState | int = 0
+        """The progress at which a loaded state resumes the next epoch, or that epoch's index."""
+        self._has_warned = False
+
+    @property
+    def number(self) -> int:
+        """The index of the latest epoch; before the first iteration, of the next epoch."""
+        if self.latest is not None:
+            return self.latest.plan.epoch
+        return self._next.epoch if isinstance(self._next, LoaderState) else self._next
+
+    @property
+    def n_batches(self) -> int:
+        """The number of batches of a whole epoch that begins now."""
+        return self._partition(0, self.epoch_sampler.n_positions(self.number)).last_step
+
+    def begin(self, engine: Engine) -> EpochIteration:
+        """Begin the next epoch."""
+        start, epoch_sampler, successor = self._start(), self.epoch_sampler, None
+        self._warn_of_no_batch(start)
+        if epoch_sampler.order is not None:
+            successor = self._plan(epoch_sampler.beginning(start.epoch + 1))
+        self.latest = engine.iterate(self._plan(start), successor)
+        self._next = start.epoch + 1
+        return self.latest
+
+    def _warn_of_no_batch(self, start: LoaderState) -> None:
+        """Warn, once per loader, if tail="drop" leaves no batch of a whole epoch."""
+        asked, n = self._options, start.n_samples
+        if asked.tail != "drop" or self._has_warned or start.position or not n:
+            return
+        if not self._partition(0, n).last_step:
+            self._has_warned = True
+            warn_of_no_batch(start.epoch, n, asked.batch_size, asked.world_size)
+
+    def state(self, view: SampleView) -> dict[str, Any]:
+        """Return the progress of the latest epoch, for `load_state`."""
+        return state_of(self._progress(), view, self.epoch_sampler)
+
+    def load_state(self, state: Mapping[str, Any], view: SampleView) -> None:
+        """Make the next iteration resume where `state` was returned; see `progress_of`."""
+        self._next = progress_of(state, view, self.epoch_sampler)
+        self.latest = None
+
+    def _start(self) -> LoaderState:
+        place = self._next
+        return place if isinstance(place, LoaderState) else self.epoch_sampler.beginning(place)
+
+    def _progress(self) -> LoaderState:
+        latest = self.latest
+        if latest is None or latest.is_exhausted:
+            return self._start()
+        plan, position = latest.plan, latest.plan.partition.position(latest.n_handed_over)
+        return LoaderState(plan.epoch, position, plan.partition.n, plan.order, plan.tokens)
+
+    def _plan(self, start: LoaderState) -> EpochPlan:
+        partition = self._partition(start.position, start.n_samples)
+        return EpochPlan(start.epoch, partition, start.order, start.tokens)
+
+    def _partition(self, position: int, n_samples: int) -> RankPartition:
+        asked = self._options
+        place = asked.rank, asked.world_size
+        return RankPartition(n_samples, position, asked.batch_size, *place, asked.tail)
