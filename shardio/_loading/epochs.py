@@ -38,21 +38,22 @@ from shardio.samples.window_view import WindowView
 
 _VERSION: Final = 1
 _MAX: Final = 1 << 60
-_ADVICE: Final = "load the state into a loader with the same options"
+_ELSEWHERE: Final = {
+    "lineage": "the state belongs to another dataset: ",
+    "view": "the state belongs to another selection or view of the dataset: ",
+}
+"""A plain sentence for differences in values that only shardio computes."""
 
 
 class LoaderState(NamedTuple):
-    """The progress of an epoch: `position` of its `n_samples` samples in `order` are consumed.
-
-    `tokens` has the token count of each source when the epoch began, if the last tokens of a source
-    are padded to a window.
-    """
+    """The progress of an epoch: `position` of its `n_samples` samples in `order` are consumed."""
 
     epoch: int
     position: int
     n_samples: int
     order: Order
     tokens: tuple[int, ...] | None = None
+    """The token count of each source when the epoch began, if last tokens are padded."""
 
 
 def state_of(
@@ -72,12 +73,9 @@ def state_of(
 
 
 def _identity(view: SampleView, epoch_sampler: EpochSampler, order: Order) -> dict[str, Any]:
-    """Return everything that determines which sample is at a position.
-
-    Options without effect are None.
-    """
-    lineage = view.dataset.lineage
-    found = {"lineage": lineage, "view": view.identity, "seed": epoch_sampler.seed}
+    """Return everything that determines which sample is at a position; None without effect."""
+    lineage, seed = view.dataset.lineage, epoch_sampler.seed
+    found = {"lineage": lineage, "view": view.identity, "seed": seed}
     found |= dict.fromkeys(("shuffle", "sampler", "weights", "replacement", "mixing", "per_video"))
     return found | order.identity(epoch_sampler.samples)
 
@@ -99,8 +97,9 @@ def progress_of(state: object, view: SampleView, epoch_sampler: EpochSampler) ->
         found = state.get(name)
         if type(found) is not type(expected) or found != expected:
             raise InvalidArgument(
-                f"load_state_dict: the state's {name} is {found!r}, that of this loader of "
-                f"{samples.path} is {expected!r}: {_ADVICE}"
+                f"load_state_dict: {_ELSEWHERE.get(name, '')}the state's {name} is {found!r}, that "
+                f"of this loader of {samples.path} is {expected!r}: load the state into a loader "
+                "with the same options"
             )
     epoch, position, n_samples = (_count(state, name) for name in ("epoch", "position", "rows"))
     most = order.n_positions(samples)
@@ -119,7 +118,7 @@ def progress_of(state: object, view: SampleView, epoch_sampler: EpochSampler) ->
 def _tokens(
     state: Mapping[str, Any], view: WindowView, had: tuple[int, ...] | None
 ) -> tuple[int, ...]:
-    """Return the token count of each source when the state's epoch began.
+    """Return the token count of each source at the start of the state's epoch.
 
     `had` is the window count of each source at that time; None if it is unknown.
     """
@@ -146,10 +145,6 @@ def _count(state: Mapping[str, Any], name: str) -> int:
 
 class EpochSampler:
     """The samples of each epoch and their order.
-
-    Args:
-        view: the samples of the dataset.
-        options: the options of the loader.
 
     Raises:
         InvalidArgument: the sampler, its weights or the order do not fit the dataset.
@@ -219,11 +214,7 @@ class EpochSampler:
             self._draw = functools.partial(draw_without_replacement, weights, n, seed=self.seed)
 
     def _check_sampler(self) -> None:
-        """Check that the sampler yields positions, and the same positions for the same epoch.
-
-        Raises:
-            InvalidArgument: the sampler yields something else, or varies for the same epoch.
-        """
+        """Check that the sampler yields positions, and the same positions for the same epoch."""
         listed = self._listed(0)
         if holds_positions(self._sampler):
             self.order = listed
@@ -250,8 +241,8 @@ class EpochSampler:
 def _iterated(sampler: Any, *, seed: int, epoch: int) -> list[Any]:
     """Iterate a sampler for an epoch, with the global generators seeded for this epoch.
 
-    A sampler that draws from the global generators, as torch's samplers do, then yields the same
-    samples on all ranks and in a resumed epoch.
+    Samplers that draw from these generators, as torch's do, then yield the same samples on all
+    ranks and in a resumed epoch.
     """
     with GENERATOR_LOCK.held():
         seed_generators(SampleGenerators(seed, OF_SAMPLERS).key(epoch, 0))

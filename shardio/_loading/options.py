@@ -76,8 +76,7 @@ _OPEN_OPTIONS: Final = (
 def dataset_habits(call: str) -> dict[str, str]:
     """Return options of datasets and their views, each with what to write instead.
 
-    Args:
-        call: the call that has none of them, with {} in the place of the dataset.
+    `call` is the call that has none of them, with {} in the place of the dataset.
     """
     calls = {name: f"shardio.open(path, {name}=…)" for name in _OPEN_OPTIONS}
     calls |= dict.fromkeys(("select", "indices", "mask"), "shardio.open(path).select(…)")
@@ -102,11 +101,7 @@ def one_of(name: str, value: Any, known: tuple[Any, ...]) -> Any:
 
 
 def refuse_path(name: str, value: Any) -> None:
-    """Refuse a path or text where items are expected: each character would be an item.
-
-    Raises:
-        InvalidArgument: the value is a path or text; the message shows how to load a path.
-    """
+    """Refuse a path or text where items are expected: each character would be an item."""
     if not isinstance(value, str | bytes | bytearray | os.PathLike):
         return
     path = os.fsdecode(bytes(value)) if isinstance(value, bytes | bytearray) else os.fspath(value)
@@ -145,10 +140,7 @@ def warn_of_no_batch(epoch: int, n_samples: int, batch_size: int, world_size: in
 
 
 def most_skips(on_error: Any, max_skips: Any) -> int | None:
-    """Return the maximum number of samples that may be skipped in an epoch.
-
-    None means that errors are raised.
-    """
+    """Return how many samples of an epoch may be skipped; None if errors are raised."""
     skips = one_of("on_error", on_error, _ON_ERROR) == "skip"
     if max_skips is None:
         if skips:
@@ -195,7 +187,6 @@ def check_devices(collation: Collation, device: Any) -> None:
 
 
 def _collation(name: str, asked: Any) -> Collation:
-    """Return the collation for the value of `collate`."""
     collation = parse_collate(asked)
     if collation.function is not None:
         check_one_argument(name, "samples", collation.function)
@@ -311,17 +302,6 @@ class LoaderOptions:
         for name, value in found.items():
             object.__setattr__(self, name, value)
 
-    @property
-    def takes_rng(self) -> bool:
-        """True if `transform` has a parameter for a generator."""
-        return self.transform is not None and takes_rng("transform", "sample", self.transform)
-
-    @property
-    def batch_takes_rng(self) -> bool:
-        """True if `batch_transform` has a parameter for a generator."""
-        given = self.batch_transform
-        return given is not None and takes_rng("batch_transform", "batch", given)
-
 
 def resolve_view(
     given: OpenDataset | SampleView, fields: Any, decode: Any
@@ -429,10 +409,10 @@ def batch_spec_of(
     # Unless batches are padded, a block needs no more rows than an epoch has positions.
     is_whole = n_at_most is None or options.tail == "pad"
     most = options.batch_size if is_whole else max(1, n_at_most or 0)
-    dataset = view.dataset
-    if options.transform is None:  # otherwise its result decides
+    dataset, transform, batch_transform = view.dataset, options.transform, options.batch_transform
+    if transform is None:  # otherwise its result decides
         _check_collation(options.collate, view, media)
-    mixed = dataset.spec if isinstance(dataset, Mixture) else None
+    access, storages = dataset.access, dataset.remote_storages
     selection, tables = dataset.rows.row_list, view.tables().items()
     return BatchSpec(
         path=dataset.root,
@@ -442,18 +422,17 @@ def batch_spec_of(
         shuffle=ORDERS[options.shuffle] is FullShuffle,
         seed=options.seed,
         verify=dataset.verify,
-        access=remote_storages[0].worker_access
-        if (remote_storages := dataset.remote_storages)
-        else dataset.access,
-        transform=options.transform,
-        takes_rng=options.takes_rng,
+        access=storages[0].worker_access if storages else access,
+        transform=transform,
+        takes_rng=transform is not None and takes_rng("transform", "sample", transform),
         subset=dataset.subset_name,
         generation=dataset.generation,
         skips=options.max_skips is not None,
         collation=options.collate,
-        batch_transform=options.batch_transform,
-        batch_takes_rng=options.batch_takes_rng,
-        mixed=mixed,
+        batch_transform=batch_transform,
+        batch_takes_rng=batch_transform is not None
+        and takes_rng("batch_transform", "batch", batch_transform),
+        mixed=dataset.spec if isinstance(dataset, Mixture) else None,
         pictures=media.pictures,
         audio=view.audio(media.sounds),
         make_view=view.maker,

@@ -22,10 +22,7 @@ _SAMPLES_AT_ONCE: Final = 1 << 14
 class RemotePrefetch:
     """Downloads shards for a loader's latest iteration ahead of use; does nothing for folders.
 
-    Args:
-        dataset: the main process's own instance.
-        batch_spec: the specification of batches.
-        order: the order of epochs; None if a sampler determines it.
+    `order` is the order of epochs; None if a sampler determines it.
 
     Raises:
         InvalidArgument: an epoch needs more bytes at the same time than the cache may hold.
@@ -93,9 +90,9 @@ class RemotePrefetch:
 
 
 def _wanted(view: SampleView, batch_spec: BatchSpec, plan: EpochPlan) -> Iterator[PrefetchRequest]:
-    """Yield the files that an iteration needs, in the order in which it needs them.
+    """Yield the files that an iteration needs, in the order of the first steps that need them.
 
-    A file is yielded at the first step that needs it, and again after a long gap.
+    A file is yielded again after a long gap.
     """
     partition, dataset = plan.partition, view.dataset
     index_planner = IndexPlanner(view, seed=batch_spec.seed)

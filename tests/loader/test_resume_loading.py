@@ -248,7 +248,8 @@ def test_another_lineage_is_refused(folder: str, tmp_path: Path) -> None:
     with DatasetWriter(tmp_path / "other", TWO_FIELDS) as writer:
         for sample in two_fields(N):
             writer.append(sample)
-    with loader(folder) as made, pytest.raises(InvalidArgument, match="lineage") as raised:
+    another = "the state belongs to another dataset: the state's lineage is"
+    with loader(folder) as made, pytest.raises(InvalidArgument, match=another) as raised:
         made.load_state_dict(state_after(str(tmp_path / "other"), 2))
     assert folder in str(raised.value)
 
@@ -259,12 +260,12 @@ def test_another_seed_order_or_subset_is_refused(tmp_path: Path) -> None:
     state = state_after(str(folder), 2)
     split(folder, {"train": 0.5, "val": 0.5})
     for name, options in (
-        ("seed", {"seed": 4}),
-        ("shuffle", {"shuffle": False}),
-        ("view", {"subset": "train"}),
+        ("the state's seed", {"seed": 4}),
+        ("the state's shuffle", {"shuffle": False}),
+        ("another selection or view of the dataset: the state's view", {"subset": "train"}),
     ):
         with loader(str(folder), **options) as made:
-            with pytest.raises(InvalidArgument, match=f"the state's {name} is"):
+            with pytest.raises(InvalidArgument, match=f"{name} is"):
                 made.load_state_dict(state)
             drawn(made)  # it is as it was
 
