@@ -7,34 +7,159 @@ Functions run in threads or in processes; async functions run in one event loop.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
-from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self, get_args
 
+from shardio._base.classes import Closing
 from shardio._base.statistics import PipelineStats, StageStats
 from shardio._loading.options import OnError, most_skips, one_of, seconds
-from shardio._loading.pipelines import (
-    ORDERS,
-    MapIterator,
-    PipelineIterations,
-    PipelineSource,
-    ResumePosition,
-    behind,
-    each_of,
-    one_for_one,
-    piped,
-)
+from shardio._loading.sources import MapIterator, PipelineSource, ResumePosition
+from shardio._workers.processes.linux import Finalizer, interrupts_held
+from shardio._workers.processes.serialization import shortened
 from shardio._workers.tasks.executors import create_executors
 from shardio._workers.tasks.pipeline_runner import PipelineRunner
-from shardio._workers.tasks.pipeline_spec import BatchStep, PipeStep, UserCall, Where
+from shardio._workers.tasks.pipeline_spec import (
+    BatchStep,
+    PipelineStart,
+    PipeStep,
+    Where,
+    checked_where,
+    user_call,
+)
 from shardio._workers.tasks.stage import SourceItem
-from shardio.errors import InvalidArgument
+from shardio.errors import ClosedError, InvalidArgument
 from shardio.order.sampling import count
 
 __all__ = ["DataLoader", "MapIterator", "Pipeline", "PipelineStats", "StageStats"]
 
 Order = Literal["completion", "input"]
 _BUFFER: Final = 3
+
+
+_UNUSED: Final = PipelineStats((), 0, (), 0.0, 0.0, 0.0)
+
+
+class PipelineIterations(Closing):
+    """The base of DataLoader and Pipeline: starts and tracks iterations."""
+
+    def __init__(
+        self, supply: PipelineSource, n_skips: int | None, n_buffered: int, timeout_s: float | None
+    ) -> None:
+        self._supply, self._most_skips = supply, n_skips
+        self._n_buffered, self._timeout_s = n_buffered, timeout_s
+        self._steps: tuple[PipeStep | BatchStep, ...] = ()
+        self._lines: weakref.WeakSet[PipelineRunner] = weakref.WeakSet()
+        self._latest: PipelineRunner | None = None
+        self._is_closed = False
+
+    def _iterate(
+        self,
+        source: Any,
+        note: Callable[[SourceItem | None], None],
+        start: PipelineStart | None = None,
+    ) -> Iterator[Any]:
+        """Start an iteration; `note` gets the source item of each result, and None at the end."""
+        self._check_open()
+        with interrupts_held():
+            line = PipelineRunner(
+                source,
+                self._steps,
+                create_executors=create_executors,
+                n_buffered=self._n_buffered,
+                most_skips=self._most_skips,
+                start=start,
+            )
+            found = _Iteration(line, self._timeout_s, note)
+        self._lines.add(line)
+        self._latest = line
+        return found
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError(f"this {type(self).__name__} was closed")
+
+    def stats(self) -> PipelineStats:
+        """Return the figures of the latest iteration; empty before the first."""
+        return _UNUSED if self._latest is None else self._latest.stats()
+
+    def close(self) -> None:
+        """End all running iterations, and allow no further ones. Idempotent."""
+        self._is_closed = True
+        for line in list(self._lines):
+            line.close()
+
+
+class _Iteration:
+    """An iterator over results; its end, its failure or its collection ends the runner."""
+
+    def __init__(
+        self,
+        line: PipelineRunner,
+        timeout_s: float | None,
+        note: Callable[[SourceItem | None], None],
+    ) -> None:
+        self._take, self._timeout_s, self._note = line.take, timeout_s, note
+        self._close = Finalizer(self, line.abandon)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        if not self._close.alive:
+            raise StopIteration
+        try:
+            entry = self._take(self._timeout_s)
+        except BaseException:
+            self._close()
+            raise
+        if entry is None:
+            self._close()
+            self._note(None)
+            raise StopIteration
+        self._note(entry[0])
+        return entry[1]
+
+
+def _piped(
+    argument: str,
+    function: Any,
+    *,
+    concurrency: Any = 1,
+    executor: Any = None,
+    order: Any = "input",
+    name: str | None = None,
+    thread_group: str = "threads",
+) -> PipeStep:
+    """Return a step that calls a function, the value of `argument`; check all options."""
+    call = user_call(argument, function)
+    if not isinstance(name, str | None):
+        raise InvalidArgument(f"name must be a string; found {shortened(name)}")
+    if checked_where(executor) is not None and call.is_async:
+        raise InvalidArgument(
+            f"{argument} is async, and runs in an event loop; found executor={executor!r}"
+        )
+    return PipeStep(
+        call,
+        argument if name is None else name,
+        count("concurrency", concurrency, 1),
+        one_of("order", order, get_args(Order)) == "input",
+        thread_group,
+        executor,
+    )
+
+
+def _one_for_one(step: PipeStep) -> PipeStep:
+    """Return the step; raise InvalidArgument if it may yield several results for an item."""
+    if step.call.yields_many:
+        raise InvalidArgument(
+            f"{step.name} must return one result; only the preprocessor may be a generator function"
+        )
+    return step
+
+
+def _each_of(items: Iterable[Any]) -> Iterator[Any]:
+    yield from items
 
 
 class Pipeline(PipelineIterations):
@@ -63,11 +188,8 @@ class Pipeline(PipelineIterations):
         on_error: OnError = "raise",
         max_skips: int | None = None,
     ) -> None:
-        super().__init__()
-        self._supply = PipelineSource("source", source)
-        self._most_skips = most_skips(on_error, max_skips)
-        self._steps: tuple[PipeStep | BatchStep, ...] = ()
-        self._n_buffered, self._timeout_s = _BUFFER, seconds("timeout", None)
+        supply = PipelineSource("source", source)
+        super().__init__(supply, most_skips(on_error, max_skips), _BUFFER, None)
 
     def pipe(
         self,
@@ -91,16 +213,17 @@ class Pipeline(PipelineIterations):
             name: the name of the step in errors and statistics; by default the function's name.
         """
         given = getattr(function, "__name__", None) or type(function).__name__
-        step = piped(
-            "function",
-            function,
-            concurrency=concurrency,
-            executor=executor,
-            order=order,
-            name=given if name is None else name,
-            thread_group=f"step {len(self._steps)}",
+        return self._with(
+            _piped(
+                "function",
+                function,
+                concurrency=concurrency,
+                executor=executor,
+                order=order,
+                name=given if name is None else name,
+                thread_group=f"step {len(self._steps)}",
+            )
         )
-        return self._with(step)
 
     def aggregate(self, n: int, *, drop_last: bool = False) -> Pipeline:
         """Collect items into lists of `n`; `drop_last` drops a shorter last list."""
@@ -110,9 +233,8 @@ class Pipeline(PipelineIterations):
     def disaggregate(self) -> Pipeline:
         """Replace each item by its elements, one by one."""
         thread_group = f"step {len(self._steps)}"
-        return self._with(
-            piped("function", each_of, name="disaggregate", thread_group=thread_group)
-        )
+        step = _piped("function", _each_of, name="disaggregate", thread_group=thread_group)
+        return self._with(step)
 
     def sink(self, buffer: int = _BUFFER, *, timeout: float | None = None) -> Pipeline:
         """Buffer up to `buffer` results; the loop waits at most `timeout` seconds for each."""
@@ -123,9 +245,9 @@ class Pipeline(PipelineIterations):
 
     def _with(self, *steps: PipeStep | BatchStep) -> Pipeline:
         made = Pipeline.__new__(Pipeline)
-        PipelineIterations.__init__(made)
-        made._supply, made._most_skips = self._supply, self._most_skips
-        made._n_buffered, made._timeout_s = self._n_buffered, self._timeout_s
+        PipelineIterations.__init__(
+            made, self._supply, self._most_skips, self._n_buffered, self._timeout_s
+        )
         made._steps = (*self._steps, *steps)
         return made
 
@@ -135,15 +257,7 @@ class Pipeline(PipelineIterations):
         The iterator raises an exception of a function in place of its result, BatchTimeout if a
         result is late, TooManySkipped and WorkerDied. After an exception the iterator is exhausted.
         """
-        make = partial(
-            PipelineRunner,
-            self._supply.source,
-            self._steps,
-            create_executors=create_executors,
-            n_buffered=self._n_buffered,
-            most_skips=self._most_skips,
-        )
-        return self.iterate(make, self._timeout_s, lambda origin: None)
+        return self._iterate(self._supply.source, lambda origin: None)
 
 
 class DataLoader(PipelineIterations):
@@ -188,31 +302,32 @@ class DataLoader(PipelineIterations):
         on_error: OnError = "raise",
         max_skips: int | None = None,
     ) -> None:
-        super().__init__()
-        self._supply = PipelineSource("src", src)
-        self._timeout_s = seconds("timeout", timeout)
-        self._n_buffered = count("buffer_size", buffer_size, 1)
-        self._most_skips = most_skips(on_error, max_skips)
+        super().__init__(
+            PipelineSource("src", src),
+            most_skips(on_error, max_skips),
+            count("buffer_size", buffer_size, 1),
+            seconds("timeout", timeout),
+        )
         self._n_per_result = 1 if batch_size is None else count("batch_size", batch_size, 1)
         self._drops_last = one_of("drop_last", drop_last, (True, False))
-        self._is_ordered = one_of("output_order", output_order, ORDERS) == "input"
-        self._call: UserCall | None = None
+        self._is_ordered = one_of("output_order", output_order, get_args(Order)) == "input"
+        self._yields_many = False
         n, order = count("num_threads", num_threads, 1), output_order
         steps: list[PipeStep | BatchStep] = []
         if preprocessor is not None:
-            step = piped(
-                "preprocessor", preprocessor, concurrency=n, executor=executor, order=order
-            )
+            name = "preprocessor"
+            step = _piped(name, preprocessor, concurrency=n, executor=executor, order=order)
             steps.append(step)
-            self._call = step.call
+            self._yields_many = step.call.yields_many
         elif executor is not None:
             raise InvalidArgument("executor needs a preprocessor, and there is none")
         if batch_size is not None:
             steps.append(BatchStep(self._n_per_result, self._drops_last))
         if aggregator is not None:
-            steps.append(one_for_one(piped("aggregator", aggregator, concurrency=n, order=order)))
+            steps.append(_one_for_one(_piped("aggregator", aggregator, concurrency=n, order=order)))
         if transfer_fn is not None:
-            steps.append(one_for_one(piped("transfer_fn", transfer_fn, thread_group="transfer_fn")))
+            step = _piped("transfer_fn", transfer_fn, thread_group="transfer_fn")
+            steps.append(_one_for_one(step))
         self._steps = tuple(steps)
         self._position, self._loaded = ResumePosition(), ResumePosition()
         self._current: object = None  # identifies the iteration whose position state_dict reports
@@ -223,25 +338,16 @@ class DataLoader(PipelineIterations):
         The iterator raises an exception of a function in place of its result, BatchTimeout if a
         result is late, TooManySkipped and WorkerDied. After an exception the iterator is exhausted.
         """
-        self.check_open()
-        source, start, begin = self._supply.begin_at(self._loaded)
+        self._check_open()
+        source, begin = self._supply.begin_at(self._loaded)
         self._loaded, self._position = ResumePosition(), begin
         this = self._current = object()
 
         def note(origin: SourceItem | None) -> None:
             if self._current is this:
-                self._position = ResumePosition() if origin is None else behind(origin)
+                self._position = ResumePosition.behind(origin)
 
-        make = partial(
-            PipelineRunner,
-            source,
-            self._steps,
-            create_executors=create_executors,
-            n_buffered=self._n_buffered,
-            most_skips=self._most_skips,
-            start=start,
-        )
-        return self.iterate(make, self._timeout_s, note)
+        return self._iterate(source, note, PipelineStart(begin.item, begin.n_passed_over))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the latest iteration, after the last result that it yielded.
@@ -277,8 +383,10 @@ class DataLoader(PipelineIterations):
         Raises:
             TypeError: the source has no length, or the preprocessor is a generator function.
         """
-        n_items = self._supply.count()
-        if self._call is not None and self._call.yields_many:
+        n_items = self._supply.n_items
+        if n_items is None:
+            raise TypeError(f"the source has no length: {shortened(self._supply.source)}")
+        if self._yields_many:
             raise TypeError(
                 "a DataLoader whose preprocessor is a generator function has no length: an item "
                 "yields any number of results"

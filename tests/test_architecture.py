@@ -377,7 +377,7 @@ FACES = (
     "shardio.loader",
     "shardio.multi",
     "shardio.pipeline",
-    "shardio._loading.pipelines",
+    "shardio._loading.sources",
 )
 OF_THE_ENGINE = {
     "_posixsubprocess",
