@@ -200,7 +200,11 @@ class ShardLoader(Closing):
 
     @property
     def view(self) -> SampleView:
-        """The view of the dataset; closed with the loader."""
+        """The view of the dataset; closed with the loader.
+
+        `loader.view[i]` is a sample as the view has it; `fields`, `decode`, `transform` and
+        `collate` of the loader do not apply.
+        """
         return self._engine.view
 
     @property

@@ -118,6 +118,11 @@ class MultiLoader(Closing):
         elif not hasattr(type(dataset), "__iter__") and not hasattr(type(dataset), "__getitem__"):
             raise InvalidArgument(f"dataset must be iterable; found {shortened(dataset)}")
         self.dataset = dataset
+        if workers == 0:
+            raise InvalidArgument(
+                "workers must be at least 1, because a MultiLoader reads in worker processes only; "
+                "found 0: iterate the dataset itself to read in this process"
+            )
         self.workers = count("workers", workers, 1, _MAX_WORKERS)
         self.verbose, self.nokill = bool(verbose), bool(nokill)
         self.prefix = prefix

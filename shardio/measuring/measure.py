@@ -227,6 +227,11 @@ def measure_loading(
     """
     options = {"shuffle": True, "output": "numpy", **options}
     n_cpus = usable_cpus()
+    if "num_workers" in options or isinstance(n_workers, int):
+        found = options.get("num_workers", n_workers)
+        raise InvalidArgument(
+            f"n_workers must list the worker counts to try, such as n_workers=[0, 4]; found {found}"
+        )
     counts = _worker_counts(n_cpus) if n_workers is None else list(dict.fromkeys(n_workers))
     if not counts or not 0 < seconds < math.inf:
         raise InvalidArgument(

@@ -215,15 +215,19 @@ def test_the_fastest_run_is_traced(folder: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "call",
+    ("options", "said"),
     [
-        pytest.param(lambda path: measure_loading(path, n_workers=[]), id="no workers"),
-        pytest.param(lambda path: measure_loading(path, seconds=0), id="no time"),
+        ({"n_workers": []}, "n_workers must not be empty, and seconds"),
+        ({"seconds": 0}, "n_workers must not be empty, and seconds"),
+        ({"n_workers": 0}, r"such as n_workers=\[0, 4\]; found 0"),
+        ({"num_workers": 2}, r"such as n_workers=\[0, 4\]; found 2"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(folder: str, call: Callable[[str], Any]) -> None:
-    with pytest.raises(InvalidArgument, match="n_workers must not be empty, and seconds"):
-        call(folder)
+def test_what_cannot_be_measured_is_refused(
+    folder: str, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        measure_loading(folder, **options)
 
 
 def test_an_empty_dataset_cannot_be_measured(tmp_path: Path) -> None:

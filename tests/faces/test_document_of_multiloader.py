@@ -290,7 +290,8 @@ def test_another_thread_may_kill_what_this_one_waits_for() -> None:
     [
         ({"dataset": "out/"}, r"dataset must be an iterable.*ShardLoader\('out/', batch_size\)"),
         ({"dataset": 5}, "dataset must be iterable; found 5"),
-        ({"workers": 0}, "workers must be an integer from 1 to 250; found 0"),
+        ({"workers": 0}, "workers must be at least 1.* found 0: iterate the dataset itself"),
+        ({"workers": 251}, "workers must be an integer from 1 to 250; found 251"),
         ({"prefix": 5}, "prefix must be the beginning of a path; found 5"),
         ({"prefix": "/nowhere/x"}, "there is no folder /nowhere"),
         ({"prefix": "/tmp/" + "x" * 100}, "121 bytes long; the maximum is 107"),

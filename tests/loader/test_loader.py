@@ -98,6 +98,12 @@ def _flip_byte(path: Path, offset: int) -> None:
         file.write(bytes([byte ^ 0x10]))
 
 
+def test_the_options_of_a_loader_do_not_apply_to_its_view(small: str) -> None:
+    with _loader(small, fields=["label"], transform=lambda sample: {"twice": 2}) as loader:
+        assert set(loader.view[5]) == set(TWO_FIELDS)
+        assert loader.view[5]["label"] == 5
+
+
 # --- the same as direct reads, whoever fills the blocks -------------------------------------
 
 
