@@ -71,7 +71,7 @@ class ItemIteration(Closing, Generator[Any, None, None]):
         timeout_s: float | None,
     ) -> None:
         self._start_task_pool, self._loader, self._timeout_s = begin, loader, timeout_s
-        self._source = iterator(items)
+        self._source = _iterator(items)
         self._task_pool: TaskPool | InlinePool | None = None
         self._body: Generator[Any, None, None] | None = None
         self._end: Callable[[], object] | None = None
@@ -94,7 +94,7 @@ class ItemIteration(Closing, Generator[Any, None, None]):
         if self._task_pool is None or self._body is None:
             task_pool = self._task_pool = self._start_task_pool()
             self._end = Finalizer(self, _end, task_pool, self._loader, os.getpid())
-            self._body = values(task_pool, self._loader, self._source, self._timeout_s)
+            self._body = _values(task_pool, self._loader, self._source, self._timeout_s)
         return self._body
 
     def send(self, value: None) -> Any:
@@ -151,7 +151,7 @@ class ItemIteration(Closing, Generator[Any, None, None]):
         return () if self._task_pool is None else tuple(self._task_pool.error_budget.skipped)
 
 
-def values(
+def _values(
     task_pool: TaskPool | InlinePool, loader: Loader, source: Iterator[Any], timeout_s: float | None
 ) -> Generator[Any, None, None]:
     """Yield the loaded value of each item of a source."""
@@ -160,7 +160,8 @@ def values(
     while _await_next(task_pool, feed, ready, timeout_s):
         # Do not bind the value to a name, which would keep it alive until the next one is loaded.
         yield _post_process(loader, feed.given, *ready.pop())
-    feed.raise_failure()
+    if feed.failures:
+        raise feed.failures.pop()  # keep no reference: the traceback refers to this frame
 
 
 def _await_next(
@@ -170,14 +171,15 @@ def _await_next(
     timeout_s: float | None,
 ) -> bool:
     """Append the next loaded item to `ready`, waiting for it; return False if there are no more."""
-    end_s = None if timeout_s is None else time.monotonic() + timeout_s
+    begin_s, left_s = time.monotonic(), timeout_s
     feed.fill()
     while (found := task_pool.take()) is None:
         if task_pool.is_over:
             return False
-        left_s = None if end_s is None else end_s - time.monotonic()
-        if timeout_s is not None and left_s is not None and left_s <= 0:
-            raise task_pool.overdue(timeout_s)
+        if timeout_s is not None:
+            left_s = begin_s + timeout_s - time.monotonic()
+            if left_s <= 0:
+                raise task_pool.overdue(timeout_s)
         task_pool.wait(left_s)
         feed.fill()
     ready.append(found)
@@ -185,10 +187,7 @@ def _await_next(
 
 
 class _Feed:
-    """A feeder that puts the items of a source into a pool.
-
-    An exception of the source is kept, and raised after the items that came before it.
-    """
+    """A feeder that puts the items of a source into a pool."""
 
     def __init__(
         self, task_pool: TaskPool | InlinePool, loader: Loader, source: Iterator[Any]
@@ -196,15 +195,16 @@ class _Feed:
         self._task_pool, self._loader, self._source = task_pool, loader, source
         self.given: dict[int, Any] = {}
         """The items in flight, by index."""
-        self._failures: list[Exception] = []
+        self.failures: list[Exception] = []
+        """The exception that ended the source, raised after the items that came before it."""
 
     def fill(self) -> None:
         """Put items into the pool while it has room."""
         while self._task_pool.has_room:
             try:
                 self._put_next()
-            except Exception as error:  # noqa: BLE001  # kept for raise_failure
-                self._failures.append(error)
+            except Exception as error:  # noqa: BLE001  # raised by `_values`
+                self.failures.append(error)
                 self._task_pool.end()
 
     def _put_next(self) -> None:
@@ -225,40 +225,29 @@ class _Feed:
             add_note(error, f"in the request of item {number} ({shortened(item)})")
             raise
 
-    def raise_failure(self) -> None:
-        """Raise the exception that ended the source, if there is one."""
-        if self._failures:
-            raise self._failures.pop()  # keep no reference: the traceback refers to this frame
-
 
 def _post_process(loader: Loader, given: dict[int, Any], number: int, response: Any) -> Any:
     return _call_method(loader, "post_process", response, number, given.pop(number))
 
 
 def _call_method(loader: Loader, method: str, argument: Any, number: int, item: Any) -> Any:
-    """Call a method of the loader in this process, and return its result.
-
-    Raises:
-        Exception: raised by the method, with a note that names the method and the item.
-        TransformError: the method raised StopIteration or GeneratorExit, which would end the
-            iteration.
-    """
+    """Return the result of a method that runs in this process; errors name method and item."""
     try:
         return getattr(loader, method)(argument)
     except (StopIteration, StopAsyncIteration, GeneratorExit) as error:
-        message = f"{named(loader, method)} raised {type(error).__name__}"
+        # As it is, it would end the iteration.
+        message = f"{_named(loader, method)} raised {type(error).__name__}"
         raise TransformError(f"{message}, item {number} ({shortened(item)})") from error
     except Exception as error:
-        add_note(error, f"in {named(loader, method)}, item {number} ({shortened(item)})")
+        add_note(error, f"in {_named(loader, method)}, item {number} ({shortened(item)})")
         raise
 
 
-def named(loader: Loader, method: str) -> str:
-    """Return the qualified name of a method, for messages."""
+def _named(loader: Loader, method: str) -> str:
     return f"{type(loader).__name__}.{method}"
 
 
-def iterator(items: Any) -> Iterator[Any]:
+def _iterator(items: Any) -> Iterator[Any]:
     """Return an iterator over `items`; raise InvalidArgument for a path or a non-iterable."""
     refuse_path("items", items)
     try:
@@ -269,13 +258,12 @@ def iterator(items: Any) -> Iterator[Any]:
 
 def _end(task_pool: TaskPool | InlinePool, loader: Any, owner_pid: int) -> None:
     """Stop the workers, then shut the loader down, except in a forked child, which owns neither."""
-    if os.getpid() != owner_pid:
-        return
-    try:
-        task_pool.close()
-    finally:
-        if (shutdown := getattr(loader, "shutdown", None)) is not None:
-            shutdown()
+    if os.getpid() == owner_pid:
+        try:
+            task_pool.close()
+        finally:
+            if (shutdown := getattr(loader, "shutdown", None)) is not None:
+                shutdown()
 
 
 ItemOrder = Literal["input", "completion"]
@@ -321,8 +309,8 @@ def load(loader: Loader, items: Iterable[Any]) -> Generator[Any, None, None]:
         Exception: raised by the loader or the source, with a note that names the item.
     """
     _check_loader(loader)
-    task_pool = InlinePool(loader.load, is_called=named(loader, "load"))
-    return values(task_pool, loader, iterator(items), None)
+    task_pool = InlinePool(loader.load, is_called=_named(loader, "load"))
+    return _values(task_pool, loader, _iterator(items), None)
 
 
 def load_with_workers(
@@ -368,7 +356,7 @@ def load_with_workers(
     n_bytes = _count_or_none("memory_bytes", memory_bytes, 1)
     in_order = one_of("order", order, get_args(ItemOrder)) == "input"
     how: Start = one_of("start_method", start_method, get_args(Start))
-    most, is_called = most_skips(on_error, max_skips), named(loader, "load")
+    most, is_called = most_skips(on_error, max_skips), _named(loader, "load")
 
     def begin() -> TaskPool | InlinePool:
         if not n_workers:

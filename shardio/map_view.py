@@ -27,11 +27,7 @@ from shardio.samples.shard_dataset import dataset_path
 from shardio.samples.view import SampleView
 from shardio.storage.remote.connection import is_url, local_path
 
-_OPTIONS: Final = (
-    "fields",
-    "transform",
-    "decode",
-)
+_OPTIONS: Final = ("fields", "transform", "decode")
 
 
 class MapView(Closing):
