@@ -51,11 +51,7 @@ def _parts(word: str) -> tuple[str, str, str]:
 
 
 def widen(values: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return numbers in a dtype from `common_dtype`.
-
-    Raises:
-        MediaError: an integer is too large for the float dtype to represent exactly.
-    """
+    """Return numbers in a dtype from `common_dtype`."""
     wanted = np.dtype(dtype)
     if values.dtype == wanted:
         return values
@@ -122,21 +118,13 @@ class SchemaInference:
         return [*self._facts]
 
     def add(self, sample: Mapping[str, DtypeShape], nulls: Collection[str] = frozenset()) -> None:
-        """Add a sample, or a file with these fields; fields in `nulls` are optional.
-
-        Raises:
-            MediaError: a field differs in more than sizes; nothing is added.
-        """
+        """Add a sample, or a file with these fields; fields in `nulls` are optional."""
         self._merge(sample)
         self._counts.update(sample.keys() - nulls if nulls else sample.keys())
         self.n_samples += 1
 
     def merge(self, other: SchemaInference) -> None:
-        """Add all samples of another file, or none if a field does not match.
-
-        Raises:
-            MediaError: a field differs in more than sizes.
-        """
+        """Add all samples of another file, or none if a field does not match."""
         self._merge(other._facts)
         self._counts.update(other._counts)
         self.n_samples += other.n_samples
@@ -182,11 +170,7 @@ class SchemaInference:
 def infer_fields(
     inputs: Sequence[Input], fields_of: Callable[[Input], SchemaInference], what: str
 ) -> dict[str, str]:
-    """Return the field specs inferred from all readable inputs.
-
-    Raises:
-        InvalidArgument: no input is a readable file with samples; `what` names the kind of file.
-    """
+    """Return the field specs inferred from all readable inputs."""
     found, probe = SchemaInference(), InputProbe(inputs)
     for one in probe.files():
         with probe.skip_broken(one):

@@ -79,12 +79,7 @@ def is_out_of_range(text: str, value: float) -> bool:
 
 
 def read_json(data: bytes) -> Any:
-    """Return the value of a JSON text, as `json.loads` does.
-
-    Raises:
-        MediaError: the text is not JSON; contains NaN, Infinity or a lone surrogate, which standard
-            JSON lacks; or contains a number outside the range of float64.
-    """
+    """Return the value of a JSON text, as `json.loads` does."""
     try:
         value = json.loads(data, parse_constant=_refuse, parse_float=float_of)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8")

@@ -74,11 +74,7 @@ def format_list_spec(
 
 
 def parse_field(name: str, spec: Any) -> Field:
-    """Return the field that a spec declares.
-
-    Raises:
-        InvalidArgument: the spec is invalid.
-    """
+    """Return the field that a spec declares."""
     if isinstance(spec, str) and (of := _LIST.fullmatch(spec.strip())):
         element = parse_field(name, of[1])
         if not element.array or element.optional:
@@ -110,9 +106,6 @@ def check_names(names: Iterable[str], what: str, hint: str = "rename it or leave
     """Check that names are valid for the fields of one sample.
 
     `what` is the plural noun for messages ("columns"), `hint` the advice at the end of messages.
-
-    Raises:
-        MediaError: a name is repeated, or is not a valid field name.
     """
     every = tuple(names)
     if len({*every}) < len(every):
@@ -133,11 +126,7 @@ def _names_error(names: tuple[str, ...]) -> str:
 
 
 def parse_schema(fields: Any) -> Schema:
-    """Return the schema that specs declare.
-
-    Raises:
-        InvalidArgument: a spec is invalid, or the names cannot be the fields of one sample.
-    """
+    """Return the schema that specs declare."""
     if not isinstance(fields, Mapping) or not fields:
         raise InvalidArgument(f"fields is {fields!r}; expected a mapping of names to types")
     try:
@@ -190,11 +179,7 @@ class InferringConverter(Converter):
         object.__setattr__(self, "fields", dict(sorted(self.fields.items())))
 
     def check_field(self, name: str, word: str, field: Field) -> None:
-        """Check that files can provide a field.
-
-        Raises:
-            InvalidArgument: files cannot provide the field.
-        """
+        """Check that files can provide a field."""
 
     def about(self) -> Mapping[str, str]:
         """Return the specs of all possible additional fields."""

@@ -41,12 +41,7 @@ _TRUE, _FALSE = ("true", "1"), ("false", "0")
 
 
 def parse_field(text: str) -> Kind:
-    """Parse a field's type, such as "float32[3]", "list of uint8[any,2]" or "text, zstd, optional".
-
-    Raises:
-        InvalidArgument: the text is not a field type.
-        SchemaError: the dtype or a dimension is invalid.
-    """
+    """Parse a field's type, such as "float32[3]", "list of uint8[any,2]" or "text, zstd, optional"."""
     found = _TYPE.fullmatch(re.sub(r"\s*([,\[\]])\s*", r"\1", text.strip()))
     if found is None:
         raise InvalidArgument(_not_a_field(text))
@@ -86,10 +81,6 @@ def read_column(path: str, name: str, field: Kind | None) -> tuple[Kind, Iterabl
             a header line that names the columns, one of them `name`.
         name: name of the new field.
         field: type of the field; None for the type of the array.
-
-    Raises:
-        InvalidArgument: the file is missing or malformed; also raised while values are read.
-        OSError: the file cannot be read.
     """
     suffix = Path(path).suffix.lower()
     if not os.path.isfile(path):
@@ -110,9 +101,6 @@ def read_function(place: str) -> Callable[..., Any]:
     """Return the function `FILE.py:NAME`; the file is run like an imported module.
 
     The function is sent to workers by value, because its module cannot be imported.
-
-    Raises:
-        InvalidArgument: the file or the function does not exist.
     """
     path, _, name = place.rpartition(":")
     if not os.path.isfile(path):

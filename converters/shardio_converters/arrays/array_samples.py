@@ -47,11 +47,7 @@ class BlockArray:
     chunk_rows: int
 
     def whole(self) -> npt.NDArray[Any]:
-        """Read the whole array.
-
-        Raises:
-            MediaError: the array is damaged.
-        """
+        """Read the whole array."""
         found: npt.NDArray[Any] = self.read(())
         return found
 
@@ -59,9 +55,6 @@ class BlockArray:
         """Yield the rows.
 
         The array is read chunk by chunk: reading row by row would decode each chunk many times.
-
-        Raises:
-            MediaError: the array is damaged.
         """
         n_rows = self.shape[0] or 0
         row_bytes = max(1, self.row_bytes)
@@ -72,11 +65,7 @@ class BlockArray:
 
 
 def refuse_bomb(what: str, n_bytes: int, n_stored: int) -> None:
-    """Reject an array whose declared size is implausible for the size of its file.
-
-    Raises:
-        MediaError: the declared size is implausible.
-    """
+    """Reject an array whose declared size is implausible for the size of its file."""
     if n_bytes > max(_MAX_PLAIN_BYTES, n_stored * _MAX_RATIO):
         raise MediaError(
             f"{what}: declares {n_bytes:,} bytes, but {n_stored:,} are stored; expected "
@@ -136,23 +125,14 @@ class ArraySamples(InferringConverter):
 
     @abstractmethod
     def open(self, source: Input, files: ExitStack) -> Sequence[NamedArray] | None:
-        """Return the arrays of a file, readable until `files` is closed; None for other files.
-
-        Raises:
-            MediaError, OSError: the file cannot be read, or contains something that cannot be
-                stored.
-        """
+        """Return the arrays of a file, readable until `files` is closed; None for other files."""
 
     def name_of(self, source: Input) -> str:
         """Return the value of the field `source`."""
         return source.name
 
     def fitted(self, inputs: Sequence[Input]) -> Self:
-        """Return the converter with `rows` and `fields` inferred from the inputs.
-
-        Raises:
-            InvalidArgument: no input is a readable file of arrays.
-        """
+        """Return the converter with `rows` and `fields` inferred from the inputs."""
         if self.rows is not None and self.fields is not None:
             return self
         merged = {by_rows: SchemaInference("arrays", widens=True) for by_rows in (False, True)}
@@ -226,11 +206,7 @@ class ArraySamples(InferringConverter):
         return partial(_value, array)
 
     def _refuse_others(self, arrays: Sequence[NamedArray]) -> None:
-        """Check that the arrays of a file match the dataset's fields.
-
-        Raises:
-            MediaError: an array differs from its field, or is missing.
-        """
+        """Check that the arrays of a file match the dataset's fields."""
         schema = self.schema()
         for name, (dtype, shape) in _samples_of(arrays, rows=bool(self.rows)).items():
             found = format_spec(dtype, shape)
@@ -247,12 +223,7 @@ class ArraySamples(InferringConverter):
 
 
 def _samples_of(arrays: Sequence[NamedArray], *, rows: bool) -> dict[str, tuple[str, Shape]]:
-    """Return the dtype and shape that each array of a file has within one sample.
-
-    Raises:
-        MediaError: names are not valid for fields, the numbers of rows differ, or a sample would
-            have an array of strings.
-    """
+    """Return the dtype and shape that each array of a file has within one sample."""
     check_names((each.name for each in arrays), "arrays")
     if rows and _n_rows(arrays) is None:
         shapes = ", ".join(f"{each.name!r} {each.shape}" for each in arrays)
@@ -304,11 +275,7 @@ TEXT: Final = "text"
 
 
 def check_text(array: npt.NDArray[Any], what: str) -> None:
-    """Check that fixed-length strings contain only valid characters; NumPy fails on others.
-
-    Raises:
-        MediaError: a character is out of range.
-    """
+    """Check that fixed-length strings contain only valid characters; NumPy fails on others."""
     if array.dtype.kind == "U" and array.nbytes:
         numbers = np.ascontiguousarray(array).reshape(-1).view(f"{array.dtype.byteorder}u4")
         if (most := int(numbers.max())) > sys.maxunicode:

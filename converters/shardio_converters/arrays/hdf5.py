@@ -42,12 +42,7 @@ class _Kind:
 
 
 def open_datasets(path: str, name: str, files: ExitStack) -> list[BlockArray] | None:
-    """Return the datasets of a file by path; None if the file is not HDF5.
-
-    Raises:
-        MediaError: the file is damaged, or contains something that cannot be stored.
-        OSError: the file cannot be read.
-    """
+    """Return the datasets of a file by path; None if the file is not HDF5."""
     h5py = importlib.import_module("h5py")
     with contextlib.suppress(ModuleNotFoundError):
         importlib.import_module("hdf5plugin")  # registers more filters, if it is installed
@@ -68,11 +63,7 @@ def open_datasets(path: str, name: str, files: ExitStack) -> list[BlockArray] | 
 
 
 def _walk(h5py: Any, file: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every dataset once with its path, sorted; soft links within the file are ignored.
-
-    Raises:
-        MediaError: a link leads to another file, or a name is not text.
-    """
+    """Yield every dataset once with its path, sorted; soft links within the file are ignored."""
     seen: set[int] = set()
     waiting: list[tuple[str, Any]] = [("", file)]
     while waiting:
@@ -183,9 +174,6 @@ class Hdf5(ArraySamples):
     With `rows`, each row along the first axis, which all datasets of a file share, is a sample;
     otherwise, each file is a sample. By default files are read by rows if all datasets of every
     file have the same number of rows. `fields` and the additional fields are as in `arrays`.
-
-    Raises:
-        InvalidArgument: an option is invalid.
     """
 
     kind: ClassVar[str] = "hdf5"

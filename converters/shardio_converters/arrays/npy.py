@@ -50,11 +50,7 @@ class StoredArray:
     begin: Callable[[], IO[bytes] | FileSlice]
 
     def whole(self) -> npt.NDArray[Any]:
-        """Read the whole array.
-
-        Raises:
-            MediaError: the file is too short, has trailing bytes, or is damaged.
-        """
+        """Read the whole array."""
         shape = self.shape[::-1] if self.is_fortran else self.shape
         with self.begin() as file:
             found = _read(file, self.numpy, shape, self.name)
@@ -62,11 +58,7 @@ class StoredArray:
         return found.T if self.is_fortran else found
 
     def rows(self) -> Iterator[npt.NDArray[Any]]:
-        """Yield the entries along the first axis; an array in Fortran order is read whole.
-
-        Raises:
-            MediaError: as in `whole`.
-        """
+        """Yield the entries along the first axis; an array in Fortran order is read whole."""
         if self.is_fortran:
             yield from self.whole()
             return
@@ -186,10 +178,6 @@ def open_arrays(path: str, name: str, files: ExitStack) -> list[StoredArray] | N
     """Return the arrays of a file, recognized by name or first bytes; None for another kind.
 
     The arrays are readable until `files` is closed.
-
-    Raises:
-        MediaError: the file is damaged, or contains something that cannot be stored.
-        OSError: the file cannot be read.
     """
     suffix = next((each for each in SUFFIXES if name.lower().endswith(each)), "")
     try:
@@ -212,11 +200,7 @@ def open_arrays(path: str, name: str, files: ExitStack) -> list[StoredArray] | N
 
 
 def array_in(data: bytes, name: str, n_bytes: int) -> StoredArray:
-    """Return the array of a .npy of `n_bytes`; `data` is the whole file or its beginning.
-
-    Raises:
-        MediaError: the file is damaged, or contains something that cannot be stored.
-    """
+    """Return the array of a .npy of `n_bytes`; `data` is the whole file or its beginning."""
     file = io.BytesIO(data)
     header = _read_header(file, name)
     start = file.tell()
@@ -345,9 +329,6 @@ class Arrays(ArraySamples):
 
     Fields: the arrays, by name; and, if no array has that name: `label` int64; `source`, the
     file's name below the source folder; with `rows`, `row` int64, from 0.
-
-    Raises:
-        InvalidArgument: an option is invalid.
     """
 
     kind: ClassVar[str] = "arrays"

@@ -101,12 +101,7 @@ def _store_of(name: str, roots: Mapping[str, str]) -> str | None:
 
 
 def open_store(source: Input, files: ExitStack) -> list[BlockArray] | None:
-    """Return the arrays of a store by path; None if the input is not a store.
-
-    Raises:
-        MediaError: the store is damaged, or contains something that cannot be stored.
-        OSError: the store cannot be read.
-    """
+    """Return the arrays of a store by path; None if the input is not a store."""
     zarr = import_module("zarr")
     try:
         if source.name.lower().endswith(ZIP):
@@ -174,11 +169,7 @@ def _close(store: Any) -> None:
 
 
 def _arrays_of(found: _Store) -> dict[str, dict[str, Any]]:
-    """Return the metadata of each array by folder. Consolidated metadata is ignored.
-
-    Raises:
-        MediaError: metadata is damaged, or a file belongs to no array.
-    """
+    """Return the metadata of each array by folder. Consolidated metadata is ignored."""
     arrays: dict[str, dict[str, Any]] = {}
     for name in found.names:
         if _tail(name) not in ROOTS:
@@ -250,11 +241,7 @@ def _open_array(found: _Store, folder: str, about: dict[str, Any]) -> BlockArray
 
 
 def _check_blosc(found: _Store, folder: str, about: Mapping[str, Any]) -> None:
-    """Check that Blosc chunks have their declared length; the decoder would read past the end.
-
-    Raises:
-        MediaError: a chunk has another length.
-    """
+    """Check that Blosc chunks have their declared length; the decoder would read past the end."""
     last = (about.get("codecs") or [None])[-1] or {}
     if "blosc" not in (last.get("id"), last.get("name")):
         return
@@ -295,9 +282,6 @@ class Zarr(ArraySamples):
     With `rows`, each row along the first axis, which all arrays of a store share, is a sample;
     otherwise, each store is a sample. By default stores are read by rows if all arrays of every
     store have the same number of rows. `fields` and the additional fields are as in `arrays`.
-
-    Raises:
-        InvalidArgument: an option is invalid.
     """
 
     kind: ClassVar[str] = "zarr"

@@ -66,11 +66,7 @@ class AudioFiles(Converter):
 
 
 def is_media(source: Input) -> bool:
-    """Return True if a file is video or audio by its first bytes or suffix.
-
-    Raises:
-        MediaError: the file cannot be read.
-    """
+    """Return True if a file is video or audio by its first bytes or suffix."""
     try:
         with open(source.path, "rb") as file:
             return has_media_signature(file.read(HEAD_BYTES)) or has_media_suffix(source.name)
@@ -125,11 +121,7 @@ def facts_of(stream: EncodedStream) -> dict[str, Any]:
 def with_sound(
     samples: Generator[Mapping[str, Any], None, Outcome], sound: AudioTrack
 ) -> Generator[Mapping[str, Any], None, Outcome]:
-    """Yield the samples of a file; return their outcome with facts about the audio added.
-
-    Raises:
-        MediaError: the file is damaged.
-    """
+    """Yield the samples of a file; return their outcome with facts about the audio added."""
     outcome = yield from samples
     if sound.failure is not None:
         # Record the facts even so: the frames before the damage may be kept, with their audio.

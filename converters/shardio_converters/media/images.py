@@ -51,9 +51,6 @@ class Images(Converter):
         raw: the pixels, uint8 (height, width, 3), RGB.
 
     Fields: `image`; `label` int64; `source`, the file's path relative to the source folder.
-
-    Raises:
-        InvalidArgument: an option is invalid.
     """
 
     kind: ClassVar[str] = "images"
@@ -129,11 +126,7 @@ class Images(Converter):
 
 
 def _read(source: Input) -> bytes | None:
-    """Return the bytes of a file if it is an image by its first bytes or suffix; else None.
-
-    Raises:
-        MediaError: the file cannot be read.
-    """
+    """Return the bytes of a file if it is an image by its first bytes or suffix; else None."""
     promised = has_image_suffix(source.name)
     try:
         with open(source.path, "rb") as file:

@@ -62,11 +62,7 @@ _MAX_CODED: Final = 8192  # pixels; the largest size that all encoders accept
 
 
 def settled(options: Any) -> Mapping[str, Any]:
-    """Return the options with defaults filled in and equivalent values normalised.
-
-    Raises:
-        InvalidArgument: an option is invalid, or does not apply to the store.
-    """
+    """Return the options with defaults filled in and equivalent values normalised."""
     found = {"step": options.step}
     if options.step is None:
         found["step"] = options.frames * options.stride
@@ -150,12 +146,7 @@ _FACTS: Final = {
 
 
 def libraries(store: str, codec: str | None) -> Mapping[str, str]:
-    """Return the versions of the encoders, apart from PyAV and FFmpeg.
-
-    Raises:
-        UnsupportedEnvironment: FFmpeg lacks the encoder; the message names stores without one.
-        ModuleNotFoundError: a package is not installed.
-    """
+    """Return the versions of the encoders, apart from PyAV and FFmpeg."""
     if store == "h264":
         try:
             StreamEncoder(16, 16, Fraction(1), codec=codec or "h264")
@@ -168,12 +159,7 @@ def libraries(store: str, codec: str | None) -> Mapping[str, str]:
 
 
 def packets(path: str, size: int, *, check: bool | None) -> tuple[EncodedStream, dict[str, Any]]:
-    """Demux a file; return the stream and the facts to record.
-
-    Raises:
-        MediaError: the file is damaged, packets alone cannot represent it, or its frames cannot be
-            scaled to `size`.
-    """
+    """Demux a file; return the stream and the facts to record."""
     stream = demux(path, check=check)
     short, long = sorted((stream.width, stream.height))
     if 2 * long * size >= short * (2 * MAX_SIDE + 1):
@@ -211,9 +197,6 @@ def encoded(
 
     Return the stream, the number of frames whose time was replaced because it did not increase, and
     the error.
-
-    Raises:
-        MediaError: there is no frame before the error.
     """
     rising, failure = MonotonicTimestamps(), None
     try:
@@ -270,9 +253,6 @@ class Videos(Converter):
     relative to the source folder. With `audio` they have an optional field `audio`: the unchanged
     packets of the file's first audio track, with times on the clock of the video. A clip has the
     packets around it.
-
-    Raises:
-        InvalidArgument: an option is invalid.
     """
 
     kind: ClassVar[str] = "videos"

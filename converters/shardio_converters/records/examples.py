@@ -33,9 +33,6 @@ def read_example(record: bytes) -> dict[bytes, Values]:
 
     As in protobuf, unknown fields are skipped, and of several features with one name, the last is
     used.
-
-    Raises:
-        MediaError: the record is not a tf.train.Example, or is a tf.train.SequenceExample.
     """
     found: dict[bytes, Values] = {}
     try:
@@ -268,11 +265,7 @@ def _escaped(name: bytes) -> str:
 
 
 def merge_file(found: SchemaInference, of_file: SchemaInference) -> None:
-    """Add all records of a file, or none if they do not fit.
-
-    Raises:
-        MediaError: a feature has another dtype than before, or no sample can have all features.
-    """
+    """Add all records of a file, or none if they do not fit."""
     names = sorted({*found.names, *of_file.names})
     if found.names and are_compatible_names(found.names) and not are_compatible_names(names):
         raise MediaError(f"features {', '.join(names)}: one sample cannot have them all")
@@ -284,9 +277,6 @@ def specs_of(found: SchemaInference) -> dict[str, str]:
 
     A feature with one value in every record is a scalar, a feature with a constant number of values
     an array of this size. Features that some records lack are optional.
-
-    Raises:
-        MediaError: a name is not text.
     """
     specs = {}
     for name, (dtype, shape) in found.facts().items():
@@ -303,11 +293,7 @@ def dtype_of(values: Values) -> str:
 
 
 def text_of(name: bytes) -> str:
-    """Decode a feature name.
-
-    Raises:
-        MediaError: the name is not UTF-8.
-    """
+    """Decode a feature name."""
     try:
         return name.decode()
     except UnicodeDecodeError as error:

@@ -31,9 +31,6 @@ class Mds(InferringConverter):
 
     Fields: the columns; and, if no column has that name: `label` int64; `source`, the shard's name
     below the source folder.
-
-    Raises:
-        InvalidArgument: an option is invalid.
     """
 
     kind: ClassVar[str] = "mds"
@@ -48,11 +45,7 @@ class Mds(InferringConverter):
             )
 
     def fitted(self, inputs: Sequence[Input]) -> Mds:
-        """Return the converter with `fields` inferred from the shards.
-
-        Raises:
-            InvalidArgument: no input is a readable shard.
-        """
+        """Return the converter with `fields` inferred from the shards."""
         what = "MDS shard with samples that can be read"
         return replace(self, fields=self.fields or infer_fields(inputs, _fields_of, what))
 

@@ -95,20 +95,12 @@ class MdsColumn:
         return None if dtype is None or shape is None else (dtype, shape)
 
     def facts_of(self, data: Piece) -> DtypeShape:
-        """Return the dtype and shape of an array in a sample.
-
-        Raises:
-            MediaError: the array is damaged.
-        """
+        """Return the dtype and shape of an array in a sample."""
         value = self._array(data)
         return value.dtype.name, value.shape
 
     def decoder(self, field: Field) -> Callable[[Any], Any]:
-        """Return the function that decodes a value from the bytes in a shard.
-
-        Raises:
-            MediaError: the field does not match this encoding.
-        """
+        """Return the function that decodes a value from the bytes in a shard."""
         if field.is_opaque:
             return bytes
         if self.is_array and field.array:
@@ -223,10 +215,6 @@ def open_shard(
     """Return the columns of a shard, and an iterator over its samples as bytes per column.
 
     With `is_checked`, the shard is first checked against the index in its folder.
-
-    Raises:
-        MediaError: the shard is damaged, or does not match the index.
-        OSError: the shard cannot be read.
     """
     file: IO[bytes] = files.enter_context(open(path, "rb"))
     is_packed = name.lower().endswith(SUFFIXES[1])
@@ -245,11 +233,7 @@ def open_shard(
 
 
 def check_index(path: str) -> int:
-    """Check that all shards in an index exist, in its folder or below it; return their number.
-
-    Raises:
-        MediaError: a shard is missing, or uses an unsupported compression.
-    """
+    """Check that all shards in an index exist, in its folder or below it; return their number."""
     shards = _read_index(path)
     folder = os.path.dirname(path)
     for entry in shards:

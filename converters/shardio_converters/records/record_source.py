@@ -37,9 +37,6 @@ class RecordConverter(InferringConverter):
 
     Fields: the features, by name, or `record`; and, if no feature has that name: `label` int64;
     `source`, the file's name below the source folder.
-
-    Raises:
-        InvalidArgument: an option is invalid.
     """
 
     kind: ClassVar[str]
@@ -68,19 +65,10 @@ class RecordConverter(InferringConverter):
 
     @abstractmethod
     def read(self, source: Input) -> Generator[bytes] | None:
-        """Return a generator of the records of a file; None for a file of another kind.
-
-        Raises:
-            MediaError: the file is damaged; also raised by the generator.
-            OSError: the file cannot be read.
-        """
+        """Return a generator of the records of a file; None for a file of another kind."""
 
     def fitted(self, inputs: Sequence[Input]) -> Self:
-        """Return the converter with `records` and `fields` inferred from the inputs.
-
-        Raises:
-            InvalidArgument: no input has a readable record.
-        """
+        """Return the converter with `records` and `fields` inferred from the inputs."""
         if self.fields is not None:
             return replace(self, records=self.records or "example")
         found, records, probe = SchemaInference(None), self.records, InputProbe(inputs)

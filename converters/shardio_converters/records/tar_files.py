@@ -55,11 +55,7 @@ class Member:
         self._stream, self._left = stream, n_bytes
 
     def read(self, most: int | None = None) -> bytes:
-        """Read up to `most` more bytes.
-
-        Raises:
-            MediaError: the archive is truncated or damaged.
-        """
+        """Read up to `most` more bytes."""
         n_bytes = self._left if most is None else min(most, self._left)
         if n_bytes > _MAX_MEMBER:
             raise MediaError(f"{n_bytes:,} bytes; {_MAX_MEMBER:,} at most")
@@ -73,11 +69,7 @@ class Member:
 
 
 def is_tar(name: str) -> bool:
-    """Return True if a file name is that of a tar.
-
-    Raises:
-        MediaError: the tar uses an unsupported compression.
-    """
+    """Return True if a file name is that of a tar."""
     lower = name.lower()
     if lower.endswith(SUFFIXES):
         return True
@@ -87,12 +79,7 @@ def is_tar(name: str) -> bool:
 
 
 def open_tar(path: str, name: str, files: ExitStack) -> Iterator[Member]:
-    """Return the regular members of a tar, readable until `files` is closed.
-
-    Raises:
-        MediaError: the archive is truncated or damaged, or holds a link or special file.
-        OSError: the file cannot be opened.
-    """
+    """Return the regular members of a tar, readable until `files` is closed."""
     file: IO[bytes] = files.enter_context(open(path, "rb"))
     lower = name.lower()
     if lower.endswith((".gz", ".tgz")):

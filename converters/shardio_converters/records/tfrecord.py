@@ -146,11 +146,7 @@ class _Inflated:
         self._waiting = b""
 
     def read(self, n_bytes: int, /) -> bytes:
-        """Read up to `n_bytes`, or b"" at the end.
-
-        Raises:
-            MediaError: the data is damaged or truncated.
-        """
+        """Read up to `n_bytes`, or b"" at the end."""
         while True:
             data = self._waiting or self._file.read(_BLOCK_BYTES)
             if not data:

@@ -36,9 +36,6 @@ class TokenFiles(Converter):
 
     Fields: `tokens`, a one-dimensional array of varying length; `label` int64; `source`, the file's
     name below the source folder.
-
-    Raises:
-        InvalidArgument: an option is invalid.
     """
 
     kind: ClassVar[str] = "tokens"
@@ -70,11 +67,7 @@ class TokenFiles(Converter):
             )
 
     def fitted(self, inputs: Sequence[Input]) -> TokenFiles:
-        """Return the converter with the dtype stated by the first llm.c file, unless it is given.
-
-        Raises:
-            InvalidArgument: no file states a dtype.
-        """
+        """Return the converter with the dtype stated by the first llm.c file, unless it is given."""
         if self.dtype is not None:
             return self
         for one in inputs:
@@ -148,9 +141,6 @@ def _read_header(file: IO[bytes]) -> tuple[str | None, int]:
     """Return dtype and number of tokens from an llm.c header; (None, 0) for any other file.
 
     Leaves the file at its first token.
-
-    Raises:
-        MediaError: the version of the header is unknown.
     """
     head = file.read(_HEADER_BYTES)
     numbers = np.frombuffer(head[: len(head) // 4 * 4], "<i4")

@@ -61,9 +61,6 @@ class TarSamples:
 
     Yields each key with a dict that maps the fields of its members to the results of `take`.
     `n_aside` counts members that belong to no sample.
-
-    Raises:
-        MediaError: a key occurs again after another one, or a field twice in a sample.
     """
 
     def __init__(self, members: Iterable[Member], take: Callable[[str, Member], Any]) -> None:
@@ -101,11 +98,7 @@ class TarSamples:
 
 
 def facts_of(field: str, member: Member) -> DtypeShape:
-    """Return dtype and shape of a member's field, from its name and, for an array, its header.
-
-    Raises:
-        MediaError: the member cannot be stored in a dataset.
-    """
+    """Return dtype and shape of a member's field, from its name and, for an array, its header."""
     ending = field.rpartition(".")[2]
     if ending == "npy":
         array = array_in(member.read(_NPY_HEAD), field, member.n_bytes)
@@ -118,11 +111,7 @@ def facts_of(field: str, member: Member) -> DtypeShape:
 
 
 def check_field(name: str, field: Field) -> None:
-    """Check that members of this name can be converted to a field.
-
-    Raises:
-        InvalidArgument: members cannot be converted to the field.
-    """
+    """Check that members of this name can be converted to a field."""
     ending = name.rpartition(".")[2]
     if not field.array or ending == "npy":
         return
@@ -134,11 +123,7 @@ def check_field(name: str, field: Field) -> None:
 
 
 def value_of(name: str, field: Field, member: Member) -> Any:
-    """Return the value of a member.
-
-    Raises:
-        MediaError: the member is damaged, or does not match the field.
-    """
+    """Return the value of a member."""
     data = member.read()
     if field.medium == "image":
         probe(data)
@@ -208,9 +193,6 @@ class WebDataset(InferringConverter):
 
     Fields: the members; and, if no member has that name: `key` text; `label` int64; `source`, the
     tar's name below the source folder.
-
-    Raises:
-        InvalidArgument: an option is invalid.
     """
 
     kind: ClassVar[str] = "webdataset"
@@ -229,11 +211,7 @@ class WebDataset(InferringConverter):
         return {**self.additional_fields(), **fields}
 
     def fitted(self, inputs: Sequence[Input]) -> WebDataset:
-        """Return the converter with `fields` inferred from all inputs, which are read to the end.
-
-        Raises:
-            InvalidArgument: no input is a readable tar.
-        """
+        """Return the converter with `fields` inferred from all inputs, which are read to the end."""
         what = "tar of samples that can be read"
         return replace(self, fields=self.fields or infer_fields(inputs, _fields_of, what))
 

@@ -46,11 +46,7 @@ class Cameras:
         self._open: dict[str, tuple[str, SpanReader]] = {}
 
     def cut(self, camera: str, footage: CameraSpan, times: Numbers) -> EncodedStream:
-        """Cut a camera's video of an episode, whose frames are shown at `times` in seconds.
-
-        Raises:
-            MediaError: the file is missing or damaged, or its frames have other times.
-        """
+        """Cut a camera's video of an episode, whose frames are shown at `times` in seconds."""
         if footage.name not in self._paths:
             raise MediaError(f"{footage.name} is missing")
         if not np.isfinite(times).all():
@@ -122,9 +118,6 @@ def read_frames(
         path, name: the file, and its name for messages.
         specs: the field specs of the columns.
         all_of: True if the file must not have other columns.
-
-    Raises:
-        MediaError: the file is damaged, or a column is missing or differs from its spec.
     """
     from shardio_converters.tabular.arrow_columns import columns_of, values_of
     from shardio_converters.tabular.arrow_files import open_table
@@ -157,11 +150,7 @@ def read_frames(
 
 
 def _field_of(column: ArrowColumn, spec: str) -> Field:
-    """Return the field of one row's value in a column.
-
-    Raises:
-        MediaError: the column differs from its spec.
-    """
+    """Return the field of one row's value in a column."""
     from shardio_converters.tabular.arrow_inference import refuse_other_type
 
     if spec == _TEXTS:
@@ -179,11 +168,7 @@ def _gathered(parts: Mapping[str, list[Any]], specs: Mapping[str, str]) -> dict[
 
 
 def refuse_other_frames(frames: EpisodeFrames, length: int, tasks: Mapping[int, str]) -> None:
-    """Check that an episode has all its frames, and only known tasks.
-
-    Raises:
-        MediaError: frames are missing, or a task is unknown.
-    """
+    """Check that an episode has all its frames, and only known tasks."""
     numbers = frames.values["frame_index"]
     if len(numbers) != length:
         raise MediaError(f"expected {length:,} frames, found {len(numbers):,}")
@@ -216,9 +201,6 @@ class LeRobot(InferringConverter):
     time 0 is that of `timestamp`. And, if no feature has that name: `label` int64, -1; `source`,
     the name of the data file below the source folder; `task`, the task of the first frame; `tasks`,
     the tasks of all frames by the numbers in `task_index`.
-
-    Raises:
-        InvalidArgument: an option is invalid.
     """
 
     kind: ClassVar[str] = "lerobot"
@@ -257,11 +239,7 @@ class LeRobot(InferringConverter):
         return found
 
     def fitted(self, inputs: Sequence[Input]) -> LeRobot:
-        """Return the converter with `fields` inferred from the datasets.
-
-        Raises:
-            InvalidArgument: no dataset can be read.
-        """
+        """Return the converter with `fields` inferred from the datasets."""
         if self.fields is not None:
             return self
         found, reason = SchemaInference(None), ""
@@ -373,11 +351,7 @@ class LeRobot(InferringConverter):
         return {**super().about(), "task": "text", "tasks": "json"}
 
     def _taken(self, robot_set: RobotSet) -> dict[str, str]:
-        """Return the specs of the features to take.
-
-        Raises:
-            MediaError: a feature is missing, or cannot be stored.
-        """
+        """Return the specs of the features to take."""
         specs = dict(robot_set.specs)
         if missing := [name for name in (*_OF_ALL, *(self.columns or ())) if name not in specs]:
             raise MediaError(f"{INFO}: feature {missing[0]!r} is missing")
@@ -393,11 +367,7 @@ class LeRobot(InferringConverter):
         return specs
 
     def _refuse_others(self, taken: Mapping[str, str]) -> None:
-        """Check that the features of a LeRobot dataset match the fields.
-
-        Raises:
-            MediaError: a feature differs from its field, or is missing.
-        """
+        """Check that the features of a LeRobot dataset match the fields."""
         fields = self.fields or {}
         schema = self.schema()
         for name, spec in taken.items():

@@ -50,11 +50,7 @@ Columns = dict[str, npt.NDArray[Any]]
 
 @contextmanager
 def naming(name: str) -> Iterator[None]:
-    """Add the name of the file to errors.
-
-    Raises:
-        MediaError: the file is damaged.
-    """
+    """Add the name of the file to errors."""
     try:
         yield
     except MediaError as error:
@@ -66,11 +62,7 @@ def naming(name: str) -> Iterator[None]:
 
 
 def read_info(root: str) -> Mapping[str, Any]:
-    """Return the content of `meta/info.json`.
-
-    Raises:
-        MediaError: the file is damaged.
-    """
+    """Return the content of `meta/info.json`."""
     with naming(INFO):
         info = json.loads(_text(root, INFO))
         if not isinstance(info, dict) or not isinstance(info["features"], dict):
@@ -79,11 +71,7 @@ def read_info(root: str) -> Mapping[str, Any]:
 
 
 def read_episode_tables(root: str, cameras: Sequence[str]) -> tuple[list[str], Columns]:
-    """Return the names of the episode tables of version 3, and the columns needed from them.
-
-    Raises:
-        MediaError: a table is damaged, or there is none.
-    """
+    """Return the names of the episode tables of version 3, and the columns needed from them."""
     from shardio_converters.tabular.arrow_files import open_table
 
     videos = [f"videos/{camera}/{key}" for camera in cameras for key in VIDEO_PLACE]
@@ -109,11 +97,7 @@ def read_episode_tables(root: str, cameras: Sequence[str]) -> tuple[list[str], C
 
 
 def read_episode_lines(root: str, info: Mapping[str, Any]) -> tuple[list[str], Columns]:
-    """Return the name of the episode list of version 2, and its numbers by column.
-
-    Raises:
-        MediaError: the list is damaged.
-    """
+    """Return the name of the episode list of version 2, and its numbers by column."""
     with naming(_EPISODE_LINES):
         lines = [json.loads(line) for line in _text(root, _EPISODE_LINES).splitlines() if line]
         columns = {key: np.array([int(one[key]) for one in lines], np.int64) for key in EPISODE}
@@ -123,11 +107,7 @@ def read_episode_lines(root: str, info: Mapping[str, Any]) -> tuple[list[str], C
 
 
 def read_tasks(root: str, version: int) -> dict[int, str]:
-    """Return the tasks by number.
-
-    Raises:
-        MediaError: the tasks are damaged, or two have the same number.
-    """
+    """Return the tasks by number."""
     name = _TASK_LINES if version == ONE_EACH else _TASKS
     with naming(name):
         if version == ONE_EACH:
@@ -152,11 +132,7 @@ def _task_rows(root: str) -> list[tuple[int, str]]:
 
 
 def _check(columns: Columns) -> None:
-    """Check that episode numbers are valid and unique.
-
-    Raises:
-        MediaError: an episode number is invalid, or an episode is listed twice.
-    """
+    """Check that episode numbers are valid and unique."""
     for key, values in columns.items():
         least = 1 if key == "length" else 0
         wrong = ~((values >= least) & (values < _MAX_NUMBER))  # NaN fails both comparisons
@@ -261,11 +237,7 @@ class RobotSet:
         return sorted({*videos, *self.tables})
 
     def refuse_missing(self, root: str) -> None:
-        """Check that the declared number of episodes and all data files exist.
-
-        Raises:
-            MediaError: an episode or a file is missing.
-        """
+        """Check that the declared number of episodes and all data files exist."""
         n_found = len(self.columns["length"])
         if n_found != self.n_episodes:
             raise MediaError(f"expected {self.n_episodes:,} episodes in {META}, found {n_found:,}")
@@ -298,12 +270,7 @@ def root_of(source: Input) -> tuple[str, str] | None:
 
 
 def open_set(root: str) -> RobotSet:
-    """Read the metadata of the dataset in a folder.
-
-    Raises:
-        MediaError: a file is damaged or of an unknown version; the message names it.
-        OSError: a file cannot be read.
-    """
+    """Read the metadata of the dataset in a folder."""
     stat = os.stat(os.path.join(root, INFO))
     return _open_set(root, stat.st_mtime_ns, stat.st_size)
 
@@ -379,11 +346,7 @@ def _rows_of(template: str, places: Mapping[str, Numbers]) -> dict[str, Numbers]
 
 
 def _filled(template: str, numbers: Mapping[str, int], camera: str | None = None) -> str:
-    """Fill in a file name template such as `file-{file_index:03d}`; no format code is evaluated.
-
-    Raises:
-        MediaError: the template has an unknown placeholder.
-    """
+    """Fill in a file name template such as `file-{file_index:03d}`; no format code is evaluated."""
 
     def fill(hole: re.Match[str]) -> str:
         if hole[1] == "video_key" and camera is not None and hole[2] is None:

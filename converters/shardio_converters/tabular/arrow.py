@@ -35,9 +35,6 @@ class Arrow(InferringConverter):
 
     Fields: the columns; and, if no column has that name: `label` int64; `source`, the file's name
     below the source folder.
-
-    Raises:
-        InvalidArgument: an option is invalid.
     """
 
     kind: ClassVar[str] = "arrow"
@@ -59,11 +56,7 @@ class Arrow(InferringConverter):
         super().__post_init__()
 
     def fitted(self, inputs: Sequence[Input]) -> Arrow:
-        """Return the converter with `fields`, `units` and `classes` inferred from the inputs.
-
-        Raises:
-            InvalidArgument: no input is a readable table.
-        """
+        """Return the converter with `fields`, `units` and `classes` inferred from the inputs."""
         if self.fields is not None and self.units is not None and self.classes is not None:
             return self
         from shardio_converters.tabular.arrow_columns import columns_of
@@ -86,12 +79,7 @@ class Arrow(InferringConverter):
 
     @staticmethod
     def frame_columns(frame: Any, refused: str) -> tuple[int, list[FrameColumn]]:
-        """Return the number of rows of a data frame with `__arrow_c_stream__`, and its columns.
-
-        Raises:
-            InvalidArgument: fields or Arrow do not support the type of a column; for Arrow, the
-                message is `refused`.
-        """
+        """Return the number of rows of a data frame with `__arrow_c_stream__`, and its columns."""
         from shardio_converters.tabular.arrow_frames import frame_columns, read_frame
 
         table = read_frame(frame, refused)
@@ -138,11 +126,7 @@ class Arrow(InferringConverter):
         return Outcome("converted") if n_samples else Outcome("empty", "holds no row")
 
     def _fields_of(self, columns: Sequence[ArrowColumn]) -> dict[str, Field]:
-        """Return the field of each column, in the order of the columns.
-
-        Raises:
-            MediaError: a column has no field or differs from it, or a column is missing.
-        """
+        """Return the field of each column, in the order of the columns."""
         from shardio_converters.tabular.arrow_inference import (
             refuse_other_meaning,
             refuse_other_type,

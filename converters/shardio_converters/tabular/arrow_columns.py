@@ -83,10 +83,6 @@ def columns_of(
         schema: the schema of the table.
         only: the columns to take; by default all.
         whole: the field specs by name; a struct whose name has a spec is one field.
-
-    Raises:
-        MediaError: a column cannot be stored, its name conflicts with others, or a column of `only`
-            is missing.
     """
     names = list(schema.names)
     if twice := {name for name in names if names.count(name) > 1}:
@@ -104,11 +100,7 @@ def columns_of(
 
 
 def columns_below(name: str, type_: pa.DataType) -> Iterator[ArrowColumn]:
-    """Yield the columns for a column of a table: the column itself, or the members of a struct.
-
-    Raises:
-        MediaError: the column cannot be stored.
-    """
+    """Yield the columns for a column of a table: the column itself, or the members of a struct."""
     return _columns(_ColumnPath(name, name, (), None), type_, {})
 
 
@@ -176,11 +168,7 @@ def _spec(name: str, type_: pa.DataType, shape: tuple[int | None, ...] | None) -
 
 
 def check_json(name: str, type_: pa.DataType, depth: int = 0) -> None:
-    """Check that nested lists and structs can be represented in JSON.
-
-    Raises:
-        MediaError: they cannot; the message names the column.
-    """
+    """Check that nested lists and structs can be represented in JSON."""
     type_ = plain(type_)
     if depth > MAX_DEPTH:
         raise MediaError(f"column {name!r}: lists and structs more than {MAX_DEPTH} deep")
@@ -294,12 +282,7 @@ def _shape_of(feature: dict[str, Any]) -> tuple[int | None, ...] | None:
 def values_of(
     batch: pa.RecordBatch, column: ArrowColumn, field: Field, first_row: int
 ) -> Sequence[Any]:
-    """Return the values of all rows of a batch; `first_row` is the index of its first row.
-
-    Raises:
-        MediaError: a value is missing or does not match the field; the message names column and
-            row.
-    """
+    """Return the values of all rows of a batch; `first_row` is the index of its first row."""
     place = f"column {column.name!r}, rows {first_row:,} to {first_row + batch.num_rows - 1:,}"
     array = array_at(batch, column)
     try:

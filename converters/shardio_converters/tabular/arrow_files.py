@@ -45,11 +45,7 @@ class ParquetTable:
         self.schema: pa.Schema = self._file.schema_arrow
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield all rows of some columns, in order.
-
-        Raises:
-            MediaError: the number of rows differs from the declared one.
-        """
+        """Yield all rows of some columns, in order."""
         n_found, n_rows = 0, self._file.metadata.num_rows
         for batch in self._file.iter_batches(
             batch_size=self._n_rows(), columns=columns, use_threads=False
@@ -82,11 +78,7 @@ class ArrowTable:
         self.schema: pa.Schema = self._reader.schema
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield all rows in order; each batch is validated.
-
-        Raises:
-            MediaError: a stream has no end marker, or data after it.
-        """
+        """Yield all rows in order; each batch is validated."""
         for batch in self._whole_batches():
             if columns is not None:
                 batch = batch.select(columns)
@@ -119,12 +111,7 @@ class ArrowTable:
 
 @contextmanager
 def open_table(path: str, name: str) -> Iterator[ParquetTable | ArrowTable]:
-    """Open a file according to its suffix; errors raised while it is open are reported as damage.
-
-    Raises:
-        MediaError: the file is damaged, or of an unsupported kind.
-        OSError: the file cannot be opened.
-    """
+    """Open a file according to its suffix; errors raised while it is open are reported as damage."""
     with open(path, "rb") as file:  # an error of `open` names the file
         head = file.read(len(_FILE_MAGIC))
         n_bytes = os.fstat(file.fileno()).st_size
@@ -159,11 +146,7 @@ def is_table(source: Input) -> bool:
 
 
 def refuse_missing_tables(source: Input) -> None:
-    """Check that all tables listed in a state.json exist.
-
-    Raises:
-        MediaError: a table is missing.
-    """
+    """Check that all tables listed in a state.json exist."""
     if os.path.basename(source.name) == STATE:
         there = map(data_name, os.listdir(os.path.dirname(source.path)))
         if missing := sorted((_listed(source.path) or frozenset()).difference(there)):

@@ -27,12 +27,7 @@ FrameColumn = tuple[str, Field, Callable[[int, int], Sequence[Any]]]
 
 
 def read_frame(frame: Any, refused: str) -> pa.Table:
-    """Return a data frame as a table, without a copy where its library allows it.
-
-    Raises:
-        InvalidArgument: the frame is not a stream of columns, or has a type that Arrow lacks; the
-            message is `refused`.
-    """
+    """Return a data frame as a table, without a copy where its library allows it."""
     try:
         return pa.table(frame)
     except (pa.ArrowException, TypeError, ValueError) as error:
@@ -44,9 +39,6 @@ def frame_columns(table: pa.Table) -> Iterator[FrameColumn]:
 
     Lists of times are refused, as the units would be lost. Arrays of several dimensions that all
     vary become JSON, because their rows may be ragged.
-
-    Raises:
-        InvalidArgument: fields do not support the type of a column.
     """
     for place, (name, type_) in enumerate(zip(table.schema.names, table.schema.types, strict=True)):
         of_column = table.select([place])

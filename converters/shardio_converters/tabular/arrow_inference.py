@@ -71,11 +71,7 @@ class ArrowInference:
         self._json: set[str] = set()  # columns of lists with nulls
 
     def add(self, columns: Sequence[ArrowColumn], nulls: Nulls) -> None:
-        """Add the columns of a file.
-
-        Raises:
-            MediaError: a column conflicts with earlier files; nothing is added.
-        """
+        """Add the columns of a file."""
         known = {*self._columns, *self._nulls}
         columns = [one for one in columns if not is_null_record(one, known)]
         new = {one.name for one in columns}
@@ -120,11 +116,7 @@ def is_null_record(column: ArrowColumn, names: Iterable[str]) -> bool:
 
 
 def refuse_other_type(column: ArrowColumn, known: Field, spec: str) -> None:
-    """Check that a column can be stored in a field.
-
-    Raises:
-        MediaError: the column cannot be stored.
-    """
+    """Check that a column can be stored in a field."""
     if column.word == spec.removesuffix("?") or (column.word == UNKNOWN and known.optional):
         return
     if known.is_json:
@@ -153,11 +145,7 @@ def _stored_as(column: ArrowColumn, dtype: str) -> str | None:
 def refuse_other_meaning(
     column: ArrowColumn, units: Mapping[str, str], classes: Sequence[str]
 ) -> None:
-    """Check that a column's numbers have the same unit and classes as in other files.
-
-    Raises:
-        MediaError: the unit or the classes differ.
-    """
+    """Check that a column's numbers have the same unit and classes as in other files."""
     expected = units.get(column.name, "")
     if column.unit != expected and column.word != UNKNOWN:
         raise MediaError(

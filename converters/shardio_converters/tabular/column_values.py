@@ -137,11 +137,7 @@ Column = Sequence[Any]
 def values_of(
     name: str, field: Field, column: Column, lines: Sequence[int], *, is_csv: bool
 ) -> Iterable[Any]:
-    """Return the values of a field for some rows; None if an optional value is missing.
-
-    Raises:
-        MediaError: a row has no matching value; the message names the line.
-    """
+    """Return the values of a field for some rows; None if an optional value is missing."""
     make = partial(_of_cells if is_csv else _of_values, field)
     try:
         return make(column)

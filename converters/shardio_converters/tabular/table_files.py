@@ -61,12 +61,7 @@ def is_csv(name: str) -> bool:
 
 
 def read_blocks(path: str, name: str) -> Iterator[RowBlock]:
-    """Yield the blocks of a UTF-8 table; a CSV without rows yields one empty block.
-
-    Raises:
-        MediaError: the file is damaged or not such a table; the message names the line.
-        OSError: the file cannot be read.
-    """
+    """Yield the blocks of a UTF-8 table; a CSV without rows yields one empty block."""
     delimiter = DELIMITERS.get(os.path.splitext(name)[1].lower())
     with open(path, encoding="utf-8-sig", newline="" if delimiter else None) as file:
         lines = _Lines(file)
@@ -279,11 +274,7 @@ def load(text: str) -> Any:
 
 
 def leaves_of(block: RowBlock, schema: Schema) -> dict[str, Sequence[Any]]:
-    """Return the columns of a block; members of nested records have dotted names.
-
-    Raises:
-        MediaError: a column is not a field of the schema; the message names the line.
-    """
+    """Return the columns of a block; members of nested records have dotted names."""
     found: dict[str, Sequence[Any]] = {}
     _add_leaves(block.columns, block.lines, schema, found, "")
     return found
@@ -345,12 +336,7 @@ def read_files(
     lines: Sequence[int],
     parts: Mapping[str, Input],
 ) -> Iterator[Any]:
-    """Yield the values of a field, each read when it is requested.
-
-    Raises:
-        MediaError: a row names a damaged file, or no file of the source; the message names the
-            line.
-    """
+    """Yield the values of a field, each read when it is requested."""
     for line, reference in zip(lines, column, strict=True):
         try:
             yield _read(table, field, reference, parts)

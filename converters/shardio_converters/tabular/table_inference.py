@@ -239,11 +239,7 @@ def _is_name(name: str) -> bool:
 
 
 def infer_table_fields(inputs: Sequence[Input], references: Sequence[str]) -> dict[str, str]:
-    """Return the field specs inferred from all readable tables.
-
-    Raises:
-        InvalidArgument: there is no table, or no table has a column of `references`.
-    """
+    """Return the field specs inferred from all readable tables."""
     found, named = TableInference(), {name: _References() for name in references}
     n_files, probe = 0, InputProbe(inputs)
     for one in probe.files():

@@ -36,9 +36,6 @@ class Tables(InferringConverter):
 
     Fields: the columns; and, if no column has that name: `label` int64; `source`, the table's name
     below the source folder.
-
-    Raises:
-        InvalidArgument: an option is invalid.
     """
 
     kind: ClassVar[str] = "tables"
@@ -76,11 +73,7 @@ class Tables(InferringConverter):
             )
 
     def fitted(self, inputs: Sequence[Input]) -> Tables:
-        """Return the converter with `fields` inferred from all inputs, which are read to the end.
-
-        Raises:
-            InvalidArgument: no input is a readable table.
-        """
+        """Return the converter with `fields` inferred from all inputs, which are read to the end."""
         if self.fields is not None:
             return self
         return replace(self, fields=infer_table_fields(inputs, self.references or ()))

@@ -101,10 +101,6 @@ def frames_of(
         value: a value from a reader; its data is read when frames are taken.
         kind: the type of its field, which holds pictures or may hold picture files.
         times_s: the time of each frame, if another field has them.
-
-    Raises:
-        MediaError: the value is not a picture.
-        ShardCorrupt: the value is damaged.
     """
     if kind.medium == "video":
         return FrameSequence(
@@ -237,11 +233,7 @@ def _from_items(
 
 
 def _as_rgb(pixels: npt.NDArray[Any]) -> Pixels:
-    """Convert height x width pixels, with channels first, last or absent, to RGB.
-
-    Raises:
-        MediaError: there is no pixel.
-    """
+    """Convert height x width pixels, with channels first, last or absent, to RGB."""
     if not pixels.size:
         raise shardio.MediaError(f"an array of {pixels.shape} has no pixel")
     if pixels.ndim == 2:
@@ -303,11 +295,7 @@ class SampleLookup:
         return os.path.join(self._opened.path, summary.name), row
 
     def value(self, number: int, name: str) -> Any:
-        """Return a field of a sample; None if missing. A stream's data is read on access.
-
-        Raises:
-            DataError, ShardNotFound, OSError: the value cannot be read.
-        """
+        """Return a field of a sample; None if missing. A stream's data is read on access."""
         if isinstance(self._opened, shardio.ShardReader):
             return self._opened.sample(number, [name])[name]
         shard, row = _located(self._opened, number)
@@ -322,11 +310,7 @@ def _located(dataset: shardio.ShardDataset, number: int) -> tuple[int, int]:
 
 @contextmanager
 def open_samples(path: str) -> Iterator[SampleLookup]:
-    """Open the dataset or shard at `path` until the end of `with`.
-
-    Raises:
-        ShardioError, OSError: the dataset or shard cannot be opened.
-    """
+    """Open the dataset or shard at `path` until the end of `with`."""
     if os.path.isdir(path):
         with shardio.open(path) as dataset:
             yield SampleLookup(dataset)

@@ -62,9 +62,6 @@ def draw_sheet(tiles: Sequence[Tile], side: int) -> Pixels:
     """Draw tiles of at most `side` x `side` pixels in rows, with captions below; return RGB pixels.
 
     Small pictures are enlarged by an integer factor; tiles are as large as the largest picture.
-
-    Raises:
-        UnsupportedEnvironment: Pillow is not installed.
     """
     image = pillow_image()
     from PIL import ImageDraw
@@ -143,11 +140,7 @@ def _font() -> FreeTypeFont | ImageFont:
 
 
 def image_of(pixels: Pixels) -> Image:
-    """Return a Pillow image of RGB pixels.
-
-    Raises:
-        UnsupportedEnvironment: Pillow is not installed.
-    """
+    """Return a Pillow image of RGB pixels."""
     found: Image = pillow_image().fromarray(np.ascontiguousarray(pixels))
     return found
 
@@ -169,11 +162,7 @@ _MANIFEST: Final = "dataset.json"
 
 
 def check_target(path: str, source: str, *, may_replace: bool) -> None:
-    """Check that a picture of `source` may be written to `path`.
-
-    Raises:
-        InvalidArgument: the suffix is unknown, or the path exists or is within a dataset.
-    """
+    """Check that a picture of `source` may be written to `path`."""
     known = sorted({*STILLS, *MOVING})
     if suffix_of(path) not in known:
         raise shardio.InvalidArgument(
@@ -249,12 +238,7 @@ def _encoded_film(frames: Sequence[Pixels], durations: Sequence[int]) -> bytes:
 
 
 def write_whole(path: str, data: bytes, *, may_replace: bool) -> None:
-    """Write a file atomically.
-
-    Raises:
-        InvalidArgument: the file exists and may not be replaced.
-        OSError: writing failed; nothing is left behind.
-    """
+    """Write a file atomically."""
     part = f"{path}.{secrets.token_hex(4)}.part"
     try:
         with open(part, "xb") as file:

@@ -101,12 +101,7 @@ class RenderOptions:
 
 
 def parse_render_options(options: argparse.Namespace) -> RenderOptions:
-    """Return the checked options for pictures.
-
-    Raises:
-        InvalidArgument: an option is invalid, or excluded by another.
-        UnsupportedEnvironment: a picture is requested, and Pillow is not installed.
-    """
+    """Return the checked options for pictures."""
     wanted = RenderOptions(
         path=options.path,
         image=options.image,
@@ -251,11 +246,7 @@ class FieldViewer:
 
 
 def _chosen_field(path: str, schema: shardio.Schema, requested: str | None) -> str:
-    """Return the name of the field to show.
-
-    Raises:
-        InvalidArgument: no field holds pictures, or several do and none is chosen.
-    """
+    """Return the name of the field to show."""
     names = [name for name, kind in schema.items() if holds_pictures(kind)]
     known = ", ".join(names) or "none"
     if requested is not None:
@@ -276,12 +267,7 @@ N_FRAMES: Final = 240
 
 
 def add_pictures(inspection: Inspection, wanted: RenderOptions) -> None:
-    """Write the requested pictures, and add their description to the facts.
-
-    Raises:
-        InvalidArgument: there is no such picture.
-        OSError: a file cannot be written.
-    """
+    """Write the requested pictures, and add their description to the facts."""
     facts = inspection.facts
     is_open = "generation" in facts or "sample" in facts or not inspection.findings
     facts |= {kind: None for kind in ("image", "sheet") if getattr(wanted, kind)}
@@ -341,11 +327,7 @@ def _render_sample(viewer: FieldViewer, wanted: RenderOptions) -> Facts | None:
 
 
 def _numbers(viewer: FieldViewer, frames: FrameSequence, wanted: RenderOptions) -> Sequence[int]:
-    """Return the numbers of the frames to show.
-
-    Raises:
-        InvalidArgument: there are no such frames.
-    """
+    """Return the numbers of the frames to show."""
     n = frames.n
     if wanted.frame is None and wanted.clip is None:
         return range(0, n, -(-n // N_FRAMES))

@@ -147,12 +147,7 @@ def _text(value: object) -> str | None:
 
 
 def is_dataset(path: str) -> bool:
-    """Return True if `path` is a folder (a dataset), False if it is a file (a shard).
-
-    Raises:
-        DatasetNotFound: the path does not exist.
-        InvalidArgument: the path is neither, for example a pipe.
-    """
+    """Return True if `path` is a folder (a dataset), False if it is a file (a shard)."""
     if not os.path.exists(path):
         raise DatasetNotFound(f"{path}: there is no such dataset or shard")
     if not (os.path.isdir(path) or os.path.isfile(path)):
@@ -200,12 +195,7 @@ def section_facts(survey: Survey) -> list[Facts]:
 
 
 def inspect_shard(path: str, sample: int | None) -> Inspection:
-    """Inspect one shard, and its first or the given sample.
-
-    Raises:
-        ShardNotFound: there is no such file.
-        InvalidArgument: the shard has no such sample.
-    """
+    """Inspect one shard, and its first or the given sample."""
     survey = survey_shard(path)
     inspection = Inspection(findings=list(survey.findings))
     inspection.facts = {
@@ -223,12 +213,7 @@ def inspect_shard(path: str, sample: int | None) -> Inspection:
 
 
 def inspect_dataset(path: str, sample: int | None) -> Inspection:
-    """Inspect a dataset, its shards, and its first or the given sample.
-
-    Raises:
-        DatasetNotFound: there is neither a dataset nor a shard.
-        InvalidArgument: the dataset has no such sample.
-    """
+    """Inspect a dataset, its shards, and its first or the given sample."""
     inspection = Inspection(facts={"dataset": path})
     in_folder = sorted(n for n in os.listdir(path) if n.endswith(".shard"))
     try:
@@ -365,11 +350,7 @@ def _labels(dataset: shardio.ShardDataset, shard: int) -> npt.NDArray[Any]:
 
 
 def checked_row(path: str, sample: int | None, n_samples: int) -> int | None:
-    """Return the row to inspect: the given one, else the first; None if there is no sample.
-
-    Raises:
-        InvalidArgument: the given row does not exist.
-    """
+    """Return the row to inspect: the given one, else the first; None if there is no sample."""
     if sample is None:
         return 0 if n_samples else None
     if not -n_samples <= sample < n_samples:
@@ -410,10 +391,6 @@ def inspect_url(url: str, sample: int | None) -> Inspection:
     """Inspect the metadata of a dataset in a store, and its first or the given sample.
 
     Only the shard of that sample is read.
-
-    Raises:
-        DatasetNotFound: there is no dataset.
-        InvalidArgument: the dataset has no such sample, or the URL is that of a shard.
     """
     if url.endswith(".shard"):
         folder = url.rpartition("/")[0]
