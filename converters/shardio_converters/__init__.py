@@ -1,5 +1,5 @@
 """The built-in converters: one folder per family of sources, one module per kind.
 
 Converters only read; `shardio.conversion` writes. Functions raise `MediaError` for a source that is
-damaged or cannot be stored, `OSError` for one that cannot be read, and `InvalidArgument` for options.
+damaged or cannot be stored, `OSError` if reading fails, and `InvalidArgument` for bad options.
 """

@@ -41,7 +41,7 @@ _TRUE, _FALSE = ("true", "1"), ("false", "0")
 
 
 def parse_field(text: str) -> Kind:
-    """Parse a field's type, such as "float32[3]", "list of uint8[any,2]" or "text, zstd, optional"."""
+    """Parse the type of a field, such as "list of uint8[any,2]" or "text, zstd, optional"."""
     found = _TYPE.fullmatch(re.sub(r"\s*([,\[\]])\s*", r"\1", text.strip()))
     if found is None:
         raise InvalidArgument(_not_a_field(text))

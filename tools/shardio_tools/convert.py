@@ -92,11 +92,7 @@ def _add_ends(group: argparse._ArgumentGroup) -> None:
         default="skip",
         help="at a broken file: skip it, or stop and keep what is done (default: skip)",
     )
-    add(
-        "--resume",
-        action="store_true",
-        help="resume an interrupted conversion in OUT",
-    )
+    add("--resume", action="store_true", help="resume an interrupted conversion in OUT")
     add(
         "--overwrite",
         action="store_true",

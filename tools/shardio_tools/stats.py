@@ -99,10 +99,7 @@ def run(options: argparse.Namespace) -> int:
     """Compute, report, and return the exit code."""
     with StepProgress(options) as steps:
         report = compute_stats(
-            options.path,
-            subset=options.subset,
-            progress=steps.show,
-            **engine_options(options),
+            options.path, subset=options.subset, progress=steps.show, **engine_options(options)
         )
     if options.json:
         print_json(report.as_json())

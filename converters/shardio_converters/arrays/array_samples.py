@@ -18,13 +18,7 @@ import numpy.typing as npt
 
 from shardio import Input, InvalidArgument, MediaError, Outcome
 from shardio_converters.inference import InputProbe, SchemaInference, common_dtype, widen
-from shardio_converters.schema_spec import (
-    Field,
-    InferringConverter,
-    check_names,
-    fits,
-    format_spec,
-)
+from shardio_converters.schema_spec import Field, InferringConverter, check_names, fits, format_spec
 
 _BLOCK_BYTES: Final = 4 << 20
 _MAX_BLOCK_BYTES: Final = 256 << 20  # for rows that share chunks; larger chunks are read repeatedly

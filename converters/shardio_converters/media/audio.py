@@ -11,17 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar
 
-from shardio import (
-    Array,
-    Audio,
-    Converter,
-    EncodedStream,
-    Input,
-    MediaError,
-    Outcome,
-    Schema,
-    Text,
-)
+from shardio import Array, Audio, Converter, EncodedStream, Input, MediaError, Outcome, Schema, Text
 from shardio.media import (
     HEAD_BYTES,
     has_media_signature,

@@ -189,9 +189,7 @@ def encoder_for(options: Any, time_base: Fraction) -> StreamEncoder | JpegEncode
 
 
 def encoded(
-    encoder: StreamEncoder | JpegEncoder,
-    pictures: Iterable[tuple[int, Pixels | None]],
-    name: str,
+    encoder: StreamEncoder | JpegEncoder, pictures: Iterable[tuple[int, Pixels | None]], name: str
 ) -> tuple[EncodedStream, int, MediaError | None]:
     """Encode frames up to the end or an error.
 

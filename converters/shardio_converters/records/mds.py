@@ -8,13 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from shardio import (
-    Input,
-    InvalidArgument,
-    MediaError,
-    Outcome,
-    Schema,
-)
+from shardio import Input, InvalidArgument, MediaError, Outcome, Schema
 from shardio_converters.inference import SchemaInference, infer_fields
 from shardio_converters.records.mds_files import INDEX, SUFFIXES, MdsColumn, check_index, open_shard
 from shardio_converters.schema_spec import Field, InferringConverter

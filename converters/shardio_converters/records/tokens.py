@@ -67,7 +67,7 @@ class TokenFiles(Converter):
             )
 
     def fitted(self, inputs: Sequence[Input]) -> TokenFiles:
-        """Return the converter with the dtype stated by the first llm.c file, unless it is given."""
+        """Return the converter with the dtype of the first llm.c file, unless a dtype is given."""
         if self.dtype is not None:
             return self
         for one in inputs:

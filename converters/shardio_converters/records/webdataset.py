@@ -13,13 +13,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from shardio import (
-    Array,
-    Input,
-    InvalidArgument,
-    MediaError,
-    Outcome,
-)
+from shardio import Array, Input, InvalidArgument, MediaError, Outcome
 from shardio.media import demux, probe, sound_of
 from shardio_converters.arrays.array_samples import TEXT
 from shardio_converters.arrays.npy import StoredArray, array_in
@@ -211,7 +205,7 @@ class WebDataset(InferringConverter):
         return {**self.additional_fields(), **fields}
 
     def fitted(self, inputs: Sequence[Input]) -> WebDataset:
-        """Return the converter with `fields` inferred from all inputs, which are read to the end."""
+        """Return the converter with `fields` inferred from all samples of all inputs."""
         what = "tar of samples that can be read"
         return replace(self, fields=self.fields or infer_fields(inputs, _fields_of, what))
 

@@ -111,7 +111,7 @@ class ArrowTable:
 
 @contextmanager
 def open_table(path: str, name: str) -> Iterator[ParquetTable | ArrowTable]:
-    """Open a file according to its suffix; errors raised while it is open are reported as damage."""
+    """Open a file by its suffix; errors raised while the file is open are reported as damage."""
     with open(path, "rb") as file:  # an error of `open` names the file
         head = file.read(len(_FILE_MAGIC))
         n_bytes = os.fstat(file.fileno()).st_size

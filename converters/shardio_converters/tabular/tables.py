@@ -73,7 +73,7 @@ class Tables(InferringConverter):
             )
 
     def fitted(self, inputs: Sequence[Input]) -> Tables:
-        """Return the converter with `fields` inferred from all inputs, which are read to the end."""
+        """Return the converter with `fields` inferred from all rows of all inputs."""
         if self.fields is not None:
             return self
         return replace(self, fields=infer_table_fields(inputs, self.references or ()))

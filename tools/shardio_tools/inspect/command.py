@@ -15,11 +15,7 @@ from typing import Any
 
 from shardio_tools.arguments import is_url
 from shardio_tools.inspect.render import add_arguments as add_picture_arguments
-from shardio_tools.inspect.render import (
-    add_pictures,
-    describe_pictures,
-    parse_render_options,
-)
+from shardio_tools.inspect.render import add_pictures, describe_pictures, parse_render_options
 from shardio_tools.inspect.report import (
     Facts,
     Inspection,
