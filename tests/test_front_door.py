@@ -74,10 +74,7 @@ def test_the_type_checker_sees_each_name_at_the_home_where_it_is_found() -> None
         for alias in statement.names
     }
     found = {
-        name: (
-            shardio._HOMES.get(name, "shardio.errors"),
-            shardio._NAMES_AT_HOME.get(name, name),
-        )
+        name: (shardio._HOMES.get(name, "shardio.errors"), shardio._NAMES_AT_HOME.get(name, name))
         for name in shardio.__all__
         if name != "__version__"
     }

@@ -249,14 +249,8 @@ def show_between_frames(arm: Path) -> None:
         (shuffle_frames, "episode 2: row 21: expected frame 2, found 3"),
         (name_no_task, "episode 2: task 7 is not among the tasks, of which there are 2"),
         (lose_episode, "episode 2: expected 9 frames, found none"),
-        (
-            name_other_video,
-            f"episode 2: {VIDEO.replace('-000.mp4', '-001.mp4')} is missing",
-        ),
-        (
-            show_too_many_frames,
-            f"episode 2: {VIDEO}: expected 9 frames from second 2 on, found 8",
-        ),
+        (name_other_video, f"episode 2: {VIDEO.replace('-000.mp4', '-001.mp4')} is missing"),
+        (show_too_many_frames, f"episode 2: {VIDEO}: expected 9 frames from second 2 on, found 8"),
         (
             show_between_frames,
             f"episode 2: {VIDEO}: expected frame 1 at second 0.17 of the episode, found it at 0.1",
@@ -275,10 +269,7 @@ def test_a_broken_episode_is_named_and_the_others_can_be_kept(
 
 
 def test_an_episode_that_comes_again_is_refused(arm: Path, tmp_path: Path) -> None:
-    change_table(
-        arm / DATA,
-        lambda table: pa.concat_tables([table, table.slice(0, 7)]),
-    )
+    change_table(arm / DATA, lambda table: pa.concat_tables([table, table.slice(0, 7)]))
     (broken,) = convert(arm, tmp_path / "out").broken
     assert broken.reason.startswith("episode 0: at row 28, where it is not expected")
 
@@ -299,8 +290,7 @@ def add_column(arm: Path) -> None:
 
 def change_dtype(arm: Path) -> None:
     change_table(
-        arm / DATA,
-        lambda table: table.set_column(3, "next.reward", pa.array(np.zeros(28))),
+        arm / DATA, lambda table: table.set_column(3, "next.reward", pa.array(np.zeros(28)))
     )
 
 

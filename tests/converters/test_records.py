@@ -455,12 +455,7 @@ def test_an_arrayrecord_that_was_not_written_to_its_end_is_broken(
     [("tfrecord", "google_crc32c", "tfrecord"), ("arrayrecord", "array_record", "arrayrecord")],
 )
 def test_a_missing_package_names_its_extra(
-    kind: str,
-    package: str,
-    extra: str,
-    root: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    kind: str, package: str, extra: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in (package, f"{package}.python.array_record_module"):
         monkeypatch.setitem(sys.modules, name, None)

@@ -202,10 +202,7 @@ def test_of_a_video_any_frames_are_decoded(video: Path, tmp_path: Path) -> None:
 
 
 def test_a_long_video_is_thinned_to_so_many_frames(
-    video: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    video: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(render, "N_FRAMES", 8)
     facts = inspect_json(capsys, video, "--image", tmp_path / "out.gif")["image"]
@@ -214,10 +211,7 @@ def test_a_long_video_is_thinned_to_so_many_frames(
 
 
 def test_more_than_fits_in_memory_is_refused(
-    video: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    video: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(render, "MAX_PIXELS", 10 * 16 * 32)
     said = refused(capsys, video, "--image", tmp_path / "out.gif", "--clip", ":11")
@@ -321,10 +315,7 @@ def test_no_name_at_all_is_refused(
 
 
 def test_a_disk_that_refuses_leaves_nothing(
-    clips: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, place = tmp_path / "new" / "out.png", tmp_path / "new"
     place.mkdir()

@@ -216,10 +216,7 @@ def test_a_dataset_without_pictures_says_so(
 
 
 def test_without_pillow_the_extra_is_named(
-    clips: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     pillow_image.cache_clear()
