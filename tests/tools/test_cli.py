@@ -152,6 +152,24 @@ def test_arguments_that_do_not_parse_end_with_code_2(
     assert "usage: shardio" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["convrt"], "; did you mean convert?"),
+        (["verify", "x", "--wrkers=2"], "arguments: --wrkers=2; did you mean --workers?"),
+        (["verify", "x", "y"], "shardio verify: error: unrecognized arguments: y\n"),
+        (["convert", "a", "b", "--franes", "8"], "; did you mean --frames?"),
+        (["export", "a", "b", "--format", "parket"], "; did you mean parquet?"),
+    ],
+)
+def test_a_mistyped_command_option_or_choice_gets_a_suggestion(
+    arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(arguments)
+    assert hint in capsys.readouterr().err
+
+
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--version"])

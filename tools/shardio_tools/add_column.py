@@ -24,7 +24,7 @@ import shardio
 from shardio import Array, InvalidArgument
 from shardio.errors import SchemaError
 from shardio.maintenance import add_column
-from shardio_tools.arguments import add_engine_arguments, engine_options
+from shardio_tools.arguments import add_engine_arguments, add_output_arguments, engine_options
 from shardio_tools.output import StepProgress, escaped, print_report, utf8_name
 
 Kind = shardio.Array | shardio.Bytes | shardio.Json | shardio.List | shardio.Text
@@ -292,8 +292,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_engine_arguments(add)
     add("--gpus", type=float, default=0, metavar="N", help="GPUs of the cluster per process")
-    add("--quiet", action="store_true", help="print errors only")
-    add("--json", action="store_true", help="print the report as JSON")
+    add_output_arguments(add)
 
 
 def run(options: argparse.Namespace) -> int:

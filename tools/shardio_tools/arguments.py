@@ -1,13 +1,37 @@
-"""Arguments that several commands share: the execution backend, and URLs of object stores."""
+"""Arguments that several commands share: output, execution backend, URLs of object stores."""
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import shardio
+
+
+def add_output_arguments(
+    add: Callable[..., Any],
+    quiet: str = "print errors only",
+    json: str = "print the report as JSON",
+) -> None:
+    """Add --quiet and --json, with their help texts, through a parser's `add_argument`."""
+    add("--quiet", action="store_true", help=quiet)
+    add("--json", action="store_true", help=json)
+
+
+def add_rewrite_arguments(add: Callable[..., Any]) -> None:
+    """Add the options of commands that rewrite datasets through a parser's `add_argument`."""
+    add(
+        "--shard-bytes",
+        type=int,
+        metavar="N",
+        default=256 << 20,
+        help="target size of a new shard in bytes (default: 268435456, 256 MiB)",
+    )
+    add("--workers", type=int, metavar="N", help="verifying processes (default: one per CPU)")
+    add_output_arguments(add)
 
 
 def add_engine_arguments(add: Callable[..., Any]) -> None:
@@ -39,6 +63,12 @@ _WRITES_URLS = ("convert",)
 """Commands that can write to a URL."""
 _ADDRESS_OPTIONS = ("address", "bind")
 """Options whose values are network addresses, which look like URLs."""
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """Return the end of a message about a mistyped word: the known word that is most like it."""
+    close = difflib.get_close_matches(word, known, 1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def is_url(text: object) -> bool:

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import shardio
 from shardio.measuring import Conclusion, LoadingReport, LoadingRun, measure_loading
+from shardio_tools.arguments import add_output_arguments
 from shardio_tools.output import (
     escaped,
     format_count,
     format_table,
-    print_json,
     print_now,
     print_out,
+    print_result,
     utf8_name,
 )
 
@@ -50,8 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--subset", type=utf8_name, metavar="NAME", help="load one of its subsets")
     add("--device", metavar="NAME", help="make tinygrad Tensors on this device (default: arrays)")
     add("--trace", metavar="FILE.json", help="write a trace of workers and batches for Perfetto")
-    add("--quiet", action="store_true", help="print errors only")
-    add("--json", action="store_true", help="print the figures as JSON")
+    add_output_arguments(add, json="print the figures as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -71,10 +71,7 @@ def run(options: argparse.Namespace) -> int:
             progress=_progress(is_silent=options.quiet or options.json),
             **more,
         )
-    if options.json:
-        print_json(report.as_json())
-    elif not options.quiet:
-        _print_report(report)
+    print_result(report, options, _describe(report))
     # Last, so that the result is printed even if the trace cannot be saved.
     if report.trace is not None:
         report.trace.save(options.trace)
@@ -91,17 +88,17 @@ def _progress(*, is_silent: bool) -> Callable[[int], None]:
     return show
 
 
-def _print_report(report: LoadingReport) -> None:
+def _describe(report: LoadingReport) -> Iterator[str]:
     head = ("workers", "samples/s", "first", "GB/s", "limit", "of limit", "waiting", "ready")
-    print_out(format_table([head, *map(_row, report.runs)]))
-    print_out()
+    yield format_table([head, *map(_row, report.runs)])
+    yield ""
     if report.cached_share is not None:
-        print_out(f"the page cache held {report.cached_share:.0%} of the files at the start")
-    _print_conclusion("first reading", report.first_conclusion)
+        yield f"the page cache held {report.cached_share:.0%} of the files at the start"
     workers = format_count(report.best.n_workers, "worker")
-    _print_conclusion(f"from memory, {workers}", report.conclusion)
+    yield from _describe_limit("first reading", report.first_conclusion)
+    yield from _describe_limit(f"from memory, {workers}", report.conclusion)
     n_runs = format_count(len(report.runs), "run")
-    print_out(
+    yield (
         f"measured {format_count(report.n_samples, 'sample')} in batches of {report.batch_size:,}, "
         f"{n_runs} on {format_count(report.n_cpus, 'CPU')}: {escaped(report.path)}"
     )
@@ -121,8 +118,7 @@ def _row(run: LoadingRun) -> tuple[str, ...]:
     )
 
 
-def _print_conclusion(what: str, conclusion: Conclusion) -> None:
-    print_out(f"{what}: limited by {conclusion.limit}")
-    print_out(f"  {conclusion.because}")
-    for line in conclusion.advice:
-        print_out(f"  → {line}")
+def _describe_limit(what: str, conclusion: Conclusion) -> Iterator[str]:
+    yield f"{what}: limited by {conclusion.limit}"
+    yield f"  {conclusion.because}"
+    yield from (f"  → {line}" for line in conclusion.advice)

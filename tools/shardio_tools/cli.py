@@ -41,7 +41,7 @@ from shardio_tools import (
     stats,
     verify,
 )
-from shardio_tools.arguments import refuse_urls
+from shardio_tools.arguments import refuse_urls, suggestion
 from shardio_tools.inspect import command as inspect
 from shardio_tools.output import (
     begin_report,
@@ -157,9 +157,9 @@ def _print_exception(error: BaseException, what: str) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that prints help and version like reports, because argparse ignores write errors.
+    """A parser that adds the arguments of its command late, and suggests names for mistyped ones.
 
-    The arguments of the command are added when the command line is parsed.
+    Help and version are printed like reports, because argparse ignores write errors.
     """
 
     command: ModuleType | None = None
@@ -171,7 +171,18 @@ class _Parser(argparse.ArgumentParser):
             convert.add_arguments(self, args)
         elif command is not None:
             command.add_arguments(self)
-        return super().parse_known_args(args, namespace)
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown and command is not None:
+            hint = suggestion(unknown[0].partition("=")[0], self._option_string_actions)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return options, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message += suggestion(str(value), action.choices or ())
+            raise
 
     def _print_message(self, message: str, file: Any = None) -> None:
         print_now(message.removesuffix("\n"), file or sys.stderr)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 
 from shardio.maintenance import compact
-from shardio_tools.output import add_rewrite_options, format_count, print_report, run_rewrite
+from shardio_tools.arguments import add_rewrite_arguments
+from shardio_tools.output import format_count, print_report, run_rewrite
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", metavar="DATASET", help="the dataset to compact")
     add("--remove-old", action="store_true", help="remove shards that only older generations use")
-    add_rewrite_options(parser)
+    add_rewrite_arguments(add)
 
 
 def run(options: argparse.Namespace) -> int:

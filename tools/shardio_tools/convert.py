@@ -15,7 +15,12 @@ import shardio
 from shardio.conversion import known_kinds
 from shardio.measuring import StoredReport, measure_stored
 from shardio_tools import convert_report
-from shardio_tools.arguments import add_engine_arguments, engine_options, is_url
+from shardio_tools.arguments import (
+    add_engine_arguments,
+    add_output_arguments,
+    engine_options,
+    is_url,
+)
 from shardio_tools.convert_report import describe_stored, stored_json
 from shardio_tools.converter_options import add_converter_options, given_options
 from shardio_tools.output import (
@@ -63,8 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] = ()
     add("--workers", type=int, metavar="N", help="processes (default: one per usable CPU)")
     add_engine_arguments(add)
     _add_ends(parser.add_argument_group("errors, resuming and overwriting"))
-    add("--quiet", action="store_true", help="print problems only")
-    add("--json", action="store_true", help="print the report as JSON")
+    add_output_arguments(add, "print problems only")
     add_converter_options(parser, _kind_in(arguments))
 
 

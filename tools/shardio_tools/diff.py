@@ -11,8 +11,9 @@ import argparse
 from collections.abc import Iterator
 
 from shardio.maintenance import DiffReport, diff
+from shardio_tools.arguments import add_output_arguments
 from shardio_tools.inspect.report import is_dataset
-from shardio_tools.output import escaped, format_count, format_list, print_json, print_out
+from shardio_tools.output import escaped, format_count, format_list, print_result
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,8 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("path", metavar="A", help="a dataset (a folder) or one shard (a file)")
     add("other", metavar="B", help="what to compare it with")
-    add("--quiet", action="store_true", help="print nothing; the exit code is the result")
-    add("--json", action="store_true", help="print the report as JSON")
+    add_output_arguments(add, "print nothing; the exit code is the result")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -29,16 +29,12 @@ def run(options: argparse.Namespace) -> int:
     for path in (options.path, options.other):
         is_dataset(path)  # checks that it exists and is not a pipe
     report = diff(options.path, options.other)
-    if options.json:
-        print_json(report.as_json())
-    elif not options.quiet:
-        for text in _differences(report):
-            print_out(text)
-        print_out(_summary(report))
+    print_result(report, options, _differences(report))
     return 0 if report.is_same else 1
 
 
 def _differences(report: DiffReport) -> Iterator[str]:
+    """Yield the lines of the report; the last one is the summary."""
     for side, names in (("A", report.fields_only_a), ("B", report.fields_only_b)):
         if names:
             yield f"fields only in {side}: {escaped(', '.join(names))}"
@@ -55,6 +51,7 @@ def _differences(report: DiffReport) -> Iterator[str]:
         if rows:
             yield f"samples only in {side}"
             yield format_list(map(str, rows), rest)
+    yield _summary(report)
 
 
 def _summary(report: DiffReport) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 
 from shardio.export import ExportProgress, ExportReport, export
+from shardio_tools.arguments import add_output_arguments
 from shardio_tools.output import (
     ProgressLine,
     escaped,
@@ -44,8 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="at a damaged sample: stop, or skip it (default: stop)",
     )
     add("--overwrite", action="store_true", help="replace an export in OUT")
-    add("--quiet", action="store_true", help="print skipped samples only")
-    add("--json", action="store_true", help="print the report as JSON")
+    add_output_arguments(add, "print skipped samples only")
 
 
 def run(options: argparse.Namespace) -> int:

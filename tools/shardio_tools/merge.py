@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 
 from shardio.maintenance import merge
-from shardio_tools.output import add_rewrite_options, format_count, print_report, run_rewrite
+from shardio_tools.arguments import add_rewrite_arguments
+from shardio_tools.output import format_count, print_report, run_rewrite
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("out", metavar="OUT", help="the dataset to make: a folder that is missing or empty")
     add("sources", metavar="SRC", nargs="+", help="the datasets to merge, in order")
-    add_rewrite_options(parser)
+    add_rewrite_arguments(add)
 
 
 def run(options: argparse.Namespace) -> int:

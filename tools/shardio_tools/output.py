@@ -15,13 +15,13 @@ import math
 import os
 import re
 import sys
-import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, TextIO
 
-from shardio.maintenance import MaintenanceProgress, MaintenanceReport
+from shardio import InvalidArgument
+from shardio.maintenance import MaintenanceProgress, MaintenanceReport, SplitReport, StatsReport
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -118,43 +118,23 @@ def redirect_to_null(stream: TextIO) -> None:
 
 def print_json(content: Mapping[str, Any]) -> None:
     """Print one standard JSON object, without NaN, infinities or invalid escapes."""
-    # For characters that the encoding lacks, Python would write \x or \U, which are not JSON.
-    is_utf8 = codecs.lookup(sys.stdout.encoding or "ascii").name == "utf-8"
-    print_out("".join(_json_pieces(content, json.JSONEncoder(ensure_ascii=not is_utf8))))
+    try:
+        text = decode_names(json.dumps(_finite(content), ensure_ascii=False, indent=1))
+    except RecursionError as error:
+        raise InvalidArgument("a value is nested too deeply to be printed as JSON") from error
+    if codecs.lookup(sys.stdout.encoding or "ascii").name != "utf-8":
+        # For characters that the encoding lacks, Python would write \x or \U, which are not JSON.
+        text = re.sub(r"[^\x00-\x7f]", lambda found: json.dumps(found[0])[1:-1], text)
+    print_out(text)
 
 
-def _json_pieces(content: Any, encoder: json.JSONEncoder) -> Iterator[str]:
-    """Yield the text of `json.dumps(indent=1)`, without its recursion, for values of any depth."""
-    levels: list[tuple[Iterator[tuple[str, Any]], str]] = []
-    level, piece = _json_begin(content, encoder)
-    while True:
-        yield piece
-        if level is not None:
-            levels.append((level, "}" if piece == "{" else "]"))
-        if not levels:
-            return
-        entries, closing = levels[-1]
-        if (entry := next(entries, None)) is None:
-            levels.pop()
-            level, piece = None, "\n" + " " * len(levels) + closing
-            continue
-        yield ("\n" if level is not None else ",\n") + " " * len(levels) + entry[0]
-        level, piece = _json_begin(entry[1], encoder)
-
-
-def _json_begin(
-    value: Any, encoder: json.JSONEncoder
-) -> tuple[Iterator[tuple[str, Any]] | None, str]:
-    """Return the entries of a list or object with their prefixes, and the start of the text."""
-    if isinstance(value, Mapping) and value:
-        return (
-            (f"{encoder.encode(decode_names(str(key)))}: ", entry) for key, entry in value.items()
-        ), "{"
-    if isinstance(value, list | tuple) and value:
-        return (("", entry) for entry in value), "["
-    if isinstance(value, float) and not math.isfinite(value):
-        value = str(value)
-    return None, encoder.encode(decode_names(value) if isinstance(value, str) else value)
+def _finite(value: Any) -> Any:
+    """Return JSON values with NaN and infinities replaced by their names."""
+    if isinstance(value, Mapping):
+        return {str(key): _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [*map(_finite, value)]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def escaped(text: str) -> str:
@@ -248,12 +228,7 @@ class ProgressLine:
             self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: types.TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             with contextlib.suppress(OSError):  # the terminal is gone
                 self._bar.stop()
@@ -263,13 +238,11 @@ class ProgressLine:
         if self._bar is not None:
             (task,) = self._bar.task_ids
             self._bar.update(task, completed=n_bytes_done, total=n_bytes, note=note)
-        elif not self._is_silent:
-            step = _N_PROGRESS_LINES * n_bytes_done // n_bytes if n_bytes else 0
-            if step > self._n_said:
-                self._n_said = step
-                done = f"{100 * n_bytes_done // n_bytes}% of {format_size(n_bytes)}"
-                line = f"{self._title}: {done}, {note}"
-                print_now(line, sys.stderr)
+            return
+        step = _N_PROGRESS_LINES * n_bytes_done // n_bytes if n_bytes else 0
+        if step > self._n_said:
+            self._n_said = step
+            self.wait(f"{100 * n_bytes_done // n_bytes}% of {format_size(n_bytes)}, {note}")
 
     def wait(self, note: str) -> None:
         """Show a text while there is no measurable progress."""
@@ -305,21 +278,6 @@ def _bar() -> Progress:
     )
 
 
-def add_rewrite_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that all commands that rewrite datasets share."""
-    add = parser.add_argument
-    add(
-        "--shard-bytes",
-        type=int,
-        metavar="N",
-        default=256 << 20,
-        help="target size of a new shard in bytes (default: 268435456, 256 MiB)",
-    )
-    add("--workers", type=int, metavar="N", help="verifying processes (default: one per CPU)")
-    add("--quiet", action="store_true", help="print errors only")
-    add("--json", action="store_true", help="print the report as JSON")
-
-
 class StepProgress(ExitStack):
     """A progress line per step of an operation; call `show` with each state."""
 
@@ -336,6 +294,15 @@ class StepProgress(ExitStack):
             self._line = self.enter_context(ProgressLine(state.step, is_silent=self._is_silent))
         note = f"{state.n_shards_done:,} of {format_count(state.n_shards, 'shard')}"
         self._line.show(state.n_bytes_done, state.n_bytes, note)
+
+
+def print_result(report: Any, options: argparse.Namespace, lines: Iterable[str]) -> None:
+    """Print a report: as JSON with --json, else as lines; nothing with --quiet."""
+    if options.json:
+        print_json(report.as_json())
+    elif not options.quiet:
+        for line in lines:
+            print_out(line)
 
 
 def run_rewrite(
@@ -357,12 +324,11 @@ def run_rewrite(
 
 def print_report(report: MaintenanceReport, options: argparse.Namespace, did: str) -> None:
     """Print the result of a rewriting operation; the line begins with `did`."""
-    if options.json:
-        print_json(report.as_json())
-    elif not options.quiet:
-        shards = format_count(report.n_shards, "shard")
-        print_out(
-            f"{did}: {format_count(report.n_samples, 'sample')} in {shards}, "
-            f"{format_size(report.n_bytes)}, "
-            f"generation {report.generation}: {escaped(str(report.dataset))}"
-        )
+    counts = format_count(report.n_samples, "sample"), format_count(report.n_shards, "shard")
+    line = f"{did}: {' in '.join(counts)}, {format_size(report.n_bytes)}, "
+    print_result(report, options, [line + generation_text(report)])
+
+
+def generation_text(report: MaintenanceReport | SplitReport | StatsReport) -> str:
+    """Return the generation that an operation committed, and its dataset."""
+    return f"generation {report.generation}: {escaped(str(report.dataset))}"

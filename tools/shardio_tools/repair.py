@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Iterator
 
 from shardio.maintenance import Loss, RepairReport, ShardRepair, repair
+from shardio_tools.arguments import add_output_arguments
 from shardio_tools.output import (
     StepProgress,
     escaped,
@@ -25,8 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("src", metavar="SRC", help="a dataset (a folder) or one shard (a file), damaged or not")
     add("out", metavar="OUT", help="the dataset to make: a folder that is missing or empty")
-    add("--quiet", action="store_true", help="print losses only")
-    add("--json", action="store_true", help="print the report as JSON")
+    add_output_arguments(add, "print losses only")
 
 
 def run(options: argparse.Namespace) -> int:

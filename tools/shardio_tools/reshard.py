@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 
 from shardio.maintenance import reshard
-from shardio_tools.output import add_rewrite_options, print_report, run_rewrite
+from shardio_tools.arguments import add_rewrite_arguments
+from shardio_tools.output import print_report, run_rewrite
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("src", metavar="SRC", help="the dataset to read")
     add("out", metavar="OUT", help="the dataset to make: a folder that is missing or empty")
-    add_rewrite_options(parser)
+    add_rewrite_arguments(add)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -7,14 +7,16 @@ Read a subset with shardio.open(path, subset=NAME), or load that dataset with a 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 
 from shardio.maintenance import SplitReport, split
+from shardio_tools.arguments import add_output_arguments
 from shardio_tools.output import (
     escaped,
     format_count,
     format_table,
-    print_json,
-    print_out,
+    generation_text,
+    print_result,
     utf8_name,
 )
 
@@ -37,8 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="samples with the same value in this field stay together",
     )
     add("--seed", type=int, metavar="N", default=0, help="random seed (default: 0)")
-    add("--quiet", action="store_true", help="print errors only")
-    add("--json", action="store_true", help="print the report as JSON")
+    add_output_arguments(add)
 
 
 def _parts(text: str) -> dict[str, float]:
@@ -60,22 +61,17 @@ def _parts(text: str) -> dict[str, float]:
 def run(options: argparse.Namespace) -> int:
     """Split, report, and return the exit code."""
     report = split(options.path, options.parts, group=options.group, seed=options.seed)
-    if options.json:
-        print_json(report.as_json())
-    elif not options.quiet:
-        print_out(_described(report, has_groups=options.group is not None))
+    print_result(report, options, _describe(report, has_groups=options.group is not None))
     return 0
 
 
-def _described(report: SplitReport, *, has_groups: object) -> str:
-    """Return the table of subsets and a summary line."""
+def _describe(report: SplitReport, *, has_groups: bool) -> Iterator[str]:
+    """Yield the table of subsets and a summary line."""
     rows = []
     for name, n_samples in report.n_samples.items():
         groups = [format_count(report.n_groups[name], "group")] if has_groups else []
         rows.append([escaped(name), format_count(n_samples, "sample"), *groups])
+    yield format_table(rows)
     total = format_count(sum(report.n_samples.values()), "sample")
-    summary = (
-        f"split {total} into {format_count(len(rows), 'subset')}, "
-        f"generation {report.generation}: {escaped(str(report.dataset))}"
-    )
-    return f"{format_table(rows)}\n{summary}"
+    subsets = format_count(len(rows), "subset")
+    yield f"split {total} into {subsets}, {generation_text(report)}"

@@ -10,15 +10,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shardio.maintenance import compute_stats
-from shardio_tools.arguments import add_engine_arguments, engine_options
+from shardio_tools.arguments import add_engine_arguments, add_output_arguments, engine_options
 from shardio_tools.output import (
     StepProgress,
     escaped,
     format_count,
     format_list,
     format_table,
-    print_json,
-    print_out,
+    generation_text,
+    print_result,
     utf8_name,
 )
 
@@ -73,11 +73,9 @@ def _shape(dims: Any) -> str:
 def _number(value: Any) -> str:
     if value is None:
         return "–"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.6g}" if _is_float(value) else "?"
-
-
-def _is_float(value: Any) -> bool:
-    return isinstance(value, float)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.6g}" if isinstance(value, float) else "?"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,8 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=("compute statistics of one of its subsets"),
     )
     add_engine_arguments(add)
-    add("--quiet", action="store_true", help="print errors only")
-    add("--json", action="store_true", help="print the statistics as JSON")
+    add_output_arguments(add, json="print the statistics as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -101,13 +98,8 @@ def run(options: argparse.Namespace) -> int:
         report = compute_stats(
             options.path, subset=options.subset, progress=steps.show, **engine_options(options)
         )
-    if options.json:
-        print_json(report.as_json())
-    elif not options.quiet:
-        for line in describe_counts(report.stats):
-            print_out(line)
-        part = "" if report.subset is None else f" of subset {escaped(report.subset)}"
-        n_samples = format_count(report.stats["samples"], "sample")
-        place = f"generation {report.generation}: {escaped(str(report.dataset))}"
-        print_out(f"computed statistics of {n_samples}{part}, stored in {place}")
+    part = "" if report.subset is None else f" of subset {escaped(report.subset)}"
+    n_samples = format_count(report.stats["samples"], "sample")
+    last = f"computed statistics of {n_samples}{part}, stored in {generation_text(report)}"
+    print_result(report, options, [*describe_counts(report.stats), last])
     return 0

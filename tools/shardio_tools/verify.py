@@ -13,7 +13,7 @@ from typing import Any
 
 from shardio import InvalidArgument
 from shardio.maintenance import Finding, verify_dataset, verify_shard
-from shardio_tools.arguments import add_engine_arguments, engine_options
+from shardio_tools.arguments import add_engine_arguments, add_output_arguments, engine_options
 from shardio_tools.inspect.report import is_dataset
 from shardio_tools.output import (
     StepProgress,
@@ -39,8 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="how to read shards (default: auto, which does not map them)",
     )
-    add("--quiet", action="store_true", help="print problems only")
-    add("--json", action="store_true", help="print the report as JSON")
+    add_output_arguments(add, "print problems only")
 
 
 def run(options: argparse.Namespace) -> int:
