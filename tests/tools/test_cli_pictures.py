@@ -174,7 +174,7 @@ def test_frames_and_fields_that_are_not_there_are_refused(
     assert not (tmp_path / "out.png").exists()
 
 
-@pytest.mark.parametrize("option", ["--frame=1", "--clip=1:2", "--field=x", "--side=9"])
+@pytest.mark.parametrize("option", ["--frame=0", "--clip=1:2", "--field=x", "--side=9"])
 def test_an_option_about_pictures_needs_a_picture(
     option: str, clips: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -282,13 +282,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--batch-size",
         type=int,
         metavar="N",
-        help=("call the function with lists of up to N samples"),
+        help="call the function with lists of up to N samples",
     )
     add(
         "--workers",
         type=int,
         metavar="N",
-        help=("processes that call the function (default: none, call it here)"),
+        help="processes that call the function (default: none, call it here)",
     )
     add_engine_arguments(add)
     add("--gpus", type=float, default=0, metavar="N", help="GPUs of the cluster per process")

@@ -36,9 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         nargs="+",
         metavar="N",
-        help=(
-            "numbers of worker processes to try (default: 0, 1, 2, 4, … up to the number of CPUs)"
-        ),
+        help="numbers of worker processes to try (default: 0, 1, 2, 4, … up to the number of CPUs)",
     )
     add(
         "--seconds",

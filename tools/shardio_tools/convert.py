@@ -105,9 +105,7 @@ def _add_ends(group: argparse._ArgumentGroup) -> None:
     add(
         "--append",
         action="store_true",
-        help=(
-            "add new files to the dataset in OUT; other options default to those it was made with"
-        ),
+        help="add new files to the dataset in OUT; other options default to those it was made with",
     )
 
 

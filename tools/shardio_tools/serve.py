@@ -29,26 +29,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("path", metavar="DATASET", nargs="?", help="the dataset to serve")
     add("--bind", metavar="ADDRESS", default=_BIND, help=f"where to listen (default: {_BIND})")
     add(
-        "--keys",
-        metavar="DIR",
-        help=("the server's keys; without them, only this machine is served"),
+        "--keys", metavar="DIR", help="the server's keys; without them, only this machine is served"
     )
     add(
         "--make-keys",
         metavar="DIR",
-        help=("create keys for the server and a client in DIR, and exit"),
+        help="create keys for the server and a client in DIR, and exit",
     )
     add("--client", metavar="NAME", help="name of the client for --make-keys (default: client)")
     add("--workers", type=int, metavar="N", help="processes per client (default: one per CPU)")
     add(
         "--transform",
         metavar="MODULE:FUNCTION",
-        help=("transform for every sample, run in the workers"),
+        help="transform for every sample, run in the workers",
     )
     add(
         "--batch-transform",
         metavar="MODULE:FUNCTION",
-        help=("transform for every batch, run in the workers"),
+        help="transform for every batch, run in the workers",
     )
     add("--memory", type=int, metavar="BYTES", help="buffer memory per client, in bytes")
     add(
@@ -56,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         default=16,
-        help=("maximum number of concurrent clients (default: 16)"),
+        help="maximum number of concurrent clients (default: 16)",
     )
     add("--quiet", action="store_true", help="print errors only")
 

@@ -82,12 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add = parser.add_argument
     add("path", metavar="DATASET", help="the dataset")
-    add(
-        "--subset",
-        type=utf8_name,
-        metavar="NAME",
-        help=("compute statistics of one of its subsets"),
-    )
+    add("--subset", type=utf8_name, metavar="NAME", help="compute statistics of one of its subsets")
     add_engine_arguments(add)
     add_output_arguments(add, json="print the statistics as JSON")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from shardio_tools.arguments import is_url
 from shardio_tools.inspect.render import add_arguments as add_picture_arguments
-from shardio_tools.inspect.render import add_pictures, describe_pictures, parse_render_options
+from shardio_tools.inspect.render import add_pictures, check_picture_options, describe_pictures
 from shardio_tools.inspect.report import (
     Facts,
     Inspection,
@@ -49,18 +49,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Inspect, report, and return the exit code."""
-    wanted = parse_render_options(options)
+    check_picture_options(options)
     is_folder = is_url(options.path) or is_dataset(options.path)
     look = inspect_dataset if is_folder else inspect_shard
     found = (inspect_url if is_url(options.path) else look)(options.path, options.sample)
-    add_pictures(found, wanted)
+    add_pictures(found, options)
     if options.json:
         print_json(found.as_json())
     else:
         describe = describe_dataset if is_folder else describe_shard
         for line in describe(found.facts):
             print_out(line)
-        for line in describe_pictures(found.facts, wanted):
+        for line in describe_pictures(found.facts, options):
             print_out(line)
         for line in _damage(found):
             print_out(line)

@@ -187,32 +187,24 @@ def _from_zero(ticks: npt.NDArray[Any], tick_s: float) -> npt.NDArray[np.float64
 def _from_video(
     stream: shardio.EncodedStream, numbers: Sequence[int], size: Size
 ) -> Iterator[Frame]:
-    """Decode frames of a video; yield the error for a frame that fails."""
+    """Decode frames of a video; if that fails, one by one, with errors in the place of frames."""
     out = np.empty((len(numbers), *size, 3), np.uint8)
-    failures: dict[int, shardio.DataError] = {}
     with ClipDecoder() as decoder:
-        _decode(decoder, stream, numbers, out, 0, failures)
-    return (failures.get(i, out[i]) for i in range(len(out)))
+        try:
+            decoder.decode(stream, numbers, out)
+        except shardio.DataError:
+            return iter([_decoded(decoder, stream, n, out[i]) for i, n in enumerate(numbers)])
+    return iter(out)
 
 
-def _decode(
-    decoder: ClipDecoder,
-    stream: shardio.EncodedStream,
-    numbers: Sequence[int],
-    out: Pixels,
-    first: int,
-    failures: dict[int, shardio.DataError],
-) -> None:
-    """Decode into `out`; bisect a range that fails to find the undecodable frames."""
+def _decoded(
+    decoder: ClipDecoder, stream: shardio.EncodedStream, number: int, out: Pixels
+) -> Frame:
     try:
-        decoder.decode(stream, numbers, out)
+        decoder.decode(stream, [number], out[np.newaxis])
     except shardio.DataError as error:
-        if len(numbers) == 1:
-            failures[first] = error
-            return
-        middle = len(numbers) // 2
-        _decode(decoder, stream, numbers[:middle], out[:middle], first, failures)
-        _decode(decoder, stream, numbers[middle:], out[middle:], first + middle, failures)
+        return error
+    return out
 
 
 def _from_items(

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 import shardio
@@ -49,6 +49,13 @@ MAX_SIDE: Final = 16384
 MAX_PIXELS: Final = 1 << 27
 """Limit for a sheet or all frames of an animation; a pixel takes several bytes of memory."""
 
+_NEEDS: Final = {
+    ("frame", "clip"): ("image",),
+    ("count",): ("sheet",),
+    ("field", "side", "overwrite"): ("image", "sheet"),
+}
+"""Options of pictures, and the options of which they need one."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options for pictures to the command's parser."""
@@ -56,13 +63,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--image",
         metavar="FILE",
-        help=("write the sample's picture or clip; the suffix determines the format"),
+        help="write the sample's picture or clip; the suffix determines the format",
     )
     add("--frame", type=int, metavar="N", help="one frame of a clip or video")
     add("--clip", metavar="START:STOP[:STRIDE]", help="a range of frames of a clip or video")
-    add(
-        "--sheet", metavar="FILE", help=("write a contact sheet of samples spread over the dataset")
-    )
+    add("--sheet", metavar="FILE", help="write a contact sheet of samples spread over the dataset")
     add("--count", type=int, metavar="N", help=f"samples on the sheet (default: {COUNT})")
     add(
         "--field",
@@ -80,91 +85,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--overwrite", action="store_true", help="replace FILE if it exists")
 
 
-@dataclass(frozen=True, slots=True)
-class RenderOptions:
-    """The checked options for pictures of the dataset or shard at `path`."""
-
-    path: str
-    image: str | None
-    sheet: str | None
-    frame: int | None
-    clip: slice | None
-    count: int
-    field: str | None
-    side: int | None
-    may_replace: bool
-
-    @property
-    def is_any(self) -> bool:
-        """True if any picture is requested."""
-        return bool(self.image or self.sheet)
-
-
-def parse_render_options(options: argparse.Namespace) -> RenderOptions:
-    """Return the checked options for pictures."""
-    wanted = RenderOptions(
-        path=options.path,
-        image=options.image,
-        sheet=options.sheet,
-        frame=options.frame,
-        clip=None if options.clip is None else _parse_slice(options.clip),
-        count=COUNT if options.count is None else options.count,
-        field=options.field,
-        side=options.side,
-        may_replace=options.overwrite,
-    )
-    _check_together(wanted, options)
-    for name, target in (("--image", wanted.image), ("--sheet", wanted.sheet)):
-        if target == "":
-            raise shardio.InvalidArgument(f"{name}: expected the name of a file, found none")
-    for target in filter(None, (wanted.image, wanted.sheet)):
-        check_target(target, options.path, may_replace=wanted.may_replace)
-    if wanted.sheet and suffix_of(wanted.sheet) not in STILLS:
-        raise shardio.InvalidArgument(f"{wanted.sheet}: a sheet must be one of {', '.join(STILLS)}")
-    if wanted.is_any:
-        pillow_image()
-    return wanted
-
-
-def _check_together(wanted: RenderOptions, options: argparse.Namespace) -> None:
-    """Raise InvalidArgument for options that exclude each other, or need a missing option."""
-    is_of_sample = bool(wanted.image)
-    needs = [
-        ("--frame", wanted.frame is not None, is_of_sample, "--image"),
-        ("--clip", wanted.clip is not None, is_of_sample, "--image"),
-        ("--count", options.count is not None, bool(wanted.sheet), "--sheet"),
-        ("--field", wanted.field is not None, wanted.is_any, "--image or --sheet"),
-        (
-            "--side",
-            wanted.side is not None,
-            bool(wanted.image or wanted.sheet),
-            "--image or --sheet",
-        ),
-        (
-            "--overwrite",
-            wanted.may_replace,
-            bool(wanted.image or wanted.sheet),
-            "--image or --sheet",
-        ),
-    ]
-    for name, is_given, is_met, other in needs:
-        if is_given and not is_met:
-            raise shardio.InvalidArgument(f"{name} needs {other}")
-    if wanted.frame is not None and wanted.clip is not None:
-        raise shardio.InvalidArgument("--frame and --clip exclude each other")
-    if (
-        wanted.image
-        and wanted.sheet
-        and os.path.realpath(wanted.image) == os.path.realpath(wanted.sheet)
-    ):
-        raise shardio.InvalidArgument(f"{wanted.image}: given for both --image and --sheet")
-    if wanted.side is not None and not 8 <= wanted.side <= MAX_SIDE:
-        raise shardio.InvalidArgument(f"--side must be from 8 to {MAX_SIDE}; found {wanted.side}")
-    most = MAX_PIXELS // (wanted.side or TILE_SIDE) ** 2
-    if wanted.sheet and not 1 <= wanted.count <= most:
+def check_picture_options(options: argparse.Namespace) -> None:
+    """Check the options for pictures, and fill in their defaults."""
+    _check_together(options)
+    options.clip = None if options.clip is None else _parse_slice(options.clip)
+    options.count = COUNT if options.count is None else options.count
+    if options.side is not None and not 8 <= options.side <= MAX_SIDE:
+        raise shardio.InvalidArgument(f"--side must be from 8 to {MAX_SIDE}; found {options.side}")
+    most = MAX_PIXELS // (options.side or TILE_SIDE) ** 2
+    if options.sheet and not 1 <= options.count <= most:
         raise shardio.InvalidArgument(
-            f"--count must be from 1 to {most:,} for tiles of this --side; found {wanted.count}"
+            f"--count must be from 1 to {most:,} for tiles of this --side; found {options.count}"
         )
+    for target in filter(None, (options.image, options.sheet)):
+        check_target(target, options.path, may_replace=options.overwrite)
+    if options.sheet and suffix_of(options.sheet) not in STILLS:
+        raise shardio.InvalidArgument(
+            f"{options.sheet}: a sheet must be one of {', '.join(STILLS)}"
+        )
+    if options.image or options.sheet:
+        pillow_image()
+
+
+def _check_together(options: argparse.Namespace) -> None:
+    """Check that options do not exclude each other, and that those that they need are given."""
+    for name in ("image", "sheet"):
+        if getattr(options, name) == "":
+            raise shardio.InvalidArgument(f"--{name}: expected the name of a file, found none")
+    for names, needed in _NEEDS.items():
+        is_met = any(getattr(options, other) for other in needed)
+        for name in () if is_met else names:
+            value = getattr(options, name)
+            if value is not None and value is not False:
+                targets = " or ".join(f"--{other}" for other in needed)
+                raise shardio.InvalidArgument(f"--{name} needs {targets}")
+    if options.frame is not None and options.clip is not None:
+        raise shardio.InvalidArgument("--frame and --clip exclude each other")
+    if options.image and options.sheet:
+        if os.path.realpath(options.image) == os.path.realpath(options.sheet):
+            raise shardio.InvalidArgument(f"{options.image}: given for both --image and --sheet")
 
 
 def _parse_slice(text: str) -> slice:
@@ -186,45 +145,37 @@ class FieldViewer:
     """A reader of one field of the samples that records damage as findings."""
 
     def __init__(
-        self, inspection: Inspection, samples: SampleLookup, wanted: RenderOptions
+        self, inspection: Inspection, samples: SampleLookup, options: argparse.Namespace
     ) -> None:
-        self.inspection, self.samples, self.path = inspection, samples, wanted.path
-        self.name = _chosen_field(wanted.path, samples.schema, wanted.field)
+        self.inspection, self.samples, self.path = inspection, samples, options.path
+        self.name = _chosen_field(options.path, samples.schema, options.field)
 
     def frames(self, number: int) -> FrameSequence | None:
-        """Return the frames of a sample; if they cannot be read, record a finding and return None.
+        """Return the frames of a sample, none if the sample lacks the field; None if damaged."""
+        found: FrameSequence | None = self._read(number, self.name, partial(self._frames, number))
+        return found
 
-        A sample without the field has no frame.
-        """
-        path, row = self.samples.place(number, self.name)
-        if path in self.inspection.bad_files:
-            return None
-        kind = self.samples.schema[self.name]
-        try:
-            value = self.samples.value(number, self.name)
-            if value is None:
-                return FrameSequence(
-                    0, is_still=True, size=(0, 0), take=lambda numbers, size: iter(())
-                )
-            times_s = clip_times_s(
-                *(self._other_field(number, name) for name in ("pts", "time_base"))
-            )
-            return frames_of(value, kind, times_s)
-        except READING as error:
-            self.inspection.note(path, error, field=self.name, sample=row)
-        return None
+    def _frames(self, number: int) -> FrameSequence:
+        value = self.samples.value(number, self.name)
+        if value is None:
+            return FrameSequence(0, True, (0, 0), lambda numbers, size: iter(()))
+        times_s = clip_times_s(*(self._other_field(number, name) for name in ("pts", "time_base")))
+        return frames_of(value, self.samples.schema[self.name], times_s)
 
     def _other_field(self, number: int, name: str) -> Any:
-        """Return another field of a sample; None if missing or damaged. Damage is recorded."""
+        """Return another field of a sample; None if missing or damaged."""
         if name not in self.samples.schema.columns:
             return None
+        return self._read(number, name, partial(self.samples.value, number, name))
+
+    def _read(self, number: int, name: str, read: Callable[[], Any]) -> Any:
+        """Return the result of `read`; if the field of the sample is damaged, record a finding."""
         path, row = self.samples.place(number, name)
-        if path in self.inspection.bad_files:
-            return None
-        try:
-            return self.samples.value(number, name)
-        except READING as error:
-            self.inspection.note(path, error, field=name, sample=row)
+        if path not in self.inspection.bad_files:
+            try:
+                return read()
+            except READING as error:
+                self.inspection.note(path, error, field=name, sample=row)
         return None
 
     def caption(self, number: int) -> str:
@@ -266,24 +217,25 @@ N_FRAMES: Final = 240
 """Default number of frames of an animation."""
 
 
-def add_pictures(inspection: Inspection, wanted: RenderOptions) -> None:
+def add_pictures(inspection: Inspection, options: argparse.Namespace) -> None:
     """Write the requested pictures, and add their description to the facts."""
     facts = inspection.facts
     is_open = "generation" in facts or "sample" in facts or not inspection.findings
-    facts |= {kind: None for kind in ("image", "sheet") if getattr(wanted, kind)}
-    if not wanted.is_any or not is_open:
+    wanted = [kind for kind in ("image", "sheet") if getattr(options, kind)]
+    facts |= dict.fromkeys(wanted)
+    if not wanted or not is_open:
         return
-    with open_samples(wanted.path) as samples:
-        viewer = FieldViewer(inspection, samples, wanted)
-        if wanted.image:
-            facts["image"] = _render_sample(viewer, wanted)
-        if wanted.sheet:
-            facts["sheet"] = _write_sheet(viewer, wanted, wanted.sheet)
+    with open_samples(options.path) as samples:
+        viewer = FieldViewer(inspection, samples, options)
+        if options.image:
+            facts["image"] = _render_sample(viewer, options)
+        if options.sheet:
+            facts["sheet"] = _write_sheet(viewer, options, options.sheet)
 
 
-def describe_pictures(facts: Facts, wanted: RenderOptions) -> Iterator[str]:
+def describe_pictures(facts: Facts, options: argparse.Namespace) -> Iterator[str]:
     """Yield a line for each file written."""
-    for kind, path in (("image", wanted.image), ("sheet", wanted.sheet)):
+    for kind, path in (("image", options.image), ("sheet", options.sheet)):
         if path is None:
             continue
         found = facts.get(kind)
@@ -309,7 +261,7 @@ def _frames_in_words(frames: Sequence[int]) -> str:
     return f"{len(frames):,} frames from {frames[0]:,} to {frames[-1]:,}"
 
 
-def _render_sample(viewer: FieldViewer, wanted: RenderOptions) -> Facts | None:
+def _render_sample(viewer: FieldViewer, options: argparse.Namespace) -> Facts | None:
     """Write the picture or clip of the inspected sample; return the facts about the file."""
     facts = viewer.inspection.facts
     if "sample" not in facts:
@@ -322,27 +274,29 @@ def _render_sample(viewer: FieldViewer, wanted: RenderOptions) -> Facts | None:
         raise shardio.InvalidArgument(
             f"{viewer.path}: sample {number} has nothing to show in field {viewer.name!r}"
         )
-    numbers = _numbers(viewer, frames, wanted)
-    return _write_image(viewer, wanted, number, frames, numbers)
+    numbers = _numbers(viewer, frames, options)
+    return _write_image(viewer, options, number, frames, numbers)
 
 
-def _numbers(viewer: FieldViewer, frames: FrameSequence, wanted: RenderOptions) -> Sequence[int]:
+def _numbers(
+    viewer: FieldViewer, frames: FrameSequence, options: argparse.Namespace
+) -> Sequence[int]:
     """Return the numbers of the frames to show."""
     n = frames.n
-    if wanted.frame is None and wanted.clip is None:
+    if options.frame is None and options.clip is None:
         return range(0, n, -(-n // N_FRAMES))
     if frames.is_still:
         raise shardio.InvalidArgument(
             f"{viewer.path}: field {viewer.name!r} holds pictures; --frame and --clip are for "
             "clips and videos"
         )
-    if wanted.frame is not None:
-        if not -n <= wanted.frame < n:
+    if options.frame is not None:
+        if not -n <= options.frame < n:
             raise shardio.InvalidArgument(
-                f"{viewer.path}: there is no frame {wanted.frame}; the sample has {n:,}"
+                f"{viewer.path}: there is no frame {options.frame}; the sample has {n:,}"
             )
-        return [wanted.frame % n]
-    found = range(n)[wanted.clip or slice(None)]
+        return [options.frame % n]
+    found = range(n)[options.clip or slice(None)]
     if not found:
         raise shardio.InvalidArgument(
             f"{viewer.path}: --clip selects none of the sample's {n:,} frames, 0 to {n - 1:,}"
@@ -352,23 +306,23 @@ def _numbers(viewer: FieldViewer, frames: FrameSequence, wanted: RenderOptions) 
 
 def _write_image(
     viewer: FieldViewer,
-    wanted: RenderOptions,
+    options: argparse.Namespace,
     number: int,
     frames: FrameSequence,
     numbers: Sequence[int],
 ) -> Facts | None:
     """Write frames of a sample as a picture, an animation or a strip; None if all are damaged."""
-    path = wanted.image or ""
+    path = options.image or ""
     suffix = suffix_of(path)
-    is_still = frames.is_still or wanted.frame is not None
+    is_still = frames.is_still or options.frame is not None
     if is_still and suffix not in STILLS:
         raise shardio.InvalidArgument(
             f"{path}: a single picture must be one of {', '.join(STILLS)}"
         )
     if not is_still and suffix not in MOVING:
-        numbers, side = spread(numbers, COUNT), wanted.side or TILE_SIDE
+        numbers, side = spread(numbers, COUNT), options.side or TILE_SIDE
     else:
-        side = wanted.side or (MAX_SIDE if is_still else MOVING_SIDE)
+        side = options.side or (MAX_SIDE if is_still else MOVING_SIDE)
     size = _even(within(frames.size, side)) if suffix == ".mp4" else within(frames.size, side)
     if not is_still and len(numbers) * size[0] * size[1] > MAX_PIXELS:
         raise shardio.InvalidArgument(
@@ -387,7 +341,7 @@ def _write_image(
         tiles = [_tile(str(n), one) for n, one in zip(numbers, intact, strict=True)]
         pixels = draw_sheet(tiles, side)
         size, data = (pixels.shape[0], pixels.shape[1]), encoded_still(pixels, suffix)
-    write_whole(path, data, may_replace=wanted.may_replace)
+    write_whole(path, data, may_replace=options.overwrite)
     found: Facts = {"path": path, "field": viewer.name, "sample": number}
     if not frames.is_still:
         found |= {"frames": list(numbers), "of_frames": frames.n}
@@ -412,15 +366,15 @@ def _tile(caption: str, pixels: Pixels | None) -> Tile:
     return Tile(caption, pixels)
 
 
-def _write_sheet(viewer: FieldViewer, wanted: RenderOptions, path: str) -> Facts:
+def _write_sheet(viewer: FieldViewer, options: argparse.Namespace, path: str) -> Facts:
     """Write a sheet of samples spread over the dataset."""
-    numbers = spread(range(len(viewer.samples)), wanted.count)
+    numbers = spread(range(len(viewer.samples)), options.count)
     if not numbers:
         raise shardio.InvalidArgument(f"{viewer.path}: there is no sample to show")
-    side = wanted.side or TILE_SIDE
+    side = options.side or TILE_SIDE
     tiles = [_sample_tile(viewer, number, side) for number in numbers]
     pixels = draw_sheet(tiles, side)
-    write_whole(path, encoded_still(pixels, suffix_of(path)), may_replace=wanted.may_replace)
+    write_whole(path, encoded_still(pixels, suffix_of(path)), may_replace=options.overwrite)
     return {
         "path": path,
         "field": viewer.name,
