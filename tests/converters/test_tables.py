@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import shardio
 from shardio import Array, Bytes, Image, Input, InvalidArgument, Json, Text
-from shardio_converters.json_values import may_be_out_of_range
+from shardio_converters.parsing import may_be_out_of_range
 from shardio_converters.tabular.tables import Tables
 from shardio_tools.cli import main
 

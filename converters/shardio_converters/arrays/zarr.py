@@ -33,7 +33,7 @@ from shardio_converters.arrays.array_samples import (
     refuse_bomb,
 )
 from shardio_converters.arrays.npy import ONLY
-from shardio_converters.file_names import named_path
+from shardio_converters.files import named_path
 from shardio_converters.schema_spec import DTYPES
 
 ROOTS: Final = ("zarr.json", ".zgroup", ".zarray")

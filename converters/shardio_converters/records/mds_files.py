@@ -26,9 +26,9 @@ import zstandard
 
 from shardio import Array, MediaError
 from shardio.media import probe
-from shardio_converters.file_names import data_name, named_path
+from shardio_converters.files import data_name, named_path
 from shardio_converters.inference import DtypeShape
-from shardio_converters.json_values import OutOfRange, float_of, read_json
+from shardio_converters.parsing import OutOfRange, float_of, read_json
 from shardio_converters.records.zstd_files import open_zstd
 from shardio_converters.schema_spec import DTYPES, Field, fits, format_spec
 

@@ -18,7 +18,7 @@ from shardio.media import demux, probe, sound_of
 from shardio_converters.arrays.array_samples import TEXT
 from shardio_converters.arrays.npy import StoredArray, array_in
 from shardio_converters.inference import DtypeShape, SchemaInference, infer_fields
-from shardio_converters.json_values import read_json
+from shardio_converters.parsing import read_json
 from shardio_converters.records.tar_files import Member, is_tar, open_tar
 from shardio_converters.schema_spec import Field, InferringConverter, fits, format_spec
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio import Input, InvalidArgument, MediaError
-from shardio_converters.file_names import data_name, named_path
+from shardio_converters.files import data_name, named_path
 from shardio_converters.schema_spec import parse_field
 
 if TYPE_CHECKING:  # pyarrow is imported on use, so that options can be listed without it

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from shardio import Array, MediaError
 from shardio.media import demux, probe
 from shardio_converters.inference import widen
-from shardio_converters.json_values import read_json
+from shardio_converters.parsing import read_json
 from shardio_converters.schema_spec import Field, check_names, fits, format_list_spec, format_spec
 
 MAX_DEPTH: Final = 32

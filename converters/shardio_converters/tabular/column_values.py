@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio import Array, MediaError
-from shardio_converters.json_values import float_of
+from shardio_converters.parsing import float_of
 from shardio_converters.schema_spec import Field, format_spec
 from shardio_converters.tabular.table_files import NESTED, inside, load
 

@@ -15,7 +15,7 @@ from typing import IO, Any, Final
 
 from shardio import Input, MediaError, Schema
 from shardio.media import decode_image, demux, has_image_suffix, has_media_suffix, has_sound_suffix
-from shardio_converters.json_values import OutOfRange, float_of, may_be_out_of_range
+from shardio_converters.parsing import OutOfRange, float_of, may_be_out_of_range
 from shardio_converters.schema_spec import Field, check_names
 
 DELIMITERS: Final = {".csv": ",", ".tsv": "\t"}

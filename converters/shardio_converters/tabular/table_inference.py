@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from shardio import Input, InvalidArgument, MediaError
 from shardio_converters.inference import InputProbe
-from shardio_converters.json_values import is_out_of_range
+from shardio_converters.parsing import is_out_of_range
 from shardio_converters.schema_spec import check_names, format_spec, parse_schema
 from shardio_converters.tabular.column_values import (
     BOOL,
