@@ -176,12 +176,18 @@ def test_what_no_dataset_can_hold_is_refused_with_the_reason(root: Path, tmp_pat
     whole = npy(np.arange(8))
     files = {
         "object.npy": (npy(np.array([{}, None], object)), "pickle, which can run any code"),
-        "record.npy": (npy(np.zeros(2, [("x", "f4")])), "a structured dtype: save each"),
-        "record3.npy": (npy(np.zeros(2, [("\u0416", "f4")])), "a structured dtype: save each"),
-        "complex.npy": (npy(np.zeros(2, complex)), "found dtype complex128: expected one of"),
-        "date.npy": (npy(np.zeros(2, "M8[s]")), "dates: save them as int64"),
-        "span.npy": (npy(np.zeros(2, "m8[s]")), "spans of time: save them as int64"),
-        "bytes.npy": (npy(np.array([b"a"])), "save uint8, or strings"),
+        "record.npy": (
+            npy(np.zeros(2, [("x", "f4")])),
+            "a structured dtype, or plain bytes: store",
+        ),
+        "record3.npy": (
+            npy(np.zeros(2, [("\u0416", "f4")])),
+            "a structured dtype, or plain bytes: store",
+        ),
+        "complex.npy": (npy(np.zeros(2, complex)), "found dtype complex128: complex: store real"),
+        "date.npy": (npy(np.zeros(2, "M8[s]")), "dates: store them as int64"),
+        "span.npy": (npy(np.zeros(2, "m8[s]")), "spans of time: store them as int64"),
+        "bytes.npy": (npy(np.array([b"a"])), "store uint8, or strings"),
         "strings.npy": (npy(np.array(["a", "b"])), "expected one string in a sample, found text"),
         "empty.npy": (b"", "the header is damaged"),
         "short.npy": (whole[:-3], "expected 64 bytes, found 61"),

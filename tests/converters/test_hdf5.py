@@ -200,11 +200,11 @@ def missing_filter(file: Any) -> None:
     [
         (compound, "compound or opaque: store each of its fields"),
         (opaque, "compound or opaque"),
-        (references, "dataset 'x': found object: a reference"),
+        (references, "dataset 'x': found dtype object: a reference"),
         (number_lists, "found variable-length arrays in 2 dimensions; expected 1"),
         (complexes, "complex: store real and imaginary part"),
         (null, "has no value, not even a shape"),
-        (bits, "dataset 'x': found uint8: expected"),
+        (bits, "dataset 'x': found a bit field or time"),
         (three_bytes, "dataset 'x': found a type that NumPy lacks: "),
         (times, "dataset 'x': found a type that NumPy lacks: "),
         (no_text_as_name, "b'\\xff' in group 'g': names must be text in UTF-8"),

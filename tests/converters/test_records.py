@@ -297,7 +297,7 @@ def test_a_schema_says_what_features_become(root: Path, tmp_path: Path) -> None:
     (root / "a" / "good.tfrecord").write_bytes(framed([example(**record)]))
     bad = {
         "picture": (strings(b"none"), "feature 'picture': "),
-        "text": (strings(b"\xff"), "feature 'text': not text in UTF-8: invalid start byte at"),
+        "text": (strings(b"\xff"), "feature 'text': not UTF-8: invalid start byte at byte 0"),
         "texts": (ints(1), "feature 'texts': expected bytes, found int64"),
         "pixels": (strings(b"123"), "feature 'pixels': 3 bytes are not a whole number of int16"),
         "boxes": (floats(1, 2), "feature 'boxes': expected float32[*,4], found 2 values"),

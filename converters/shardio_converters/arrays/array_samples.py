@@ -6,36 +6,75 @@ Arrays that a library reads by slices are read in blocks of rows aligned to thei
 from __future__ import annotations
 
 import sys
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar, Final, Protocol, Self
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from shardio import Input, InvalidArgument, MediaError, Outcome
 from shardio_converters.inference import InputProbe, SchemaInference, common_dtype, widen
-from shardio_converters.schema_spec import Field, InferringConverter, check_names, fits, format_spec
+from shardio_converters.options import check_flag
+from shardio_converters.schema_spec import (
+    DTYPES,
+    Field,
+    InferringConverter,
+    check_names,
+    fits,
+    format_spec,
+)
 
 _BLOCK_BYTES: Final = 4 << 20
 _MAX_BLOCK_BYTES: Final = 256 << 20  # for rows that share chunks; larger chunks are read repeatedly
 _MAX_PLAIN_BYTES: Final = 1 << 30
+_MAX_DIMS: Final = 16
 _MAX_RATIO: Final = 1000  # roughly the best ratio of deflate
 
 
+TEXT: Final = "text"
+"""The `dtype` of arrays of strings."""
+_REFUSED: Final = {
+    "O": "objects, which are a pickle, which can run any code: store numbers or strings",
+    "V": "a structured dtype, or plain bytes: store each of its fields as an array",
+    "M": "dates: store them as int64",
+    "m": "spans of time: store them as int64",
+    "S": "bytes that end where a zero begins: store uint8, or strings",
+    "c": "complex: store real and imaginary part",
+}
+Shape = tuple[int | None, ...]
+
+
 @dataclass(frozen=True)
-class BlockArray:
+class NamedArray(ABC):
+    """An array in a file; `dtype` is shardio's name, or `TEXT` for strings.
+
+    The last dimension of `shape` is None if the length of rows varies.
+    """
+
+    name: str
+    dtype: str
+    shape: Shape
+
+    @abstractmethod
+    def whole(self) -> npt.NDArray[Any]:
+        """Read the whole array."""
+
+    @abstractmethod
+    def rows(self) -> Iterator[Any]:
+        """Yield the entries along the first axis."""
+
+
+@dataclass(frozen=True)
+class BlockArray(NamedArray):
     """An array that is read by slices: `read` returns the rows of a slice, or all rows for `()`.
 
     `chunk_rows` is the number of rows that are read and decoded together.
     """
 
-    name: str
-    dtype: str
-    shape: tuple[int | None, ...]
     read: Callable[[Any], Any]
     row_bytes: int
     chunk_rows: int
@@ -46,10 +85,7 @@ class BlockArray:
         return found
 
     def rows(self) -> Iterator[Any]:
-        """Yield the rows.
-
-        The array is read chunk by chunk: reading row by row would decode each chunk many times.
-        """
+        """Yield the rows, read by whole chunks: row by row, each chunk is decoded many times."""
         n_rows = self.shape[0] or 0
         row_bytes = max(1, self.row_bytes)
         n_block = max(1, _BLOCK_BYTES // row_bytes // self.chunk_rows) * self.chunk_rows
@@ -67,30 +103,14 @@ def refuse_bomb(what: str, n_bytes: int, n_stored: int) -> None:
         )
 
 
-_MAX_DIMS: Final = 16
-
-Shape = tuple[int | None, ...]
-
-
-class NamedArray(Protocol):
-    """An array in a file; `dtype` is shardio's name, or `TEXT` for strings."""
-
-    @property
-    def name(self) -> str: ...  # noqa: D102
-    @property
-    def dtype(self) -> str: ...  # noqa: D102
-    @property
-    def shape(self) -> Shape:
-        """The shape; the last dimension is None if the length of rows varies."""
-        ...
-
-    def whole(self) -> npt.NDArray[Any]:
-        """Read the whole array."""
-        ...
-
-    def rows(self) -> Iterator[Any]:
-        """Yield the entries along the first axis."""
-        ...
+def dtype_name(dtype: np.dtype[Any], what: str, refused: Mapping[str, str] = _REFUSED) -> str:
+    """Return shardio's name of a NumPy dtype; `refused` explains kinds that cannot be stored."""
+    if dtype.kind in "UT":
+        return TEXT
+    if dtype.name not in DTYPES:
+        why = refused.get(dtype.kind, f"expected one of {', '.join(sorted(DTYPES))}, or strings")
+        raise MediaError(f"{what}: found dtype {dtype}: {why}")
+    return dtype.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +128,7 @@ class ArraySamples(InferringConverter):
     several of HDF5 and Zarr)."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rows, bool | None):
-            raise InvalidArgument(f"rows is {self.rows!r}; it must be true or false")
+        check_flag("rows", self.rows)
         super().__post_init__()
 
     def check_field(self, name: str, word: str, field: Field) -> None:
@@ -262,10 +281,6 @@ def _value(array: NamedArray, value: npt.NDArray[Any]) -> Any:
     except UnicodeEncodeError as error:
         raise MediaError(f"array {array.name!r}: {text!r} cannot be written in UTF-8") from error
     return text
-
-
-TEXT: Final = "text"
-"""The `dtype` of arrays of strings."""
 
 
 def check_text(array: npt.NDArray[Any], what: str) -> None:

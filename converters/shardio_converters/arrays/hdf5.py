@@ -19,7 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio import Input, MediaError
-from shardio_converters.arrays.array_samples import TEXT, ArraySamples, BlockArray, refuse_bomb
+from shardio_converters.arrays.array_samples import (
+    TEXT,
+    ArraySamples,
+    BlockArray,
+    dtype_name,
+    refuse_bomb,
+)
+from shardio_converters.files import Damage
 from shardio_converters.schema_spec import DTYPES, STEP_S
 
 SUFFIXES: Final = (".h5", ".hdf5", ".he5", ".nxs")
@@ -52,14 +59,10 @@ def open_datasets(path: str, name: str, files: ExitStack) -> list[BlockArray] | 
         if name.lower().endswith(SUFFIXES):
             raise MediaError("not HDF5: signature not found")
         return None
-    try:
+    with Damage(DAMAGE):
         # Do not lock the file: nothing is written, and the conversion detects files that change.
         file = files.enter_context(h5py.File(path, "r", locking=False))
         return [_open(h5py, one, where, path) for where, one in _walk(h5py, file)]
-    except MediaError:
-        raise
-    except DAMAGE as error:
-        raise MediaError(f"damaged: {error}") from error
 
 
 def _walk(h5py: Any, file: Any) -> Iterator[tuple[str, Any]]:
@@ -139,25 +142,17 @@ def _kind_of(h5py: Any, dataset: Any, path: str) -> _Kind:
                 "h5py reads with their bytes swapped; expected little-endian"
             )
         return _Kind(element.name, is_ragged=True)
-    if dtype.name in DTYPES and isinstance(dataset.id.get_type(), _numbers(h5py)):
-        return _Kind(dtype.name)
-    why = _REFUSED.get(dtype.kind, f"expected one of {', '.join(sorted(DTYPES))}, or strings")
-    raise MediaError(f"dataset {path!r}: found {dtype}: {why}")
-
-
-def _numbers(h5py: Any) -> tuple[type, ...]:
-    """Return the HDF5 types of numbers, without bit fields and times, which read as numbers."""
-    return h5py.h5t.TypeIntegerID, h5py.h5t.TypeFloatID, h5py.h5t.TypeEnumID
+    if isinstance(dataset.id.get_type(), h5py.h5t.TypeBitfieldID | h5py.h5t.TypeTimeID):
+        raise MediaError(f"dataset {path!r}: found a bit field or time: expected numbers")
+    return _Kind(dtype_name(dtype, f"dataset {path!r}", _REFUSED))
 
 
 def _read(dataset: Any, path: str, kind: _Kind, which: Any) -> Any:
     """Read some rows, or all for `()`, as little-endian numbers."""
-    try:
-        if kind.dtype == TEXT:
-            return dataset.asstr()[which]
-        found = dataset[which]
-    except DAMAGE as error:
-        raise MediaError(f"dataset {path!r}: damaged: {error}") from error
+    with Damage(DAMAGE, f"dataset {path!r}"):
+        found = (dataset.asstr() if kind.dtype == TEXT else dataset)[which]
+    if kind.dtype == TEXT:
+        return found
     if kind.is_ragged:
         return [_plain(each, kind.dtype) for each in found]
     return _plain(np.asarray(found), kind.dtype)

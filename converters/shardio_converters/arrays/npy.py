@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio import Input, MediaError
-from shardio_converters.arrays.array_samples import TEXT, ArraySamples, check_text
-from shardio_converters.schema_spec import DTYPES
+from shardio_converters.arrays.array_samples import ArraySamples, NamedArray, check_text, dtype_name
+from shardio_converters.files import Damage
 
 NOT_ZIP: Final = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
@@ -36,23 +36,18 @@ _BLOCK_BYTES: Final = 1 << 20  # the size of rows read at a time
 
 
 @dataclass(frozen=True)
-class StoredArray:
-    """An array in a file; `begin` opens a reader of its numbers.
+class StoredArray(NamedArray):
+    """An array of which `begin` opens a reader; `numpy` is the dtype in the file."""
 
-    `dtype` is shardio's name, `TEXT` for strings; `numpy` is the dtype in the file.
-    """
-
-    name: str
-    dtype: str
-    numpy: np.dtype[Any]
     shape: tuple[int, ...]
+    numpy: np.dtype[Any]
     is_fortran: bool
     begin: Callable[[], IO[bytes] | FileSlice]
 
     def whole(self) -> npt.NDArray[Any]:
         """Read the whole array."""
         shape = self.shape[::-1] if self.is_fortran else self.shape
-        with self.begin() as file:
+        with self.begin() as file, Damage(NOT_ZIP, f"array {self.name!r}"):
             found = _read(file, self.numpy, shape, self.name)
             _check_end(file, self.name)
         return found.T if self.is_fortran else found
@@ -62,7 +57,7 @@ class StoredArray:
         if self.is_fortran:
             yield from self.whole()
             return
-        with self.begin() as file:
+        with self.begin() as file, Damage(NOT_ZIP, f"array {self.name!r}"):
             n_left, n_bytes = self.shape[0], math.prod(self.shape[1:]) * self.numpy.itemsize
             n_block = max(1, _BLOCK_BYTES // max(1, n_bytes))
             while n_left:
@@ -105,13 +100,8 @@ def _read(
         found = np.empty(shape, dtype)
     except (MemoryError, ValueError) as error:
         raise MediaError(f"array {name!r}: shape {shape} of {dtype}: {error}") from error
-    try:
-        if found.nbytes:
-            _fill(file, found.reshape(-1).view(np.uint8).data, name)
-    except MediaError:
-        raise
-    except NOT_ZIP as error:
-        raise MediaError(f"array {name!r}: damaged: {error}") from error
+    if found.nbytes:
+        _fill(file, found.reshape(-1).view(np.uint8).data, name)
     if dtype.kind == "b" and (found.view(np.uint8) > 1).any():
         raise MediaError(f"array {name!r}: a bool is neither 0 nor 1")
     check_text(found, f"array {name!r}")
@@ -130,11 +120,7 @@ def _fill(file: IO[bytes] | FileSlice, view: memoryview, name: str) -> None:
 
 def _check_end(file: IO[bytes] | FileSlice, name: str) -> None:
     """Check that the data ends; for a member of a .npz, this also verifies its checksum."""
-    try:
-        is_more = bool(file.read(1))
-    except NOT_ZIP as error:
-        raise MediaError(f"array {name!r}: damaged: {error}") from error
-    if is_more:
+    if file.read(1):
         raise MediaError(f"array {name!r}: bytes follow it; expected the end of the file")
 
 
@@ -161,13 +147,6 @@ _TENSORS: Final = {
     "F32": "float32",
     "F64": "float64",
 }
-_REFUSED: Final = {
-    "O": "objects are stored as a pickle, which can run any code: save numbers or strings",
-    "V": "a structured dtype: save each of its fields as an array of a .npz",
-    "M": "dates: save them as int64",
-    "m": "spans of time: save them as int64",
-    "S": "bytes that end where a zero begins: save uint8, or strings",
-}
 _NOT_NPY: Final = (
     *(ValueError, SyntaxError, TypeError, LookupError, ArithmeticError, MemoryError),
     *(tokenize.TokenError, RecursionError),
@@ -180,7 +159,7 @@ def open_arrays(path: str, name: str, files: ExitStack) -> list[StoredArray] | N
     The arrays are readable until `files` is closed.
     """
     suffix = next((each for each in SUFFIXES if name.lower().endswith(each)), "")
-    try:
+    with Damage(NOT_ZIP):
         if suffix == ".npz":
             return _open_npz(files.enter_context(zipfile.ZipFile(path)))
         if suffix == ".safetensors":
@@ -193,10 +172,6 @@ def open_arrays(path: str, name: str, files: ExitStack) -> list[StoredArray] | N
         n_bytes = os.fstat(file.fileno()).st_size - file.tell()
         begin = partial(FileSlice, file, file.tell(), n_bytes)
         return [_npy_array(ONLY, header, n_bytes, begin)]
-    except MediaError:
-        raise
-    except NOT_ZIP as error:
-        raise MediaError(f"damaged: {error}") from error
 
 
 def array_in(data: bytes, name: str, n_bytes: int) -> StoredArray:
@@ -235,13 +210,10 @@ def _npy_array(
     name: str, header: Header, n_bytes: int, begin: Callable[[], IO[bytes] | FileSlice]
 ) -> StoredArray:
     shape, is_fortran, dtype = header
-    if dtype.kind != "U" and dtype.name not in DTYPES:
-        why = _REFUSED.get(dtype.kind, f"expected one of {', '.join(sorted(DTYPES))}, or strings")
-        raise MediaError(f"array {name!r}: found dtype {dtype}: {why}")
+    known = dtype_name(dtype, f"array {name!r}")
     if (expected := math.prod(shape) * dtype.itemsize) != n_bytes:
         raise MediaError(f"array {name!r}: expected {expected:,} bytes, found {n_bytes:,}")
-    known = TEXT if dtype.kind == "U" else dtype.name
-    return StoredArray(name, known, dtype, shape, is_fortran, begin)
+    return StoredArray(name, known, shape, dtype, is_fortran, begin)
 
 
 def _read_header(file: IO[bytes], name: str) -> Header:
@@ -314,7 +286,7 @@ def _tensor(name: str, entry: Any, file: IO[bytes], start: int) -> tuple[int, in
     if ends - begins != math.prod(shape) * numpy.itemsize:
         raise ValueError(f"tensor {name!r}: {ends - begins} bytes for shape {shape} of {dtype}")
     begin = partial(FileSlice, file, start + begins, ends - begins)
-    return begins, ends, StoredArray(name, dtype, numpy, shape, False, begin)
+    return begins, ends, StoredArray(name, dtype, shape, numpy, False, begin)
 
 
 @dataclass(frozen=True, kw_only=True)

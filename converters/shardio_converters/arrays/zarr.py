@@ -26,28 +26,19 @@ import numpy.typing as npt
 
 from shardio import Input, MediaError
 from shardio_converters.arrays.array_samples import (
-    TEXT,
     ArraySamples,
     BlockArray,
     check_text,
+    dtype_name,
     refuse_bomb,
 )
 from shardio_converters.arrays.npy import ONLY
-from shardio_converters.files import named_path
-from shardio_converters.schema_spec import DTYPES
+from shardio_converters.files import Damage, named_path
 
 ROOTS: Final = ("zarr.json", ".zgroup", ".zarray")
 """The names of metadata files of a store, group or array, in order of precedence."""
 ZIP: Final = ".zarr.zip"
 
-_REFUSED: Final = {
-    "O": "objects",
-    "V": "a structured dtype, or plain bytes: store each of its fields as an array",
-    "M": "dates: store them as int64",
-    "m": "spans of time: store them as int64",
-    "S": "bytes that end where a zero begins: store uint8, or strings",
-    "c": "complex: store real and imaginary part",
-}
 _MAX_TEXT: Final = 16 << 20  # bytes of a metadata file
 _DAMAGE: Final = (
     *(OSError, EOFError, RuntimeError, ValueError, TypeError, LookupError, MemoryError),
@@ -103,26 +94,16 @@ def _store_of(name: str, roots: Mapping[str, str]) -> str | None:
 def open_store(source: Input, files: ExitStack) -> list[BlockArray] | None:
     """Return the arrays of a store by path; None if the input is not a store."""
     zarr = import_module("zarr")
-    try:
+    with Damage(_DAMAGE), warnings.catch_warnings():
+        # Ignore warnings about features that other versions of zarr may not support.
+        warnings.simplefilter("ignore")
         if source.name.lower().endswith(ZIP):
             found = _open_zip(zarr, source, files)
         elif _tail(source.name) in ROOTS:
             found = _open_folder(zarr, source)
         else:
             return None
-        with warnings.catch_warnings():
-            # Ignore warnings about features that other versions of zarr may not support.
-            warnings.simplefilter("ignore")
-            arrays = _arrays_of(found)
-            return [_open_array(found, *each) for each in arrays.items()]
-    except MediaError:
-        raise
-    except OSError as error:
-        if error.filename is not None:
-            raise
-        raise MediaError(f"damaged: {error}") from error
-    except _DAMAGE as error:
-        raise MediaError(f"damaged: {error}") from error
+        return [_open_array(found, *each) for each in _arrays_of(found).items()]
 
 
 def _open_folder(zarr: Any, source: Input) -> _Store:
@@ -223,18 +204,15 @@ def _open_array(found: _Store, folder: str, about: dict[str, Any]) -> BlockArray
     )
     checks = partial(_check_blosc, found, folder, {"codecs": [about.get("compressor")], **about})
     dtype, shape = array.dtype, array.shape
-    is_text = dtype.kind in "UT"
-    if not is_text and dtype.name not in DTYPES:
-        why = _REFUSED.get(dtype.kind, f"expected one of {', '.join(sorted(DTYPES))}, or strings")
-        raise MediaError(f"{what}: found dtype {dtype}: {why}")
+    known = dtype_name(dtype, what)
     pieces = array.shards or array.chunks  # the unit that is read and decoded at once
     n_bytes = max(prod(shape), prod(pieces)) * dtype.itemsize
     refuse_bomb(what, n_bytes, found.n_bytes)
     return BlockArray(
         folder.replace("/", ".") or ONLY,
-        TEXT if is_text else dtype.name,
+        known,
         shape,
-        partial(_read, array, what, is_text, cache(checks)),
+        partial(_read, array, what, cache(checks)),
         prod(shape[1:]) * dtype.itemsize,
         max(1, pieces[0]) if pieces else 1,
     )
@@ -256,20 +234,13 @@ def _check_blosc(found: _Store, folder: str, about: Mapping[str, Any]) -> None:
             )
 
 
-def _read(
-    array: Any,
-    what: str,
-    is_text: bool,  # noqa: FBT001
-    check: Callable[[], None],
-    which: Any,
-) -> npt.NDArray[Any]:
+def _read(array: Any, what: str, check: Callable[[], None], which: Any) -> npt.NDArray[Any]:
     """Read some rows, or all for `()`, as little-endian numbers."""
     check()
-    try:
+    with Damage(_DAMAGE, what):
         found = np.asarray(array[which])
-    except _DAMAGE as error:
-        raise MediaError(f"{what}: damaged: {error}") from error
     check_text(found, what)
+    is_text = found.dtype.kind in "UT"
     return found if is_text else found.astype(found.dtype.newbyteorder("<"), copy=False)
 
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -20,6 +19,7 @@ from shardio.media import (
     part_of,
     sound_of,
 )
+from shardio_converters.files import open_media
 
 _NO_SOUND = "no sound"
 
@@ -57,13 +57,9 @@ class AudioFiles(Converter):
 
 def is_media(source: Input) -> bool:
     """Return True if a file is video or audio by its first bytes or suffix."""
-    try:
-        with open(source.path, "rb") as file:
-            return has_media_signature(file.read(HEAD_BYTES)) or has_media_suffix(source.name)
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ELOOP) and not has_media_suffix(source.name):
-            return False  # a broken link
-        raise MediaError(f"{source.path}: cannot be read: {error.strerror}") from error
+    promised = has_media_suffix(source.name)
+    with open_media(source, is_promised=promised) as file:
+        return promised or has_media_signature(file.read(HEAD_BYTES))
 
 
 _AUDIO_FACTS = {"codec": "codec", "rate": "rate", "layout": "layout", "audio_streams": "streams"}

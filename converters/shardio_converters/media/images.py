@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Generator, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
@@ -17,7 +16,6 @@ from shardio import (
     Image,
     Input,
     InvalidArgument,
-    MediaError,
     Outcome,
     Schema,
     Text,
@@ -32,6 +30,8 @@ from shardio.media import (
     has_image_suffix,
     probe,
 )
+from shardio_converters.files import open_media
+from shardio_converters.options import check_choice, check_number
 
 STORES: Final = ("original", "jpeg", "raw")
 JPEG_QUALITY: Final = 90
@@ -65,18 +65,17 @@ class Images(Converter):
     (default: 90)."""
 
     def __post_init__(self) -> None:
-        if self.store not in STORES:
-            raise InvalidArgument(f"store is {self.store!r}; it must be one of {', '.join(STORES)}")
+        check_choice("store", self.store, STORES)
         if self.size is not None:
             if self.store == "original":
                 raise InvalidArgument(
                     "size is for store 'jpeg' or 'raw'; originals are not resized"
                 )
-            _check_number("size", self.size, MAX_SIDE)
+            check_number("size", self.size, 1, MAX_SIDE)
         if self.store == "jpeg":
             quality = JPEG_QUALITY if self.quality is None else self.quality
             object.__setattr__(self, "quality", quality)
-            _check_number("quality", quality, 100)
+            check_number("quality", quality, 1, 100)
         elif self.quality is not None:
             raise InvalidArgument(f"quality is for store 'jpeg'; found store {self.store!r}")
 
@@ -128,20 +127,6 @@ class Images(Converter):
 def _read(source: Input) -> bytes | None:
     """Return the bytes of a file if it is an image by its first bytes or suffix; else None."""
     promised = has_image_suffix(source.name)
-    try:
-        with open(source.path, "rb") as file:
-            head = file.read(_HEAD_BYTES)
-            if not (promised or has_image_signature(head)):
-                return None
-            return head + file.read()
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ELOOP) and not promised:
-            return None  # a broken link
-        raise MediaError(f"{source.path}: cannot be read: {error.strerror}") from error
-
-
-def _check_number(name: str, value: Any, most: int) -> None:
-    if type(value) is not int or not 1 <= value <= most:
-        raise InvalidArgument(
-            f"{name} is {value!r}; it must be a whole number from 1 up to {most:,}"
-        )
+    with open_media(source, is_promised=promised) as file:
+        head = file.read(_HEAD_BYTES)
+        return head + file.read() if promised or has_image_signature(head) else None

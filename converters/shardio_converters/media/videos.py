@@ -41,6 +41,7 @@ from shardio.media import (
     library_versions,
 )
 from shardio_converters.media.audio import AudioTrack, is_media, with_sound
+from shardio_converters.options import check_choice, check_flag, check_number
 
 STORES: Final = ("raw", "jpeg", "h264", "packets")
 CODECS: Final = {"h264": (19, 51), "hevc": (20, 51), "av1": (30, 63)}
@@ -67,10 +68,9 @@ def settled(options: Any) -> Mapping[str, Any]:
     if options.step is None:
         found["step"] = options.frames * options.stride
     for name, most in LIMITS.items():
-        _check_number(name, found.get(name, getattr(options, name)), 1, most)
+        check_number(name, found.get(name, getattr(options, name)), 1, most)
     store = options.store
-    if store not in STORES:
-        raise InvalidArgument(f"store is {store!r}; it must be one of {', '.join(STORES)}")
+    check_choice("store", store, STORES)
     for name, stores in _STORES_OF.items():
         if getattr(options, name) is not None and store not in stores:
             raise InvalidArgument(
@@ -78,29 +78,27 @@ def settled(options: Any) -> Mapping[str, Any]:
             )
     if options.fps is not None:
         found["fps"] = str(_rate(options.fps))
-    for name in ("check", "audio"):
-        if (value := getattr(options, name)) is not None and type(value) is not bool:
-            raise InvalidArgument(f"{name} is {value!r}; it must be True or False")
+    check_flag("check", options.check)
+    check_flag("audio", options.audio)
     if options.audio is False:
         found["audio"] = None  # as if the option had not been given
     if store == "h264":
         found |= _coded(options)
     if store == "jpeg":
         found["quality"] = JPEG_QUALITY if options.quality is None else options.quality
-        _check_number("quality", found["quality"], 1, 100)
+        check_number("quality", found["quality"], 1, 100)
     return found
 
 
 def _coded(options: Any) -> dict[str, Any]:
     """Return the options of an encoder."""
     codec = options.codec or "h264"
-    if codec not in CODECS:
-        raise InvalidArgument(f"codec is {codec!r}; it must be one of {', '.join(CODECS)}")
+    check_choice("codec", codec, [*CODECS])
     usual, most = CODECS[codec]
     gop = GOP if options.gop is None else options.gop
     quality = usual if options.quality is None else options.quality
-    _check_number("gop", gop, 1, 1 << 16)
-    _check_number("quality", quality, 0, most)
+    check_number("gop", gop, 1, 1 << 16)
+    check_number("quality", quality, 0, most)
     if options.size % 2 or not _MIN_CODED <= options.size <= _MAX_CODED:
         raise InvalidArgument(
             f"size is {options.size}; for store 'h264' it must be even, from {_MIN_CODED} to "
@@ -122,13 +120,6 @@ def _rate(fps: Any) -> Fraction:
     return rate
 
 
-def _check_number(name: str, value: Any, least: int, most: int) -> None:
-    if type(value) is not int or not least <= value <= most:
-        raise InvalidArgument(
-            f"{name} is {value!r}; it must be a whole number from {least} up to {most:,}"
-        )
-
-
 _COMPARED: Final = 32  # frames
 _FACTS: Final = {
     "codec": "codec",
@@ -143,49 +134,6 @@ _FACTS: Final = {
     "sample_aspect": "pixel_aspect",
 }
 """Names of the recorded facts about an unchanged stream, by stream parameter."""
-
-
-def libraries(store: str, codec: str | None) -> Mapping[str, str]:
-    """Return the versions of the encoders, apart from PyAV and FFmpeg."""
-    if store == "h264":
-        try:
-            StreamEncoder(16, 16, Fraction(1), codec=codec or "h264")
-        except UnsupportedEnvironment as error:
-            raise UnsupportedEnvironment(
-                f"{error}; --store raw (exact frames, many times the bytes) and --store packets "
-                "need no encoder"
-            ) from error
-    return {"simplejpeg": version("simplejpeg")} if store == "jpeg" else {}
-
-
-def packets(path: str, size: int, *, check: bool | None) -> tuple[EncodedStream, dict[str, Any]]:
-    """Demux a file; return the stream and the facts to record."""
-    stream = demux(path, check=check)
-    short, long = sorted((stream.width, stream.height))
-    if 2 * long * size >= short * (2 * MAX_SIDE + 1):
-        raise MediaError(
-            f"{path}: frames of {stream.width}x{stream.height} pixels as shown would be too "
-            f"wide or high after scaling for {size}x{size}; at most {MAX_SIDE} are supported"
-        )
-    found = {
-        name: stream.parameters[key] for key, name in _FACTS.items() if key in stream.parameters
-    }
-    return stream, found
-
-
-def pixels_of(store: str) -> str:
-    """Return the pixel format of the frames that the store's encoder receives."""
-    return "rgb" if store == "jpeg" else "yuv420"
-
-
-def encoder_for(options: Any, time_base: Fraction) -> StreamEncoder | JpegEncoder:
-    """Return a new encoder for the frames of one video."""
-    size = options.size
-    if options.store == "jpeg":
-        return JpegEncoder(size, size, time_base, quality=options.quality)
-    return StreamEncoder(
-        size, size, time_base, gop=options.gop, crf=options.quality, codec=options.codec
-    )
 
 
 def encoded(
@@ -207,22 +155,6 @@ def encoded(
         return encoder.finish(), rising.n_changed, failure
     except MediaError as error:
         raise failure or MediaError(f"{name}: {error}") from error
-
-
-def error(
-    stream: EncodedStream, pictures: Iterator[tuple[int, Pixels | None]]
-) -> tuple[float, int]:
-    """Compare the first frames of a stream with their sources.
-
-    Return the sum of squared differences and the number of values.
-    """
-    n_frames = min(_COMPARED, stream.n_frames)
-    wanted = np.stack([picture for _, picture in islice(pictures, n_frames) if picture is not None])
-    found = np.empty(wanted.shape, np.uint8)
-    with ClipDecoder() as decoder:
-        decoder.decode(stream, list(range(len(found))), found)
-    difference = found.astype(np.int64) - wanted
-    return float((difference**2).sum()), found.size
 
 
 VIEW_KEYS: Final = ("frames", "stride", "step")
@@ -309,8 +241,19 @@ class Videos(Converter):
         return {"kind": "clips", **numbers, "size": [self.size, self.size]}
 
     def libraries(self) -> Mapping[str, str]:
-        """Return the versions of PyAV and FFmpeg, which determine the pixels."""
-        return {**library_versions(), **libraries(self.store, self.codec)}
+        """Return the versions of PyAV, FFmpeg and the encoder, which determine the pixels."""
+        found = dict(library_versions())
+        if self.store == "jpeg":
+            found["simplejpeg"] = version("simplejpeg")
+        if self.store == "h264":
+            try:
+                StreamEncoder(16, 16, Fraction(1), codec=self.codec or "h264")
+            except UnsupportedEnvironment as error:
+                raise UnsupportedEnvironment(
+                    f"{error}; --store raw (exact frames, many times the bytes) and --store "
+                    "packets need no encoder"
+                ) from error
+        return found
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield the samples of one file."""
@@ -356,14 +299,11 @@ class Videos(Converter):
         """Yield a file as one video; if the file is damaged, with the frames before the damage."""
         failure: MediaError | None = None
         if self.store == "packets":
-            stream, facts = packets(source.path, self.size, check=self.check)
+            stream, facts = self._packets(source.path)
         else:
             with VideoFile(source.path) as video:
-                pixels = pixels_of(self.store)
-                pictures = video.pictures(self.size, pixels=pixels)
-                if self.fps is not None:
-                    pictures = picked(pictures, video.time_base, Fraction(self.fps))
-                encoder = encoder_for(self, video.time_base)
+                pictures = self._pictures(video, "rgb" if self.store == "jpeg" else "yuv420")
+                encoder = self._encoder(video.time_base)
                 stream, n_retimed, failure = encoded(encoder, pictures, source.path)
                 facts = video.facts()
             if n_retimed:
@@ -388,11 +328,40 @@ class Videos(Converter):
         """
         if self.store in ("raw", "packets"):
             return None
-        with VideoFile(source.path) as video:
-            found = video.pictures(self.size)
-            if self.fps is not None:
-                found = picked(found, video.time_base, Fraction(self.fps))
-            return error(sample["frames"], found)
+        stream = sample["frames"]
+        with VideoFile(source.path) as video, ClipDecoder() as decoder:
+            pictures = islice(self._pictures(video, "rgb"), min(_COMPARED, stream.n_frames))
+            wanted = np.stack([picture for _, picture in pictures if picture is not None])
+            found = np.empty(wanted.shape, np.uint8)
+            decoder.decode(stream, list(range(len(found))), found)
+        difference = found.astype(np.int64) - wanted
+        return float((difference**2).sum()), found.size
+
+    def _packets(self, path: str) -> tuple[EncodedStream, dict[str, Any]]:
+        """Demux a file; return the stream and the facts to record."""
+        stream = demux(path, check=self.check)
+        short, long = sorted((stream.width, stream.height))
+        if 2 * long * self.size >= short * (2 * MAX_SIDE + 1):
+            raise MediaError(
+                f"{path}: frames of {stream.width}x{stream.height} pixels as shown would be too "
+                f"wide or high after scaling for {self.size}x{self.size}; at most {MAX_SIDE} are "
+                "supported"
+            )
+        known = stream.parameters
+        return stream, {name: known[key] for key, name in _FACTS.items() if key in known}
+
+    def _pictures(self, video: VideoFile, pixels: str) -> Iterator[tuple[int, Pixels | None]]:
+        """Return the frames of a file at the stored size and rate."""
+        found = video.pictures(self.size, pixels=pixels)
+        return found if self.fps is None else picked(found, video.time_base, Fraction(self.fps))
+
+    def _encoder(self, time_base: Fraction) -> StreamEncoder | JpegEncoder:
+        """Return a new encoder for the frames of one video."""
+        size, made = self.size, settled(self)  # without None for the options of this encoder
+        if self.store == "jpeg":
+            return JpegEncoder(size, size, time_base, quality=made["quality"])
+        codec, gop, crf = made["codec"], made["gop"], made["quality"]
+        return StreamEncoder(size, size, time_base, gop=gop, crf=crf, codec=codec)
 
     def _too_short(self, n_frames: int, detail: Mapping[str, Any]) -> Outcome:
         reason = f"{n_frames} frames; one clip spans {self._span}"

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from shardio import Array, Image, MediaError, Schema
 from shardio.media import probe
 from shardio_converters.inference import DtypeShape, SchemaInference
+from shardio_converters.parsing import read_text
 from shardio_converters.schema_spec import are_compatible_names, format_spec
 
 Values = list[bytes] | npt.NDArray[Any]
@@ -354,13 +355,6 @@ def _all(values: Values) -> list[bytes]:
     return values
 
 
-def _decoded(data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise MediaError(f"not text in UTF-8: {error.reason} at byte {error.start}") from error
-
-
 def _image(_: Image, values: Values) -> bytes:
     data = _one(values)
     probe(data)
@@ -371,7 +365,7 @@ _MAKERS: Final[dict[str, Callable[[Any, Values], Any]]] = {
     "array": _array,
     "bytes": lambda _, values: _one(values),
     "image": _image,
-    "json": lambda _, values: [_decoded(each) for each in _all(values)],
+    "json": lambda _, values: [*map(read_text, _all(values))],
     "list": lambda _, values: [np.frombuffer(each, np.uint8) for each in _all(values)],
-    "text": lambda _, values: _decoded(_one(values)),
+    "text": lambda _, values: read_text(_one(values)),
 }

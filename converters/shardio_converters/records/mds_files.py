@@ -28,7 +28,7 @@ from shardio import Array, MediaError
 from shardio.media import probe
 from shardio_converters.files import data_name, named_path
 from shardio_converters.inference import DtypeShape
-from shardio_converters.parsing import OutOfRange, float_of, read_json
+from shardio_converters.parsing import OutOfRange, float_of, read_int, read_json, read_text
 from shardio_converters.records.zstd_files import open_zstd
 from shardio_converters.schema_spec import DTYPES, Field, fits, format_spec
 
@@ -112,8 +112,8 @@ class MdsColumn:
                 f"encoding {self.encoding!r}"
             )
         named: dict[str, Callable[[bytes], Any]] = {
-            **{"str": _text, "str_decimal": _text, "json": read_json, "jpeg": _picture},
-            **{"png": _picture, "str_int": _whole_number, "str_float": _number},
+            **{"str": read_text, "str_decimal": read_text, "json": read_json},
+            **{"jpeg": _picture, "png": _picture, "str_int": read_int, "str_float": _number},
         }
         if self.encoding in named:
             return named[self.encoding]
@@ -166,28 +166,14 @@ class MdsColumn:
             raise MediaError(f"damaged array: {error!r}") from error
 
 
-def _text(data: bytes) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise MediaError(f"not UTF-8: {error}") from error
-
-
 def _picture(data: bytes) -> bytes:
     probe(data)
     return data
 
 
-def _whole_number(data: bytes) -> np.int64:
-    try:
-        return np.int64(int(_text(data)))
-    except (ValueError, OverflowError) as error:
-        raise MediaError(f"expected a whole number of 64 bits, found {data[:40]!r}") from error
-
-
 def _number(data: bytes) -> np.float64:
     try:
-        return np.float64(float_of(_text(data)))
+        return np.float64(float_of(read_text(data)))
     except OutOfRange as error:
         raise MediaError(str(error)) from error
     except ValueError as error:
@@ -226,10 +212,7 @@ def open_shard(
         n_bytes = None
     else:
         n_bytes = os.fstat(file.fileno()).st_size
-    try:
-        return _open(file, n_bytes)
-    except (zstandard.ZstdError, EOFError) as error:
-        raise MediaError(f"damaged: {error}") from error
+    return _open(file, n_bytes)
 
 
 def check_index(path: str) -> int:

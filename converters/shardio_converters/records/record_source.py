@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final, Self
 
 from shardio import Bytes, Input, InvalidArgument, MediaError, Outcome
 from shardio_converters.inference import InputProbe, SchemaInference
+from shardio_converters.options import check_choice
 from shardio_converters.records.examples import (
     facts_of,
     fits,
@@ -47,10 +48,8 @@ class RecordConverter(InferringConverter):
     """Records are tf.train.Example, or bytes (default: as the first record)."""
 
     def __post_init__(self) -> None:
-        if self.records not in (None, *RECORDS):
-            raise InvalidArgument(
-                f"records is {self.records!r}; it must be one of {', '.join(RECORDS)}"
-            )
+        if self.records is not None:
+            check_choice("records", self.records, RECORDS)
         super().__post_init__()
 
     def check_field(self, name: str, word: str, field: Field) -> None:

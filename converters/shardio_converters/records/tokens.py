@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio import Array, Converter, Input, InvalidArgument, MediaError, Outcome, Schema, Text
+from shardio_converters.options import check_choice, check_number
 
 SUFFIX: Final = ".bin"
 DTYPES: Final = ("uint8", "uint16", "uint32", "int32", "int64")
@@ -49,8 +50,8 @@ class TokenFiles(Converter):
     """Tokens per sample (default: 1024)."""
 
     def __post_init__(self) -> None:
-        if self.dtype is not None and self.dtype not in DTYPES:
-            raise InvalidArgument(f"dtype is {self.dtype!r}; it must be one of {', '.join(DTYPES)}")
+        if self.dtype is not None:
+            check_choice("dtype", self.dtype, DTYPES)
         if self.eot is not None and (type(self.eot) is not int or self.eot < 0):
             raise InvalidArgument(f"eot is {self.eot!r}; it must be a token, a whole number from 0")
         if self.eot is not None and self.dtype and self.eot > np.iinfo(self.dtype).max:
@@ -59,12 +60,8 @@ class TokenFiles(Converter):
             raise InvalidArgument(
                 "eot and length exclude each other: a sample is a document, or `length` tokens"
             )
-        if self.length is not None and (
-            type(self.length) is not int or not 1 <= self.length <= _MAX_LENGTH
-        ):
-            raise InvalidArgument(
-                f"length is {self.length!r}; it must be a whole number from 1 to {_MAX_LENGTH:,}"
-            )
+        if self.length is not None:
+            check_number("length", self.length, 1, _MAX_LENGTH)
 
     def fitted(self, inputs: Sequence[Input]) -> TokenFiles:
         """Return the converter with the dtype of the first llm.c file, unless a dtype is given."""

@@ -18,7 +18,7 @@ from shardio.media import demux, probe, sound_of
 from shardio_converters.arrays.array_samples import TEXT
 from shardio_converters.arrays.npy import StoredArray, array_in
 from shardio_converters.inference import DtypeShape, SchemaInference, infer_fields
-from shardio_converters.parsing import read_json
+from shardio_converters.parsing import read_int, read_json, read_text
 from shardio_converters.records.tar_files import Member, is_tar, open_tar
 from shardio_converters.schema_spec import Field, InferringConverter, fits, format_spec
 
@@ -134,7 +134,9 @@ def value_of(name: str, field: Field, member: Member) -> Any:
         return sound
     if name.rpartition(".")[2] == "npy":
         return _array(name, field.array, data)
-    return _text(data) if field.is_utf8 else _number(data, name)
+    if field.is_utf8:
+        return read_text(data)
+    return read_int(data, f"; --schema can say that {name!r} is text")
 
 
 def _array(name: str, field: Array | None, data: bytes) -> Any:
@@ -153,23 +155,6 @@ def _checked(array: StoredArray) -> DtypeShape:
     if len(array.shape) > 16:
         raise MediaError(f"found {len(array.shape)} dimensions; 16 at most")
     return array.dtype, array.shape
-
-
-def _text(data: bytes) -> str:
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise MediaError(f"not UTF-8: {error}") from error
-
-
-def _number(data: bytes, name: str) -> np.int64:
-    try:
-        return np.int64(int(data))
-    except (ValueError, OverflowError) as error:
-        raise MediaError(
-            f"expected a whole number of 64 bits, found {data[:40]!r}; --schema can say that "
-            f"{name!r} is text"
-        ) from error
 
 
 def _way_out(field: str) -> str:

@@ -18,6 +18,7 @@ import numpy as np
 from shardio import EncodedStream, Input, InvalidArgument, MediaError, Outcome, Text
 from shardio.media import SpanReader, library_versions, times_of
 from shardio_converters.inference import SchemaInference
+from shardio_converters.options import check_flag, column_names
 from shardio_converters.robots.lerobot_metadata import (
     INFO,
     META,
@@ -212,12 +213,8 @@ class LeRobot(InferringConverter):
     """Decode every frame once, to find damage; of videos for --store packets."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.check, bool | None):
-            raise InvalidArgument(f"check is {self.check!r}; it must be True or False")
-        if self.columns is not None:
-            if not isinstance(self.columns, list | tuple) or not self.columns:
-                raise InvalidArgument(f"columns is {self.columns!r}; expected names of features")
-            object.__setattr__(self, "columns", [*map(str, self.columns)])
+        check_flag("check", self.check)
+        object.__setattr__(self, "columns", column_names(self.columns, "features"))
         super().__post_init__()
 
     def parts(self, inputs: Sequence[Input]) -> Mapping[str, Sequence[str]]:
@@ -306,7 +303,7 @@ class LeRobot(InferringConverter):
         paths = {part.name[n_below:]: part.path for part in source.parts}
         read = {name: spec for name, spec in taken.items() if spec != VIDEO}
         with closing(Cameras(paths, robot_set.fps, check=self.check)) as cameras:
-            for frames in read_frames(source.path, source.name, read, all_of=self._is_all):
+            for frames in read_frames(source.path, source.name, read, all_of=self.columns is None):
                 try:
                     episode = expected.pop(frames.number, None)
                     if episode is None:
@@ -341,10 +338,6 @@ class LeRobot(InferringConverter):
             if camera in sample:
                 sample[camera] = cameras.cut(camera, footage, frames.values["timestamp"])
         return sample
-
-    @property
-    def _is_all(self) -> bool:
-        return self.columns is None
 
     def about(self) -> Mapping[str, str]:
         """Return the specs of the fields added to the features."""

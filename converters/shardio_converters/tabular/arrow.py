@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from shardio import Input, InvalidArgument, MediaError, Outcome
+from shardio import Input, MediaError, Outcome
 from shardio_converters.inference import InputProbe
+from shardio_converters.options import column_names
 from shardio_converters.schema_spec import STEP_S, Field, InferringConverter
 from shardio_converters.tabular.rows import row_samples
 
@@ -49,10 +50,7 @@ class Arrow(InferringConverter):
     """Names of the numbers in a column `label`; from the files alone."""
 
     def __post_init__(self) -> None:
-        if self.columns is not None:
-            if not isinstance(self.columns, list | tuple) or not self.columns:
-                raise InvalidArgument(f"columns is {self.columns!r}; expected names of columns")
-            object.__setattr__(self, "columns", [*map(str, self.columns)])
+        object.__setattr__(self, "columns", column_names(self.columns, "columns"))
         super().__post_init__()
 
     def fitted(self, inputs: Sequence[Input]) -> Arrow:

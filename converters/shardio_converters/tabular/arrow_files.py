@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import lru_cache
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shardio import Input, MediaError
-from shardio_converters.files import data_name
+from shardio_converters.files import Damage, data_name
 
 PARQUET: Final = (".parquet", ".pq")
 SUFFIXES: Final = (*PARQUET, ".arrow", ".arrows", ".feather", ".ipc")
@@ -119,18 +119,10 @@ def open_table(path: str, name: str) -> Iterator[ParquetTable | ArrowTable]:
         raise MediaError("the file is empty")
     if head.startswith(_FEATHER_1):
         raise MediaError("Feather of version 1: convert it to version 2 with pyarrow")
-    try:
-        table = ParquetTable(path) if name.lower().endswith(PARQUET) else ArrowTable(path)
-        try:
+    with Damage(_NOT_READABLE):
+        is_parquet = name.lower().endswith(PARQUET)
+        with closing(ParquetTable(path) if is_parquet else ArrowTable(path)) as table:
             yield table
-        finally:
-            table.close()
-    except MediaError:
-        raise
-    except _NOT_READABLE as error:
-        if isinstance(error, OSError) and error.filename:
-            raise
-        raise MediaError(f"damaged: {error}") from error
 
 
 def is_table(source: Input) -> bool:
