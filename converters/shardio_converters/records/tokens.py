@@ -95,16 +95,18 @@ class TokenFiles(Converter):
             return Outcome("unsupported", f"no {SUFFIX}")
         about = {"label": np.int64(source.label), "source": source.name}
         n_samples = 0
+        length = self.length or LENGTH
+        n_together = max(1, _BLOCK_TOKENS // length) * length
         with open(source.path, "rb") as file:
-            blocks = self._blocks(file)
-            parts = self._rows(blocks) if self.eot is None else _documents(blocks, self.eot)
+            blocks = self._blocks(file, n_together)
+            parts = _rows(blocks, length) if self.eot is None else _documents(blocks, self.eot)
             for tokens in parts:
                 yield {"tokens": tokens, **about}
                 n_samples += 1
         return Outcome("converted") if n_samples else Outcome("empty", "holds no token")
 
-    def _blocks(self, file: IO[bytes]) -> Iterator[Tokens]:
-        """Yield the tokens in blocks."""
+    def _blocks(self, file: IO[bytes], n_together: int) -> Iterator[Tokens]:
+        """Yield the tokens, `n_together` at a time."""
         dtype, n_tokens = _read_header(file)
         if dtype not in (None, self.dtype):
             raise MediaError(f"expected tokens of {self.dtype}, found {dtype}")
@@ -114,24 +116,8 @@ class TokenFiles(Converter):
             raise MediaError(f"{n_bytes:,} bytes are not a whole number of {self.dtype}")
         if dtype is not None and n_tokens * numpy.itemsize != n_bytes:
             raise MediaError(f"expected {n_tokens:,} tokens of {dtype}, found {n_bytes:,} bytes")
-        while data := file.read(_BLOCK_TOKENS * numpy.itemsize):
+        while data := file.read(n_together * numpy.itemsize):
             yield np.frombuffer(data[: len(data) // numpy.itemsize * numpy.itemsize], numpy)
-
-    def _rows(self, blocks: Iterator[Tokens]) -> Iterator[Tokens]:
-        length = LENGTH if self.length is None else self.length
-        waiting: list[Tokens] = []
-        n_waiting = 0
-        for block in blocks:
-            start = 0
-            while len(block) - start >= length - n_waiting:
-                stop = start + length - n_waiting
-                yield _joined(waiting, block[start:stop])
-                waiting, n_waiting, start = [], 0, stop
-            if start < len(block):
-                waiting.append(block[start:])
-                n_waiting += len(block) - start
-        if waiting:
-            yield np.concatenate(waiting)
 
 
 def _read_header(file: IO[bytes]) -> tuple[str | None, int]:
@@ -148,6 +134,13 @@ def _read_header(file: IO[bytes]) -> tuple[str | None, int]:
     if dtype is None or len(head) < _HEADER_BYTES or numbers[3:].any():
         raise MediaError(f"unknown llm.c header: begins with {[*map(int, numbers[:3])]}")
     return dtype, int(numbers[2])
+
+
+def _rows(blocks: Iterator[Tokens], length: int) -> Iterator[Tokens]:
+    """Split blocks, whose sizes are multiples of `length` but for the last one."""
+    for block in blocks:
+        for start in range(0, len(block), length):
+            yield block[start : start + length]
 
 
 def _joined(waiting: list[Tokens], tokens: Tokens) -> Tokens:
