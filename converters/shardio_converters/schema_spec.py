@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
@@ -204,6 +204,13 @@ class InferringConverter(Converter):
     def ordered(self, fields: Mapping[str, str]) -> dict[str, str]:
         """Return all field specs in the order of the dataset."""
         return {**fields, **self.additional_fields()}
+
+    def refuse_missing(self, found: Collection[str], what: str) -> None:
+        """Check that a file has all required fields; `what` is the noun for a field in messages."""
+        schema = self.schema()
+        for name in self.fields or ():
+            if name not in found and not schema[name].optional:
+                raise MediaError(f"{what} {name!r} is missing, found {', '.join(sorted(found))}")
 
     def class_names(self) -> Sequence[str] | None:
         """Return () if labels come from the files, because folders are then not classes."""

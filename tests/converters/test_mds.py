@@ -188,7 +188,7 @@ BAD = {
     "twice": (shard([{"x": b""}], {"x": "str"}, column_names=["x", "x"]), "is damaged"),
     "version": (shard([{"x": b""}], {"x": "str"}, version=3), "expected mds, version 2"),
     "not UTF-8": (shard([{"x": b"\xff"}], {"x": "str"}), "sample 0, column 'x': not UTF-8"),
-    "other column": (shard([{"y": b""}], {"y": "str"}), "columns y: expected none but x"),
+    "other column": (shard([{"y": b""}], {"y": "str"}), "column 'y': expected one of x"),
     "empty": (b"", "a part of 4 bytes; the file has 0"),
     "huge": (b"\xff\xff\xff\xff" + GOOD[4:], "a part of 17,179,869,184 bytes"),
     "offsets": (GOOD[:4] + b"\xff" * 4 + GOOD[8:], "do not increase"),

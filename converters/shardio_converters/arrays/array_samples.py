@@ -229,10 +229,7 @@ class ArraySamples(InferringConverter):
             known = (field.dtype, field.shape) if field else (TEXT, ())
             if common_dtype(dtype, known[0]) != known[0] or not fits(shape, known[1]):
                 raise MediaError(f"array {name!r}: expected {format_spec(*known)}, found {found}")
-        there = {each.name for each in arrays}
-        for name in self.fields or ():
-            if name not in there and not schema[name].optional:
-                raise MediaError(f"array {name!r} is missing, found {', '.join(sorted(there))}")
+        self.refuse_missing({each.name for each in arrays}, "array")
 
 
 def _samples_of(arrays: Sequence[NamedArray], *, rows: bool) -> dict[str, tuple[str, Shape]]:

@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from shardio import Input, InvalidArgument, MediaError, Outcome, Schema
+from shardio import Input, InvalidArgument, MediaError, Outcome
 from shardio_converters.inference import SchemaInference, infer_fields
-from shardio_converters.records.mds_files import INDEX, SUFFIXES, MdsColumn, check_index, open_shard
+from shardio_converters.records.mds_files import INDEX, SUFFIXES, check_index, open_shard
 from shardio_converters.schema_spec import Field, InferringConverter
 
 
@@ -52,11 +52,9 @@ class Mds(InferringConverter):
         """Yield the samples of a shard."""
         if os.path.basename(source.name) == INDEX:
             n_shards = check_index(source.path)
-            return (
-                Outcome("part", f"of the {n_shards:,} shards beside it")
-                if n_shards
-                else Outcome("unsupported", "does not name an MDS shard")
-            )
+            if not n_shards:
+                return Outcome("unsupported", "does not name an MDS shard")
+            return Outcome("part", f"of the {n_shards:,} shards beside it")
         if not source.name.lower().endswith(SUFFIXES):
             return Outcome("unsupported", "not an MDS shard")
         if source.path.endswith(SUFFIXES[1:]) and os.path.exists(os.path.splitext(source.path)[0]):
@@ -67,8 +65,11 @@ class Mds(InferringConverter):
         n_samples = 0
         with ExitStack() as files:
             columns, rows = open_shard(source.path, source.name, files)
-            _refuse_others(columns, schema, fields)
-            about |= dict.fromkeys(fields.keys() - {one.name for one in columns})
+            names = {one.name for one in columns}
+            if others := sorted(names - fields.keys()):
+                raise MediaError(f"column {others[0]!r}: expected one of {', '.join(fields)}")
+            self.refuse_missing(names, "column")
+            about |= dict.fromkeys(fields.keys() - names)
             taken = [(one, one.decoder(schema[one.name])) for one in columns]
             for row in rows:
                 sample = dict(about)
@@ -91,24 +92,9 @@ def _fields_of(source: Input) -> SchemaInference:
         return found
     with ExitStack() as files:
         columns, rows = open_shard(source.path, source.name, files, is_checked=False)
-        if all(column.facts for column in columns):
-            for _ in rows:
-                found.add({one.name: one.facts for one in columns if one.facts})
-                break
-            return found
         for row in rows:
-            found.add(
-                {
-                    one.name: one.facts or one.facts_of(data)
-                    for one, data in zip(columns, row, strict=True)
-                }
-            )
+            pairs = zip(columns, row, strict=True)
+            found.add({one.name: one.facts or one.facts_of(data) for one, data in pairs})
+            if all(column.facts for column in columns):
+                break
     return found
-
-
-def _refuse_others(columns: Sequence[MdsColumn], schema: Schema, fields: Mapping[str, str]) -> None:
-    names = {one.name for one in columns}
-    if others := sorted(names - fields.keys()):
-        raise MediaError(f"columns {', '.join(others)}: expected none but {', '.join(fields)}")
-    if missing := sorted(n for n in fields.keys() - names if not schema[n].optional):
-        raise MediaError(f"columns {', '.join(missing)} are missing")

@@ -368,9 +368,7 @@ class LeRobot(InferringConverter):
                 raise MediaError(f"{INFO}: feature {name!r}: found {spec}, expected no such one")
             if not _fits(parse_field(name, spec), schema[name]):
                 raise MediaError(f"{INFO}: feature {name!r}: expected {fields[name]}, found {spec}")
-        for name in fields:
-            if name not in taken and not schema[name].optional:
-                raise MediaError(f"{INFO}: feature {name!r} is missing")
+        self.refuse_missing(taken, f"{INFO}: feature")
 
 
 def _is_info(source: Input) -> bool:

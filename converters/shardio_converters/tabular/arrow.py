@@ -19,7 +19,7 @@ from shardio_converters.tabular.rows import row_samples
 
 if TYPE_CHECKING:  # pyarrow is imported on use, so that options can be listed without it
     from shardio_converters.tabular.arrow_columns import ArrowColumn
-    from shardio_converters.tabular.arrow_frames import FrameColumn
+    from shardio_converters.tabular.arrow_inference import FrameColumn
 
 _DESCRIBE: Final = ("state.json", "dataset_info.json", "dataset_dict.json")
 """Metadata files that Hugging Face's `datasets` saves beside the tables."""
@@ -78,7 +78,7 @@ class Arrow(InferringConverter):
     @staticmethod
     def frame_columns(frame: Any, refused: str) -> tuple[int, list[FrameColumn]]:
         """Return the number of rows of a data frame with `__arrow_c_stream__`, and its columns."""
-        from shardio_converters.tabular.arrow_frames import frame_columns, read_frame
+        from shardio_converters.tabular.arrow_inference import frame_columns, read_frame
 
         table = read_frame(frame, refused)
         return table.num_rows, [*frame_columns(table)]
@@ -140,7 +140,5 @@ class Arrow(InferringConverter):
             found[column.name] = schema[column.name]
             refuse_other_type(column, schema[column.name], fields[column.name])
             refuse_other_meaning(column, self.units or {}, self.classes or ())
-        for name in fields:
-            if name not in found and not schema[name].optional:
-                raise MediaError(f"column {name!r} is missing, found {', '.join(sorted(found))}")
+        self.refuse_missing(found, "column")
         return found
