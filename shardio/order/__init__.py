@@ -37,7 +37,7 @@ class Samples:
 
     `shard_ends` returns the cumulative sum of the shards' sample counts. `why_unsharded` returns
     the reason why the samples are not in the order of the shards, or None. `measure` returns the
-    total size of all shards in bytes, and the total number of samples in all shards.
+    size in bytes and the sample count of all shards together.
     """
 
     path: str
@@ -203,10 +203,8 @@ class RankPartition:
     `tail` is "drop".
 
     Args:
-        n: the number of positions of the epoch.
         first: the first position still to be visited.
         batch_size: the number of samples per step and rank.
-        rank, world_size: the rank, and the number of ranks.
         tail: "short": the last step has the remainder; ranks without a position of the remainder
             have one step less. "drop": there is no step for the remainder. "pad": all ranks have
             this step, filled up with padding.
@@ -239,10 +237,7 @@ class RankPartition:
         return last + (1 if self.tail == "pad" or stop > start else 0)
 
     def position(self, step: int) -> int:
-        """Return the first position of a step over all ranks.
-
-        Earlier steps visit all positions before this one.
-        """
+        """Return the first position of a step over all ranks."""
         return min(self.n, self.first + (step - self.first_step) * self._stride)
 
     def _part_of_rest(self, start: int) -> tuple[int, int]:
@@ -250,10 +245,7 @@ class RankPartition:
         return start + rest * self.rank // n, start + rest * (self.rank + 1) // n
 
     def share(self, step: int) -> tuple[int, int]:
-        """Return the start and the end of this rank's positions in a step.
-
-        Start and end are equal if this rank has only padding in the step.
-        """
+        """Return start and end of this rank's positions in a step; equal if it is only padding."""
         start = self.first + (step - self.first_step) * self._stride
         if start + self._stride > self.n:
             return self._part_of_rest(start)
@@ -273,10 +265,7 @@ class RankPartition:
         return (start, stop) if start < stop else (self.position(step), self.position(step) + 1)
 
     def positions(self, first_step: int, last_step: int, every: int = 1) -> Positions:
-        """Return the positions read for steps first_step..last_step-1, concatenated.
-
-        With `every=k`, read only every k-th step, starting with the first.
-        """
+        """Return the positions read for steps first_step, first_step + every, … below last_step."""
         n_whole = (last_step - 1 - first_step) // every  # and one more step after these
         start, stop = self.read(first_step + n_whole * every)
         if self.world_size == every == 1:

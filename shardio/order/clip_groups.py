@@ -121,12 +121,7 @@ class ClipGrouping:
 
 
 class ClipGroupOrder:
-    """The clips of one epoch, by position.
-
-    Args:
-        groups: the groups of all clips.
-        seed, epoch: the random seed and the epoch, which together determine the order.
-    """
+    """The clips of one epoch, by position, in an order that seed and epoch determine."""
 
     def __init__(self, groups: ClipGroups, *, seed: int, epoch: int) -> None:
         self._groups = groups

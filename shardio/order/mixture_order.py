@@ -65,10 +65,7 @@ class MixtureShares:
     exhausted: Exhausted
 
     def counts(self, n: Any) -> list[Any]:
-        """Return, for each source, how many of the first n positions belong to it.
-
-        Args:
-            n: an integer or an array of integers.
+        """Return, for each source, how many of the first n positions (or array of n) it has.
 
         A count differs from n times the source's share by at most the number of bisections, and
         never decreases as n grows. All counts add up to n.
@@ -89,11 +86,7 @@ class MixtureShares:
         self._divide(n - of_part, middle, last, found)
 
     def n_positions(self, sizes: tuple[int, ...]) -> int:
-        """Return the number of positions of an epoch; `sizes` has the sources' sample counts.
-
-        Raises:
-            InvalidArgument: the epoch would be longer than 2^48.
-        """
+        """Return the number of positions of an epoch; `sizes` has the sources' sample counts."""
         return _n_positions(self, sizes)
 
 
@@ -143,11 +136,7 @@ class MixtureSizes:
 class MixtureOrder:
     """The samples of one epoch of a mixture, by position, as indices within the mixture.
 
-    Args:
-        order: the order of the samples of each source.
-        mixture_sizes: the mixture.
-        samples: the samples of all sources, concatenated; None if they come in order.
-        seed, epoch: the random seed and the epoch, which together determine the order.
+    `order` arranges each source's samples; `samples` concatenates them all, None if in order.
     """
 
     def __init__(
@@ -169,10 +158,7 @@ class MixtureOrder:
         ]
 
     def at(self, positions: Positions) -> Positions:
-        """Return the sample at each of `positions`, which need not be sorted.
-
-        The result is int64, and read-only for the caller.
-        """
+        """Return the sample at each of `positions`, in any order; int64, read-only."""
         sources, draws = self.draws(positions)
         numbers = np.empty(len(positions), np.int64)
         for source in np.flatnonzero(np.bincount(sources)).tolist():
@@ -255,15 +241,7 @@ class _SequentialSource:
 
 
 class _ShuffledSource:
-    """The samples of a source, in a new order each round.
-
-    Args:
-        order: the order of the source.
-        samples: the samples of all sources.
-        n: the number of samples of the source.
-        key: the key of the rounds.
-        source: the index of the source.
-    """
+    """The n samples of a source, in a new order each round."""
 
     def __init__(self, order: Order, samples: Samples, n: int, key: int, source: int) -> None:
         self._n, self._key = n, key

@@ -120,13 +120,7 @@ class BlockShuffle(Order):
 
 
 class WindowedOrder:
-    """The rows of one epoch, by position: a permutation within windows of permuted runs.
-
-    Args:
-        n: the number of rows.
-        window: the lengths of runs and windows.
-        seed, epoch: the random seed and the epoch, which determine the order.
-    """
+    """The n rows of one epoch, by position: a permutation within windows of permuted runs."""
 
     def __init__(self, n: int, window: BlockShuffle, *, seed: int, epoch: int) -> None:
         self._window = window
@@ -192,10 +186,7 @@ class WindowedOrder:
 class GroupedOrder:
     """A windowed order of groups of k neighbours; a remainder of fewer than k rows comes last.
 
-    Args:
-        n: the number of rows.
-        window: the lengths of runs and windows, in groups of `k` rows.
-        seed, epoch: the random seed and the epoch, which determine the order.
+    The lengths of runs and windows count groups.
     """
 
     def __init__(self, n: int, window: BlockShuffle, *, seed: int, epoch: int) -> None:
@@ -203,7 +194,7 @@ class GroupedOrder:
         self._groups = WindowedOrder(self._n_groups, window, seed=seed, epoch=epoch)
 
     def at(self, positions: Positions) -> Positions:
-        """Return the row at each of `positions`, in any order; int64, read-only for the caller."""
+        """Return the row at each of `positions`, in any order; int64, read-only."""
         groups, places = np.divmod(positions, self._k)
         is_whole = groups < self._n_groups
         rows = positions.copy()
@@ -312,22 +303,15 @@ class ShardShuffle(Order):
 
 
 def ends_within(ends: Positions, n: int) -> Positions:
-    """Return the ends of shards within the first n positions of a view.
-
-    Empty shards are left out.
-    """
+    """Return the ends of shards within the first n positions of a view, without empty shards."""
     clipped = np.minimum(ends, n)
     return clipped[np.diff(clipped, prepend=0) > 0]
 
 
 class ShardOrder:
-    """The samples of one epoch, by position: a permutation within windows of shards.
+    """The first n samples of a view, by position: a permutation within windows of shards.
 
-    Args:
-        ends: the cumulative sum of the view's sample counts per shard.
-        n: the number of positions of the epoch, which are the first n samples of the view.
-        n_shards: the number of shards per window.
-        seed, epoch: the random seed and the epoch, which determine the order.
+    `ends` is the cumulative sum of the view's sample counts per shard.
     """
 
     def __init__(self, ends: Positions, n: int, n_shards: int, *, seed: int, epoch: int) -> None:
@@ -344,10 +328,7 @@ class ShardOrder:
         self._kept: dict[int, Permutation] = {}
 
     def at(self, positions: Positions) -> Positions:
-        """Return the sample at each of `positions`, which need not be sorted.
-
-        The result is int64, and read-only for the caller.
-        """
+        """Return the sample at each of `positions`, in any order; int64, read-only."""
         if not len(positions):
             return positions
         windows = np.searchsorted(self._windows, positions, "right")
