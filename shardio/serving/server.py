@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from shardio._base.callers import takes_rng
@@ -40,7 +41,6 @@ from shardio.serving.client.connection import (
     SILENCE_MS,
     ServerKeys,
     server_keys,
-    z85,
 )
 from shardio.serving.client.protocol import (
     FROM_CLIENT,
@@ -48,10 +48,10 @@ from shardio.serving.client.protocol import (
     VERSION,
     Address,
     MalformedMessage,
+    member,
     number,
     pack,
     parse,
-    text,
     unpack,
 )
 from shardio.serving.session import MAX_AHEAD, Frames, Session
@@ -67,12 +67,7 @@ _N_FRAMES: Final = 7
 
 
 class Gatekeeper:
-    """The ZAP handler, which admits clients by their keys. Create it before clients can connect.
-
-    Args:
-        context: the ZeroMQ context of the sockets that it guards.
-        keys: the keys of the server and of the clients to admit.
-    """
+    """The ZAP handler, which admits clients by their keys. Create it before clients can connect."""
 
     def __init__(self, context: Any, keys: ServerKeys) -> None:
         self._zmq, self._keys = zeromq("a server"), keys
@@ -96,7 +91,8 @@ class Gatekeeper:
     def _is_known(self, frames: list[bytes]) -> bool:
         if len(frames) != _N_FRAMES or frames[0] != _VERSION or frames[5] != b"CURVE":
             return False
-        return frames[2] == DOMAIN and self._keys.knows(z85(frames[6]))
+        key = self._zmq.utils.z85.encode(frames[6])
+        return frames[2] == DOMAIN and self._keys.knows(key)
 
 
 _BEAT_S: Final = 1.0
@@ -113,30 +109,23 @@ _MAX_UNREAD: Final = 16
 _CLOSE_TIMEOUT_S: Final = 2.0
 
 
+@dataclass(slots=True)
 class _Client:
-    """A session and the ZeroMQ identity of its client.
+    """A session and the ZeroMQ identity of its client."""
 
-    `gone_s` is the time at which the client was lost, None while it is connected.
-    """
-
-    def __init__(self, identity: bytes, session: Session) -> None:
-        self.identity, self.session = identity, session
-        self.gone_s: float | None = None
+    identity: bytes
+    session: Session
+    gone_s: float | None = None
+    """The time at which the client was lost; None while it is connected."""
 
 
 class Server(Closing):
-    """A server of batches. It owns its socket and all sessions.
+    """A server of batches, made by `make_server`. It owns its socket and all sessions.
 
     Args:
         make_loader: creates a loader from a client's options.
         served: the server's own options on which batches depend, as JSON values.
-        bind: the address to listen at; the port `*` stands for any free port.
-        keys: CURVE keys; None to serve only this machine.
-        most_clients: the maximum number of sessions.
-
-    Raises:
-        InvalidArgument: the address is invalid, in use, or open to other machines without keys.
-        UnsupportedEnvironment: pyzmq is missing, or the limit of open files is too low.
+        bind, keys, most_clients: as in `make_server`.
     """
 
     def __init__(
@@ -210,12 +199,10 @@ class Server(Closing):
             self._run()
 
     def _run(self) -> None:
-        zmq, poller = self._zmq, self._zmq.Poller()
-        sockets = [self._socket] if self._gatekeeper is None else [
-            self._socket, self._gatekeeper.socket,
-        ]  # fmt: skip
-        for each in (*sockets, self._wakeup_fd):
-            poller.register(each, zmq.POLLIN)
+        poller = self._zmq.Poller()
+        gate = () if self._gatekeeper is None else (self._gatekeeper.socket,)
+        for each in (self._socket, *gate, self._wakeup_fd):
+            poller.register(each, self._zmq.POLLIN)
         next_check_s = time.monotonic()
         while not self._is_stopping:
             poller.poll(_BEAT_S * 1000)
@@ -268,7 +255,7 @@ class Server(Closing):
 
     def _open_session(self, identity: bytes, head: dict[str, Any]) -> None:
         """Create a session for a client, or attach a client that reconnects to its session."""
-        token = text(head, "token")
+        token = member(head, "token", str)
         if len(token) != _TOKEN_LETTERS:
             raise MalformedMessage("an invalid token")
         try:

@@ -21,7 +21,7 @@ from shardio.serving.client import handshake, protocol
 from shardio.serving.client.protocol import (
     VERSION,
     MalformedMessage,
-    mapping,
+    member,
     number,
     pack,
     pack_batch,
@@ -47,13 +47,8 @@ class Session:
 
     Args:
         head: the client's "open" message.
-        make_loader: creates a loader from the client's options.
-        served: the server's own options on which batches depend, as JSON values.
+        make_loader, served: as in `Server`.
         post: queues the frames of a message for the client.
-
-    Raises:
-        MalformedMessage: the message is invalid.
-        UnsupportedEnvironment: no thread can be started.
     """
 
     def __init__(
@@ -63,7 +58,7 @@ class Session:
         served: Mapping[str, Any],
         post: Callable[[Session, Frames], object],
     ) -> None:
-        self._options = mapping(head, "options")
+        self._options = member(head, "options", dict)
         self._most_bytes = number(head, "most_bytes")
         self._make_loader, self._served, self._post = make_loader, dict(served), post
         self._changed = threading.Condition()
@@ -101,11 +96,7 @@ class Session:
         return self._n_untaken_bytes
 
     def tell(self, head: Head) -> None:
-        """Accept a message of the client.
-
-        Raises:
-            MalformedMessage: the message is invalid, or too many wait for an answer.
-        """
+        """Accept a message of the client, unless too many already wait for an answer."""
         with self._changed:
             if head["kind"] == "credit":
                 self._grant(head)
@@ -214,7 +205,7 @@ class Session:
             self._stop()
             self._send_opened(loader)
         elif kind == "check":
-            loader.load_state_dict(mapping(head, "state"))
+            loader.load_state_dict(member(head, "state", dict))
             self._next_state = {}
             self._send("checked", epoch=loader.epoch)
         elif kind == "stop":
@@ -226,7 +217,7 @@ class Session:
     def _begin(self, loader: ShardLoader, head: Head) -> None:
         self._stop()
         self._number = number(head, "number")
-        state, ahead = mapping(head, "state"), number(head, "ahead", MAX_AHEAD)
+        state, ahead = member(head, "state", dict), number(head, "ahead", MAX_AHEAD)
         if state != self._next_state:  # if equal, workers may be filling its batches already
             loader.load_state_dict(state)
         self._next_state = {}

@@ -8,7 +8,7 @@ import pytest
 
 from shardio import InvalidArgument
 from shardio._workers.tasks.zeromq import zeromq
-from shardio.serving.client.connection import client_keys, make_keys, server_keys, z85
+from shardio.serving.client.connection import client_keys, make_keys, server_keys
 from tests.serving.served import few_files
 
 
@@ -95,8 +95,3 @@ def test_the_environment_says_where_keys_are(folder: Path, monkeypatch: pytest.M
     assert client_keys(None) is None
     monkeypatch.setenv("SHARDIO_KEYS", str(folder / "client"))
     assert client_keys(None) == client_keys(folder / "client") is not None
-
-
-def test_a_key_of_bytes_is_written_as_in_its_file() -> None:
-    # The example of ZeroMQ's RFC 32.
-    assert z85(bytes.fromhex("864fd26fb559f75b")) == b"HelloWorld"

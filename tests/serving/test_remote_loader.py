@@ -117,8 +117,10 @@ def test_options_that_are_data_mean_the_same_there(
         ({"sampler": range}, "code cannot be sent"),
         ({"collate": dict}, "code cannot be sent"),
         ({"fields": ["nothing"]}, "fields must be different ones of"),
-        ({"clips": "all"}, "clips must be a dict with the arguments of dataset.clips"),
+        ({"clips": "all"}, r"clips must be a dict with the arguments of dataset.clips\(frames, "),
         ({"clips": {"frame": 8}}, "clips must be a dict.*'frame'"),
+        ({"pack": {}}, r"pack must be a dict with the arguments of dataset.pack\(length, "),
+        ({"clips": {}, "pack": {"length": 8}}, "clips and pack are two views.* pass one"),
         ({"clips": {"frames": 8}}, "clips need a field of videos"),
         ({"tail": "other"}, "tail must be one of"),
         ({"subset": "val"}, "val"),
@@ -145,14 +147,24 @@ def test_what_no_message_can_say_is_refused_at_once(server: Server, loader: Remo
         shardio.connect(server.address, 4, sampler=np.zeros(2_500_000, np.int64))
 
 
-def test_an_option_that_nobody_has_is_refused(server: Server) -> None:
-    with pytest.raises(TypeError, match="no option 'batchsize': did you mean 'batch_size'"):
-        shardio.connect(server.address, 4, batchsize=3)
-
-
-def test_an_option_of_another_library_is_answered_with_ours(server: Server) -> None:
-    with pytest.raises(TypeError, match=r"no option 'drop_last': write tail=\"drop\""):
-        shardio.connect(server.address, 4, drop_last=True)
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("batchsize", "did you mean 'batch_size'"),
+        ("timeout", "write timeout_s=; None corresponds"),
+        ("timeouts", "did you mean 'timeout_s'"),
+        ("drop_last", 'write tail="drop"'),
+        ("clip", 'write clips={"frames": …}: the server makes the view of its dataset'),
+        ("fps", 'write clips={"fps": …}: the server makes the view of its dataset'),
+        ("length", 'write pack={"length": …}: the server makes the view of its dataset'),
+    ],
+)
+def test_an_option_that_nobody_has_is_answered_with_ours(
+    server: Server, option: str, said: str
+) -> None:
+    options: dict[str, Any] = {option: 3}
+    with pytest.raises(TypeError, match=re.escape(f"no option {option!r}: {said}")):
+        shardio.connect(server.address, 4, **options)
 
 
 @pytest.mark.parametrize("address", ["tcp://h:1", ["tcp://h:1", "tcp://h:2"]])

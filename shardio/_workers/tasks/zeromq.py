@@ -29,6 +29,7 @@ def zeromq(user: str = "MultiLoader") -> ModuleType:
     """
     try:
         import zmq
+        import zmq.utils.z85  # zmq itself does not import it
     except ImportError as error:
         raise UnsupportedEnvironment(
             f"{user} needs pyzmq ({error}): {install_hint('zmq')}"

@@ -22,13 +22,20 @@ from shardio._base.classes import Closing
 from shardio._workers.processes.linux import this_process
 from shardio.errors import BatchTimeout, ClosedError, InsufficientMemory, UnsupportedEnvironment
 from shardio.serving.client import protocol
-from shardio.serving.client.connection import SILENCE_MS, ClientKeys, Link, Lost, Servers
+from shardio.serving.client.connection import (
+    NO_MESSAGE,
+    SILENCE_MS,
+    ClientKeys,
+    Link,
+    Lost,
+    Servers,
+)
 from shardio.serving.client.handshake import Arrived, Opened, State
 from shardio.serving.client.protocol import (
     VERSION,
     Address,
     MalformedMessage,
-    mapping,
+    member,
     number,
     pack,
     pack_given,
@@ -45,16 +52,15 @@ _NO_ERROR: Final = "the server is alive and reports no error"
 class Stream(Closing):
     """A stream of batches from one of several servers of a dataset. It owns its connection.
 
-    For one thread at a time; `close` and `interrupt` may be called from any thread.
+    For one thread at a time; `close` and `interrupt` may be called from any thread. All methods
+    that wait for a server raise what `RemoteLoader` documents.
 
     Args:
         addresses: the servers; when one is lost, the next is tried.
-        keys: CURVE keys; None for no encryption.
         options: the options of the loader, as JSON values.
-        most_bytes: the maximum total size of received batches that the loop has not taken.
-        most_ahead: the maximum number of received batches that the loop has not taken.
-        timeout_s: the maximum time to wait for a batch, or while no server can be reached; None
-            waits for a batch without limit, and 60 seconds for a server.
+        most_bytes, most_ahead: the maximum total size and the maximum number of the received
+            batches that the loop has not taken.
+        keys, timeout_s: as in `RemoteLoader`.
     """
 
     def __init__(
@@ -95,21 +101,12 @@ class Stream(Closing):
         self.queue: deque[Arrived] = deque()
 
     def open(self) -> Opened:
-        """Wait until a server has created the loader for this client.
-
-        Raises:
-            ServerUnreachable: no server can be reached.
-            ShardioError: the server cannot create the loader.
-        """
+        """Wait until a server has created the loader for this client."""
         self._wait(lambda: self.opened, "an answer")
         return cast(Opened, self.opened)
 
     def check(self, state: State) -> None:
-        """Ask the server to check that a state belongs to this loader.
-
-        Raises:
-            InvalidArgument: the state is invalid or belongs to another loader.
-        """
+        """Ask the server to check that a state belongs to this loader."""
         self._answer, self._pending_check = None, pack_given("check", state=state)
         try:
             with self._lock:
@@ -131,13 +128,7 @@ class Stream(Closing):
         return begun["epoch"], begun["first"], begun["last"]
 
     def take(self, wait_s: float | None = None) -> Arrived | None:
-        """Return the next batch; None at the end (`is_over`) or if none arrives within `wait_s`.
-
-        Raises:
-            BatchTimeout, ServerUnreachable: the batch does not arrive in time.
-            ShardioError: an error of the server's loader.
-            ClosedError: the stream was closed.
-        """
+        """Return the next batch; None at the end (`is_over`) or if none arrives within `wait_s`."""
         self._check_open()
         if wait_s is None:
             self._wait(lambda: self.queue or not self._is_iterating, f"batch {self._next}")
@@ -203,11 +194,7 @@ class Stream(Closing):
         return max(1, min(self._most_ahead, self._most_bytes // self._n_batch_bytes))
 
     def _wait(self, is_there: Callable[[], object], what: str) -> None:
-        """Handle messages until `is_there` returns a true value.
-
-        Raises:
-            BatchTimeout: `timeout_s` has passed while the server is alive.
-        """
+        """Handle messages until `is_there` returns a true value."""
         entered_s = time.monotonic()
         while not is_there():
             self._process_one(_STEP_S, entered_s)
@@ -244,9 +231,7 @@ class Stream(Closing):
         except Lost as lost:
             self._lose_connection(lost)
         except MalformedMessage as garbled:
-            self._lose_connection(
-                Lost(f"received something that is not a message of a server: {garbled}")
-            )
+            self._lose_connection(Lost(f"{NO_MESSAGE}: {garbled}"))
 
     def _connect(self, wait_s: float) -> Link | None:
         """Return the connection, connecting if needed; None until the next attempt is due."""
@@ -262,17 +247,13 @@ class Stream(Closing):
     def _lose_connection(self, lost: Lost) -> None:
         """Close the connection and switch to the next server."""
         self.n_losses += self._is_open
-        self._disconnect()
-        self._servers.lose(lost)
-
-    def _disconnect(self) -> None:
         self._is_open = False
         if self._link is not None:
             self._link.close()
             self._link = None
+        self._servers.lose(lost)
 
     def _handle(self, head: dict[str, Any], block: Any) -> None:
-        """Handle a message."""
         kind = head["kind"]
         if kind == "opened":
             self._handle_opened(head)
@@ -317,7 +298,7 @@ class Stream(Closing):
         elif kind == "end":
             if self._next < self._begun["last"]:
                 raise Lost(f"the epoch ended instead of batch {self._next}")
-            self._state, self._is_iterating = mapping(head, "state"), False
+            self._state, self._is_iterating = member(head, "state", dict), False
             self._servers.see_progress()
 
     def _handle_begun(self, head: dict[str, Any]) -> None:
@@ -338,7 +319,7 @@ class Stream(Closing):
         place, begun = (number(head, "epoch"), number(head, "step")), cast(State, self._begun)
         if place != (begun["epoch"], self._next) or self._next >= begun["last"]:
             raise Lost(f"received batch {place[1]} of epoch {place[0]} instead of {self._next}")
-        state, batch = mapping(head, "state"), unpack_batch(head, block)
+        state, batch = member(head, "state", dict), unpack_batch(head, block)
         self._n_batch_bytes = max(self._n_batch_bytes, len(block))
         self.queue.append(Arrived(batch, state, len(block)))
         self._state = state
@@ -349,7 +330,7 @@ class Stream(Closing):
         """Raise the server's error unless it belongs to an earlier iteration."""
         if head.get("number") is not None and number(head, "number") != self._number:
             return
-        error = protocol.from_json(mapping(head, "error"))
+        error = protocol.from_json(member(head, "error", dict))
         if not self._is_open:  # this server could not create the loader, but another may succeed
             if self.opened is not None and isinstance(error, UnsupportedEnvironment):
                 raise Lost(str(error))  # e.g. the server is full of clients of another lost server

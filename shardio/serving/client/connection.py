@@ -35,9 +35,6 @@ from shardio.serving.client.protocol import (
 from shardio.storage import fs
 
 _FORM: Final = re.compile(rb"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
-_DIGITS: Final = (
-    b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
-)
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _VARIABLE: Final = "SHARDIO_KEYS"
 _MAX_BYTES: Final = 64
@@ -53,11 +50,8 @@ class ServerKeys:
     def knows(self, public: bytes) -> bool:
         """Return True if a client has this public key. The folder is read on every call.
 
-        Files that are not keys, for example because they are being written, are ignored.
-
-        Raises:
-            OSError: the folder or a file cannot be read, for example because too many files are
-                open.
+        Files that are not keys, for example because they are being written, are ignored. An OSError
+        says that keys cannot be read now, for example because too many files are open.
         """
         for name in os.listdir(self.clients):
             if name.endswith(".public"):
@@ -113,11 +107,7 @@ def make_keys(folder: str | os.PathLike[str], client: str = "client") -> Path:
 
 
 def server_keys(folder: str | os.PathLike[str]) -> ServerKeys:
-    """Read the keys of a server.
-
-    Raises:
-        InvalidArgument: a file is missing or not a key, or others may read a secret.
-    """
+    """Read the keys of a server."""
     place = Path(folder)
     clients = place / "clients"
     if not clients.is_dir():
@@ -131,14 +121,7 @@ def server_keys(folder: str | os.PathLike[str]) -> ServerKeys:
 
 
 def client_keys(folder: str | os.PathLike[str] | None) -> ClientKeys | None:
-    """Read the keys of a client from `folder`, by default the folder named by SHARDIO_KEYS.
-
-    Return None if `folder` is None and SHARDIO_KEYS is not set.
-
-    Raises:
-        InvalidArgument: a file is missing or not a key, or others may read a secret.
-        UnsupportedEnvironment: pyzmq is missing.
-    """
+    """Read a client's keys from `folder` or, by default, the folder named by SHARDIO_KEYS."""
     found = os.environ.get(_VARIABLE) if folder is None else folder
     if not found:
         return None
@@ -147,14 +130,6 @@ def client_keys(folder: str | os.PathLike[str] | None) -> ClientKeys | None:
     return ClientKeys(
         _read(place / "server.public"), zeromq("a client").curve_public(secret), secret
     )
-
-
-def z85(key: bytes) -> bytes:
-    """Encode a key of 32 bytes as Z85: each 4 bytes become 5 digits of base 85."""
-    found = bytearray()
-    for (word,) in struct.iter_unpack(">I", key):
-        found += bytes(_DIGITS[word // 85**place % 85] for place in (4, 3, 2, 1, 0))
-    return bytes(found)
 
 
 def _write(path: Path, key: bytes, mode: int) -> None:
@@ -194,9 +169,9 @@ SILENCE_MS: Final = 10_000
 ASK_AGAIN: Final = 300
 """The ZAP status code for a temporary error, sent if the clients' keys cannot be read."""
 
+NO_MESSAGE: Final = "received something that is not a message of a server"
 _LEAVE_MS: Final = 200
 _EVENT: Final = struct.Struct("=HI")
-_DENIED: Final = "the server does not know this client's key"
 _NO_HANDSHAKE: Final = (
     "the handshake failed: this client's server.public is not the key of the server, or only one "
     "side has keys"
@@ -214,14 +189,7 @@ class Denied(Lost):
 class Link(Closing):
     """A connection to one server. It owns its sockets, and is for one thread at a time.
 
-    Args:
-        address: the address of the server.
-        keys: CURVE keys; None only for a server on this machine.
-        most_bytes: the maximum size of a received block in bytes.
-
-    Raises:
-        InvalidArgument: ZeroMQ does not accept the address.
-        UnsupportedEnvironment: pyzmq is missing, or the limit of open files is too low.
+    `keys` is None only for a server on this machine; `most_bytes` limits a received block.
     """
 
     def __init__(self, address: Address, keys: ClientKeys | None, most_bytes: int) -> None:
@@ -231,15 +199,17 @@ class Link(Closing):
         check_files(OWN_FILES)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
+        self._reasons = {
+            zmq.EVENT_CONNECT_RETRIED: "no server listens at this address, or the host does not "
+            "exist",
+            zmq.EVENT_DISCONNECTED: "the connection was lost",
+            zmq.EVENT_HANDSHAKE_FAILED_AUTH: "the server does not know this client's key",
+            zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: _NO_HANDSHAKE,
+            zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: _NO_HANDSHAKE,
+        }
         try:
             self._set_up(keys)
-            self._monitor = self._socket.get_monitor_socket(
-                zmq.EVENT_DISCONNECTED
-                | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-                | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-                | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-                | zmq.EVENT_CONNECT_RETRIED
-            )
+            self._monitor = self._socket.get_monitor_socket(sum(self._reasons))
             self._poller = zmq.Poller()
             self._poller.register(self._socket, zmq.POLLIN)
             self._poller.register(self._monitor, zmq.POLLIN)
@@ -270,11 +240,7 @@ class Link(Closing):
             self._socket.send(message, self._zmq.NOBLOCK)
 
     def receive(self, wait_s: float) -> tuple[dict[str, Any], Any] | None:
-        """Return the next message and its block (or None); None if none arrives within `wait_s`.
-
-        Raises:
-            Lost: the connection is lost, or the data is not a message.
-        """
+        """Return the next message and its block (or None); None if none arrives within `wait_s`."""
         zmq = self._zmq
         found = self._take()
         if found is None:
@@ -288,7 +254,7 @@ class Link(Closing):
         try:
             head = unpack([frame.buffer for frame in found], FROM_SERVER)
         except MalformedMessage as error:
-            raise Lost(f"received something that is not a message of a server: {error}") from error
+            raise Lost(f"{NO_MESSAGE}: {error}") from error
         except zmq.ZMQError as error:
             raise Lost(str(error)) from error
         return head, found[1].buffer if len(found) == 2 else None
@@ -309,18 +275,11 @@ class Link(Closing):
         except zmq.Again:
             return
         event, value = _EVENT.unpack(frames[0])
-        if event == zmq.EVENT_CONNECT_RETRIED:
-            raise Lost("no server listens at this address, or the host does not exist")
-        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and value == ASK_AGAIN:
-            raise Lost("the server currently cannot read the keys of its clients")
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and value != ASK_AGAIN:
+            raise Denied(f"{self._reasons[event]} ({value})")
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
-            raise Denied(f"{_DENIED} ({value})")
-        if event in (
-            zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
-            zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
-        ):
-            raise Lost(_NO_HANDSHAKE)
-        raise Lost("the connection was lost")
+            raise Lost("the server currently cannot read the keys of its clients")
+        raise Lost(self._reasons[event])
 
     @property
     def sockets(self) -> tuple[Any, Any]:
@@ -351,9 +310,7 @@ _MIN_BACK_OFF_S, _MAX_BACK_OFF_S = 0.05, 2.0
 class Servers:
     """The servers of a dataset, tried in turn.
 
-    Args:
-        addresses: the addresses of the servers.
-        timeout_s: the maximum time for which all servers are unreachable; None for 60 seconds.
+    `timeout_s` is the maximum time for which all are unreachable; None for 60 seconds.
     """
 
     def __init__(self, addresses: Sequence[Address], timeout_s: float | None) -> None:
@@ -387,8 +344,7 @@ class Servers:
         """Switch to the next server, after a back-off that grows with each loss.
 
         Raises:
-            ServerUnreachable: all servers have been unreachable for too long, or refuse this
-                client.
+            ServerUnreachable: all are unreachable for too long, or refuse this client.
         """
         now_s, address = time.monotonic(), self._addresses.pop(0)
         self._addresses.append(address)

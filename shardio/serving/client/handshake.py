@@ -1,6 +1,7 @@
 """The opening of a session: the options that a client sends, and the loader that a server reports.
 
-Options are sent as JSON; functions cannot be sent.
+Options are sent as JSON, and functions cannot be sent. The options of a message come from anybody:
+those that clients may not set, and malformed ones, are a MalformedMessage.
 """
 
 from __future__ import annotations
@@ -23,32 +24,19 @@ from shardio.serving.client.protocol import (
     VERSION,
     Address,
     MalformedMessage,
-    mapping,
+    member,
     number,
-    text,
 )
 
 RECORDS: Final[dict[str, type[Clip | Pack]]] = {"clips": Clip, "pack": Pack}
 """The options that select a view: each is a dict of the arguments of the dataset's method."""
 
-AS_THEY_ARE: Final = frozenset(
-    {
-        "batch_size",
-        "shuffle",
-        "seed",
-        "tail",
-        "rank",
-        "world_size",
-        "verify",
-        "on_error",
-        "max_skips",
-        "subset",
-    }
+KNOWN: Final = RECORDS.keys() | frozenset(
+    "batch_size shuffle seed tail rank world_size verify on_error max_skips subset"
+    " fields sampler collate decode".split()
 )
-_LISTS: Final = ("fields", "sampler", "collate", "decode")
 _FRACTIONS: Final = ("fps", "seconds")
 _FRACTION: Final = re.compile(r"[0-9]{1,20}(/[1-9][0-9]{0,19})?")
-KNOWN: Final = AS_THEY_ARE | RECORDS.keys() | frozenset(_LISTS)
 
 ELSEWHERE: Final = {
     "num_workers": "shardio serve --workers N",
@@ -80,10 +68,11 @@ def _as_json(name: str, value: Any) -> Any:
     if name in RECORDS:
         try:
             RECORDS[name](**value)
-        except TypeError as error:
+        except TypeError:
+            known = ", ".join(each.name for each in fields(RECORDS[name]))
             raise InvalidArgument(
-                f"{name} must be a dict with the arguments of dataset.{name}(…); found {value!r}: "
-                f"{error}"
+                f"{name} must be a dict with the arguments of dataset.{name}({known}); "
+                f"found {value!r}"
             ) from None
         return {option: _plain(given) for option, given in value.items()}
     if isinstance(value, Sound):
@@ -121,12 +110,7 @@ def _plain(value: Any) -> Any:
 
 
 def from_json(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of ShardLoader in a client's message; the loader checks their values.
-
-    Raises:
-        MalformedMessage: clients may not set one of the options.
-        InvalidArgument: an option of a view or of sound is invalid.
-    """
+    """Return the options of ShardLoader in a client's message; the loader checks their values."""
     if unknown := found.keys() - KNOWN:
         raise MalformedMessage(f"unknown options: {sorted(unknown)}")
     return {name: _from_json(name, value) for name, value in found.items()}
@@ -204,32 +188,19 @@ class Opened:
 
     @classmethod
     def of(cls, head: Mapping[str, Any], address: Address) -> Self:
-        """Parse an "opened" message.
-
-        Raises:
-            InvalidArgument: the server has another version of the protocol.
-            MalformedMessage: the message is invalid.
-        """
+        """Parse an "opened" message, which must be of the same version of the protocol."""
         if number(head, "version") != VERSION:
             raise InvalidArgument(
                 f"{address} uses version {head['version']} of shardio's protocol, this client "
                 f"{VERSION}: install the same shardio on both"
             )
-        number(mapping(head, "state"), "epoch")
-        return cls(
-            text(head, "lineage"),
-            number(head, "generation"),
-            number(head, "batches"),
-            mapping(head, "state"),
-            mapping(head, "served"),
-        )
+        state = member(head, "state", dict)
+        number(state, "epoch")
+        lineage, served = member(head, "lineage", str), member(head, "served", dict)
+        return cls(lineage, number(head, "generation"), number(head, "batches"), state, served)
 
     def check_follows(self, before: Opened, address: Address) -> None:
-        """Check that the loader has the same batches as the loader `before`.
-
-        Raises:
-            InvalidArgument: the loaders differ; the message names the difference.
-        """
+        """Raise InvalidArgument unless the loader has the same batches as the loader `before`."""
         for name in ("lineage", "served"):
             was, found = getattr(before, name), getattr(self, name)
             if was != found:

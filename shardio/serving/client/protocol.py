@@ -13,13 +13,10 @@
       stop, close                             ──▶
                                               ◀──   heartbeat, failed, no_session
 
-The first frame of a message is its head, a JSON object with its `kind`; a batch has a second frame.
-`number` identifies an iteration. A server sends `heartbeat` once a second, and `no_session` to a
-client without a session. Errors are sent as JSON: class name, message, and location in a shard. No
-code is sent.
-
-A batch is sent as the used part of the block that a worker filled. The receiver validates this part
-with `check`, and then reads the batch as from its own blocks.
+The first frame of a message is its head, a JSON object with its `kind`; a batch has a second frame,
+the used part of the block that a worker filled. `number` identifies an iteration. A server sends
+`heartbeat` once a second, and `no_session` to a client without a session. Errors are sent as JSON:
+class name, message, and location in a shard. No code is sent. Every value is checked on receipt.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -87,11 +84,7 @@ def parse(text: Any) -> Address:
 
 
 def parse_all(value: str | Sequence[str]) -> tuple[Address, ...]:
-    """Parse an address or a list of addresses.
-
-    Raises:
-        InvalidArgument: an address is invalid or repeated, or the list is empty.
-    """
+    """Parse an address, or a list of different addresses."""
     given = value if isinstance(value, list | tuple) else [value]
     found = tuple(parse(each) for each in given)
     if not found or len(set(found)) < len(found):
@@ -105,6 +98,7 @@ VERSION: Final = 1
 """The version of the protocol, which must be the same on both sides."""
 
 MAX_HEAD_BYTES: Final = 4 << 20
+_Kind = TypeVar("_Kind", str, dict[str, Any], list[Any])
 
 FROM_CLIENT: Final = frozenset({"open", "iterate", "credit", "check", "stop", "close"})
 FROM_SERVER: Final = frozenset(
@@ -115,7 +109,7 @@ _ENCODER: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 class MalformedMessage(ValueError):
-    """Raised if received data is not a valid message."""
+    """Raised if received data is not a valid message; the text names the member or the field."""
 
 
 def pack(kind: str, **more: Any) -> bytes:
@@ -124,11 +118,7 @@ def pack(kind: str, **more: Any) -> bytes:
 
 
 def pack_given(kind: str, **more: Any) -> bytes:
-    """Return the head of a message that contains a user's values.
-
-    Raises:
-        InvalidArgument: JSON cannot represent the values, or the head is too long for a server.
-    """
+    """Return the head of a message that contains a user's values, which JSON must represent."""
     try:
         message = pack(kind, **more)
     except (TypeError, ValueError) as error:
@@ -143,11 +133,7 @@ def pack_given(kind: str, **more: Any) -> bytes:
 
 
 def unpack(frames: Sequence[Any], kinds: frozenset[str]) -> dict[str, Any]:
-    """Check the frames of a message, whose kind must be one of `kinds`; return the head.
-
-    Raises:
-        MalformedMessage: the message is invalid.
-    """
+    """Check the frames of a message, whose kind must be one of `kinds`; return the head."""
     if not 1 <= len(frames) <= 2:
         raise MalformedMessage(f"a message of {len(frames)} frames")
     content = bytes(frames[0][: MAX_HEAD_BYTES + 1])
@@ -171,36 +157,17 @@ def number(head: Mapping[str, Any], name: str, most: int = MAX) -> int:
     """Return a number from 0 up to `most` from a message."""
     found = head.get(name)
     if type(found) is not int or not 0 <= found <= most:
-        raise MalformedMessage(f"{name} is {_shown(found)}, not a number from 0 to {most}")
+        shown = json.dumps(found)[:40]
+        raise MalformedMessage(f"{name} is {shown}, not a number from 0 to {most}")
     return found
 
 
-def text(head: Mapping[str, Any], name: str) -> str:
-    """Return a string from a message."""
+def member(head: Mapping[str, Any], name: str, kind: type[_Kind]) -> _Kind:
+    """Return a str, dict or list from a message."""
     found = head.get(name)
-    if not isinstance(found, str):
-        raise MalformedMessage(f"{name} is {_shown(found)}, not a string")
+    if not isinstance(found, kind):
+        raise MalformedMessage(f"{name} is {json.dumps(found)[:40]}, not a {kind.__name__}")
     return found
-
-
-def mapping(head: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return an object from a message."""
-    found = head.get(name)
-    if not isinstance(found, dict):
-        raise MalformedMessage(f"{name} is {_shown(found)}, not an object")
-    return found
-
-
-def items(head: Mapping[str, Any], name: str) -> list[Any]:
-    """Return a list from a message."""
-    found = head.get(name)
-    if not isinstance(found, list):
-        raise MalformedMessage(f"{name} is {_shown(found)}, not a list")
-    return found
-
-
-def _shown(found: object) -> str:
-    return json.dumps(found)[:40]
 
 
 _PLACES: Final = ("path", "section", "field", "sample", "offset")
@@ -224,18 +191,14 @@ def as_json(error: BaseException) -> dict[str, Any]:
 
 
 def from_json(found: Mapping[str, Any]) -> ShardioError:
-    """Return the error for the JSON values of `as_json`.
-
-    Raises:
-        MalformedMessage: the values are invalid.
-    """
-    name, what = text(found, "class"), text(found, "text")
+    """Return the error for the JSON values of `as_json`."""
+    name, what = member(found, "class", str), member(found, "text", str)
     kind: Any = getattr(errors, name) if name in errors.__all__ else ShardioError
+    more: dict[str, Any] = {}
     if issubclass(kind, ShardCorrupt):
-        places = {each: found.get(each) for each in (*_PLACES, *_VALUES)}
-        made: ShardioError = kind(what, code=text(found, "code"), **places)
-    else:
-        made = kind(what)
+        more = {each: found.get(each) for each in (*_PLACES, *_VALUES)}
+        more["code"] = member(found, "code", str)
+    made: ShardioError = kind(what, **more)
     return made
 
 
@@ -265,17 +228,13 @@ def layout_text(layout: BlockLayout) -> str:
 
 @functools.lru_cache(maxsize=16)
 def layout_of(content: str) -> BlockLayout:
-    """Return the layout for a result of `layout_text`.
-
-    Raises:
-        MalformedMessage: the text is not a layout.
-    """
+    """Return the layout for a result of `layout_text`."""
     try:
         found = read_json(content)
         if not isinstance(found, dict):
             raise MalformedMessage("a layout that is not an object")
-        schema = Schema.from_json(text(found, "schema").encode("utf-8"))
-        whole, n_rows = items(found, "whole"), number(found, "rows", _MAX_ROWS)
+        schema = Schema.from_json(member(found, "schema", str).encode("utf-8"))
+        whole, n_rows = member(found, "whole", list), number(found, "rows", _MAX_ROWS)
         if not all(n in schema and schema[n].array for n in whole if isinstance(n, str)):
             raise MalformedMessage("a layout with arrays that are not in its schema")
         return layout_of_received_batches(schema, n_rows, frozenset(map(str, whole)))
@@ -311,40 +270,29 @@ def _heap_bytes(layout: BlockLayout, block: Block, n_rows: int) -> int:
 
 
 def unpack_batch(head: Mapping[str, Any], content: Any) -> Batch:
-    """Return the batch of a message; its arrays are views of an aligned copy of the block.
-
-    Raises:
-        MalformedMessage: the head is invalid, or the block does not fit its layout.
-    """
-    layout, n_rows = layout_of(text(head, "layout")), number(head, "rows", _MAX_ROWS)
+    """Return the batch of a message; its arrays are views of an aligned copy of the block."""
+    layout, n_rows = layout_of(member(head, "layout", str)), number(head, "rows", _MAX_ROWS)
     received = np.frombuffer(content, np.uint8)
     check(layout, received, n_rows)
-    block = _aligned(len(received))
+    memory = np.empty(len(received) + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    block = memory[start : start + len(received)]
     block[:] = received
-    skipped = tuple(map(_skipped, items(head, "skipped")))
+    skipped = tuple(map(_skipped, member(head, "skipped", list)))
     epoch, step = number(head, "epoch"), number(head, "step")
     return Batch(layout, block, n_rows, layout.arrays(block, n_rows), epoch, step, (), {}, skipped)
-
-
-def _aligned(n_bytes: int) -> Block:
-    memory = np.empty(n_bytes + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + n_bytes]
 
 
 def _skipped(found: Any) -> Skipped:
     if not isinstance(found, dict):
         raise MalformedMessage("a skipped sample that is not an object")
     row, index, shard, sample = (number(found, name) for name in _SKIPPED_NUMBERS)
-    return Skipped(row, index, shard, sample, text(found, "error"), text(found, "text"))
+    error, text = (member(found, name, str) for name in ("error", "text"))
+    return Skipped(row, index, shard, sample, error, text)
 
 
 def check(layout: BlockLayout, block: Block, n_rows: int) -> None:
-    """Check that all offsets and sizes in a block stay within the block.
-
-    Raises:
-        MalformedMessage: a value is invalid; the message names the field.
-    """
+    """Check that all offsets and sizes in a block stay within the block."""
     if not n_rows <= layout.n_rows:
         raise MalformedMessage(f"a batch of {n_rows} rows in a block for {layout.n_rows}")
     if len(block) < layout.heap:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Final, Self, TextIO
 
 from shardio._base.callers import refuse_unknown_options
@@ -27,15 +28,39 @@ from shardio.order.sampling import count
 from shardio.outputs import OUTPUTS, Output, TensorAdapter, create_adapter
 from shardio.serving.client.batch_stream import Stream
 from shardio.serving.client.connection import ClientKeys, client_keys
-from shardio.serving.client.handshake import ELSEWHERE, KNOWN, Arrived, Opened, State, as_json
+from shardio.serving.client.handshake import (
+    ELSEWHERE,
+    KNOWN,
+    RECORDS,
+    Arrived,
+    Opened,
+    State,
+    as_json,
+)
 from shardio.serving.client.protocol import Address, parse_all
 
 _MAX_BYTES: Final = 1 << 30
 _MAX_AHEAD: Final = 16
-_HABITS: Final = TORCH_HABITS | {
-    "clip": 'write clips={"frames": …}, the arguments of dataset.clips',
-    "sound": 'write decode={"audio": shardio.Sound(…)}, with the name of the field',
-}
+_OWN: Final = ("keys", "output", "device", "prefetch", "memory_bytes", "timeout_s")
+"""The options that are not sent to the server."""
+_OF_VIEW: Final = (
+    'write {0}={{"{1}": …}}: the server makes the view of its dataset, with the arguments of '
+    "dataset.{0}"
+)
+_HABITS: Final = (
+    TORCH_HABITS
+    | {
+        each.name: _OF_VIEW.format(view, each.name)
+        for view, kind in RECORDS.items()
+        for each in fields(kind)
+        if each.name not in ("field", "pad")  # of both views, or a rule of collate
+    }
+    | {
+        "clip": _OF_VIEW.format("clips", "frames"),
+        "sound": 'write decode={"audio": shardio.Sound(…)}, with the name of the field',
+    }
+)
+"""Options of other loaders, datasets and views, each with what to write instead."""
 
 
 class RemoteLoader(Closing):
@@ -81,9 +106,8 @@ class RemoteLoader(Closing):
         timeout_s: float | None = None,
         **options: Any,
     ) -> None:
-        refuse_unknown_options(
-            "shardio.connect", options, sorted(KNOWN | ELSEWHERE.keys()), _HABITS
-        )
+        known = sorted(KNOWN | ELSEWHERE.keys() | set(_OWN))
+        refuse_unknown_options("shardio.connect", options, known, _HABITS)
         self._addresses = parse_all(address)
         self._keys = client_keys(keys)
         _check_keys(self._addresses, self._keys)
@@ -93,6 +117,8 @@ class RemoteLoader(Closing):
             {"batch_size": count("batch_size", batch_size, 1), **options}
             | dict(zip(("rank", "world_size"), place, strict=True))
         )
+        if asked.keys() >= RECORDS.keys():
+            raise InvalidArgument("clips and pack are two views of the dataset: pass one of them")
         most_bytes = min(_MAX_BYTES, default_budget()) if memory_bytes is None else memory_bytes
         self._asked, self._has_warned = asked, False
         self._adapter = create_adapter(output, device_or_none(device, output))
@@ -237,10 +263,7 @@ class RemoteLoader(Closing):
 
 
 class RemoteIterator:
-    """An iterator over a RemoteLoader. Keeps the loader alive.
-
-    The iteration ends when the iterator is garbage-collected.
-    """
+    """An iterator over a RemoteLoader, which stays alive; its end is that of the iteration."""
 
     def __init__(self, loader: RemoteLoader, begun: RemotePass) -> None:
         self._loader, self._pass = loader, begun
@@ -260,13 +283,7 @@ class RemoteIterator:
 
 
 class RemotePass:
-    """One iteration of a RemoteLoader.
-
-    Args:
-        stream: the stream of batches, borrowed.
-        adapter: converts arrays to tensors; None returns arrays.
-        state: the loader's state from which to start.
-    """
+    """One iteration of a RemoteLoader, from a state of the loader; the stream is borrowed."""
 
     def __init__(self, stream: Stream, adapter: TensorAdapter | None, state: State) -> None:
         self._stream, self._adapter, self.state = stream, adapter, state

@@ -34,17 +34,10 @@ class RemoteSamples(Closing):
     """The samples of several servers. It owns a RemoteLoader for each server.
 
     Args:
-        addresses: the addresses of the servers.
         options: options of ShardLoader for all servers.
-        keys: the folder of this client's keys.
         memory_bytes: the limit for the received batches of all servers together.
-        timeout_s: the maximum time to wait for a sample, or while a server cannot be reached; None
-            waits for a sample without limit, and 60 seconds for a server.
+        keys, timeout_s: as in RemoteLoader.
         say: called with a line of text for each event, such as the end of a server's share.
-
-    Raises:
-        InvalidArgument: an option is invalid, or the servers have different datasets.
-        ServerUnreachable: as in RemoteLoader.
     """
 
     def __init__(
