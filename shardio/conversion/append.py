@@ -41,11 +41,7 @@ PathName = str | os.PathLike[str]
 
 
 def check_dataset_exists(out: PathName) -> None:
-    """Raise DatasetNotFound unless there is a dataset to append to.
-
-    Raises:
-        DatasetNotFound: there is no dataset.
-    """
+    """Raise DatasetNotFound unless there is a dataset to append to."""
     if not holds_dataset(out) and (Path(out) / WORK_FOLDER / PLAN_FILE).exists():
         raise DatasetNotFound(
             f"{os.fspath(out)}: holds an interrupted conversion; resume it (--resume) before "
@@ -59,18 +55,13 @@ def check_dataset_exists(out: PathName) -> None:
 
 
 def load_base(out: PathName) -> Generation:
-    """Load the generation to append to.
-
-    Raises:
-        DatasetNotFound: there is no dataset.
-        InvalidArgument: the dataset has added columns, which new samples would lack.
-    """
+    """Load the generation to append to; refuse a missing dataset and one with added columns."""
     check_dataset_exists(out)
     return _check_no_added_columns(load(out), out)
 
 
 def _check_no_added_columns(base: Generation, out: PathName) -> Generation:
-    """Return the generation; raise InvalidArgument if columns were added later."""
+    """Return the generation; refuse added columns, which new samples would lack."""
     if added := [group.name for group in base.column_groups]:
         work = Path(out) / WORK_FOLDER
         left = f"; {work} belongs to an interrupted conversion: delete it, unless that is to be "
@@ -85,11 +76,7 @@ def _check_no_added_columns(base: Generation, out: PathName) -> Generation:
 
 
 def check_not_repaired(base: Generation, out: PathName) -> None:
-    """Raise InvalidArgument unless the dataset records the files that its samples came from.
-
-    Raises:
-        InvalidArgument: the dataset was repaired; a repair knows only shards, not source files.
-    """
+    """Refuse a repaired dataset: a repair knows only shards, not the files of the samples."""
     if any(entry["outcome"] not in (*OUTCOMES, "not_processed") for entry in base.inputs):
         raise InvalidArgument(
             f"{os.fspath(out)}: cannot append to a repaired dataset: its source files are no "
@@ -113,13 +100,9 @@ def inherit_options(
 
 
 def check_same_options(base: Generation, options: Mapping[str, Any], out: PathName) -> None:
-    """Check that the given converter options equal the dataset's.
+    """Refuse options that differ from the dataset's, and name all of them.
 
-    Called when the converter rejects the given options combined with the dataset's options. The
-    cause is then a given option that differs from the dataset's.
-
-    Raises:
-        InvalidArgument: options differ; the message names all of them.
+    Called when the converter rejects the given options combined with the dataset's options.
     """
     recorded = _sample_settings(base.converter)
     differences = [
@@ -133,12 +116,7 @@ def check_same_options(base: Generation, options: Mapping[str, Any], out: PathNa
 def check_same_samples(
     base: Generation, converter: Mapping[str, Any], schema: Schema, out: PathName
 ) -> None:
-    """Check that the new samples are converted like the samples of the dataset.
-
-    Raises:
-        InvalidArgument: the converter, an option or the schema differs; the message names all
-            differences.
-    """
+    """Refuse to append if converter, options or schema differ from the dataset's."""
     differences = []
     if base.converter:
         recorded, current = _sample_settings(base.converter), _sample_settings(converter)
@@ -153,13 +131,7 @@ def check_same_samples(
 def check_same_schema(
     expected: Schema, found: Schema, out: PathName, differences: Iterable[str] = ()
 ) -> None:
-    """Check that samples of schema `found` match a dataset with the schema `expected`.
-
-    `differences` are other differences that the caller has found.
-
-    Raises:
-        InvalidArgument: there are differences; the message names them, and every differing field.
-    """
+    """Raise InvalidArgument for every differing field, and for the caller's `differences`."""
     differing = [*differences]
     for name in dict.fromkeys([*expected, *found]):
         if expected.get(name) != found.get(name):
@@ -196,9 +168,6 @@ def classify_inputs(
 
     The classes of the returned listing are the classes of the dataset after the append. Files with
     a known name and size are read and compared by hash.
-
-    Raises:
-        InvalidArgument: the dataset has labels without class names.
     """
     listing = _merge_classes(listing, base, out)
     known: dict[str, list[Entry]] = {}
@@ -272,11 +241,10 @@ def _merge_classes(listing: Listing, base: Generation, out: PathName) -> Listing
 def rebase(base: Generation, out: Path) -> Generation:
     """Load the latest generation, which another writer may have published since `base` was read.
 
-    If a killed writer left an unfinished commit, the commit is undone first.
+    An unfinished commit of a killed writer is undone first.
 
     Raises:
         DatasetConflict: the lineage, schema or classes have changed.
-        InvalidArgument: columns were added, which new samples would lack.
     """
     latest = _check_no_added_columns(recover(out), out)
     if (latest.lineage, latest.schema, latest.classes) != (base.lineage, base.schema, base.classes):

@@ -30,11 +30,7 @@ def read_labels(path: str) -> dict[str, str]:
 
     A file named .json, .jsonl or .ndjson has one JSON object per line; any other file is CSV with a
     header line. Both have the columns `path`, relative to the source, and `label`, a name or an
-    integer; other columns are ignored.
-
-    Raises:
-        InvalidArgument: the file is invalid, or labels a path twice; the message names the line.
-        OSError: the file cannot be read.
+    integer; other columns are ignored. An error names the file and the line.
     """
     check_encodable(path, "labels (--labels)")
     is_json = path.lower().endswith(_JSON_SUFFIXES)
@@ -106,10 +102,8 @@ def _json_lines(path: str) -> Iterator[Entry]:
 def apply_labels(listing: Listing, labels: Mapping[str, str], where: str) -> Listing:
     """Label the inputs by `labels`, which maps input names to class names; other inputs get -1.
 
-    Classes are sorted by name, or numerically if all of them are integers.
-
-    Raises:
-        InvalidArgument: a labelled path is not among the inputs.
+    Classes are sorted by name, or numerically if all of them are integers. A labelled path that is
+    not among the inputs is refused.
     """
     if unknown := sorted(labels.keys() - {source.name for source in listing.inputs}):
         named = ", ".join(map(repr, unknown[:_MAX_PATHS_NAMED]))
@@ -158,9 +152,8 @@ _MAX_NAMED_FOLDERS: Final = 4
 class SplitFolders:
     """Folders named like splits: train, val, test.
 
-    `parents` has the folders that contain split folders, as paths below the source; all parents
-    have the same depth.
-    `classes` maps the name of each folder to the paths of the folders inside it.
+    `parents` are the folders, all of one depth, that contain split folders, as paths below the
+    source. `classes` maps the name of each split folder to the paths of the folders inside it.
     """
 
     parents: tuple[str, ...]
@@ -175,11 +168,8 @@ class SplitFolders:
 def warn_about_split(folders: Iterable[str], source: str, out: str, *, are_classes: bool) -> None:
     """Warn if the folders of a source look like splits.
 
-    Args:
-        folders: the folders that contain files or are empty, as paths below the source.
-        source: the source, as the caller named it.
-        out: the output folder.
-        are_classes: True if the folders are the classes of the samples.
+    `folders` contain files or are empty. `source` and `out` are named in the commands of the
+    message. `are_classes` is True if the folders are the classes of the samples.
     """
     if (found := find_split(folders)) is not None:
         text = _split_warning(found, source, out, are_classes=are_classes)

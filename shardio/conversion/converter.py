@@ -181,7 +181,7 @@ class BuiltIn:
         unsupported: the reason to report for files of other kinds.
         suffixes: the file name suffixes that select the kind.
         hints: the suffixes to name in messages if files are not recognized by suffix.
-        packages: the packages that the extra with the same name as the kind installs.
+        packages: the packages that the extra named like the kind installs.
     """
 
     target: str
@@ -277,8 +277,8 @@ def converter_class(kind: str) -> type[Converter]:
     """Import the converter of a kind.
 
     Raises:
-        InvalidArgument: the kind is unknown, or its class is not a `Converter`.
-        UnsupportedEnvironment: a package that the converter needs is missing.
+        InvalidArgument: the kind is unknown, or its class is not a valid converter.
+        UnsupportedEnvironment: the converter, or a package that it needs, cannot be imported.
     """
     known = _entries()
     if kind not in known:
@@ -298,12 +298,7 @@ def converter_class(kind: str) -> type[Converter]:
 
 
 def make_converter(kind: str, options: Mapping[str, Any]) -> Converter:
-    """Find the converter for `kind` and create it with `options`.
-
-    Raises:
-        InvalidArgument: the kind or an option is unknown, or a value is invalid.
-        UnsupportedEnvironment: a package that the converter needs is missing.
-    """
+    """Find the converter for `kind` as `converter_class` does, and create it with `options`."""
     found = converter_class(kind)
     known = [f.name for f in dataclasses.fields(found) if f.init]  # type: ignore[arg-type]
     if unknown := sorted(options.keys() - known):
@@ -320,12 +315,7 @@ def make_converter(kind: str, options: Mapping[str, Any]) -> Converter:
 
 
 def fit_converter(converter: Converter, inputs: Sequence[Input]) -> Converter:
-    """Return the converter with options inferred from the inputs.
-
-    Raises:
-        InvalidArgument: the options cannot be inferred.
-        UnsupportedEnvironment: a package that the options need is missing.
-    """
+    """Return the converter with options inferred from the inputs."""
     try:
         found = converter.fitted(inputs)
         found.libraries()

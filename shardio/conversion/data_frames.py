@@ -26,11 +26,7 @@ _CHUNK_ROWS: Final = 4096
 
 
 def is_data_frame(src: object) -> bool:
-    """Return True if `src` is a DataFrame of pandas or polars, or exports an Arrow stream.
-
-    Raises:
-        InvalidArgument: `src` is a Series or LazyFrame.
-    """
+    """Return True for a DataFrame of pandas or polars, and for what exports an Arrow stream."""
     for package in ("pandas", "polars"):
         if is_of(src, package, "DataFrame"):
             return True
@@ -42,11 +38,7 @@ def is_data_frame(src: object) -> bool:
 
 
 class FrameRows:
-    """The rows of a data frame as dicts; `schema` is inferred from all rows.
-
-    Raises:
-        InvalidArgument: the type of a column is not supported, or its name is invalid.
-    """
+    """The rows of a data frame as dicts; `schema` is inferred from all rows."""
 
     def __init__(self, frame: Any) -> None:
         self._columns: Sequence[FrameColumn]
@@ -85,11 +77,7 @@ class FrameColumn(NamedTuple):
 
 
 def number_field(name: str, dtype: str, *, optional: bool = False) -> Array:
-    """Return the field of a numeric column.
-
-    Raises:
-        InvalidArgument: the dtype is not supported.
-    """
+    """Return the field of a numeric column."""
     if dtype not in DTYPES:
         raise InvalidArgument(
             f"column {name!r}: unsupported dtype {dtype}; expected one of "
@@ -106,13 +94,7 @@ def with_nulls(values: Sequence[Any], nulls: Sequence[bool]) -> list[Any]:
 def object_column(
     name: str, values: Callable[[int, int], Sequence[Any]], every: Iterable[Any]
 ) -> FrameColumn:
-    """Return a column of Python objects; the field is inferred from all values, None means missing.
-
-    Raises:
-        InvalidArgument: no single field can store all values; the message names the first row that
-            differs.
-        SchemaError: a value is a masked array.
-    """
+    """Return a column of Python objects with a field for all values; None means missing."""
     known: _InferredType | None = None
     has_nulls = False
     for row, value in enumerate(every):
@@ -139,11 +121,7 @@ def object_column(
 
 
 def _to_plain_value(name: str, row: int, value: Any, field: Field | None = None) -> Any:
-    """Return the value of a row, converted by `to_plain`.
-
-    Raises:
-        InvalidArgument: the value cannot be stored; the message names column and row.
-    """
+    """Return the value of a row, converted by `to_plain`; errors name column and row."""
     try:
         return to_plain(value, field)
     except SchemaError as error:
@@ -286,11 +264,7 @@ _NUMBERS: Final = {dtype: _InferredType(Array(dtype)) for dtype in ("bool", "int
 
 
 def pandas_columns(frame: Any) -> list[FrameColumn]:
-    """Return the columns of a pandas frame, after the named levels of its index.
-
-    Raises:
-        InvalidArgument: the type of a column is not supported.
-    """
+    """Return the columns of a pandas frame, after the named levels of its index."""
     index = frame.index
     named = [level for level, name in enumerate(index.names) if name is not None]
     found = [
@@ -358,10 +332,6 @@ def arrow_columns(frame: Any) -> tuple[int, list[FrameColumn]]:
     """Return the number of rows and the columns of a data frame, read through Arrow.
 
     Columns that polars exports as pointers to Python objects are read as objects.
-
-    Raises:
-        InvalidArgument: fields do not support the type of a column.
-        UnsupportedEnvironment: pyarrow is missing.
     """
     converter: Any = converter_class("arrow")
     try:

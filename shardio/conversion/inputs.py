@@ -40,11 +40,8 @@ def list_inputs(source: str, exclude: str = "") -> Listing:
     broken when it is read.
 
     If nothing exists at `source` and its name contains one of `*?[`, then `source` is a `Pattern`:
-    the listing has the matching files, and the files in matching folders.
-
-    Args:
-        source: a folder, file or pattern.
-        exclude: the output folder; it is not searched, even if it is inside the source.
+    the listing has the matching files, and the files in matching folders. The output folder
+    `exclude` is not searched, even if it is inside the source.
 
     Raises:
         InvalidArgument: `source` does not exist, contains or matches no file, is a pipe or device,
@@ -278,11 +275,7 @@ def input_states(one: Input) -> dict[str, InputState | None]:
 
 
 def input_hash(one: Input, stopped: threading.Event | None = None) -> str:
-    """Return the content hash of an input; if it has parts, a hash of all names and hashes.
-
-    Raises:
-        OSError: as in `file_hash`.
-    """
+    """Return the content hash of an input; if it has parts, a hash of all names and hashes."""
     if isinstance(one, Item):
         return one.hash
     if not one.parts:
@@ -294,10 +287,8 @@ def input_hash(one: Input, stopped: threading.Event | None = None) -> str:
 def file_hash(path: str, stopped: threading.Event | None = None) -> str:
     """Return the xxh3-64 hash of a file's content as 16 hex digits, as a generation stores it.
 
-    If another thread sets `stopped`, reading ends early and the result is meaningless.
-
-    Raises:
-        OSError: the file cannot be read; the error names it.
+    If another thread sets `stopped`, reading ends early and the result is meaningless. An OSError
+    names the file.
     """
     hasher = Hasher()
     try:

@@ -203,12 +203,7 @@ def plan_path(folder: Path) -> Path | None:
 
 
 def read_plan(folder: Path) -> JournaledPlan | None:
-    """Read the plan of an earlier conversion; None if there is none.
-
-    Raises:
-        DatasetCorrupt: the plan is damaged.
-        InvalidArgument: the plan was written by another version of shardio in another format.
-    """
+    """Read the plan of an earlier conversion; None if there is none."""
     path = plan_path(folder)
     if path is None:
         return None
@@ -231,12 +226,7 @@ def read_plan(folder: Path) -> JournaledPlan | None:
 def check_same_settings(
     plan: JournaledPlan, settings: Mapping[str, Any], out: Path, hint: str
 ) -> None:
-    """Check that a conversion resumes with the settings that it started with.
-
-    Raises:
-        InvalidArgument: options, versions or the machine type differ; the message names all
-            differences, and ends with `hint`.
-    """
+    """Refuse to resume with other options, versions or machine types; name all of them."""
     differences = [
         f"{name} was {recorded!r}, is {current!r}"
         for name, recorded, current in different_settings(plan.settings, settings)
@@ -259,11 +249,7 @@ def different_settings(
 
 
 def check_same_units(plan: JournaledPlan, units: Sequence[str], out: Path, hint: str) -> None:
-    """Check that a published dataset was converted from the current inputs.
-
-    Raises:
-        DatasetExists: the inputs differ, so resuming would report success for another dataset.
-    """
+    """Refuse to report success for a published dataset whose inputs have changed since."""
     if plan.units != tuple(units):
         default = "append (--append) adds new inputs, overwrite (--overwrite) starts again"
         raise DatasetExists(

@@ -83,12 +83,7 @@ def convert_samples(
 def append_samples(
     samples: Iterable[Mapping[str, Any]], out: str, schema: Schema | None, shard_bytes: int
 ) -> ConversionReport:
-    """Append samples to the dataset at `out`, as its next generation.
-
-    Raises:
-        InvalidArgument: `schema` differs from the schema of the dataset.
-        SchemaError: a sample does not match the schema; nothing is appended.
-    """
+    """Append samples to the dataset at `out`, as its next generation."""
     start_s = time.monotonic()
     base = load_base(out)
     if schema is not None:
@@ -123,11 +118,7 @@ def append_samples(
 def _prepare_all(
     samples: Iterable[Mapping[str, Any]], schema: Schema
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield samples in the form that a writer accepts.
-
-    Raises:
-        SchemaError: a value cannot be stored; the message names sample and field.
-    """
+    """Yield samples in the form that a writer accepts; errors name sample and field."""
     for number, sample in enumerate(samples):
         try:
             found = prepare_sample(sample, schema)
@@ -150,11 +141,8 @@ def to_plain(value: Any, field: Field | None = None) -> Any:
 
     A tensor becomes an array, which shares its memory if it is on the CPU. A Pillow image becomes
     its pixels for an Array field, else a PNG file. Values in dicts, lists and tuples are converted
-    too; other values are returned unchanged.
-
-    Raises:
-        SchemaError: PNG does not support the image mode, or the value could not be converted (for
-            example, a sparse or meta tensor).
+    too; other values are returned unchanged. A value that cannot be converted, such as a sparse
+    tensor, is a SchemaError.
     """
     if type(value) in _PLAIN:
         return value
@@ -204,11 +192,7 @@ def _encode_png(picture: Any) -> bytes:
 
 
 def as_mapping(value: object, names: Sequence[str] | None = None) -> Mapping[str, Any]:
-    """Return a sample as a mapping; the values of a tuple are named by `names`.
-
-    Raises:
-        SchemaError: the sample is not a mapping, and `names` is missing or has another length.
-    """
+    """Return a sample as a mapping; the values of a tuple are named by `names`."""
     if isinstance(value, Mapping):
         return value
     if names is None:
@@ -228,11 +212,7 @@ def as_mapping(value: object, names: Sequence[str] | None = None) -> Mapping[str
 
 
 def infer_sample_schema(sample: Mapping[str, Any]) -> Schema:
-    """Return the schema of one sample, as `infer_schema` does; a Pillow image becomes an Image.
-
-    Raises:
-        SchemaError: no field type can store a value.
-    """
+    """Return the schema of one sample, as `infer_schema` does; a Pillow image becomes an Image."""
     values = {name: _to_plain_field(name, value) for name, value in sample.items()}
     found: dict[str, Field] = dict(infer_schema(values))
     for name, value in sample.items():
@@ -244,11 +224,7 @@ def infer_sample_schema(sample: Mapping[str, Any]) -> Schema:
 
 
 def prepare_sample(sample: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
-    """Return a sample with plain values, and nested records under dotted names.
-
-    Raises:
-        SchemaError: as in `to_plain`; the message names the field.
-    """
+    """Return a sample with plain values, and nested records under dotted names."""
     flat = schema.flatten(sample)
     return {name: _to_plain_field(name, value, schema.get(name)) for name, value in flat.items()}
 
@@ -292,9 +268,6 @@ def list_items(items: Iterable[Any]) -> Listing:
     """List items in order, each with a unique name.
 
     An item is identified by its JSON form if it has one, else by its pickle.
-
-    Raises:
-        InvalidArgument: there are no items, or one cannot be pickled.
     """
     found: list[Item] = []
     seen: Counter[str] = Counter()
@@ -354,8 +327,7 @@ _NO_SAMPLE: Final = object()
 class ItemSource(Converter):
     """A converter that calls `make` for each item; `make` returns a dict, several dicts, or None.
 
-    `function` is the recorded name of `make`; `names` are the field names of samples that are
-    tuples.
+    `function` is the recorded name of `make`; `names` are the fields of samples that are tuples.
     """
 
     kind: ClassVar[str] = "items"
@@ -376,11 +348,7 @@ class ItemSource(Converter):
         return schema
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
-        """Yield the samples of an item.
-
-        Raises:
-            MediaError: the function raised, or a sample does not match the schema.
-        """
+        """Yield the samples of an item; an error of the function breaks the item."""
         n_samples = 0
         for value in _call(vars(self)["_make"], _unpickle(source)):
             try:
@@ -404,11 +372,7 @@ def _unpickle(source: Input) -> Any:
 
 
 def _call(make: SampleFunction, item: Any) -> Iterator[Any]:
-    """Yield the samples that a function returns for an item.
-
-    Raises:
-        MediaError: the function raised, or returned a value that is not iterable.
-    """
+    """Yield the samples that a function returns for an item; map its errors to MediaError."""
     try:
         found = make(item)
         if found is None:
@@ -430,12 +394,7 @@ def _format_error(error: Exception) -> str:
 
 
 def validate_sample(sample: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
-    """Return a sample in the form that a writer accepts; check that each value can be encoded.
-
-    Raises:
-        SchemaError: the sample does not match the schema.
-        MediaError: an image, video or audio value cannot be read.
-    """
+    """Return a sample in the form that a writer accepts; check that each value can be encoded."""
     found = prepare_sample(sample, schema)
     missing = [n for n, f in schema.items() if n not in found and not f.optional]
     extra = [str(n) for n in found if n not in schema]
@@ -453,12 +412,7 @@ def validate_sample(sample: Mapping[str, Any], schema: Schema) -> dict[str, Any]
 def infer_item_schema(
     make: SampleFunction, inputs: Sequence[Input], names: tuple[str, ...] | None
 ) -> Schema:
-    """Return the schema of the first sample.
-
-    Raises:
-        InvalidArgument: the first items give no sample.
-        SchemaError: the sample is invalid, or no value of the first items can be stored.
-    """
+    """Return the schema of the first sample that has one."""
     first_error: Exception | None = None
     for one in inputs[:_MAX_SCHEMA_ITEMS]:
         try:
@@ -485,11 +439,7 @@ def infer_item_schema(
 
 
 def _infer(sample: Mapping[str, Any]) -> Schema:
-    """Return the schema of a sample.
-
-    Raises:
-        SchemaError: a value cannot be stored, or the sample's own class raised an error.
-    """
+    """Return the schema of a sample; map errors of the sample's own class to SchemaError."""
     try:
         return infer_sample_schema(sample)
     except SchemaError:
@@ -523,11 +473,7 @@ class MapStyleSamples:
     dataset: Any
 
     def __call__(self, run: int | tuple[int, int]) -> Iterator[Any]:
-        """Yield the sample at each index.
-
-        Raises:
-            MediaError: the sample at an index is None.
-        """
+        """Yield the sample at each index; None is an error."""
         first, last = (run, run) if isinstance(run, int) else run
         for position in range(first, last + 1):
             try:

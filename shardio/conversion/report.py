@@ -138,16 +138,11 @@ def check_any_of_kind(
 ) -> None:
     """Check that at least one file is of the kind, even if it is broken, empty or a duplicate.
 
-    Args:
-        source: the source, as the caller named it.
-        kind: the kind of the converter.
-        reports: the reports of all files.
-        kind_given: True if the caller chose the kind.
-        appends: True for an append to a dataset of that kind.
+    `source` is named in the message. `kind_given` is True if the caller chose the kind, `appends`
+    for an append to a dataset of that kind.
 
     Raises:
-        NoMatchingInputs: there is no such file; the message lists the files found and the known
-            kinds.
+        NoMatchingInputs: there is no such file; the message lists the files and the known kinds.
     """
     if not reports or any(report.outcome not in _IGNORED_OUTCOMES for report in reports):
         return

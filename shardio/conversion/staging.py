@@ -226,12 +226,7 @@ class Staging:
             refuse_existing(self.out, exclude=WORK_FOLDER)
 
     def begin(self, settings: dict[str, object], units: Sequence[str]) -> None:
-        """Write the plan to the journal; keep the units of an earlier plan that this plan also has.
-
-        Raises:
-            InvalidArgument: the earlier conversion had other settings.
-            DatasetExists: the earlier conversion is published, and had other inputs.
-        """
+        """Write the plan to the journal; keep the units that an earlier plan shares."""
         if self._plan is not None:
             check_same_settings(self._plan, settings, self.out, self._restart_hint)
             if self.is_published:
@@ -246,10 +241,7 @@ class Staging:
         sync_path(self.out)
 
     def free_names(self, number: int, names: Sequence[str]) -> dict[str, str]:
-        """Return the names in `out` for the shards of an append.
-
-        These are the expected names, unless a killed writer has left a file with such a name.
-        """
+        """Return names in `out` for the shards of an append that no file of a killed writer has."""
         prefixes = (f"g{number:06d}-{'-' * n}" for n in itertools.count())
         free = (
             prefix
@@ -263,9 +255,6 @@ class Staging:
         """Link finished shards into `out`, durably; a dataset to be replaced is moved away first.
 
         `shards` has, for each shard, the name in the work folder and the name in `out`.
-
-        Raises:
-            DatasetConflict: another writer has created a file of the same name.
         """
         if self._plan is not None and self._plan.replaces and holds_dataset(self.out):
             make_folder(self._replaced)
@@ -279,8 +268,7 @@ class Staging:
         """Return True if the dataset in `out` names shards of this folder.
 
         A generation that `dataset.json` does not point to yet is removed first. In an upload, any
-        dataset counts: `out` is private to the upload, and uploaded shards are no longer in this
-        folder.
+        dataset counts: `out` is private to the upload, and uploaded shards have left this folder.
         """
         if not holds_dataset(self.out):
             return False
@@ -315,8 +303,7 @@ class Staging:
     def _remove_work(self) -> None:
         """Remove everything that a published dataset does not need, the plan last.
 
-        If the process is killed during this, the same conversion can be resumed and completes the
-        removal.
+        After a kill, the same conversion can be resumed and completes the removal.
         """
         if (self.folder / PLAN_FILE).exists():
             rename(self.folder / PLAN_FILE, self.folder / PUBLISHED_FILE)

@@ -80,19 +80,10 @@ def upload_shard(
     shard: ShardSummary,
     check: Callable[[], None] = no_cancel,
 ) -> None:
-    """Upload a shard, unless the store already has an object with the same last page.
+    """Upload a shard from `path` unless the store has an object with the same last page.
 
-    The last page of a shard identifies the whole content.
-
-    Args:
-        objects: the destination.
-        path: the local file.
-        shard: the summary of the shard, with its name in the store.
-        check: called before each request except the first; an exception that it raises cancels
-            the upload.
-
-    Raises:
-        StoreAccessDenied, StoreUnavailable: the store rejects the upload.
+    The last page of a shard identifies the whole content. `shard` has the name in the store.
+    `check` is called before each request except the first; its exceptions cancel the upload.
     """
     try:
         tail = objects.read_tail(shard.name, PAGE)
@@ -109,14 +100,10 @@ def upload_shard(
 def check_uploaded(objects: ObjectStore, shard: ShardSummary, hint: str) -> None:
     """Check by its last page that an uploaded shard still exists unchanged.
 
-    Args:
-        objects: the destination.
-        shard: the summary of the shard, with its name in the store.
-        hint: the next step if the check fails, for the message.
+    `shard` has the name in the store; `hint` is the next step if the check fails.
 
     Raises:
         ShardNotFound, ShardChanged: the shard is missing or was replaced.
-        StoreAccessDenied, StoreUnavailable: the store cannot be read.
     """
     path = f"{objects.url}/{shard.name}"
     try:
@@ -138,9 +125,7 @@ def check_uploaded(objects: ObjectStore, shard: ShardSummary, hint: str) -> None
 class ShardUploader(Closing):
     """Uploads shards in threads, which it owns until `close`.
 
-    Args:
-        objects: the destination.
-        hint: the alternative to resuming, for messages.
+    `hint` is the alternative to resuming, for messages.
     """
 
     def __init__(self, objects: ObjectStore, hint: str) -> None:
@@ -156,10 +141,7 @@ class ShardUploader(Closing):
     def submit(self, path: str, shard: ShardSummary) -> None:
         """Queue the shard at `path` for upload; block while the queue is full.
 
-        A shard that was uploaded before is only checked.
-
-        Raises:
-            ShardioError: an earlier upload has failed.
+        A shard that was uploaded before is only checked. The error of an earlier upload is raised.
         """
         with self._changed:
             while len(self._queue) >= _MAX_QUEUED and self._error is None:
@@ -173,11 +155,7 @@ class ShardUploader(Closing):
                 thread.start()
 
     def finish(self) -> None:
-        """Wait until all shards are uploaded.
-
-        Raises:
-            ShardioError: an upload has failed.
-        """
+        """Wait until all shards are uploaded, and raise the error of a failed upload."""
         with self._changed:
             while (self._queue or self._n_running) and self._error is None:
                 self._changed.wait(_POLL_S)
@@ -255,11 +233,7 @@ def _no_callback() -> None:
 class Upload(Closing):
     """A dataset being uploaded. It owns the upload threads, the lease and a local lock.
 
-    Args:
-        url: the destination.
-        storage_options: the options of the store.
-        resume: True to continue an interrupted upload.
-        folder_options: options that only folders support, by name; True if given.
+    `folder_options` are options that only folders support, by name; True if given.
 
     Raises:
         DatasetExists: the URL contains data, or an earlier conversion is not published yet.
@@ -351,11 +325,7 @@ class Upload(Closing):
         return plan_path(Path(self.folder, WORK_FOLDER)) is not None
 
     def _is_published(self) -> bool:
-        """Return True if the dataset that was converted here is already published.
-
-        Raises:
-            DatasetExists: the URL contains another dataset.
-        """
+        """Return True if the dataset converted here is published; refuse any other dataset."""
         try:
             pointer = self._objects.read(POINTER)
         except ShardNotFound:
@@ -367,14 +337,12 @@ class Upload(Closing):
     def publish(self, report: ConversionReport | None = None) -> ConversionReport:
         """Upload everything in the folder, the generation last, and return the report.
 
-        Args:
-            report: the report of the conversion; None if an earlier process converted Python
-                samples.
+        `report` is None if an earlier process converted Python samples. If the store fails, the
+        upload can be resumed.
 
         Raises:
             DatasetConflict: another writer has published at the URL.
             ShardNotFound, ShardChanged: an uploaded shard is missing or was replaced.
-            StoreAccessDenied, StoreUnavailable: the store failed; the upload can be resumed.
         """
         found, root = load(self.folder), Path(self.folder)
         shards = [shard for shard, _ in found.files]
@@ -398,12 +366,7 @@ class Upload(Closing):
         return replace(report, dataset=self._objects.url, elapsed_s=elapsed_s)
 
     def discard(self, report: ConversionReport) -> ConversionReport:
-        """Remove uploaded shards, because nothing is published; return the report for the URL.
-
-        Raises:
-            DatasetConflict: another conversion is writing to the URL.
-            StoreAccessDenied, StoreUnavailable: the store failed.
-        """
+        """Remove uploaded shards, because nothing is published; return the report for the URL."""
         if self._lease.is_held():
             self._remove_unused(set())
         remove_tree(self.folder)  # so that `close` releases the lease
@@ -455,12 +418,7 @@ def _report_from(found: Generation) -> ConversionReport:
 class UploadLease:
     """The exclusive right of this machine to write below a URL, for one conversion at a time.
 
-    Args:
-        objects: the store below the URL.
-        path: a local file with the content of the lease; the file proves that this machine owns it.
-
-    Raises:
-        StoreAccessDenied, StoreUnavailable: (from every method) as in ObjectStore.
+    The local file at `path` has the content of the lease, and proves that this machine owns it.
     """
 
     def __init__(self, objects: ObjectStore, path: Path) -> None:
@@ -481,11 +439,7 @@ class UploadLease:
         return True
 
     def acquire(self) -> None:
-        """Acquire the lease.
-
-        Raises:
-            DatasetConflict: another process acquired the lease first.
-        """
+        """Acquire the lease; raise DatasetConflict if another process was first."""
         if (content := self._expected_content()) is None:
             make_folder(str(self._path.parent))
             since = datetime.now(UTC).isoformat(timespec="seconds")

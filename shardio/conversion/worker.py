@@ -63,10 +63,8 @@ class ConversionJob:
 def convert_unit(unit: Unit, job: ConversionJob) -> Iterator[UnitEvent]:
     """Convert the inputs of one unit in order and yield their events; reuse a complete unit.
 
-    In a worker, a crash while reading an input is attributed to that input.
-
-    Raises:
-        OSError: writing failed, or the disk is full.
+    In a worker, a crash while reading an input is attributed to that input. An OSError is raised
+    only if writing fails.
     """
     folder = Path(job.folder, unit.key)
     if kept := read_record(folder, unit):

@@ -20,7 +20,6 @@ _SMALL_BATCH_BYTES: Final = 256 << 10
 class Limit(StrEnum):
     """The resource that limits a loader's speed."""
 
-    BODY = "the loop's body"
     MAIN = "the main process"
     COPY = "copying memory"
     STORAGE = "storage"
@@ -34,7 +33,7 @@ class Limit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The measurements from which a conclusion is drawn.
+    """The measurements of a loop without a body, from which a conclusion is drawn.
 
     Args:
         stats: the statistics of one or more iterations.
@@ -46,7 +45,6 @@ class Figures:
         cached_share: the share of the files in the page cache before the run; None if unknown.
         idle_share: the idle share of the machine's CPU time; None if unknown.
         tried: all worker counts that were measured; none is faster than `n_workers`.
-        has_body: True if the body of the loop uses the batches.
         fits: True if the files fit into the available memory.
     """
 
@@ -59,7 +57,6 @@ class Figures:
     cached_share: float | None = None
     idle_share: float | None = None
     tried: tuple[int, ...] = ()
-    has_body: bool = True
     fits: bool = False
 
 
@@ -80,13 +77,6 @@ def conclude(figures: Figures) -> Conclusion:
     """Draw a conclusion from the figures of at least one batch."""
     stats, n_workers = figures.stats, figures.n_workers
     elapsed_s = max(stats.elapsed_s, 1e-9)
-    if figures.has_body and stats.body_s > 0.5 * elapsed_s:
-        return Conclusion(
-            Limit.BODY,
-            f"the loop spends {stats.body_s / elapsed_s:.0%} of the time in its own code, and "
-            f"{stats.waiting_s / elapsed_s:.0%} waiting for batches",
-            ("the loader is not the limit: speed up the loop",),
-        )
     speed = stats.n_bytes / elapsed_s
     if speed >= _NEAR_LIMIT * figures.copy_bytes_per_s:
         return Conclusion(
@@ -143,7 +133,6 @@ def _workers_limit(figures: Figures, busy: float) -> Conclusion:
 
 
 def _more_workers(figures: Figures) -> tuple[str, ...]:
-    """Advise more workers, up to the number of CPUs."""
     n_cpus = figures.n_cpus
     if figures.n_workers >= n_cpus or n_cpus in figures.tried:
         return ()

@@ -9,7 +9,8 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -32,13 +33,7 @@ _N_PROBES: Final = 256
 
 
 def copy_bytes_per_s(n_threads: int, block_bytes: int, *, seconds: float) -> float:
-    """Measure the speed of copying memory into reused blocks.
-
-    Args:
-        n_threads: the number of threads that copy at the same time, each into its own block.
-        block_bytes: the size of a block, at least 1 MiB.
-        seconds: the duration of the measurement.
-    """
+    """Measure the speed of copying memory into reused blocks of at least 1 MiB, one per thread."""
     size = min(_SOURCE_BYTES, max(block_bytes, _MIN_COPY_BYTES))
     source = np.ones(_SOURCE_BYTES, np.uint8)
     blocks = [np.ones(size, np.uint8) for _ in range(n_threads)]
@@ -109,10 +104,9 @@ _N_COPY_TIMES: Final = 3
 class LoadingRun:
     """The figures for one worker count: a first reading and warm readings of the same samples.
 
-    `main_cpu_s` is the CPU time of the iterating thread during the warm readings, and `idle_share`
-    is the idle share of the machine's CPU time; `first_main_cpu_s` and `first_idle_share` are the
-    same figures for the first reading. `limit_bytes_per_s` is the copying speed with one thread per
-    worker.
+    `main_cpu_s` is the CPU time of the iterating thread during the warm readings, `idle_share` the
+    idle share of the machine's CPU time, and `limit_bytes_per_s` the copying speed with one thread
+    per worker.
     """
 
     n_workers: int
@@ -141,19 +135,10 @@ class LoadingRun:
 
     def as_json(self) -> dict[str, Any]:
         """Return the same as JSON values."""
-        return {
-            "n_workers": self.n_workers,
-            "samples_per_s": self.samples_per_s,
-            "bytes_per_s": self.bytes_per_s,
-            "first_samples_per_s": self.first_samples_per_s,
-            "limit_bytes_per_s": self.limit_bytes_per_s,
-            "main_cpu_s": self.main_cpu_s,
-            "idle_share": self.idle_share,
-            "first_main_cpu_s": self.first_main_cpu_s,
-            "first_idle_share": self.first_idle_share,
-            "first": self.first.as_json(),
-            "warm": self.warm.as_json(),
-        }
+        rates = ("samples_per_s", "bytes_per_s", "first_samples_per_s")
+        names = [*rates, *(field.name for field in fields(self))]
+        stats = {"first": self.first.as_json(), "warm": self.warm.as_json()}
+        return {name: getattr(self, name) for name in names} | stats
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,14 +243,21 @@ def measure_loading(
         if progress is not None:
             progress(count)
         runs.append(_run(dataset, batch_size, count, seconds, options))
-    best = max(runs, key=lambda run: run.samples_per_s)
-    tried = tuple(counts)
-    warm, first = (_figures(run, n_cpus, source.verify, tried) for run in (best, runs[0]))
-    first = replace(
-        first,
-        stats=runs[0].first,
-        main_cpu_s=runs[0].first_main_cpu_s,
-        idle_share=runs[0].first_idle_share,
+    best, one = max(runs, key=lambda run: run.samples_per_s), runs[0]
+    figures = partial(Figures, n_cpus=n_cpus, verify=source.verify, tried=tuple(counts))
+    warm = figures(
+        best.warm,
+        best.n_workers,
+        main_cpu_s=best.main_cpu_s,
+        copy_bytes_per_s=best.limit_bytes_per_s,
+        idle_share=best.idle_share,
+    )
+    first = figures(
+        one.first,
+        one.n_workers,
+        main_cpu_s=one.first_main_cpu_s,
+        copy_bytes_per_s=one.limit_bytes_per_s,
+        idle_share=one.first_idle_share,
         cached_share=cached,
         fits=sum(map(os.path.getsize, files)) <= available_bytes(),
     )
@@ -285,21 +277,6 @@ def measure_loading(
 def _worker_counts(n_cpus: int) -> list[int]:
     """Return 0, the powers of two below the number of CPUs, and the number of CPUs."""
     return [0, *(1 << k for k in range(n_cpus.bit_length()) if 1 << k < n_cpus), n_cpus]
-
-
-def _figures(run: LoadingRun, n_cpus: int, verify: str, tried: tuple[int, ...]) -> Figures:
-    """Return the figures of a run's warm readings, in which the loop has no body."""
-    return Figures(
-        run.warm,
-        run.n_workers,
-        n_cpus,
-        run.main_cpu_s,
-        run.limit_bytes_per_s,
-        verify,
-        idle_share=run.idle_share,
-        tried=tried,
-        has_body=False,
-    )
 
 
 def _run(
