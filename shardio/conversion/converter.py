@@ -7,12 +7,11 @@ installed, the built-in converters are in a folder beside the package.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -162,7 +161,7 @@ class Converter(ABC):
 def options_of(converter: Converter) -> dict[str, Any]:
     """Return the options to record: all except those that are None by default and not set."""
     found = {}
-    for known in dataclasses.fields(converter):  # type: ignore[arg-type]
+    for known in fields(converter):  # type: ignore[arg-type]
         value = getattr(converter, known.name)
         if value is not None or known.default is not None:
             found[known.name] = value
@@ -170,6 +169,14 @@ def options_of(converter: Converter) -> dict[str, Any]:
 
 
 ENTRY_POINT_GROUP: Final = "shardio.converters"
+_PARAMETERS: Final = frozenset(
+    (
+        *("src", "out", "kind", "samples", "names", "schema", "workers", "on_error"),
+        *("keep_partial", "progress", "shard_bytes", "resume", "overwrite", "append", "labels"),
+        *("storage_options", "engine", "address"),
+    )
+)
+"""The parameters of `convert`, which cannot be the names of a converter's options."""
 
 
 @dataclass(frozen=True)
@@ -292,15 +299,27 @@ def converter_class(kind: str) -> type[Converter]:
         found = entry.load()
     except ModuleNotFoundError as error:
         raise missing_package(kind, error) from error
-    if not (isinstance(found, type) and issubclass(found, Converter)):
-        raise InvalidArgument(f"{entry.value}: expected a subclass of shardio.Converter")
+    except Exception as error:  # the module may raise anything while it is imported
+        package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else _package_of(entry)
+        raise UnsupportedEnvironment(
+            f"the converter {kind!r} ({entry.value}, of the package {package}) cannot be imported: "
+            f"{type(error).__name__}: {error}; update or repair this package, or choose another "
+            "kind (--kind KIND, or kind=)"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Converter) and is_dataclass(found)):
+        raise InvalidArgument(f"{entry.value}: expected a dataclass derived from shardio.Converter")
+    if taken := sorted(_PARAMETERS.intersection(each.name for each in fields(found) if each.init)):
+        raise InvalidArgument(
+            f"{entry.value}: the field {taken[0]!r} is named like a parameter of shardio.convert, "
+            "so that no call could set it; rename the field"
+        )
     return found
 
 
 def make_converter(kind: str, options: Mapping[str, Any]) -> Converter:
     """Find the converter for `kind` as `converter_class` does, and create it with `options`."""
     found = converter_class(kind)
-    known = [f.name for f in dataclasses.fields(found) if f.init]  # type: ignore[arg-type]
+    known = [f.name for f in fields(found) if f.init]  # type: ignore[arg-type]
     if unknown := sorted(options.keys() - known):
         raise InvalidArgument(
             f"{', '.join(unknown)}: not an option of the converter {kind!r}; its options are "

@@ -1,7 +1,9 @@
-"""A converter whose package is missing names the extra that brings it."""
+"""Converters that cannot be used: of a missing package, broken, or with impossible options."""
 
 from __future__ import annotations
 
+import inspect
+import sys
 import tomllib
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
@@ -11,10 +13,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from shardio import Converter, Input, Outcome, Schema
+import shardio
+from shardio import Converter, Input, InvalidArgument, Outcome, Schema
 from shardio.conversion import converter
 from shardio.conversion.converter import make_converter
-from shardio.errors import UnsupportedEnvironment
+from shardio.errors import ShardioError, UnsupportedEnvironment
 
 PACKAGES = {
     package: kind for kind, known in converter.BUILT_IN.items() for package in known.packages
@@ -56,3 +59,46 @@ def test_a_package_of_an_extra_is_named_by_it(package: str) -> None:
 def test_another_package_is_named_by_itself() -> None:
     with pytest.raises(UnsupportedEnvironment, match="pip install theirs$"):
         make_converter("lacking", {"package": "theirs"})
+
+
+OURS = f"from dataclasses import dataclass\nfrom {__name__} import Lacking\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "message"),
+    [
+        (
+            "raise ImportError('libx.so: cannot open')",
+            UnsupportedEnvironment,
+            r"'theirs' \(theirs:Theirs, of the package theirs\) cannot be imported: ImportError: "
+            r"libx\.so: cannot open; update or repair this package",
+        ),
+        ("", UnsupportedEnvironment, "cannot be imported: AttributeError: .*'Theirs'"),
+        ("import nowhere.at.all", UnsupportedEnvironment, "needs the package 'nowhere'"),
+        ("Theirs = 3", InvalidArgument, "expected a dataclass derived from shardio.Converter"),
+        (
+            f"{OURS}@dataclass(frozen=True)\nclass Theirs(Lacking):\n    names: str = ''",
+            InvalidArgument,
+            "theirs:Theirs: the field 'names' is named like a parameter of shardio.convert",
+        ),
+    ],
+    ids=["import fails", "no class", "no package", "no converter", "field"],
+)
+def test_a_third_party_converter_that_cannot_be_used_is_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    code: str,
+    error: type[ShardioError],
+    message: str,
+) -> None:
+    (tmp_path / "theirs.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "theirs", raising=False)
+    entry = EntryPoint("theirs", "theirs:Theirs", converter.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(converter, "entry_points", lambda group: [entry])
+    with pytest.raises(error, match=message):
+        shardio.convert(tmp_path, tmp_path / "out", kind="theirs")
+
+
+def test_no_parameter_of_convert_can_be_the_name_of_an_option() -> None:
+    assert converter._PARAMETERS == {*inspect.signature(shardio.convert).parameters} - {"options"}

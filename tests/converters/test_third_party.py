@@ -85,6 +85,11 @@ def test_the_command_runs_an_installed_converter_in_workers(
     assert longer.returncode == 1 and json.loads(longer.stdout)["samples"] == 2
     refused = run("--min-length", "long", "--overwrite")
     assert refused.returncode == 2 and "argument --min-length: invalid int value" in refused.stderr
+    command[-2:] = []
+    without_kind = run("--min-length=4", "--overwrite")
+    assert without_kind.returncode == 2
+    assert "--min-length=4; an option of the kind 'lines': add --kind lines" in without_kind.stderr
+    command += ["--kind", "lines"]
     options = " ".join(run("--help").stdout.split())
     assert "options of lines: --min-length N characters of the shortest line" in options
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import dataclasses
 import inspect
 import json
@@ -21,7 +22,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import shardio
-from shardio.conversion import BUILT_IN, converter_class
+from shardio.conversion import BUILT_IN, converter_class, known_kinds
 from shardio_tools.output import utf8_name
 
 PREFIX = "converter."
@@ -101,6 +102,16 @@ def options_of(converter: type[shardio.Converter]) -> Iterator[ConverterOption]:
         if "(default" not in text and each.default not in (None, False, dataclasses.MISSING):
             text = f"{text} (default: {each.default})".lstrip()
         yield ConverterOption(each.name, flag, parsing, {converter.kind: text})
+
+
+def kinds_with(argument: str) -> list[str]:
+    """Return the third-party kinds whose converters have the option of a command-line argument."""
+    flag, kinds = argument.partition("=")[0].replace("--no-", "--"), []
+    for kind in set(known_kinds()).difference(BUILT_IN):
+        with contextlib.suppress(shardio.ShardioError):  # cannot be imported
+            if any(option.flag == flag for option in options_of(converter_class(kind))):
+                kinds.append(kind)
+    return sorted(kinds)
 
 
 def _parsing(type_: Any, choices: Sequence[str] | None) -> dict[str, Any] | None:
