@@ -182,9 +182,9 @@ class _Source:
                 self.schema,
                 self.names,
             )
+        runs, name = index_runs(len(self.src)), type(self.src).__qualname__
         indexing = MapStyleSamples(self.src)
-        runs = index_runs(len(self.src))
-        return convert_items(runs, indexing, indexing.name, out, options, self.schema, self.names)
+        return convert_items(runs, indexing, name, out, options, self.schema, self.names)
 
     def _convert_files(self, src: str, out: PathName, options: ConvertOptions) -> ConversionReport:
         if self.names is not None:

@@ -76,17 +76,7 @@ class FrameColumn(NamedTuple):
     values: Callable[[int, int], Sequence[Any]]
 
 
-def number_field(name: str, dtype: str, *, optional: bool = False) -> Array:
-    """Return the field of a numeric column."""
-    if dtype not in DTYPES:
-        raise InvalidArgument(
-            f"column {name!r}: unsupported dtype {dtype}; expected one of "
-            f"{', '.join(DTYPES)}, or text; convert the column first"
-        )
-    return Array(dtype, optional=optional)
-
-
-def with_nulls(values: Sequence[Any], nulls: Sequence[bool]) -> list[Any]:
+def _with_nulls(values: Sequence[Any], nulls: Sequence[bool]) -> list[Any]:
     """Return the values as a list, with None where `nulls` is True."""
     return [None if null else value for value, null in zip(values, nulls, strict=True)]
 
@@ -281,50 +271,40 @@ def _pandas_column(name: str, series: Any) -> FrameColumn:
     if hasattr(series, "sparse") and hasattr(dtype, "fill_value"):
         return _pandas_column(name, series.sparse.to_dense())
     if isinstance(dtype, np.dtype) and dtype.kind in "biufc":
-        values = series.to_numpy()
-        return FrameColumn(
-            name, number_field(name, dtype.name), lambda start, stop: values[start:stop]
-        )
-    if getattr(dtype, "kind", "O") in "biuf" and hasattr(dtype, "numpy_dtype"):
-        return _pandas_nullable(name, series, dtype.numpy_dtype)
-    if hasattr(series.array, "asi8"):
-        return _pandas_times(name, series)
-    return _pandas_objects(name, series)
-
-
-def _pandas_nullable(name: str, series: Any, dtype: Any) -> FrameColumn:
-    """Return a column of numbers of a nullable extension dtype."""
+        return _pandas_numbers(name, series.to_numpy(), None)
     nulls = series.isna().to_numpy()
-    values = series.to_numpy(dtype=dtype, na_value=dtype.type(0))
-    return _pandas_numbers(name, values, nulls)
+    if getattr(dtype, "kind", "O") in "biuf" and hasattr(dtype, "numpy_dtype"):
+        zero = dtype.numpy_dtype.type(0)
+        return _pandas_numbers(name, series.to_numpy(dtype.numpy_dtype, na_value=zero), nulls)
+    if hasattr(series.array, "asi8"):  # timestamps in UTC, or durations, in the column's unit
+        return _pandas_numbers(name, np.asarray(series.array.asi8), nulls)
+    return _pandas_objects(name, series, nulls)
 
 
 def _pandas_numbers(name: str, values: Any, nulls: Any) -> FrameColumn:
-    if not nulls.any():
-        field = number_field(name, values.dtype.name)
+    """Return a column of numbers, or of None where `nulls` (None for none) is True."""
+    if values.dtype.name not in DTYPES:
+        raise InvalidArgument(
+            f"column {name!r}: unsupported dtype {values.dtype.name}; expected one of "
+            f"{', '.join(DTYPES)}, or text; convert the column first"
+        )
+    if nulls is None or not nulls.any():
+        field = Array(values.dtype.name)
         return FrameColumn(name, field, lambda start, stop: values[start:stop])
-    field = number_field(name, values.dtype.name, optional=True)
+    field = Array(values.dtype.name, optional=True)
     return FrameColumn(
-        name,
-        field,
-        lambda start, stop: with_nulls(values[start:stop], nulls[start:stop]),
+        name, field, lambda start, stop: _with_nulls(values[start:stop], nulls[start:stop])
     )
 
 
-def _pandas_times(name: str, series: Any) -> FrameColumn:
-    """Return timestamps (in UTC) or durations as integers in the column's unit."""
-    return _pandas_numbers(name, np.asarray(series.array.asi8), series.isna().to_numpy())
-
-
-def _pandas_objects(name: str, series: Any) -> FrameColumn:
-    nulls = series.isna().to_numpy()
+def _pandas_objects(name: str, series: Any, nulls: Any) -> FrameColumn:
     values = series.to_numpy(dtype=object)
     if hasattr(series, "cat"):  # to_numpy converts integers to floats if there are nulls
         classes = [*series.cat.categories.tolist(), None]
         values = np.array([None, *classes], object)[1:][series.cat.codes.to_numpy()]
     every = (None if null else value for value, null in zip(values, nulls, strict=True))
     return object_column(
-        name, lambda start, stop: with_nulls(values[start:stop], nulls[start:stop]), every
+        name, lambda start, stop: _with_nulls(values[start:stop], nulls[start:stop]), every
     )
 
 

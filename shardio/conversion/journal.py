@@ -19,7 +19,7 @@ import json
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -185,13 +185,7 @@ def conversion_settings(
 
 def write_plan(folder: Path, plan: JournaledPlan) -> None:
     """Write the plan to the folder of the conversion, durably."""
-    content = {
-        "version": _VERSION,
-        "settings": plan.settings,
-        "units": list(plan.units),
-        "replaces": plan.replaces,
-        "appends": plan.appends,
-    }
+    content = {"version": _VERSION, **asdict(plan)}
     write_atomic(folder / PLAN_FILE, to_checksummed_json(content), exclusive=False)
 
 
@@ -227,11 +221,8 @@ def check_same_settings(
     plan: JournaledPlan, settings: Mapping[str, Any], out: Path, hint: str
 ) -> None:
     """Refuse to resume with other options, versions or machine types; name all of them."""
-    differences = [
-        f"{name} was {recorded!r}, is {current!r}"
-        for name, recorded, current in different_settings(plan.settings, settings)
-    ]
-    if differences:
+    if found := different_settings(plan.settings, settings):
+        differences = [f"{name} was {before!r}, is {now!r}" for name, before, now in found]
         raise InvalidArgument(
             f"{out}: cannot resume with other settings: {'; '.join(differences)}; use the original "
             f"settings; {hint}"

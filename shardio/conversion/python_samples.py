@@ -485,11 +485,6 @@ class MapStyleSamples:
                 raise MediaError(f"position {position}: expected a sample, found None")
             yield value
 
-    @property
-    def name(self) -> str:
-        """The recorded name of the data set: its class."""
-        return type(self.dataset).__qualname__
-
 
 def index_runs(n: int) -> list[int | tuple[int, int]]:
     """Return the indices 0 to n - 1 as items: single indices, or runs if n exceeds MAX_ITEMS."""
