@@ -42,7 +42,7 @@ from shardio_tools import (
     verify,
 )
 from shardio_tools.arguments import refuse_urls, suggestion
-from shardio_tools.converter_options import kinds_with
+from shardio_tools.converter_options import hint_at_kinds
 from shardio_tools.inspect import command as inspect
 from shardio_tools.output import (
     begin_report,
@@ -174,10 +174,10 @@ class _Parser(argparse.ArgumentParser):
             command.add_arguments(self)
         options, unknown = super().parse_known_args(args, namespace)
         if unknown and command is not None:
-            kinds = kinds_with(unknown[0]) if command is convert else []
-            hint = suggestion(unknown[0].partition("=")[0], self._option_string_actions)
-            if kinds:
-                hint = f"; an option of the kind {' or '.join(map(repr, kinds))}: add --kind {kinds[0]}"
+            flag = unknown[0].partition("=")[0]
+            hint = suggestion(flag, self._option_string_actions)
+            if command is convert:
+                hint = hint_at_kinds(flag) or hint
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return options, unknown
 

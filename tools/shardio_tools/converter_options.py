@@ -104,14 +104,16 @@ def options_of(converter: type[shardio.Converter]) -> Iterator[ConverterOption]:
         yield ConverterOption(each.name, flag, parsing, {converter.kind: text})
 
 
-def kinds_with(argument: str) -> list[str]:
-    """Return the third-party kinds whose converters have the option of a command-line argument."""
-    flag, kinds = argument.partition("=")[0].replace("--no-", "--"), []
-    for kind in set(known_kinds()).difference(BUILT_IN):
+def hint_at_kinds(flag: str) -> str:
+    """Return a hint at the third-party kinds that have the option `flag`; "" if there are none."""
+    kinds = []
+    for kind in sorted(set(known_kinds()).difference(BUILT_IN)):
         with contextlib.suppress(shardio.ShardioError):  # cannot be imported
-            if any(option.flag == flag for option in options_of(converter_class(kind))):
+            flags = {option.flag for option in options_of(converter_class(kind))}
+            if flag in flags or flag.replace("--no-", "--") in flags:
                 kinds.append(kind)
-    return sorted(kinds)
+    named = " or ".join(map(repr, kinds))
+    return f"; an option of the kind {named}: add --kind {kinds[0]}" if kinds else ""
 
 
 def _parsing(type_: Any, choices: Sequence[str] | None) -> dict[str, Any] | None:
