@@ -440,7 +440,7 @@ def test_a_result_that_cannot_be_measured_is_a_result(
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ('{"a": "int64", "a": "text"}', "'a' occurs 2 times"),
+        ('{"a": "int64", "a": "text"}', "not JSON: duplicate key 'a'"),
         ('{"a": "int64"', "not JSON: "),
         ('{"a": "int63"}', "field 'a': found 'int63'; unknown dtype"),
     ],

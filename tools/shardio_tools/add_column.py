@@ -16,7 +16,7 @@ import re
 import runpy
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TextIO, cast
 
 import numpy as np
 
@@ -24,7 +24,12 @@ import shardio
 from shardio import Array, InvalidArgument
 from shardio.errors import SchemaError
 from shardio.maintenance import add_column
-from shardio_tools.arguments import add_engine_arguments, add_output_arguments, engine_options
+from shardio_tools.arguments import (
+    add_engine_arguments,
+    add_output_arguments,
+    engine_options,
+    named_once,
+)
 from shardio_tools.output import StepProgress, escaped, print_report, utf8_name
 
 Kind = shardio.Array | shardio.Bytes | shardio.Json | shardio.List | shardio.Text
@@ -35,9 +40,9 @@ _PLAIN: Final[dict[str, Callable[..., Kind]]] = {
     "json": shardio.Json,
 }
 _TYPE: Final = re.compile(r"(list of )?(\w+)(?:\[([^\]]*)\])?((?:,\w+)*)")
-_JSON_SUFFIXES: Final = (".jsonl", ".ndjson", ".json")
+_TEXT_SUFFIXES: Final = (".csv", ".jsonl", ".ndjson", ".json")
 _MAX_SHOWN: Final = 60
-_TRUE, _FALSE = ("true", "1"), ("false", "0")
+_TRUTH: Final = {"true": True, "1": True, "false": False, "0": False}
 
 
 def parse_field(text: str) -> Kind:
@@ -76,25 +81,20 @@ def _not_a_field(text: str) -> str:
 def read_column(path: str, name: str, field: Kind | None) -> tuple[Kind, Iterable[Any]]:
     """Return the type and the values of a column in a file, whose suffix determines the format.
 
-    Args:
-        path: `.npy`: an array with one row per sample; `.jsonl`: one JSON value per line; `.csv`:
-            a header line that names the columns, one of them `name`.
-        name: name of the new field.
-        field: type of the field; None for the type of the array.
+    `field` is the type of the new field `name`; None for the type of the array in an .npy.
     """
     suffix = Path(path).suffix.lower()
     if not os.path.isfile(path):
         raise InvalidArgument(f"{path}: file of values not found")
     if suffix == ".npy":
         return _array(path, field)
-    readers = dict.fromkeys(_JSON_SUFFIXES, _json_lines) | {".csv": _csv_lines}
-    if suffix not in readers:
+    if suffix not in _TEXT_SUFFIXES:
         raise InvalidArgument(f"{path}: expected a file that ends in .npy, .jsonl or .csv")
     if field is None:
         raise InvalidArgument(f"{path}: does not state the type of {name}; pass --field")
     if field.is_opaque:
         raise InvalidArgument(f"{path}: text file; for bytes use shardio.maintenance.add_column")
-    return field, _as_utf8(path, readers[suffix](path, name, field))
+    return field, _text_values(path, name, field)
 
 
 def read_function(place: str) -> Callable[..., Any]:
@@ -126,78 +126,56 @@ def _array(path: str, field: Kind | None) -> tuple[Kind, Iterable[Any]]:
         raise SchemaError(f"{path}: {error}") from error
 
 
-def _as_utf8(path: str, values: Iterator[Any]) -> Iterator[Any]:
-    try:
-        yield from values
-    except UnicodeDecodeError as error:
-        raise InvalidArgument(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from error
-
-
-def _json_lines(path: str, name: str, field: Kind) -> Iterator[Any]:
-    with open(path, encoding="utf-8-sig") as file:
-        for line, text in enumerate(file, 1):
-            if not text.strip():
-                continue
-            try:
-                yield json.loads(text, object_pairs_hook=_unique, parse_float=_real)
-            except _OutOfRange as error:
-                raise InvalidArgument(f"{path}, line {line}: {error}") from error
-            except (ValueError, RecursionError) as error:
-                raise InvalidArgument(f"{path}, line {line}: not JSON: {error}") from error
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the pairs as a dict; refuse repeated keys."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [key for key, _ in pairs]
-        twice = next(key for key in names if names.count(key) > 1)
-        raise ValueError(f"duplicate key {_shown(twice)}")
-    return found
-
-
-def _csv_lines(path: str, name: str, field: Kind) -> Iterator[Any]:
-    convert = _from_text(field)
+def _text_values(path: str, name: str, field: Kind) -> Iterator[Any]:
+    """Yield the values of a text file; errors name the line."""
+    is_csv = path.lower().endswith(".csv")
+    convert = _from_text(field) if is_csv else _from_json
     if convert is None:
         raise InvalidArgument(f"{path}: CSV cells hold numbers or text; use .jsonl for other types")
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        rows = csv.reader(file, strict=True)
+    line, text = 0, ""
+    with open(path, encoding="utf-8-sig", newline="" if is_csv else None) as file:
         try:
-            names = next(rows, [])
-            place = _place_of(path, name, names)
-            for row in rows:
-                if not row:  # an empty line
-                    continue
-                if len(row) != len(names):
-                    raise InvalidArgument(
-                        f"{path}, line {rows.line_num}: found {len(row)} cells, expected "
-                        f"{len(names)} as in the first line; quote text that contains a comma"
-                    )
-                cell = row[place]
-                try:
-                    yield None if field.optional and not cell else convert(cell)
-                except _OutOfRange as error:
-                    raise InvalidArgument(f"{path}, line {rows.line_num}: {error}") from error
-                except ValueError as error:
-                    where = f"{path}, line {rows.line_num}"
-                    raise InvalidArgument(
-                        f"{where}: {_shown(cell)} is not a value of {name}"
-                    ) from error
-        except csv.Error as error:
-            where = f"{path}, line {rows.line_num}"
-            raise InvalidArgument(
-                f"{where}: not CSV: {error}; use .jsonl for values of any form and length"
-            ) from error
+            for line, text in _cells(path, name, file) if is_csv else enumerate(file, 1):  # noqa: B007
+                if is_csv or text.strip():
+                    yield None if is_csv and field.optional and not text else convert(text)
+        except UnicodeDecodeError as error:
+            what = f"{error.reason} at byte {error.start}"
+            raise InvalidArgument(f"{path}: not UTF-8: {what}") from error
+        except InvalidArgument:
+            raise
+        except _OutOfRange as error:
+            raise InvalidArgument(f"{path}, line {line}: {error}") from error
+        except (ValueError, RecursionError) as error:
+            what = f"{_shown(text)} is not a value of {name}" if is_csv else f"not JSON: {error}"
+            raise InvalidArgument(f"{path}, line {line}: {what}") from error
 
 
-def _place_of(path: str, name: str, names: list[str]) -> int:
-    """Return the index of the column `name`."""
-    if names.count(name) == 1:
-        return names.index(name)
-    if name in names:
-        raise InvalidArgument(f"{path}: has {names.count(name)} columns {name!r}; expected one")
-    known = ", ".join(map(repr, names)) or "none"
-    raise InvalidArgument(f"{path}: has no column {name!r}; there are {known}")
+def _cells(path: str, name: str, file: TextIO) -> Iterator[tuple[int, str]]:
+    """Yield the cells of a column of a CSV file, with their lines."""
+    rows = csv.reader(file, strict=True)
+    try:
+        names = next(rows, [])
+        if names.count(name) > 1:
+            raise InvalidArgument(f"{path}: has {names.count(name)} columns {name!r}; expected one")
+        if name not in names:
+            known = ", ".join(map(repr, names)) or "none"
+            raise InvalidArgument(f"{path}: has no column {name!r}; there are {known}")
+        for row in filter(None, rows):
+            if len(row) != len(names):
+                raise InvalidArgument(
+                    f"{path}, line {rows.line_num}: found {len(row)} cells, expected "
+                    f"{len(names)} as in the first line; quote text that contains a comma"
+                )
+            yield rows.line_num, row[names.index(name)]
+    except csv.Error as error:
+        raise InvalidArgument(
+            f"{path}, line {rows.line_num}: not CSV: {error}; use .jsonl for values of any form "
+            "and length"
+        ) from error
+
+
+def _from_json(text: str) -> Any:
+    return json.loads(text, object_pairs_hook=named_once, parse_float=_real)
 
 
 def _from_text(field: Kind) -> Callable[[str], Any] | None:
@@ -209,11 +187,8 @@ def _from_text(field: Kind) -> Callable[[str], Any] | None:
         return None
     if array.dtype == "bool":
         return _truth
-    return _real if "float" in array.dtype and array.dtype != "bfloat16" else _whole
-
-
-def _whole(text: str) -> int:
-    return int(_digits(text))
+    is_real = "float" in array.dtype and array.dtype != "bfloat16"
+    return _real if is_real else lambda text: int(_digits(text))
 
 
 class _OutOfRange(ValueError):
@@ -246,9 +221,9 @@ def _shown(text: str) -> str:
 
 
 def _truth(text: str) -> bool:
-    if text.lower() not in (*_TRUE, *_FALSE):
+    if (found := _TRUTH.get(text.lower())) is None:
         raise ValueError(text)
-    return text.lower() in _TRUE
+    return found
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

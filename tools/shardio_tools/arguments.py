@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import shardio
@@ -63,6 +64,14 @@ _WRITES_URLS = ("convert",)
 """Commands that can write to a URL."""
 _ADDRESS_OPTIONS = ("address", "bind")
 """Options whose values are network addresses, which look like URLs."""
+
+
+def named_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the members of a JSON object as a dict; raise ValueError for a repeated key."""
+    for key, n in Counter(key for key, _ in pairs).items():
+        if n > 1:
+            raise ValueError(f"duplicate key {key!r:.60}")
+    return dict(pairs)
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:

@@ -139,20 +139,11 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json({**convert_report.report_as_json(report), **stored_json(report, stored)})
     else:
-        lines = convert_report.describe_report(
+        *before, last = convert_report.describe_report(
             report, has_file=options.labels is not None, appends=options.append
         )
-        *before, last = lines
-        print_out(
-            "\n".join(
-                [
-                    *before,
-                    *convert_report.field_lines(report),
-                    *describe_stored(report, stored),
-                    last,
-                ]
-            )
-        )
+        after = (*convert_report.field_lines(report), *describe_stored(report, stored), last)
+        print_out("\n".join((*before, *after)))
     return code
 
 
@@ -174,7 +165,6 @@ def _measured(report: shardio.ConversionReport, options: argparse.Namespace) -> 
 
 
 def _note(state: Any) -> str:
-    """Return the progress in files and samples."""
     note = f"{state.n_inputs_done:,} of {format_count(state.n_inputs, 'file')}"
     note += f", {format_count(state.n_samples, 'sample')}"
     return f"{note}, {state.n_broken} broken" if state.n_broken else note

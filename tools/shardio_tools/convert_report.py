@@ -68,7 +68,6 @@ def describe_stored(report: shardio.ConversionReport, stored: StoredReport | Non
 
 
 def _psnr_text(psnr_db: Mapping[str, float]) -> str:
-    """Return the PSNR of the measured files as text."""
     text = f"PSNR {median(psnr_db.values()):.1f} dB at the stored size"
     if len(psnr_db) == 1:
         return f"{text}, of 1 file"
@@ -179,7 +178,6 @@ def describe_report(
 
 
 def _in_clips(report: shardio.ConversionReport) -> str:
-    """Return the number of clips in the default view of videos as text."""
     is_view = report.view["kind"] == "clips"
     return f" ({format_count(n_clips(report), 'clip')})" if is_view else ""
 

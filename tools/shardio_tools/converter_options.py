@@ -13,7 +13,6 @@ import dataclasses
 import inspect
 import json
 import textwrap
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -23,6 +22,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import shardio
 from shardio.conversion import BUILT_IN, converter_class, known_kinds
+from shardio_tools.arguments import named_once
 from shardio_tools.output import utf8_name
 
 PREFIX = "converter."
@@ -169,21 +169,10 @@ class JsonFile(str):
     __slots__ = ()
 
     def read(self) -> Any:
-        """Return the content of the file; raise InvalidArgument for repeated keys."""
-
-        def named_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-            counts = Counter(name for name, _ in pairs)
-            if twice := [name for name, n in counts.items() if n > 1]:
-                raise shardio.InvalidArgument(
-                    f"{self}: {twice[0]!r} occurs {counts[twice[0]]} times"
-                )
-            return dict(pairs)
-
+        """Return the content of the file, an object without repeated keys."""
         try:
             with open(self, encoding="utf-8-sig") as file:
                 return json.load(file, object_pairs_hook=named_once)
-        except shardio.InvalidArgument:  # is a ValueError, too
-            raise
         except (ValueError, RecursionError) as error:
             raise shardio.InvalidArgument(f"{self}: not JSON: {error}") from error
 

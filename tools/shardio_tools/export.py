@@ -78,7 +78,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print_report(report: ExportReport, *, is_quiet: bool) -> None:
-    """Print the skipped samples and a summary."""
     if report.skipped:
         lines = [f"sample {one.sample}: {escaped(one.reason)}" for one in report.skipped]
         print_line = print_error if is_quiet else print_out

@@ -219,7 +219,6 @@ class ArraySamples(InferringConverter):
         return partial(_value, array)
 
     def _refuse_others(self, arrays: Sequence[NamedArray]) -> None:
-        """Check that the arrays of a file match the dataset's fields."""
         schema = self.schema()
         for name, (dtype, shape) in _samples_of(arrays, rows=bool(self.rows)).items():
             found = format_spec(dtype, shape)
@@ -261,7 +260,6 @@ def _n_rows(arrays: Sequence[NamedArray]) -> int | None:
 
 
 def _widened(array: NamedArray, dtype: str, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return numbers in the dtype of their field."""
     try:
         return np.asarray(widen(np.asarray(value), dtype), order="C")
     except MediaError as error:

@@ -109,14 +109,12 @@ class Images(Converter):
         return float((difference**2).sum()), wanted.size
 
     def _stored(self, data: bytes, facts: ImageFacts) -> bytes | npt.NDArray[np.uint8]:
-        """Return the value to store for an image."""
         pixels = self._pixels(data, facts)
         if self.store == "original":
             return data
         return pixels if self.quality is None else encode_jpeg(pixels, quality=self.quality)
 
     def _pixels(self, data: bytes, facts: ImageFacts) -> npt.NDArray[np.uint8]:
-        """Return the pixels at the requested size."""
         if self.size is None:
             return decode_image(data)
         side = min(facts.height, facts.width)

@@ -91,7 +91,6 @@ def settled(options: Any) -> Mapping[str, Any]:
 
 
 def _coded(options: Any) -> dict[str, Any]:
-    """Return the options of an encoder."""
     codec = options.codec or "h264"
     check_choice("codec", codec, [*CODECS])
     usual, most = CODECS[codec]
@@ -266,7 +265,6 @@ class Videos(Converter):
     def _clips(
         self, source: Input, sound: AudioTrack
     ) -> Generator[Mapping[str, Any], None, Outcome]:
-        """Yield the clips of one file."""
         with VideoFile(source.path) as video:
             time_base = np.array(video.time_base.as_integer_ratio(), np.int64)
             if self.fps is None:
@@ -356,7 +354,6 @@ class Videos(Converter):
         return found if self.fps is None else picked(found, video.time_base, Fraction(self.fps))
 
     def _encoder(self, time_base: Fraction) -> StreamEncoder | JpegEncoder:
-        """Return a new encoder for the frames of one video."""
         size, made = self.size, settled(self)  # without None for the options of this encoder
         if self.store == "jpeg":
             return JpegEncoder(size, size, time_base, quality=made["quality"])

@@ -93,7 +93,6 @@ def _read_features(data: bytes, at: int, end: int, found: dict[bytes, Values]) -
 
 
 def _read_entry(data: bytes, start: int, end: int, found: dict[bytes, Values]) -> None:
-    """Parse an entry of the map in any order and form."""
     name, values = b"", None
     for number, wire, first, stop in _fields(data, start, end):
         if number == 1 and wire == _LENGTH:
@@ -121,7 +120,6 @@ def _read_feature(data: bytes, start: int, end: int, values: Values | None) -> V
 
 
 def _values(data: bytes, start: int, end: int, kind: int) -> Values:
-    """Return the values of a list of bytes, floats or ints."""
     if kind == _BYTES:
         return _strings(data, start, end)
     if start == end:

@@ -62,7 +62,6 @@ class TFRecords(RecordConverter):
 
 
 def _checksum() -> Callable[[bytes], int]:
-    """Return the CRC-32C of data."""
     from google_crc32c import value
 
     found: Callable[[bytes], int] = value

@@ -344,7 +344,6 @@ class LeRobot(InferringConverter):
         return {**super().about(), "task": "text", "tasks": "json"}
 
     def _taken(self, robot_set: RobotSet) -> dict[str, str]:
-        """Return the specs of the features to take."""
         specs = dict(robot_set.specs)
         if missing := [name for name in (*_OF_ALL, *(self.columns or ())) if name not in specs]:
             raise MediaError(f"{INFO}: feature {missing[0]!r} is missing")
@@ -360,7 +359,6 @@ class LeRobot(InferringConverter):
         return specs
 
     def _refuse_others(self, taken: Mapping[str, str]) -> None:
-        """Check that the features of a LeRobot dataset match the fields."""
         fields = self.fields or {}
         schema = self.schema()
         for name, spec in taken.items():

@@ -354,7 +354,6 @@ def _unpacked(array: pa.Array) -> pa.Array:
 
 
 def _arrays(array: pa.Array, column: ArrowColumn, field: Array) -> Sequence[Any]:
-    """Return an array per row, of the field's shape."""
     found = _blocks(array, field.dtype)
     if is_tensor(column.type):  # stored as one flat list
         found = np.reshape(found, (len(array), *column.type.shape))
@@ -414,7 +413,6 @@ def _lists(array: pa.Array, element: Array) -> list[list[npt.NDArray[Any]]]:
 
 
 def _split(array: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array]:
-    """Return the list offsets, and the values of all lists."""
     lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
     offsets = np.zeros(len(array) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
@@ -446,7 +444,6 @@ def _parsed(array: pa.Array) -> list[Any]:
 
 
 def _json_values(array: pa.Array) -> list[Any]:
-    """Return lists and structs as JSON values."""
     found: list[Any] = array.to_pylist()
     try:
         json.dumps(found, allow_nan=False)

@@ -56,7 +56,6 @@ class ParquetTable:
             raise MediaError(f"expected {n_rows:,} rows, found {n_found:,}")
 
     def _n_rows(self) -> int:
-        """Return the number of rows per batch."""
         groups = map(self._file.metadata.row_group, range(self._file.num_row_groups))
         row_bytes = (group.total_byte_size // max(1, group.num_rows) for group in groups)
         return max(1, min(_N_ROWS, _BATCH_BYTES // max(1, max(row_bytes, default=1))))

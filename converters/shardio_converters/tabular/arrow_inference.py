@@ -211,7 +211,6 @@ def _field_of(table: pa.Table, column: ArrowColumn) -> Field:
 def _rows(
     table: pa.Table, column: ArrowColumn, field: Field, start: int, stop: int
 ) -> Sequence[Any]:
-    """Return the values of a range of rows."""
     (batch,) = table.slice(start, stop - start).combine_chunks().to_batches()
     try:
         return values_of(batch, column, field, start)

@@ -131,7 +131,6 @@ def _blocks_of_csv(lines: _Lines, delimiter: str) -> Iterator[RowBlock]:
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """Check that the first line of a CSV names columns."""
     for number, name in enumerate(names, 1):
         if not name:
             raise MediaError(

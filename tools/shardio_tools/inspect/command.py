@@ -11,6 +11,7 @@ import argparse
 import json
 import math
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from shardio_tools.arguments import is_url
@@ -58,13 +59,9 @@ def run(options: argparse.Namespace) -> int:
         print_json(found.as_json())
     else:
         describe = describe_dataset if is_folder else describe_shard
-        for line in describe(found.facts):
+        pictures = describe_pictures(found.facts, options)
+        for line in chain(describe(found.facts), pictures, _damage(found, options.path)):
             print_out(line)
-        for line in describe_pictures(found.facts, options):
-            print_out(line)
-        for line in _damage(found):
-            print_out(line)
-        print_out(_summary(options.path, found))
     return 1 if found.findings else 0
 
 
@@ -79,26 +76,30 @@ def describe_dataset(facts: Facts) -> Iterator[str]:
             [str(i), escaped(name), "" if n is None else format_count(n, "sample")]
             for i, (name, n) in enumerate(classes.items())
         ]
-        yield format_list(format_table(rows).splitlines(), "--json lists all")
+        yield _listed(rows)
     if n_without := facts.get("without_class"):
         yield f"{format_count(n_without, 'sample')} with a label outside the classes"
     if subsets := facts.get("subsets"):
         yield "subsets"
         rows = [[escaped(name), format_count(n, "sample")] for name, n in subsets.items()]
-        yield format_list(format_table(rows).splitlines(), "--json lists all")
+        yield _listed(rows)
     yield from describe_stats(facts.get("stats", {}))
     yield "shards"
     rows = [_shard_row(shard) for shard in facts["shards"]]
-    yield format_list(format_table(rows).splitlines() if rows else ["none"], "--json lists all")
+    yield _listed(rows)
     for name, beside in facts.get("column_groups", {}).items():
         yield f"shards of the added column {escaped(name)}"
         rows = [_shard_row(shard) for shard in beside]
-        yield format_list(format_table(rows).splitlines() if rows else ["none"], "--json lists all")
+        yield _listed(rows)
     if without := facts.get("without_samples"):
         yield "inputs without samples"
         reasons = [escaped(_reason(entry)) for entry in without]
         yield format_list(reasons, "--json lists all")
     yield from _sample(facts)
+
+
+def _listed(rows: list[list[str]]) -> str:
+    return format_list(format_table(rows).splitlines() if rows else ["none"], "--json lists all")
 
 
 def _reason(entry: Mapping[str, Any]) -> str:
@@ -203,7 +204,6 @@ def _sample(facts: Facts) -> Iterator[str]:
 
 
 def _value(value: Mapping[str, Any]) -> str:
-    """Return a value as one line."""
     if value.get("absent"):
         return "none"
     if value["type"] == "List":
@@ -237,7 +237,6 @@ def _value(value: Mapping[str, Any]) -> str:
 
 
 def _media(value: Mapping[str, Any]) -> str:
-    """Return an image or a stream as one line."""
     n_bytes = format_count(value["bytes"], "byte")
     if value["type"] == "Image":
         sides = f"{value['width']} × {value['height']}"
@@ -252,16 +251,11 @@ def _media(value: Mapping[str, Any]) -> str:
     return f"{escaped(value['codec'])} {what}{length}: {n_bytes} in {packets}"
 
 
-def _damage(found: Inspection) -> Iterator[str]:
+def _damage(found: Inspection, path: str) -> Iterator[str]:
+    """Yield the findings, and a line with the path and the result."""
+    verdict = "no damage found (shardio verify checks every byte)"
     if found.findings:
         yield "damage"
         yield format_list([escaped(str(f)) for f in found.findings], "shardio verify lists all")
-
-
-def _summary(path: str, found: Inspection) -> str:
-    """Return a line with the path and the result."""
-    if found.findings:
         verdict = f"{format_count(len(found.findings), 'finding')} of damage"
-    else:
-        verdict = "no damage found (shardio verify checks every byte)"
-    return f"inspected {escaped(path)}: {verdict}"
+    yield f"inspected {escaped(path)}: {verdict}"

@@ -367,7 +367,6 @@ def _tile(caption: str, pixels: Pixels | None) -> Tile:
 
 
 def _write_sheet(viewer: FieldViewer, options: argparse.Namespace, path: str) -> Facts:
-    """Write a sheet of samples spread over the dataset."""
     numbers = spread(range(len(viewer.samples)), options.count)
     if not numbers:
         raise shardio.InvalidArgument(f"{viewer.path}: there is no sample to show")
