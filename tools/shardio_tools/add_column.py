@@ -135,7 +135,8 @@ def _text_values(path: str, name: str, field: Kind) -> Iterator[Any]:
     line, text = 0, ""
     with open(path, encoding="utf-8-sig", newline="" if is_csv else None) as file:
         try:
-            for line, text in _cells(path, name, file) if is_csv else enumerate(file, 1):  # noqa: B007
+            pairs = _cells(path, name, file) if is_csv else enumerate(file, 1)
+            for line, text in pairs:  # noqa: B007  (named by errors)
                 if is_csv or text.strip():
                     yield None if is_csv and field.optional and not text else convert(text)
         except UnicodeDecodeError as error:
