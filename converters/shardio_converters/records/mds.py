@@ -300,7 +300,7 @@ def _digest(file: IO[bytes], algorithm: str) -> str | None:
     else:
         return None
     file.seek(0)
-    digest: str = hashlib.file_digest(file, make).hexdigest()
+    digest: str = hashlib.file_digest(file, make).hexdigest()  # type: ignore[arg-type]  # reads as files do
     return digest
 
 
