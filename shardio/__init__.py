@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from shardio.pipeline import DataLoader, Pipeline
     from shardio.samples.mixture import mix
     from shardio.samples.shard_dataset import ShardDataset
-    from shardio.samples.shard_dataset import open_dataset as open
+    from shardio.samples.shard_dataset import ShardDataset as open
     from shardio.serving.client.remote_loader import RemoteLoader as connect
     from shardio.shard.reader import ShardReader
     from shardio.shard.writer import ShardWriter
@@ -125,7 +125,7 @@ _HOMES = {
     "open": "shardio.samples.shard_dataset",
 }
 # Renamed here only: inside the package `open` is the builtin, and a class is a noun.
-_NAMES_AT_HOME = {"connect": "RemoteLoader", "open": "open_dataset"}
+_NAMES_AT_HOME = {"connect": "RemoteLoader", "open": "ShardDataset"}
 
 
 def __getattr__(name: str) -> object:

@@ -35,7 +35,7 @@ from shardio.order import Tail
 from shardio.order.sampling import Sampler, Shuffle
 from shardio.outputs import Output, create_adapter
 from shardio.samples.open_dataset import OpenDataset
-from shardio.samples.shard_dataset import ShardDataset, dataset_path
+from shardio.samples.shard_dataset import DatasetSource, dataset_path
 from shardio.samples.view import SampleView
 from shardio.serving.client.protocol import is_address
 from shardio.storage.remote.connection import RemoteOptions
@@ -328,4 +328,4 @@ def _open(
     if isinstance(dataset, OpenDataset):
         return dataset.reopen(whole=whole, n_readers=n_readers)
     path = dataset_path(dataset, ", a dataset of shardio.open or shardio.mix, or a view of one")
-    return ShardDataset(path, remote=RemoteOptions(whole=whole, n_readers=n_readers))
+    return DatasetSource(path, remote=RemoteOptions(whole=whole, n_readers=n_readers)).open()

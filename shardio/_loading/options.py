@@ -36,7 +36,6 @@ from shardio.samples.media import audio_schema, image_schema, media_fields, span
 from shardio.samples.mixture import Mixture
 from shardio.samples.open_dataset import OpenDataset, known_fields
 from shardio.samples.packing import Pack
-from shardio.samples.shard_dataset import ShardDataset
 from shardio.samples.view import RowView, SampleView
 
 OnError = Literal["raise", "skip"]
@@ -169,10 +168,12 @@ def seconds(name: str, value: Any) -> float | None:
     return float(value)
 
 
-def callable_or_none(name: str, function: Any) -> Any:
-    """Return the function; raise InvalidArgument unless it is callable or None."""
+def user_function(name: str, function: Any, given: str) -> Any:
+    """Return the function; raise InvalidArgument unless it takes (given) or (given, rng)."""
     if function is not None and not callable(function):
         raise InvalidArgument(f"{name} must be callable; found {function!r}")
+    if function is not None:
+        takes_rng(name, given, function)
     return function
 
 
@@ -261,8 +262,8 @@ class LoaderOptions:
     num_workers: int = _option(
         count, 0, _MAX_WORKERS, default=lambda: min(usable_cpus(), _MAX_WORKERS)
     )
-    transform: Callable[..., Any] | None = _option(callable_or_none)
-    batch_transform: Callable[..., Any] | None = _option(callable_or_none)
+    transform: Callable[..., Any] | None = _option(user_function, "sample")
+    batch_transform: Callable[..., Any] | None = _option(user_function, "batch")
     output: Output = _option(one_of, OUTPUTS)
     device: str | tuple[str, ...] | None
     tail: Tail = _option(one_of, get_args(Tail), default=_none)
@@ -409,34 +410,24 @@ def batch_spec_of(
     # Unless batches are padded, a block needs no more rows than an epoch has positions.
     is_whole = n_at_most is None or options.tail == "pad"
     most = options.batch_size if is_whole else max(1, n_at_most or 0)
-    dataset, transform, batch_transform = view.dataset, options.transform, options.batch_transform
-    if transform is None:  # otherwise its result decides
+    dataset = view.dataset
+    if options.transform is None:  # otherwise its result decides
         _check_collation(options.collate, view, media)
-    access, storages = dataset.access, dataset.remote_storages
     selection, tables = dataset.rows.row_list, view.tables().items()
     return BatchSpec(
-        path=dataset.root,
+        source=dataset.worker_source,
         fields=media.fields,
         block_rows=min(options.batch_size, most),
         n_samples=len(view),
         shuffle=ORDERS[options.shuffle] is FullShuffle,
         seed=options.seed,
-        verify=dataset.verify,
-        access=storages[0].worker_access if storages else access,
-        transform=transform,
-        takes_rng=transform is not None and takes_rng("transform", "sample", transform),
-        subset=dataset.subset_name,
-        generation=dataset.generation,
-        skips=options.max_skips is not None,
+        transform=options.transform,
+        batch_transform=options.batch_transform,
         collation=options.collate,
-        batch_transform=batch_transform,
-        batch_takes_rng=batch_transform is not None
-        and takes_rng("batch_transform", "batch", batch_transform),
-        mixed=dataset.spec if isinstance(dataset, Mixture) else None,
+        skips=options.max_skips is not None,
         pictures=media.pictures,
         audio=view.audio(media.sounds),
         make_view=view.maker,
         tables={name: (table.array.dtype.str, len(table.array)) for name, table in tables},
         n_selected=None if selection is None else len(selection),
-        remote=dataset.remote.for_workers if isinstance(dataset, ShardDataset) else None,
     )

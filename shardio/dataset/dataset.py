@@ -157,6 +157,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
             return [self[i] for i in range(*index.indices(len(self)))]
         row, n = operator.index(index), len(self.rows)
         if not -n <= row < n:
+            self.check_open()
             raise IndexError(f"{self.path}: sample {row} of {n}")
         row += n if row < 0 else 0
         if not self.rows.is_plain:
@@ -197,6 +198,15 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         """Iterate over all samples of one shard, in order."""
         return (self.sample(shard, row) for row in range(self.shards[shard].n_samples))
 
+    @property
+    @abstractmethod
+    def worker_source(self) -> Any:
+        """A picklable object whose `open` method opens the same samples in a worker."""
+
+    def check_open(self) -> None:
+        """Raise ClosedError if the dataset is closed."""
+        self.files.open_files.check_open()
+
     @abstractmethod
     def select(self, rows: Any, *, fields: Iterable[str] = ()) -> Dataset:
         """Return some of the samples as a new dataset; see ShardDataset.select."""
@@ -227,7 +237,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
 
     def gather(self, name: str) -> ColumnGather:
         """Return the ColumnGather of a column; created on first use."""
-        self.files.open_files.check_open()
+        self.check_open()
         found = self._gathers.get(name)
         while found is None:
             try:

@@ -5,13 +5,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import replace
 from fractions import Fraction
-from typing import Any, Final, NamedTuple, Self, get_args
+from typing import Any, Final, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,7 @@ from shardio.dataset.dataset import Dataset
 from shardio.dataset.files import DatasetFiles, FileGroup, ShardFiles
 from shardio.dataset.generation import ROWS, ColumnGroup, Generation
 from shardio.dataset.open_files import ShardStorage
-from shardio.dataset.selection import MixtureSelection, RowList, check_positions
+from shardio.dataset.selection import MixtureSelection, check_positions
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
 from shardio.format.schema import Schema
@@ -36,13 +35,12 @@ from shardio.order.mixture_order import (
     MixtureSizes,
 )
 from shardio.samples.open_dataset import OpenDataset, Selection
-from shardio.samples.shard_dataset import ShardDataset, groups_of, starts_of
+from shardio.samples.shard_dataset import DatasetSource, ShardDataset, groups_of, starts_of
 from shardio.samples.view import SELECT_HABITS
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows, Verify
 from shardio.shard.writer import ShardSummary
 from shardio.storage.file_access import Access
-from shardio.storage.remote.connection import RemoteOptions
 
 
 def common_fields(schemas: Sequence[Schema]) -> Mapping[str, Field]:
@@ -93,26 +91,16 @@ _MAX_NAMED: Final = 3
 _STRICTNESS: Final[tuple[Verify, ...]] = ("off", "first", "always")
 
 
-@dataclass(frozen=True, slots=True)
-class MixtureSource:
-    """A description of a source of a mixture, from which another process can open the source.
-
-    `n_selected` is the number of selected rows if the source is a selection, else None. `remote`
-    are the options of a source in an object store.
-    """
+class MixtureSpec(NamedTuple):
+    """A description of a mixture for workers: its path, its sources and their shares."""
 
     path: str
-    generation: int
-    subset: str | None
-    n_selected: int | None
-    remote: RemoteOptions
-
-
-class MixtureSpec(NamedTuple):
-    """The sources of a mixture and their shares, to open the mixture in another process."""
-
-    sources: tuple[MixtureSource, ...]
+    sources: tuple[DatasetSource, ...]
     mixing: MixtureShares
+
+    def open(self) -> Mixture:
+        """Open the mixture; the rows of selections are placeholders."""
+        return Mixture([source.open() for source in self.sources], self.mixing)
 
 
 class MixtureFiles(DatasetFiles):
@@ -226,43 +214,20 @@ class Mixture(OpenDataset):
             verify=max((source.verify for source in sources), key=_STRICTNESS.index),
         )
 
-    @classmethod
-    def of(cls, spec: MixtureSpec, verify: Verify, access: Access) -> Self:
-        """Open the mixture that `spec` describes; the rows of selections are supplied later."""
-        sources = []
-        for each in spec.sources:
-            source = ShardDataset(
-                each.path,
-                verify=verify,
-                access=access,
-                subset=each.subset,
-                generation=each.generation,
-                remote=each.remote.for_workers,
-            )
-            if each.n_selected is not None:
-                source.rows.set_rows(RowList(np.broadcast_to(np.int64(0), each.n_selected)))
-            sources.append(source)
-        return cls(sources, spec.mixing)
-
     def reopen(self, *, whole: bool = False, n_readers: int = 1) -> Mixture:
         """Mix the same sources again, with separate files; see ShardDataset.reopen."""
         sources = [each.reopen(whole=whole, n_readers=n_readers) for each in self.sources]
         return Mixture(sources, self.mixing)
 
     @property
-    def spec(self) -> MixtureSpec:
-        """A description of the mixture, from which `of` opens it again."""
+    def worker_source(self) -> MixtureSpec:
+        """A description for workers, which verify all sources as strictly as the strictest."""
+        stores = self.remote_storages
+        access = stores[0].worker_access if stores else self.access
         sources = (
-            MixtureSource(
-                each.root,
-                each.generation,
-                each.subset_name,
-                None if each.rows.row_list is None else len(each),
-                each.remote,
-            )
-            for each in self.sources
+            replace(each.worker_source, verify=self.verify, access=access) for each in self.sources
         )
-        return MixtureSpec(tuple(sources), self.mixing)
+        return MixtureSpec(self.path, tuple(sources), self.mixing)
 
     @property
     def mixture_sizes(self) -> MixtureSizes:
@@ -379,7 +344,7 @@ def _summaries(
     found = []
     for source in sources:
         for summary in source.files.summaries(name):
-            found.append(dataclasses.replace(summary, name=source.files.path_of(summary)))
+            found.append(replace(summary, name=source.files.path_of(summary)))
     return tuple(found)
 
 

@@ -108,6 +108,7 @@ class OpenDataset(Dataset):
             lead=lead,
             times=times,
         )
+        self.check_open()
         return ClipView(self, clip)
 
     def pack(
@@ -154,6 +155,7 @@ class OpenDataset(Dataset):
         pack = Pack(
             length=length, field=field, targets=targets, apart=apart, eot=eot, pad=pad, rest=rest
         )
+        self.check_open()
         return WindowView(self, pack)
 
     def preload(self, fields: Iterable[str] | None = None) -> int:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +31,27 @@ _AT_ONCE: Final = 8192
 """The number of rows that are gathered at a time when a whole column is copied."""
 
 
+@dataclass(frozen=True, slots=True)
+class DatasetSource:
+    """A picklable description of an opened dataset, from which the same samples are opened again.
+
+    `n_selected` is the number of rows if the dataset is a selection, whose rows are passed on
+    separately. `generation` is None for the published generation.
+    """
+
+    path: str
+    verify: Verify = "first"
+    access: Access = "auto"
+    subset: str | None = None
+    generation: int | None = None
+    remote: RemoteOptions = RemoteOptions()
+    n_selected: int | None = None
+
+    def open(self) -> ShardDataset:
+        """Open the dataset; the rows of a selection are placeholders."""
+        return ShardDataset.of(self)
+
+
 class ShardDataset(OpenDataset):
     """The samples of a dataset, by index. It owns the maps of its shards until `close()`.
 
@@ -51,7 +71,6 @@ class ShardDataset(OpenDataset):
             shard is not in the cache, only the bytes of the sample are requested.
         cache_bytes: the size limit of the cache; by default nine tenths of the free space.
         storage_options: for a URL, options of obstore: credentials, endpoint, client_options.
-        remote: the last three options as one object, for internal use.
 
     Raises:
         DatasetNotFound, DatasetCorrupt, ShardUnsupported: the folder cannot be opened.
@@ -73,46 +92,65 @@ class ShardDataset(OpenDataset):
         cache: str | os.PathLike[str] | None = None,
         cache_bytes: int | None = None,
         storage_options: Mapping[str, Any] | None = None,
-        remote: RemoteOptions | None = None,
     ) -> None:
+        remote = RemoteOptions.of(cache, cache_bytes, storage_options, access)
+        self._open(DatasetSource(dataset_path(path), verify, access, subset, generation, remote))
+
+    @classmethod
+    def of(cls, source: DatasetSource) -> Self:
+        """Open a dataset by its description; the rows of a selection are placeholders."""
+        found = cls.__new__(cls)
+        found._open(source)
+        if source.n_selected is not None:
+            found.rows.set_rows(RowList(np.broadcast_to(np.int64(0), source.n_selected)))
+        return found
+
+    def _open(self, source: DatasetSource) -> None:
+        path, verify, subset = local_path(source.path), source.verify, source.subset
         if verify not in VERIFY:
             raise InvalidArgument(f"verify must be one of {', '.join(VERIFY)}; found {verify!r}")
-        path = local_path(dataset_path(path))
-        self.remote = remote or RemoteOptions.of(cache, cache_bytes, storage_options, access)
-        """The options for reading from an object store."""
-        storage = _storage_of(path, self.remote)
-        access = storage.resolve_access(access)
-        state = _load(storage, generation)
-        starts = starts_of(state)
+        self._remote = source.remote
+        storage = _storage_of(path, source.remote)
+        access = storage.resolve_access(source.access)
+        state = _load(storage, source.generation)
+        starts, groups = starts_of(state), groups_of(state)
         view = None if subset is None else _rows_of(state, subset, path)
         super().__init__(
             path=path,
             root=storage.root,
             generation=state,
             files=ShardFiles(
-                storage,
-                groups_of(state),
-                np.diff(starts),
-                verify=verify,
-                access=access,
-                path=path,
+                storage, groups, np.diff(starts), verify=verify, access=access, path=path
             ),
             rows=RowSelection(starts, view),
             verify=verify,
             subset=subset,
         )
 
+    @property
+    def source(self) -> DatasetSource:
+        """A description of the dataset."""
+        rows = self.rows.row_list
+        return DatasetSource(
+            self.root,
+            self.verify,
+            self.access,
+            self.subset_name,
+            self.generation,
+            self._remote,
+            None if rows is None else len(rows),
+        )
+
+    @property
+    def worker_source(self) -> DatasetSource:
+        """A description for workers, which download whole shards."""
+        stores = self.remote_storages
+        access = stores[0].worker_access if stores else self.access
+        return replace(self.source, access=access, remote=self._remote.for_workers)
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Return a call that opens the same samples of the same generation."""
-        reopen = functools.partial(
-            ShardDataset,
-            verify=self.verify,
-            access=self.access,
-            subset=self.subset_name,
-            generation=self.generation,
-            remote=self.remote,
-        )
-        return reopen, (self.root,), self.rows.state
+        return ShardDataset.of, (self.source,), self.rows.state
 
     def __repr__(self) -> str:
         part = "" if self.subset_name is None else f"subset {self.subset_name!r}, "
@@ -140,10 +178,11 @@ class ShardDataset(OpenDataset):
             InvalidArgument: `rows` does not match the dataset, or `fields` does not match `rows`.
             ShardCorrupt, …: the columns cannot be read.
         """
+        self.check_open()
         names = [fields] if isinstance(fields, str) else list(fields)
         check_selection(rows, names)
         if callable(rows):
-            rows = rows({name: self._column(name) for name in names})
+            rows = rows(_Columns({name: self._column(name) for name in names}))
             positions = check_mask(rows, len(self), "the mask")
         else:
             positions = check_rows(rows, len(self))
@@ -157,28 +196,16 @@ class ShardDataset(OpenDataset):
         Raises:
             InvalidArgument: there is no such subset.
         """
+        self.check_open()
         known = _rows_of(self._generation, name, self.path)
         if not self.rows.is_plain:
             rows = self.rows.at(np.arange(len(self)))
             return self._selected(rows[known.n_below(rows + 1) > known.n_below(rows)])
-        return ShardDataset(
-            self.root,
-            verify=self.verify,
-            access=self.access,
-            subset=name,
-            generation=self.generation,
-            remote=self.remote,
-        )
+        return replace(self.source, subset=name).open()
 
     def _selected(self, rows: Rows) -> ShardDataset:
         """Open the same files with a selection of rows."""
-        found = ShardDataset(
-            self.root,
-            verify=self.verify,
-            access=self.access,
-            generation=self.generation,
-            remote=self.remote,
-        )
+        found = replace(self.source, subset=None).open()
         found.rows.set_rows(RowList(rows))
         return found
 
@@ -189,14 +216,9 @@ class ShardDataset(OpenDataset):
             whole: for a URL, True to download whole shards before reading from them.
             n_readers: for a URL, the number of processes or threads that read at the same time.
         """
-        opened = ShardDataset(
-            self.place,
-            verify=self.verify,
-            access=self.remote.access if self.remote_storages else self.access,
-            subset=self.subset_name,
-            generation=self.generation,
-            remote=dataclasses.replace(self.remote, whole=whole, n_readers=n_readers),
-        )
+        remote = replace(self._remote, whole=whole, n_readers=n_readers)
+        access = remote.access if self.remote_storages else self.access
+        opened = replace(self.source, path=self.place, access=access, remote=remote).open()
         if self.rows.row_list is not None:
             opened.rows.set_rows(self.rows.row_list)
         return opened
@@ -290,25 +312,11 @@ def _storage_of(path: str, remote: RemoteOptions) -> ShardStorage:
     return LocalStorage(os.path.abspath(path), path)
 
 
-def open_dataset(
-    path: str | os.PathLike[str],
-    *,
-    verify: Verify = "first",
-    access: Access = "auto",
-    subset: str | None = None,
-    generation: int | None = None,
-    cache: str | os.PathLike[str] | None = None,
-    cache_bytes: int | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-) -> ShardDataset:
-    """Open the dataset in a folder, or at a URL; see ShardDataset."""
-    return ShardDataset(
-        path,
-        verify=verify,
-        access=access,
-        subset=subset,
-        generation=generation,
-        cache=cache,
-        cache_bytes=cache_bytes,
-        storage_options=storage_options,
-    )
+class _Columns(dict[str, npt.NDArray[Any]]):
+    """The columns for the function of `select`."""
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise InvalidArgument(
+            f"the function for select uses the column {name!r}, which fields does not name: pass "
+            f"fields={[*self, name]!r}; found fields={list(self)!r}"
+        )

@@ -21,17 +21,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from shardio._base.callers import takes_rng
 from shardio._base.classes import Closing
 from shardio._engine.dispatch.backends import StartMethod
-from shardio._loading.options import callable_or_none
+from shardio._loading.options import user_function
 from shardio._workers.processes.linux import check_files
 from shardio._workers.tasks.zeromq import OWN_FILES, zeromq
 from shardio.errors import InvalidArgument, UnsupportedEnvironment
 from shardio.loader import ShardLoader
 from shardio.order.sampling import count
 from shardio.samples.clip_view import ClipView
-from shardio.samples.shard_dataset import ShardDataset, open_dataset
+from shardio.samples.shard_dataset import ShardDataset
 from shardio.samples.view import SampleView
 from shardio.samples.window_view import WindowView
 from shardio.serving.client import protocol
@@ -391,22 +390,18 @@ def make_server(
         UnsupportedEnvironment: pyzmq is missing: pip install '.[zmq]'.
     """
     # Check the functions now: later, only the clients would see the errors of a loader.
-    for name, given, function in (
-        ("transform", "sample", transform),
-        ("batch_transform", "batch", batch_transform),
-    ):
-        if (found := callable_or_none(name, function)) is not None:
-            takes_rng(name, given, found)
+    user_function("transform", transform, "sample")
+    user_function("batch_transform", batch_transform, "batch")
     for name, least, value in (("num_workers", 0, num_workers), ("memory_bytes", 1, memory_bytes)):
         if value is not None:
             count(name, value, least)
     path = os.fspath(dataset)
-    with open_dataset(path):
+    with ShardDataset(path):
         pass  # report damage before any client connects
 
     def make_loader(options: dict[str, Any]) -> ShardLoader:
         opened = {name: options.pop(name) for name in ("subset", "verify") if name in options}
-        with open_dataset(path, access=access, **opened) as served:
+        with ShardDataset(path, access=access, **opened) as served:
             view: ShardDataset | SampleView = served
             if "clips" in options:
                 view = ClipView(served, options.pop("clips"))

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from shardio import Array, Batch, List, Schema, ShardLoader
+from shardio import open as open_dataset
 from shardio._engine.dispatch.crashes import InFlightRows, crash_error
 from shardio.batch.layout import CLAIMED, layout_for_samples
 from shardio.dataset.manifest import load, publish_next
@@ -22,7 +23,7 @@ from shardio.dataset.selection import RowRuns
 from shardio.errors import ChecksumMismatch, DatasetCorrupt, ShardChanged, ShardCorrupt
 from shardio.format.layout import Kind
 from shardio.maintenance import add_column
-from shardio.samples.shard_dataset import ShardDataset, open_dataset
+from shardio.samples.shard_dataset import ShardDataset
 from tests.loading import bits, check_against, make_loader, write_dataset
 from tests.maintenance.datasets import flip, place
 from tests.shards import EVERY_FIELD, as_read, every_field_sample, same_sample

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from shardio import Array, Schema, Text
+from shardio import open as open_dataset
 from shardio.dataset.manifest import load, publish
 from shardio.dataset.writer import DatasetWriter
 from shardio.errors import (
@@ -26,7 +27,7 @@ from shardio.errors import (
     ShardCorrupt,
     ShardNotFound,
 )
-from shardio.samples.shard_dataset import ShardDataset, open_dataset
+from shardio.samples.shard_dataset import ShardDataset
 from tests.faults.failing import FailingDisk
 from tests.loading import write_dataset
 from tests.shards import as_read, every_field_sample, same_sample, write_shard
@@ -323,6 +324,13 @@ def test_a_closed_dataset_says_so_whatever_is_asked_of_it(folders: dict[int, str
         lambda: dataset.reader(0),
         lambda: dataset.gather("frames"),
         lambda: dataset.gather("label"),
+        lambda: dataset[N_SAMPLES],
+        lambda: dataset.select([0]),
+        lambda: dataset.select(lambda columns: columns["label"] > 3, fields=["label"]),
+        lambda: dataset.subset("train"),
+        lambda: dataset.clips(4),
+        lambda: dataset.pack(length=4),
+        lambda: dataset.preload(),
     ):
         with pytest.raises(ClosedError, match="closed"):
             use()

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from shardio import Array, Schema
+from shardio import open as open_dataset
 from shardio.dataset.manifest import load
 from shardio.errors import DatasetCorrupt, ShardUnsupported
 from shardio.maintenance import add_column, verify_dataset
-from shardio.samples.shard_dataset import open_dataset
 from shardio.storage import fs
 from tests.maintenance.datasets import LABELS, labelled, tree, write
 

@@ -15,11 +15,12 @@ import pytest
 
 import shardio
 from shardio import Array, Schema, ShardLoader, Text
+from shardio import open as open_dataset
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import load, load_generation, publish, publish_next
 from shardio.dataset.selection import RowRuns
 from shardio.errors import DatasetConflict, DatasetCorrupt, InvalidArgument
-from shardio.samples.shard_dataset import ShardDataset, open_dataset
+from shardio.samples.shard_dataset import ShardDataset
 from shardio.storage import fs
 from tests.loading import write_dataset
 

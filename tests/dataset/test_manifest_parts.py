@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from shardio import Array, Schema, Text
+from shardio import open as open_dataset
 from shardio.dataset import external_lists, manifest
 from shardio.dataset.external_lists import InputList, ShardList
 from shardio.dataset.generation import ColumnGroup, Generation
@@ -20,7 +21,6 @@ from shardio.dataset.manifest import load, load_generation, publish, publish_nex
 from shardio.dataset.selection import RowRuns
 from shardio.errors import DatasetConflict, DatasetCorrupt, SchemaError, ShardUnsupported
 from shardio.maintenance import add_column, compute_stats, repair, verify_dataset
-from shardio.samples.shard_dataset import open_dataset
 from shardio.shard.writer import ShardSummary
 from shardio.storage import fs
 from tests.loading import write_dataset

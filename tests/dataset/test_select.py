@@ -135,6 +135,11 @@ def test_none_may_be_selected(dataset: ShardDataset) -> None:
         (lambda: [], ["label"], r"select must take \(columns\); it takes \(\)"),
         (lambda c: c["label"], [], "a function and the columns for it"),
         ([1], ["label"], r"numbers or a mask alone; found \[1\] with fields=\['label'\]"),
+        (
+            lambda c: c["image"] > 0,
+            ["label"],
+            r"uses the column 'image', .* pass fields=\['label', 'image'\]; found .*\['label'\]",
+        ),
         (lambda _: [], ["lable"], "'lable' is not a column; .*: image, label"),
     ],
 )

@@ -24,6 +24,7 @@ from shardio._workers.processes.blocks import BlockPool
 from shardio.batch.layout import CLAIMED
 from shardio.errors import DatasetCorrupt, InsufficientMemory
 from shardio.order import RankPartition
+from shardio.samples.shard_dataset import DatasetSource
 from shardio.samples.view import RowView
 from tests.loading import TWO_FIELDS, bits, two_fields, write_dataset
 
@@ -42,16 +43,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def _engine(folder: str, n_workers: int, *, prefetch: int = 2, blocks: int = 100) -> Engine:
     """Make an engine with a budget of n blocks."""
     batch_spec = BatchSpec(
-        path=folder,
+        source=DatasetSource(folder),
         fields=tuple(TWO_FIELDS),
         block_rows=BATCH,
         n_samples=N,
         shuffle=False,
         seed=0,
-        verify="first",
-        access="mmap",
-        transform=None,
-        takes_rng=False,
     )
     made = Engine(batch_spec, n_workers=n_workers, prefetch=prefetch, memory_bytes=blocks * 65_536)
     made.open(RowView(ShardDataset(folder)))

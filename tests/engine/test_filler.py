@@ -20,6 +20,7 @@ from shardio.batch.layout import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout
 from shardio.errors import ChecksumMismatch, InsufficientMemory, TransformError
 from shardio.order import FullShuffle, RankPartition, Sequential
 from shardio.order.permutation import SampleGenerators, epoch_permutation
+from shardio.samples.shard_dataset import DatasetSource
 from shardio.samples.view import RowView
 from tests.loading import write_dataset
 from tests.shards import EVERY_FIELD, as_read, every_field_sample, same_in_batch, same_value
@@ -48,16 +49,12 @@ def dataset(datasets: dict[int, ShardDataset]) -> ShardDataset:
 
 def batch_spec_for(dataset: ShardDataset, **changes: Any) -> BatchSpec:
     batch_spec = BatchSpec(
-        path=dataset.path,
+        source=DatasetSource(dataset.path),
         fields=tuple(dataset.schema),
         block_rows=8,
         n_samples=len(dataset),
         shuffle=False,
         seed=0,
-        verify="first",
-        access="mmap",
-        transform=None,
-        takes_rng=False,
     )
     return replace(batch_spec, **changes)
 
@@ -261,7 +258,7 @@ def test_what_is_drawn_for_a_sample_depends_on_seed_epoch_and_position_only(
     dataset: ShardDataset, filling: Make
 ) -> None:
     def make(**changes: Any) -> Filling:
-        return filling(dataset, transform=stamp, takes_rng=True, shuffle=True, **changes)
+        return filling(dataset, transform=stamp, shuffle=True, **changes)
 
     plain = draws(make(seed=3), epoch=1, n_steps=7)
     assert len(plain) == N_SAMPLES
@@ -272,14 +269,14 @@ def test_what_is_drawn_for_a_sample_depends_on_seed_epoch_and_position_only(
 
 
 def test_no_two_samples_draw_the_same(dataset: ShardDataset, filling: Make) -> None:
-    filled = filling(dataset, transform=stamp, takes_rng=True)
+    filled = filling(dataset, transform=stamp)
     found = draws(filled, epoch=0, n_steps=7)
     for k in range(1, 3):
         assert len({values[k] for values in found.values()}) == N_SAMPLES
 
 
 def test_the_generator_given_is_that_of_the_position(dataset: ShardDataset, filling: Make) -> None:
-    batch = filling(dataset, transform=stamp, takes_rng=True, seed=9).fill(4, 2)
+    batch = filling(dataset, transform=stamp, seed=9).fill(4, 2)
     for i in range(8):
         expected = SampleGenerators(9).at(4, 16 + i).random(3)
         assert np.array_equal(batch["drawn"][i], expected)

@@ -71,7 +71,7 @@ class Run:
     """Steps of a plan, one after another, as a filler looks ahead of them."""
 
     def __init__(self, dataset: ShardDataset) -> None:
-        batch_spec = batch_spec_for(dataset, block_rows=BATCH, verify="off")
+        batch_spec = batch_spec_for(dataset, block_rows=BATCH)
         self.advice = ReadAhead(batch_spec, RowView(dataset))
         self._index_planner = IndexPlanner(RowView(dataset), seed=0)
         self._first = dataset.reader(0).column_section("x").offset

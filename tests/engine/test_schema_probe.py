@@ -14,6 +14,7 @@ from shardio._engine.dispatch.engine import SchemaProbe, schema_candidates
 from shardio._engine.dispatch.worker import Status, Task, TaskResult, WorkerLost
 from shardio._engine.filling.batch_spec import BatchSpec, Schemas
 from shardio.errors import InsufficientMemory, ShardChanged, TransformError, WorkerDied
+from shardio.samples.shard_dataset import DatasetSource
 from shardio.samples.view import RowView
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
@@ -50,16 +51,13 @@ def inquiry(
     dataset: ShardDataset, script: list[list[TaskResult | WorkerLost]], *, skips: bool = False
 ) -> tuple[SchemaProbe, Scripted]:
     batch_spec = BatchSpec(
-        path=dataset.path,
+        source=DatasetSource(dataset.path),
         fields=tuple(TWO_FIELDS),
         block_rows=2,
         n_samples=4,
         shuffle=False,
         seed=0,
-        verify="first",
-        access="mmap",
         transform=dict,
-        takes_rng=False,
         skips=skips,
     )
     backend = Scripted(batch_spec, script)

@@ -22,6 +22,7 @@ from shardio._engine.dispatch.worker import (
 )
 from shardio._engine.filling.batch_spec import BatchSpec
 from shardio._workers.tasks.schedule import QUICK_NS
+from shardio.samples.shard_dataset import DatasetSource
 
 FILLED, QUICK, FAILED, CANCELLED = Status.FILLED, Status.QUICK, Status.FAILED, Status.CANCELLED
 
@@ -45,7 +46,7 @@ class Scripted(BatchWorker):
 
 def answers(*ends: tuple[Status, bytes], **options: Any) -> list[list[tuple[int, int, bytes]]]:
     """Return status, step and rest of each message that a worker sends for these tasks."""
-    batch_spec = BatchSpec("set", ("x",), 1, 9, False, 0, "first", "mmap", None, False, **options)
+    batch_spec = BatchSpec(DatasetSource("set"), ("x",), 1, 9, False, 0, **options)
     fd = kept_file(2)
     worker = Scripted(list(ends), batch_spec, fd)
     os.close(fd)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from shardio import Array, Bytes, Json, List, Schema, ShardLoader, Text
+from shardio import open as open_dataset
 from shardio.dataset.manifest import load, load_generation, publish_next
 from shardio.dataset.transaction import StagingFolder, check_only_dataset, link_staged, sweep
 from shardio.errors import (
@@ -37,7 +38,6 @@ from shardio.maintenance import (
     split,
     verify_dataset,
 )
-from shardio.samples.shard_dataset import open_dataset
 from shardio.storage import fs
 from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, tree, write
 from tests.shards import same_sample

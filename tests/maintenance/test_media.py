@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from shardio import ShardReader, Video
+from shardio import open as open_dataset
 from shardio.format.layout import NO_FIELD, Kind
 from shardio.format.types.streams import PACKET, PacketFlag, packet_flags
 from shardio.maintenance import (
@@ -22,7 +23,6 @@ from shardio.maintenance import (
     reshard,
     verify_dataset,
 )
-from shardio.samples.shard_dataset import open_dataset
 from tests.maintenance.datasets import flip, place, shard_of, write
 from tests.shards import MEDIA_FIELDS, as_read, made_stream, media_sample, same_sample, same_value
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from shardio import Array, Schema, ShardDataset, ShardLoader, Text
+from shardio import open as open_dataset
 from shardio.dataset import writer
 from shardio.dataset.manifest import load, publish_next
 from shardio.dataset.selection import RowRuns
@@ -32,7 +33,6 @@ from shardio.maintenance import (
     reshard,
     verify_dataset,
 )
-from shardio.samples.shard_dataset import open_dataset
 from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, tree, write
 from tests.shards import as_read, every_field_sample, same_sample
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from shardio import Array
+from shardio import open as open_dataset
 from shardio.dataset.manifest import load
 from shardio.errors import DatasetCorrupt, DatasetExists, DatasetNotFound, ShardNotFound
 from shardio.format.layout import PAGE, Kind
@@ -24,7 +25,6 @@ from shardio.maintenance import (
     repair,
     verify_dataset,
 )
-from shardio.samples.shard_dataset import open_dataset
 from tests.maintenance.datasets import flip, place, shard_of, tree, write
 from tests.shards import as_read, every_field_sample, same_sample, write_shard
 

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 import shardio
 from shardio import ShardLoader
+from shardio import open as open_dataset
 from shardio.dataset import writer
 from shardio.dataset.manifest import load, publish_next
 from shardio.errors import DatasetConflict, InvalidArgument, ShardCorrupt
 from shardio.format.layout import Kind
 from shardio.maintenance import compact, split, splitting, verify_dataset
-from shardio.samples.shard_dataset import open_dataset
 from tests.maintenance.datasets import LABELS, flip, place, shard_of, tree, write
 
 PARTS = {"train": 0.75, "val": 0.25}

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from shardio import Array, List, Schema, Text
+from shardio import open as open_dataset
 from shardio.dataset.manifest import load, publish_next
 from shardio.dataset.selection import RowRuns
 from shardio.errors import InvalidArgument, ShardCorrupt
 from shardio.format.layout import Kind
 from shardio.maintenance import MaintenanceProgress, compute_stats, statistics, verify_dataset
-from shardio.samples.shard_dataset import open_dataset
 from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, write
 from tests.shards import EVERY_FIELD, every_field_sample
 

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardio import Array, Schema, ShardLoader, ShardWriter, Video, mix
+from shardio import open as open_dataset
 from shardio.dataset.manifest import load, publish, publish_next
 from shardio.dataset.selection import RowRuns
 from shardio.errors import InvalidArgument
@@ -25,7 +26,6 @@ from shardio.order.permutation import Permutation, derive_key
 from shardio.order.shuffle import ShardOrder, ShardShuffle, ends_within
 from shardio.samples.clip_view import ClipView
 from shardio.samples.clips import Clip, ClipSpec
-from shardio.samples.shard_dataset import open_dataset
 from tests.loading import make_loader, samples, write_dataset
 
 pytestmark = pytest.mark.usefixtures("quick_disk")

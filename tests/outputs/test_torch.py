@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from shardio import Array, Schema, ShardLoader, Text
+from shardio import open as open_dataset
 from shardio.errors import InvalidArgument, UnsupportedEnvironment
 from shardio.format.types import DTYPES
-from shardio.samples.shard_dataset import open_dataset
 from tests.loading import write_dataset
 
 torch = pytest.importorskip("torch", reason="needs torch, which the extra dev does without")

@@ -94,16 +94,13 @@ def _epochs_of_worker(case: str, folder: str) -> Iterable[Callable[[], int]]:
     with ShardDataset(folder) as dataset:
         transform, n = _transform_of(case), len(dataset)
         batch_spec = BatchSpec(
-            path=folder,
+            source=dataset.worker_source,
             fields=tuple(dataset.schema),
             block_rows=BATCH,
             n_samples=n,
             shuffle=True,
             seed=0,
-            verify="first",
-            access=dataset.access,
             transform=transform,
-            takes_rng=False,
         )
         filler = Filler(batch_spec, RowView(dataset))
         layout = layout_for_samples(filler.batch_schema(), BATCH)

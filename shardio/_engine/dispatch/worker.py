@@ -45,8 +45,6 @@ from shardio.batch.batch import Skipped
 from shardio.batch.layout import BlockLayout
 from shardio.dataset.dataset import Dataset
 from shardio.errors import DatasetCorrupt
-from shardio.samples.mixture import Mixture
-from shardio.samples.shard_dataset import ShardDataset
 from shardio.samples.view import SampleView
 
 _TASK = struct.Struct("<HHIQQII")
@@ -211,27 +209,13 @@ def work(batch_spec: BatchSpec, channel: Channel) -> None:
         worker.take(*received)
 
 
-def _open(batch_spec: BatchSpec) -> Dataset:
-    """Open the dataset or mixture of the main process, at the same generation."""
-    if batch_spec.mixed is not None:
-        return Mixture.of(batch_spec.mixed, batch_spec.verify, batch_spec.access)
-    return ShardDataset(
-        batch_spec.path,
-        verify=batch_spec.verify,
-        access=batch_spec.access,
-        subset=batch_spec.subset,
-        generation=batch_spec.generation,
-        remote=batch_spec.remote,
-    )
-
-
 class BatchWorker(Closing):
     """The state of one worker process or thread; `send` sends a message to the main process."""
 
     def __init__(self, batch_spec: BatchSpec, send: Callable[[bytes], None]) -> None:
         self._batch_spec, self._send = batch_spec, send
         # Open the main process's generation, even if a newer generation was published meanwhile.
-        self._dataset = _open(batch_spec)
+        self._dataset: Dataset = batch_spec.source.open()
         self._filler: Filler
         self._row_by_row: RowByRowFiller | None = None
         self._left_out: LeftOut | None = None

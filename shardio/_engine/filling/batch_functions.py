@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from shardio._base.callers import takes_rng
 from shardio._base.statistics import PHASE_TIMES, TRANSFORM, now_ns
 from shardio._engine.filling.batch_spec import BatchSpec, Schemas
 from shardio._engine.filling.collate import (
@@ -144,7 +145,7 @@ class BatchBuilder:
         if batch_spec.batch_transform is not None:
             key = self._generators.key(rows.epoch, rows.start)
             arguments: tuple[Any, ...] = (made,)
-            if batch_spec.batch_takes_rng:
+            if takes_rng("batch_transform", "batch", batch_spec.batch_transform):
                 arguments += (self._generators.at(rows.epoch, rows.start),)
             made = self._run("batch_transform", batch_spec.batch_transform, arguments, key, rows)
         return made

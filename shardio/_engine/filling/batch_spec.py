@@ -36,50 +36,50 @@ from shardio.order.permutation import CHUNK
 from shardio.samples.field_sources import IndexChunk, Keys
 from shardio.samples.media import AudioSpec, common_sizes, image_schema
 from shardio.samples.mixture import Mixture, MixtureSpec
+from shardio.samples.shard_dataset import DatasetSource
 from shardio.samples.view import Maker, RowView, SampleView
-from shardio.shard.verification import Rows, Verify
-from shardio.storage.file_access import Access
-from shardio.storage.remote.connection import RemoteOptions
+from shardio.shard.verification import Rows
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSpec:
     """The options that determine the content of a batch; sent to each worker once.
 
-    `transform` and `batch_transform` are user functions; `takes_rng` is True if `transform` has a
-    parameter for a generator. `n_samples` is the length of the view; `generation` and `subset`
-    select the version and the subset of the dataset. `block_rows` is the maximum number of samples
-    in a block. `skips` is True if a failed sample is replaced by another. `mixed` has the arguments
-    that open several datasets instead of one; `path` is then only used in messages. `pictures`
-    names the image fields to decode, and `audio` has the format of decoded audio. `make_view`
-    creates the view from its tables; `tables` has the dtype and length of each table. If the
-    dataset is a selection, `n_selected` is the number of selected rows, whose list is sent with the
-    tables. `remote` has the options of a dataset in an object store.
+    Attributes:
+        source: a description of the dataset, from which workers open the dataset.
+        fields: the stored fields to read.
+        block_rows: the maximum number of samples in a block.
+        n_samples: the length of the view.
+        shuffle, seed: True for a full shuffle, and the seed of all random draws.
+        transform, batch_transform, collation: user functions, and rules of collation.
+        skips: True if a failed sample is replaced by another.
+        pictures, audio: the image fields to decode, and the format of decoded audio.
+        make_view, tables: a function that creates the view from its tables, and the dtype and the
+            length of each table.
+        n_selected: the number of selected rows, whose list is sent with the tables; None if the
+            dataset is not a selection.
     """
 
-    path: str
+    source: DatasetSource | MixtureSpec
     fields: tuple[str, ...]
     block_rows: int
     n_samples: int
     shuffle: bool
     seed: int
-    verify: Verify
-    access: Access
-    transform: Callable[..., Any] | None
-    takes_rng: bool
-    subset: str | None = None
-    generation: int | None = None
-    skips: bool = False
-    collation: Collation = DEFAULT_COLLATION
+    transform: Callable[..., Any] | None = None
     batch_transform: Callable[..., Any] | None = None
-    batch_takes_rng: bool = False
-    mixed: MixtureSpec | None = None
+    collation: Collation = DEFAULT_COLLATION
+    skips: bool = False
     pictures: tuple[str, ...] = ()
     audio: AudioSpec = AudioSpec()
     make_view: Maker = RowView.of_tables
     tables: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     n_selected: int | None = None
-    remote: RemoteOptions | None = None
+
+    @property
+    def path(self) -> str:
+        """The path of the dataset, for messages."""
+        return self.source.path
 
     @property
     def makes_batches(self) -> bool:

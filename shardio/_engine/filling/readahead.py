@@ -137,7 +137,7 @@ class ReadAhead:
     ) -> None:
         if self._extents is None:
             batch_spec, view = self._batch_spec, self._view
-            self._extents = Extents(self._dataset, batch_spec.fields, batch_spec.verify)
+            self._extents = Extents(self._dataset, batch_spec.fields, self._dataset.verify)
             if isinstance(view, ClipView) and not view.clip.goes_by_times:
                 self._clips = ClipExtents(self._dataset, view.spec, self._extents.files)
         extents, policy = self._extents, self._probe_policy

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from shardio._base.callers import takes_rng
 from shardio._base.classes import cached_property
 from shardio._base.statistics import PHASE_TIMES, TRANSFORM, now_ns
 from shardio._engine.filling.batch_spec import BatchSpec
@@ -80,8 +81,11 @@ class TransformRunner:
     ) -> None:
         self._batch_spec, self._view, self._passes = batch_spec, view, passes
         self._dataset, self._reader = view.dataset, reader
-        self._call, self._takes_rng = call, batch_spec.takes_rng
+        self._call = call
         self._transform: Any = batch_spec.transform
+        self._takes_rng = self._transform is not None and takes_rng(
+            "transform", "sample", self._transform
+        )
         self._generators = SampleGenerators(batch_spec.seed)
 
     def fill(self, batch: BatchRows) -> int:
