@@ -3,8 +3,8 @@
 #
 # Afterwards `bin` is the environment's folder of programs, and `has_clang` is yes or no: whether
 # tinygrad's CPU device, which compiles its kernels with clang, works here. PYTHON=... chooses the
-# interpreter; nothing is installed outside .venv, but for clang and, where it is missing,
-# python3-venv when this runs as root on a system with apt.
+# interpreter; nothing is installed outside .venv, but for clang (and, where pip cannot be had
+# otherwise, python3-venv) when this runs as root on a system with apt.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 bin=$root/.venv/bin
@@ -44,16 +44,29 @@ install_packages() {
         { apt-get update -qq && apt-get install -qq -y --no-install-recommends "$@" >/dev/null; }
 }
 
-# Make .venv with pip inside; Debian splits ensurepip, which `venv` needs, off into python3-venv.
+# Make .venv with pip inside. Debian splits ensurepip off into python3-venv, so without it `venv`
+# fails; then pip's own wheel is fetched and installs itself.
 make_environment() {
-    local python
+    local python folder wheel
     python=$(find_python) || exit 3
     say "making .venv with $("$python" --version) ($python)"
     rm -rf "$root/.venv"
-    "$python" -c 'import ensurepip, venv' 2>/dev/null || install_packages python3-venv || true
-    "$python" -m venv "$root/.venv" ||
-        fail "$python cannot make an environment; install python3-venv (Debian, Ubuntu: apt-get" \
-            "install python3-venv), or name a whole Python: PYTHON=... $0"
+    if "$python" -c 'import ensurepip' 2>/dev/null; then
+        "$python" -m venv "$root/.venv" && return
+        rm -rf "$root/.venv"
+    fi
+    say "this Python has no ensurepip: fetching pip itself"
+    "$python" -m venv --without-pip "$root/.venv" ||
+        fail "$python has no module venv; install python3-venv, or name a whole Python: PYTHON=... $0"
+    folder=$(mktemp -d)
+    if wheel=$("$bin/python" "$root/tools/_pip_wheel.py" "$folder") &&
+        "$bin/python" "$wheel/pip" install -q --no-index "$wheel"; then
+        rm -rf "$folder"
+        return
+    fi
+    rm -rf "$folder" "$root/.venv"
+    install_packages python3-venv && "$python" -m venv "$root/.venv" ||
+        fail "cannot get pip; install it (Debian, Ubuntu: apt-get install python3-venv) and run again"
 }
 
 # Bring .venv up to date with pyproject.toml; costs nothing when it is.

@@ -1,0 +1,103 @@
+"""Without ensurepip, the wheel of pip is fetched as pip itself would fetch it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+import _pip_wheel
+
+CONFIGURATION_FILES = _pip_wheel.configuration_files
+
+
+@pytest.fixture(autouse=True)
+def no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_CERT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(_pip_wheel, "configuration_files", lambda: [tmp_path / "pip.conf"])
+
+
+def _make_index(folder: Path, wheels: dict[str, str], *, damaged: str = "") -> str:
+    """Write an index of wheels, each with further attributes for its link; return its URL."""
+    (folder / "pip").mkdir(parents=True)
+    links = []
+    for name, attributes in wheels.items():
+        digest = hashlib.sha256(name.encode()).hexdigest()
+        content = "damaged" if name == damaged else name
+        (folder / "pip" / name).write_text(content)
+        links.append(f'<a href="{name}#sha256={digest}" {attributes}>{name}</a>')
+    (folder / "pip" / "index.html").write_text("\n".join(links))
+    return folder.as_uri()
+
+
+NEWEST = "pip-24.10-py3-none-any.whl"
+WHEELS = {
+    "pip-9.0.3-py2.py3-none-any.whl": "",
+    NEWEST: 'data-requires-python="&gt;=3.8"',
+    "pip-24.9.1-py3-none-any.whl": "",
+    "pip-25.0b1-py3-none-any.whl": "",
+    "pip-25.1-py3-none-any.whl": 'data-yanked="broken"',
+    "pip-99.0-py3-none-any.whl": 'data-requires-python="&gt;=3.99"',
+    "pip-99.1.tar.gz": "",
+}
+
+
+def test_the_newest_final_wheel_for_this_python_is_fetched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", _make_index(tmp_path / "index", WHEELS))
+    wheel = _pip_wheel.fetch(tmp_path)
+    assert (wheel.name, wheel.read_text()) == (NEWEST, NEWEST)
+
+
+def test_the_index_of_the_configuration_file_is_used(tmp_path: Path) -> None:
+    url = _make_index(tmp_path / "index", WHEELS)
+    (tmp_path / "pip.conf").write_text(f"[global]\nindex-url = {url}\n")
+    assert _pip_wheel.fetch(tmp_path).name == NEWEST
+
+
+def test_the_files_that_pip_reads_are_read_and_a_named_one_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    files = CONFIGURATION_FILES()
+    assert files[:2] == [tmp_path / "pip.conf", Path("/home/ada/.config/pip/pip.conf")]
+    assert Path("/etc/pip.conf") in files
+
+
+def test_the_environment_is_stronger_than_the_configuration_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "pip.conf").write_text("[global]\nindex-url = file:///nowhere\n")
+    monkeypatch.setenv("PIP_INDEX_URL", _make_index(tmp_path / "index", WHEELS))
+    assert _pip_wheel.fetch(tmp_path).name == NEWEST
+
+
+def test_a_further_index_is_asked_where_the_first_has_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", _make_index(tmp_path / "empty", {}))
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", _make_index(tmp_path / "index", WHEELS))
+    assert _pip_wheel.fetch(tmp_path).name == NEWEST
+
+
+def test_a_wheel_whose_bytes_do_not_match_its_hash_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    url = _make_index(tmp_path / "index", WHEELS, damaged=NEWEST)
+    monkeypatch.setenv("PIP_INDEX_URL", url)
+    with pytest.raises(_pip_wheel.Unavailable, match="found other bytes"):
+        _pip_wheel.fetch(tmp_path)
+    assert not (tmp_path / NEWEST).exists()
+
+
+def test_an_index_that_does_not_answer_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", (tmp_path / "missing").as_uri())
+    with pytest.raises(_pip_wheel.Unavailable, match="missing: "):
+        _pip_wheel.fetch(tmp_path)
