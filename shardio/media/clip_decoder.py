@@ -35,7 +35,7 @@ from shardio.media.decoders import (
     recently_used,
 )
 from shardio.media.frames import CropBox, CropPosition, FrameWriter
-from shardio.media.pixels import MATRICES, RANGES, FrameConverter, Pixels, display_matrix
+from shardio.media.pixels import FrameConverter, Pixels, display_matrix
 
 if TYPE_CHECKING:
     from av import VideoFrame
@@ -159,17 +159,10 @@ def _check_outputs(
     clips: Sequence[tuple[npt.ArrayLike, Pixels]],
     numbers: Sequence[npt.NDArray[np.int64]],
     pixels: str,
-    matrix: str,
-    color_range: str,
 ) -> tuple[int, int]:
     """Check options and output arrays; return the height and width of the pictures."""
     if pixels not in ("rgb", "yuv420"):
         raise InvalidArgument(f"pixels is {pixels!r}; expected 'rgb' or 'yuv420'")
-    if matrix not in MATRICES or color_range not in RANGES:
-        raise InvalidArgument(
-            f"matrix {matrix!r}, color_range {color_range!r}; expected one of "
-            f"{', '.join(MATRICES)}, and one of {', '.join(RANGES)}"
-        )
     row = clips[0][1].shape[1:]
     is_rgb = pixels == "rgb"
     if not (len(row) == 3 and row[2] == 3 if is_rgb else len(row) == 2 and row[0] % 3 == 0):
@@ -233,14 +226,12 @@ class _OpenDecoder:
         size: tuple[int, int],
         aspect: Fraction,
         crop: CropPosition | CropBox | None,
-        colours: dict[str, str],
+        pixels: str,
     ) -> FrameWriter:
         """Return a writer for these options; reuse the previous writer if its options are equal."""
-        options = size, aspect, crop, colours
+        options = size, aspect, crop, pixels
         if self.writer is None or self.writer_options != options:
-            converter = self.converter
-            self.writer = FrameWriter(size, aspect, crop, converter=converter, **colours)
-            self.writer_options = options
+            self.writer, self.writer_options = FrameWriter(*options, self.converter), options
         return self.writer
 
 
@@ -271,8 +262,6 @@ class ClipDecoder(Closing):
         *,
         crop: CropPosition | CropBox | None = None,
         pixels: str = "rgb",
-        matrix: str = "bt601",
-        color_range: str = "limited",
     ) -> None:
         """Decode `frames`, numbered in presentation order, into `out`; its shape sets the size.
 
@@ -283,16 +272,13 @@ class ClipDecoder(Closing):
             out: the uint8 output. For "rgb" (n, height, width, 3); for "yuv420" (n, height * 3 / 2,
                 width), with Y above U and V side by side, and even height and width.
             crop: the part of the picture; None is the largest centred part.
-            pixels: "rgb" or "yuv420".
-            matrix: for "yuv420", the colour matrix of the output; see `MATRICES`.
-            color_range: for "yuv420", "limited" or "full".
+            pixels: "rgb", or "yuv420" for BT.601 in limited range.
 
         Raises:
             MediaError: the stream is damaged; the contents of `out` are then undefined.
             InvalidArgument: there is no such frame, or `out` has the wrong shape.
         """
-        colours = {"pixels": pixels, "matrix": matrix, "color_range": color_range}
-        self.decode_many(stream, [(frames, out)], crop=crop, **colours)
+        self.decode_many(stream, [(frames, out)], crop=crop, pixels=pixels)
 
     def decode_many(
         self,
@@ -301,8 +287,6 @@ class ClipDecoder(Closing):
         *,
         crop: CropPosition | CropBox | None | list[CropPosition | CropBox | None] = None,
         pixels: str = "rgb",
-        matrix: str = "bt601",
-        color_range: str = "limited",
     ) -> None:
         """Decode several clips, given as pairs of frames and output array.
 
@@ -312,7 +296,7 @@ class ClipDecoder(Closing):
         if not clips:
             return
         numbers = [np.asarray(frames, np.int64) for frames, _ in clips]
-        size = _check_outputs(clips, numbers, pixels, matrix, color_range)
+        size = _check_outputs(clips, numbers, pixels)
         opened = recently_used(
             self._opened, id(stream), self._max_streams, lambda: _OpenStream.of(stream)
         )
@@ -322,8 +306,7 @@ class ClipDecoder(Closing):
         crops = crop if isinstance(crop, list) else [crop] * len(clips)
         if len(crops) != len(clips):
             raise InvalidArgument(f"{len(clips)} clips, and a list of {len(crops)} crops")
-        colours = {"pixels": pixels, "matrix": matrix, "color_range": color_range}
-        by_crop = {each: decoder.writer_for(size, opened.aspect, each, colours) for each in crops}
+        by_crop = {each: decoder.writer_for(size, opened.aspect, each, pixels) for each in crops}
         rows = [row for _, out in clips for row in out]
         writers = [by_crop[crops[0]]] * len(rows)
         if len(by_crop) > 1:

@@ -111,7 +111,7 @@ _ENCODERS: dict[str, tuple[str, Callable[[int, int], dict[str, str]]]] = {
 
 
 class StreamEncoder:
-    """An encoder of frames to a stream of 8-bit 4:2:0.
+    """An encoder of frames to a stream of 8-bit 4:2:0, in BT.601 and limited range.
 
     Args:
         width, height: the size of the frames in pixels; even.
@@ -119,7 +119,6 @@ class StreamEncoder:
         gop: the number of frames from one keyframe to the next.
         crf: the quality on the codec's own scale; lower is better.
         codec: "h264", "hevc" or "av1".
-        matrix, color_range: the colours of the stream, and of frames that are passed as YUV.
 
     Raises:
         InvalidArgument: an option is invalid.
@@ -135,21 +134,15 @@ class StreamEncoder:
         gop: int = 16,
         crf: int = 19,
         codec: str = "h264",
-        matrix: str = "bt601",
-        color_range: str = "limited",
     ) -> None:
-        if codec not in _ENCODERS or matrix not in MATRICES or color_range not in RANGES:
-            raise InvalidArgument(
-                f"codec {codec!r}, matrix {matrix!r}, color_range {color_range!r}; expected one "
-                f"each of {', '.join(_ENCODERS)}; {', '.join(MATRICES)}; {', '.join(RANGES)}"
-            )
+        if codec not in _ENCODERS:
+            raise InvalidArgument(f"codec is one of {', '.join(_ENCODERS)}; found {codec!r}")
         if min(width, height) < 16 or (width | height) & 1 or gop < 1 or not 0 <= crf <= 63:
             raise InvalidArgument(
                 f"{width}x{height} pixels, gop {gop}, crf {crf}; expected even sides from 16 on, "
                 f"a gop of 1 or more, a crf from 0 to 63"
             )
         self._size, self._time_base, self._codec_name = (width, height), time_base, codec
-        self._colours = {"matrix": matrix, "color_range": color_range}
         self._codec = self._open_codec(gop, crf)
         self._spare = disposable_layer_test(codec, b"") if codec == "h264" else None
         self._converter = FrameConverter()
@@ -180,8 +173,7 @@ class StreamEncoder:
         # Use a fixed time base, because it is written into the extradata: otherwise streams with
         # different time bases could not share a decoder. The packet table has the real times.
         codec.time_base, codec.framerate = 1 / _RATE, _RATE
-        codec.colorspace = MATRICES[self._colours["matrix"]]
-        codec.color_range = RANGES[self._colours["color_range"]]
+        codec.colorspace, codec.color_range = MATRICES["bt601"], RANGES["limited"]
         codec.thread_type, codec.thread_count = "NONE", 1
         codec.gop_size = gop
         codec.flags |= Flags.global_header | Flags.closed_gop
@@ -217,7 +209,7 @@ class StreamEncoder:
         width, height = self._size
         if picture.dtype == np.uint8 and picture.shape == (height, width, 3):
             rgb = VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
-            return self._converter.yuv(rgb, width, height, **self._colours)
+            return self._converter.yuv(rgb, width, height)
         if picture.dtype != np.uint8 or picture.shape != (height * 3 // 2, width):
             raise InvalidArgument(
                 f"a picture is {picture.dtype} of {picture.shape}; expected uint8 of "
@@ -225,7 +217,7 @@ class StreamEncoder:
             )
         half = width // 2
         parts = (picture[:height], picture[height:, :half], picture[height:, half:])
-        return frame_from_planes(parts, "yuv420p", **self._colours)
+        return frame_from_planes(parts, "yuv420p")
 
     def _collect(self, packets: Iterable[Any]) -> None:
         for packet in packets:
@@ -237,11 +229,8 @@ class StreamEncoder:
             self._flags.append(int(flag))
             self._packet_frames.append(packet.pts)
 
-    def finish(self, *, last_duration: int = 0) -> EncodedStream:
+    def finish(self) -> EncodedStream:
         """Flush the encoder, and return the stream. Call it once.
-
-        Args:
-            last_duration: the duration of the last frame in ticks; 0 repeats the previous duration.
 
         Raises:
             MediaError: no frame was added, or the encoder dropped frames.
@@ -256,8 +245,8 @@ class StreamEncoder:
             raise MediaError(f"after {len(self._times)} pictures: {error.strerror}") from error
         if sorted(self._packet_frames) != list(range(len(self._times))):
             raise MediaError(f"{self._codec.name} dropped pictures")
-        durations = frame_durations(self._times, last_duration)
-        parameters = _parameters(self._codec_name, "yuv420p", self._size, **self._colours)
+        durations = frame_durations(self._times)
+        parameters = _parameters(self._codec_name, "yuv420p", self._size, "limited")
         if self._codec.reorder_depth:
             parameters["reorder"] = self._codec.reorder_depth
         packets = pack_packets(
@@ -294,7 +283,7 @@ def _check_rising(times: list[int], time: int) -> None:
 
 
 def _parameters(
-    codec: str, pixel_format: str, size: tuple[int, int], matrix: str, color_range: str
+    codec: str, pixel_format: str, size: tuple[int, int], color_range: str
 ) -> dict[str, Any]:
     """Return the parameters of a stream; `size` is (width, height)."""
     return {
@@ -303,9 +292,9 @@ def _parameters(
         "width": size[0],
         "height": size[1],
         "color_range": RANGES[color_range],
-        "colorspace": MATRICES[matrix],
+        "colorspace": MATRICES["bt601"],
         "range": color_range,
-        "matrix": matrix,
+        "matrix": "bt601",
     }
 
 
@@ -347,19 +336,19 @@ class JpegEncoder:
         self._parts.append(encode_jpeg(picture, quality=self._quality))
         self._times.append(time)
 
-    def finish(self, *, last_duration: int = 0) -> EncodedStream:
-        """Return the stream. Call it once. `last_duration` is as in `StreamEncoder`.
+    def finish(self) -> EncodedStream:
+        """Return the stream. Call it once.
 
         Raises:
             MediaError: no frame was added.
         """
         if not self._times:
             raise MediaError("no picture to encode")
-        parameters = _parameters("mjpeg", "yuvj420p", self._size, "bt601", "full")
+        parameters = _parameters("mjpeg", "yuvj420p", self._size, "full")
         packets = pack_packets(
             list(map(len, self._parts)),
             [int(PacketFlag.KEY)] * len(self._parts),
             self._times,
-            frame_durations(self._times, last_duration),
+            frame_durations(self._times),
         )
         return build_stream(parameters, b"", packets, b"".join(self._parts), self._time_base)

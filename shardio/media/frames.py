@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -160,7 +160,6 @@ class FrameWriter:
         crop: the part of the picture; None is the largest centred part.
         pixels: "rgb" writes (height, width, 3); "yuv420" writes (height * 3 / 2, width), with Y
             above U and V side by side, and requires even height and width.
-        matrix, color_range: the colours of "yuv420".
     """
 
     def __init__(
@@ -169,13 +168,10 @@ class FrameWriter:
         aspect: Fraction,
         crop: CropPosition | CropBox | None = None,
         pixels: str = "rgb",
-        matrix: str = "bt601",
-        color_range: str = "limited",
         converter: FrameConverter | None = None,
     ) -> None:
         self._size, self._aspect, self._crop = size, aspect, crop
         self._is_yuv = pixels == "yuv420"
-        self._colours: dict[str, Any] = {"matrix": matrix, "color_range": color_range}
         self._converter = converter or FrameConverter()
         self._geometries: dict[tuple[int, int, bool], CropGeometry] = {}
         self._format: FrameFormat | None = None
@@ -206,7 +202,7 @@ class FrameWriter:
         whole, (top, left) = (geometry.width, geometry.height), (geometry.top, geometry.left)
         if not self._is_yuv:
             return self._converter.rgb_path(frame, whole, self._size, (top, left))
-        if geometry.is_odd or self._converter.yuv(frame, *whole, **self._colours) is not frame:
+        if geometry.is_odd or self._converter.yuv(frame, *whole) is not frame:
             return None
         return PlaneCopyPath(self._size, top, left)
 
@@ -231,15 +227,15 @@ class FrameWriter:
         out: Pixels,
     ) -> None:
         """Write YUV planes; use full-resolution chroma if the crop would split pairs of pixels."""
-        (tall, wide), colours = self._size, self._colours
+        tall, wide = self._size
         top, left = geometry.top, geometry.left
         if geometry.is_odd or turns != _UPRIGHT:
-            full = self._converter.yuv(frame, *whole, chroma="yuv444p", **colours)
+            full = self._converter.yuv(frame, *whole, "yuv444p")
             planes = [plane_rows(each, whole[1], whole[0]) for each in full.planes]
             parts = [self._oriented_crop(plane, turns, geometry) for plane in planes]
-            frame, whole = frame_from_planes(parts, "yuv444p", **colours), (wide, tall)
+            frame, whole = frame_from_planes(parts, "yuv444p"), (wide, tall)
             top = left = 0
-        luma, blue, red = self._converter.yuv(frame, *whole, **colours).planes
+        luma, blue, red = self._converter.yuv(frame, *whole).planes
         out[:tall] = plane_rows(luma, tall, wide, top, left)
         tall, wide, top, left = tall // 2, wide // 2, top // 2, left // 2
         out[-tall:, :wide] = plane_rows(blue, tall, wide, top, left)
@@ -278,12 +274,10 @@ class FrameRenderer:
         size: int | tuple[int, int],
         aspect: Fraction,
         pixels: str = "rgb",
-        matrix: str = "bt601",
-        color_range: str = "limited",
     ) -> None:
         height, width = (size, size) if isinstance(size, int) else size
         self._shape = (height, width, 3) if pixels == "rgb" else (height * 3 // 2, width)
-        self._writer = FrameWriter((height, width), aspect, None, pixels, matrix, color_range)
+        self._writer = FrameWriter((height, width), aspect, None, pixels)
 
     def render(self, frame: VideoFrame, display: bytes | None) -> Pixels:
         """Scale, convert, rotate and crop `frame` into a new array."""
@@ -305,15 +299,13 @@ def display_rotation(display: bytes | None) -> tuple[bool, int, int]:
     return turned, -1 if down < 0 else 1, -1 if right < 0 else 1
 
 
-def frame_from_planes(
-    parts: Sequence[Pixels], pixel_format: str, *, matrix: str, color_range: str
-) -> VideoFrame:
-    """Copy planes of Y, U and V into a frame."""
+def frame_from_planes(parts: Sequence[Pixels], pixel_format: str) -> VideoFrame:
+    """Copy planes of Y, U and V, of BT.601 in limited range, into a frame."""
     from av import VideoFrame
 
     height, width = parts[0].shape
     frame = VideoFrame(width, height, pixel_format)
     for plane, part in zip(frame.planes, parts, strict=True):
         plane_rows(plane, *part.shape)[...] = part
-    frame.colorspace, frame.color_range = MATRICES[matrix], RANGES[color_range]
+    frame.colorspace, frame.color_range = MATRICES["bt601"], RANGES["limited"]
     return frame

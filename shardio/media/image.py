@@ -94,13 +94,6 @@ class ImageFacts:
     bits: int
     orientation: int
 
-    def decoded_size(self, min_size: tuple[int, int] | None) -> tuple[int, int]:
-        """Return height and width of the result of `decode_image` for `min_size`."""
-        if min_size is None or self.format != "JPEG":
-            return self.height, self.width
-        divisor = _scale_divisor(self.height, self.width, min_size)
-        return -(-self.height // divisor), -(-self.width // divisor)
-
 
 def probe(data: Buffer) -> ImageFacts:
     """Read a picture's header; no pixel is decoded.

@@ -272,20 +272,12 @@ class FrameConverter:
         return (width, height, target, matrix, matrix, self._flags, *ranges_and_tags, n_threads)
 
     def yuv(
-        self,
-        frame: VideoFrame,
-        width: int,
-        height: int,
-        *,
-        matrix: str,
-        color_range: str,
-        chroma: str = "yuv420p",
+        self, frame: VideoFrame, width: int, height: int, chroma: str = "yuv420p"
     ) -> VideoFrame:
-        """Convert a frame to 8-bit planes; return the frame itself if it needs no conversion."""
+        """Convert a frame to 8-bit planes of BT.601 in limited range; return it if it has them."""
         full = is_full_range(frame)
-        alike = matrix_name(frame) == matrix and full == (color_range == "full")
-        if alike and frame.width == width and frame.height == height:
-            if frame.format.name.replace("yuvj", "yuv") == chroma:
+        if (frame.width, frame.height, frame.format.name) == (width, height, chroma) and not full:
+            if matrix_name(frame) == "bt601":
                 return frame
         if self._has_alpha(frame):
             frame = self._blend_over_black(frame)
@@ -296,10 +288,10 @@ class FrameConverter:
             height,
             chroma,
             None if is_rgb else MATRICES[matrix_name(frame)],
-            MATRICES[matrix],
+            _BT601,
             self._flags,
             RANGES["full" if full or is_rgb else "limited"],
-            RANGES[color_range],
+            RANGES["limited"],
             threads=1,
         )
 

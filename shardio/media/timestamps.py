@@ -136,8 +136,8 @@ class MonotonicTimestamps:
         return found
 
 
-def frame_durations(times: Sequence[int], last: int = 0) -> npt.NDArray[np.int64]:
-    """Return the durations of frames in ticks; `last` is the last of them, 0 to repeat one."""
+def frame_durations(times: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Return each frame's time until the next, in ticks; the last duration is repeated."""
     found: npt.NDArray[np.int64] = np.diff(np.array([*times, 0], np.int64)).view(np.int64)
-    found[-1] = last or (found[-2] if len(found) > 1 else 1)
+    found[-1] = found[-2] if len(found) > 1 else 1
     return found

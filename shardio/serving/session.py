@@ -76,7 +76,7 @@ class Session:
         """Step and size of each batch that was sent, but not yet taken by the client's loop."""
         self._unsent: deque[tuple[weakref.ref[Any], int]] = deque()
         """The blocks that ZeroMQ may still hold, even of earlier iterations, with their sizes."""
-        self._n_untaken_bytes = self.n_sent = 0
+        self.n_untaken_bytes = self.n_sent = 0
         self._thread = threading.Thread(target=self._run, name="shardio session", daemon=True)
         try:
             self._thread.start()
@@ -89,11 +89,6 @@ class Session:
     def is_running(self) -> bool:
         """True until the session's thread has ended."""
         return self._thread.is_alive()
-
-    @property
-    def n_untaken_bytes(self) -> int:
-        """The total size of the batches that were sent, but not yet taken by the client's loop."""
-        return self._n_untaken_bytes
 
     def tell(self, head: Head) -> None:
         """Accept a message of the client, unless too many already wait for an answer."""
@@ -125,7 +120,7 @@ class Session:
         self._taken = max(self._taken, min(self._step, number(head, "taken")))
         self._upto = min(number(head, "upto"), self._taken + MAX_AHEAD)
         while self._untaken and self._untaken[0][0] < self._taken:
-            self._n_untaken_bytes -= self._untaken.popleft()[1]
+            self.n_untaken_bytes -= self._untaken.popleft()[1]
 
     def _run(self) -> None:
         loader: ShardLoader | None = None
@@ -186,7 +181,7 @@ class Session:
     def _is_granted(self) -> bool:
         if self._batches is None or self._step >= self._upto:
             return False
-        return not self._untaken or self._n_untaken_bytes < MAX_UNTAKEN_BYTES
+        return not self._untaken or self.n_untaken_bytes < MAX_UNTAKEN_BYTES
 
     @property
     def _may_send(self) -> bool:
@@ -245,7 +240,7 @@ class Session:
         with self._changed:
             self._step = batch.step + 1
             self._untaken.append((batch.step, len(block)))
-            self._n_untaken_bytes += len(block)
+            self.n_untaken_bytes += len(block)
             self._unsent.append((weakref.ref(block), len(block)))
         self.n_sent += 1
         self._send("batch", block, number=self._number, state=loader.state_dict(), **head)
@@ -255,7 +250,7 @@ class Session:
         with self._changed:
             self._number = self._batches = None
             self._untaken.clear()
-            self._n_untaken_bytes = 0
+            self.n_untaken_bytes = 0
 
     def _fail(self, error: Exception, failed: int | None = None) -> None:
         if isinstance(error, MalformedMessage):

@@ -175,15 +175,12 @@ def test_planes_are_turned_as_rgb_is(tmp_path: Path, rotation: int) -> None:
     assert np.quantile(np.abs(planes[:, :48] - luma), 0.98) <= 2
 
 
-def test_planes_have_the_matrix_and_range_asked_for(stream: EncodedStream, tmp_path: Path) -> None:
-    frame = [5]
-    plain = decode(stream, frame, (96, 64), pixels="yuv420")
-    full = decode(stream, frame, (96, 64), pixels="yuv420", color_range="full")
-    assert np.abs((plain[:, :64].astype(float) - 16) * 255 / 219 - full[:, :64]).max() <= 2
-    other = decode(stream, frame, (96, 64), pixels="yuv420", matrix="bt709")
-    assert np.abs(plain[:, 64:].astype(int) - other[:, 64:]).mean() > 2
+def test_planes_are_of_bt601_and_limited_whatever_the_file_has(
+    stream: EncodedStream, tmp_path: Path
+) -> None:
+    plain = decode(stream, [5], (96, 64), pixels="yuv420")
     path = write_video(tmp_path / "a.mp4", scene(9), matrix=1, full_range=True)
-    same = decode(demux(str(path)), frame, (96, 64), pixels="yuv420")
+    same = decode(demux(str(path)), [5], (96, 64), pixels="yuv420")
     assert np.abs(plain.astype(int) - same).mean() < 3
 
 
@@ -457,8 +454,6 @@ def test_parameters_that_a_hostile_writer_might_store_are_refused(
         ((2, 16, 16, 3), {"pixels": "yuv420"}, "yuv420 needs"),
         ((2, 33, 22), {"pixels": "yuv444"}, "pixels is 'yuv444'"),
         ((2, 33, 21), {"pixels": "yuv420"}, "expected even sides"),
-        ((2, 24, 16), {"pixels": "yuv420", "matrix": "bt470"}, "matrix 'bt470'"),
-        ((2, 24, 16), {"pixels": "yuv420", "color_range": "tv"}, "color_range 'tv'"),
     ],
 )
 def test_arrays_and_options_that_do_not_fit_are_refused(

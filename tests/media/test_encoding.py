@@ -78,15 +78,11 @@ def decoded(stream: Any, n: int = 20) -> Image:
     return out
 
 
-@pytest.mark.parametrize("matrix", ["bt601", "bt709"])
-@pytest.mark.parametrize("color_range", ["limited", "full"])
-def test_colours_come_back_whatever_they_are_coded_with(matrix: str, color_range: str) -> None:
-    flat = [
-        (n, np.full((48, 64, 3), colour, np.uint8))
-        for n, colour in enumerate([(200, 30, 40), (20, 180, 90)])
-    ]
-    stream = encode(flat, 64, 48, BASE, crf=5, matrix=matrix, color_range=color_range)
-    assert (stream.parameters["matrix"], stream.parameters["range"]) == (matrix, color_range)
+def test_colours_come_back() -> None:
+    colours = (200, 30, 40), (20, 180, 90)
+    flat = [(n, np.full((48, 64, 3), colour, np.uint8)) for n, colour in enumerate(colours)]
+    stream = encode(flat, 64, 48, BASE, crf=5)
+    assert (stream.parameters["matrix"], stream.parameters["range"]) == ("bt601", "limited")
     for found, (_, wanted) in zip(decoded(stream, 2), flat, strict=True):
         assert np.abs(found.astype(int) - wanted).max() <= 4
 
@@ -135,14 +131,9 @@ def test_times_are_kept_and_pictures_that_are_none_are_left_out() -> None:
     shown = np.sort(stream.packets, order="pts")
     assert shown["pts"].tolist() == times
     assert shown["duration"].tolist() == [7, 1, 29, 29] and stream.duration == 66
-    encoder = StreamEncoder(64, 48, Fraction(1, 1000))
-    for time, picture in given:
-        if picture is not None:
-            encoder.add(time, picture)
-    assert encoder.finish(last_duration=5).duration == 42
 
 
-def test_a_longer_last_picture_and_bad_pictures() -> None:
+def test_bad_pictures_are_refused() -> None:
     encoder = StreamEncoder(64, 48, BASE)
     encoder.add(1, scene(1, 64, 48)[0])
     with pytest.raises(InvalidArgument, match="a picture at 1 follows one at 1"):
@@ -154,16 +145,7 @@ def test_a_longer_last_picture_and_bad_pictures() -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"width": 63},
-        {"height": 8},
-        {"gop": 0},
-        {"crf": 64},
-        {"codec": "vp9"},
-        {"matrix": "no"},
-        {"color_range": "tv"},
-    ],
+    "options", [{"width": 63}, {"height": 8}, {"gop": 0}, {"crf": 64}, {"codec": "vp9"}]
 )
 def test_options_that_no_encoder_takes_are_refused(options: dict[str, Any]) -> None:
     given: dict[str, Any] = {"width": 64, "height": 48, "time_base": BASE} | options

@@ -131,11 +131,7 @@ KINDS: dict[str, tuple[bytes, tuple[int, int], list[list[int]]]] = {
         (4, 8),
         [[5, 10, 15], [40, 50, 60]],
     ),
-    "transparent grey": (
-        png((1, 2), 8, GREY, [b"\x07\x09"], tRNS=b"\0\x07"),
-        (2, 8),
-        [[0], [9]],
-    ),
+    "transparent grey": (png((1, 2), 8, GREY, [b"\7\x09"], tRNS=b"\0\7"), (2, 8), [[0], [9]]),
     "transparent 2-bit grey": (
         png((1, 4), 2, GREY, [b"\xb1"], tRNS=b"\0\2"),
         (2, 2),
@@ -245,7 +241,7 @@ def test_a_jpeg_is_decoded_no_larger_than_is_enough(divisor: int) -> None:
     data = encode_jpeg(smooth(22, 25), quality=95, subsampling="444")
     size = (-(-22 // divisor), -(-25 // divisor))
     small = decode_image(data, min_size=size)
-    assert small.shape == (*size, 3) == (*probe(data).decoded_size(size), 3)
+    assert small.shape == (*size, 3)
     larger = decode_image(data, min_size=(size[0], size[1] + 1))
     assert larger.shape[1] >= min(25, size[1] + 1)
     whole = decode_image(data)[: 22 // divisor * divisor, : 25 // divisor * divisor]
@@ -254,9 +250,7 @@ def test_a_jpeg_is_decoded_no_larger_than_is_enough(divisor: int) -> None:
 
 
 def test_other_formats_ignore_what_would_be_enough() -> None:
-    data = saved(smooth(), "PNG")
-    assert decode_image(data, min_size=(2, 2)).shape == (12, 16, 3)
-    assert probe(data).decoded_size((2, 2)) == (12, 16)
+    assert decode_image(saved(smooth(), "PNG"), min_size=(2, 2)).shape == (12, 16, 3)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])

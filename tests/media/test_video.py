@@ -15,6 +15,7 @@ import pytest
 from shardio.errors import MediaError
 from shardio.media.demuxing import demux
 from shardio.media.media_files import VideoFile, library_versions
+from tests.media.test_demuxing import B_FRAMES, VARIANTS, by_packets, made
 from tests.media_made import (
     Image,
     plain_decode,
@@ -24,8 +25,6 @@ from tests.media_made import (
     write_sound,
     write_video,
 )
-
-B_FRAMES = {"bf": "3", "g": "12"}
 
 
 def decode(path: Path | str, size: int = 48) -> tuple[list[Image], list[int], Fraction]:
@@ -47,27 +46,9 @@ def assert_same_as_plain_decode(path: Path | str) -> None:
     assert (times, time_base) == (sorted(t for t in wanted_times if t is not None), wanted_base)
 
 
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "B-frames": ("a.mp4", {"codec_options": B_FRAMES}),
-    "matroska": ("a.mkv", {"codec_options": B_FRAMES}),
-    "AVI": ("a.avi", {"codec": "mpeg4"}),
-    "transport stream": ("a.mts", {"container": "mpegts", "codec_options": B_FRAMES}),
-    "4:4:4": ("a.mp4", {"pixel_format": "yuv444p"}),
-    "10 bit": ("a.mp4", {"pixel_format": "yuv420p10le"}),
-    "full range": ("a.mp4", {"full_range": True}),
-    "BT.709": ("a.mp4", {"matrix": 1}),
-    "wide pixels": ("a.mp4", {"aspect": Fraction(4, 3)}),
-    "rotated": ("a.mov", {"rotation": 90}),
-    "upside down": ("a.mov", {"rotation": 180}),
-    "sound alongside": ("a.mp4", {"with_sound": True}),
-    "fragmented": ("a.mp4", {"container_options": {"movflags": "frag_keyframe+empty_moov"}}),
-}
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", sorted(VARIANTS.keys() - {"no container"}))
 def test_pictures_and_times_are_those_of_a_plain_decode(variant: str, tmp_path: Path) -> None:
-    name, options = VARIANTS[variant]
-    assert_same_as_plain_decode(write_video(tmp_path / name, scene(30), **options))
+    assert_same_as_plain_decode(made(variant, tmp_path))
 
 
 def test_odd_sizes_decode(tmp_path: Path) -> None:
@@ -208,29 +189,31 @@ def test_names_that_look_like_protocols_or_patterns_are_names(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "reason"),
+    "content",
     [
-        ("empty.mp4", b"", "not a readable video"),
-        ("notes.mp4", b"just some notes here\n", "not a readable video"),
-        ("list.mp4", b"ffconcat version 1.0\nfile /etc/passwd\n", "not a readable video"),
-        ("list.mp4", b"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\na.ts\n", "not a readable"),
-        ("noise.mkv", random.Random(3).randbytes(8192), "not a readable video"),
+        b"",
+        b"just some notes here\n",
+        b"ffconcat version 1.0\nfile /etc/passwd\n",
+        b"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\na.ts\n",
+        random.Random(3).randbytes(8192),
     ],
 )
-def test_what_is_no_video_is_refused(
-    tmp_path: Path, name: str, content: bytes, reason: str
-) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(MediaError, match=reason):
-        VideoFile(str(tmp_path / name))
+def test_what_is_no_video_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.mp4").write_bytes(content)
+    with pytest.raises(MediaError, match=r"a\.mp4: not a readable video"):
+        VideoFile(str(tmp_path / "a.mp4"))
+    with pytest.raises(MediaError, match="media in memory: not a readable video"):
+        demux(content)
 
 
 @pytest.mark.parametrize("name", ["a.wav", "a.m4a"])
 def test_sound_alone_is_no_video_and_the_error_says_what_is_there(
     tmp_path: Path, name: str
 ) -> None:
-    with pytest.raises(MediaError, match=r"no video stream \(streams: audio\)"):
-        VideoFile(str(write_sound(tmp_path / name)))
+    path = str(write_sound(tmp_path / name))
+    for read in (VideoFile, demux):
+        with pytest.raises(MediaError, match=r"no video stream \(streams: audio\)"):
+            read(path)
 
 
 def test_a_missing_file_is_not_found(tmp_path: Path) -> None:
@@ -259,6 +242,8 @@ def test_a_file_that_is_cut_is_broken_wherever_it_is_cut(
     path.write_bytes(whole[: int(len(whole) * share)])
     with pytest.raises(MediaError):
         decode(path)
+    with pytest.raises(MediaError, match=name):
+        demux(str(path), check=False)  # without decoding it
 
 
 def test_an_flv_that_is_cut_between_two_packets_is_broken_and_says_what_is_missing(
@@ -326,17 +311,22 @@ def test_nothing_is_written_to_standard_error(
 
 def test_random_damage_gives_frames_or_a_media_error_and_nothing_else(tmp_path: Path) -> None:
     rng = random.Random(5)
-    whole = write_video(tmp_path / "whole.mp4", scene(8, 48, 32)).read_bytes()
+    path = write_video(tmp_path / "damaged.mp4", scene(8, 48, 32))
+    whole = path.read_bytes()
     for n in range(60):
         content = bytearray(whole[: rng.randrange(1, len(whole) + 1)] if n % 3 == 0 else whole)
         for _ in range(rng.choice((1, 5, 50))):
             content[rng.randrange(len(content))] = rng.randrange(256)
-        path = tmp_path / "damaged.mp4"
         path.write_bytes(content)
         try:
             assert all(picture.shape == (48, 48, 3) for picture in decode(path)[0])
         except MediaError as error:
             assert str(path) in str(error)
+        try:
+            stream = demux(bytes(content), check=bool(n % 2))
+            by_packets(stream, [0, stream.n_frames - 1], 16)
+        except MediaError as error:
+            assert str(error)
 
 
 def test_the_versions_that_decide_over_pixels_are_named() -> None:
