@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
-import av
 import numpy as np
 import pytest
 
@@ -15,6 +13,7 @@ from shardio import MediaError
 from shardio.format.types.streams import PacketFlag, pack_packets, packet_flags
 from shardio.media import JpegEncoder, demux, encode, mux, times_of
 from shardio.media.media_files import VideoFile
+from tests.media.test_audio import write
 from tests.media_made import scene, write_cut, write_video
 
 
@@ -82,22 +81,9 @@ CODECS = {
 }
 
 
-def write_sound(path: Path) -> None:
-    """Write a file with a tone of one second."""
-    wave = (np.sin(np.arange(48_000) / 20) * 9000).astype(np.int16)
-    frame = av.AudioFrame.from_ndarray(wave[None], format="s16", layout="mono")
-    frame.rate = 48_000
-    with av.open(str(path), "w", format="ogg" if path.suffix == ".opus" else None) as out:
-        stream: Any = out.add_stream(CODECS[path.name], rate=48_000)
-        stream.codec_context.layout = "mono"
-        out.mux(stream.encode(frame))
-        out.mux(stream.encode(None))
-
-
 @pytest.mark.parametrize("name", CODECS)
 def test_sound_has_the_same_samples(name: str, tmp_path: Path) -> None:
-    write_sound(tmp_path / name)
-    stream = demux(str(tmp_path / name), "audio")
+    stream = demux(str(write(tmp_path / name, CODECS[name])), "audio")
     made = mux(stream)
     again = demux(made.data, "audio")
     assert made.suffix == Path(name).suffix
