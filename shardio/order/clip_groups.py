@@ -39,11 +39,10 @@ _HALF: Final = 1 << 32
 
 
 class ClipGroups:
-    """The groups of the clips of some videos. Immutable.
+    """The groups of up to k clips of some videos. Immutable.
 
     Args:
         ends: the cumulative sum of the videos' clip counts.
-        k: the maximum number of clips per group, from 1 up.
         n: the number of clips to use; by default all.
     """
 
@@ -98,11 +97,9 @@ def _random_up_to(most: Positions, videos: Positions, key: int) -> Positions:
 
 
 class ClipGrouping:
-    """The clip groups of one dataset, or of each source of a mixture.
+    """The groups of up to k clips of one dataset, or of each source of a mixture.
 
-    Args:
-        k: the maximum number of clips per group, from 2 up.
-        ends: for each source, the cumulative sum of its videos' clip counts.
+    `ends` has, for each source, the cumulative sum of its videos' clip counts.
     """
 
     def __init__(self, k: int, ends: Sequence[Positions]) -> None:
@@ -199,10 +196,7 @@ def spread_groups(videos: Positions, starts: Positions, key: int) -> Positions:
     into m equal parts, starting at a random phase. Each part has one group of the video, at a
     random place in the first half of the part: two groups are at least half a part apart.
 
-    Args:
-        videos: the video of each group.
-        starts: the first clip of each group, which identifies the group.
-        key: 64 bits.
+    `videos` and `starts` have the video and the first clip of each group.
     """
     drawn = keyed_hashes(starts, key)
     by_video = np.lexsort((drawn, videos))

@@ -75,22 +75,14 @@ def _mixed(hashes: _U64) -> _U64:
 
 
 class Permutation:
-    """A keyed permutation of the integers 0 to n - 1.
-
-    Args:
-        n: the size of the domain.
-        key: a 64-bit key.
-    """
+    """A permutation of the integers 0 to n - 1 by a 64-bit key."""
 
     def __init__(self, n: int, key: int) -> None:
         self.n, self._key = n, key
         self._whole: Positions | None = None
 
     def at(self, positions: Positions) -> Positions:
-        """Return the integer at each of `positions`, which need not be sorted.
-
-        The result is int64, and read-only for the caller.
-        """
+        """Return the integer at each of `positions`, in any order; int64, read-only."""
         if self.n <= SORTED_MAX:
             return self.whole()[positions]
         return permute(positions, self.n, self._key)
@@ -103,12 +95,9 @@ class Permutation:
 
 
 def substitute_position(n: int, *, seed: int, epoch: int, position: int, attempt: int) -> int:
-    """Return the position of the sample that substitutes for a failed sample.
+    """Return the position of the sample, of n, that substitutes for the failed one at `position`.
 
-    Args:
-        n: the number of positions of the epoch.
-        seed, epoch, position: the key and the position of the failed sample.
-        attempt: the count of earlier substitutes that failed.
+    `attempt` is the count of earlier substitutes that failed as well.
     """
     return derive_key(32, seed, epoch, position, attempt) * n >> 64
 
@@ -128,13 +117,7 @@ def permutations(n: int, keys: _U64) -> Positions:
 
 
 def permute(positions: Positions, n: int, key: int) -> Positions:
-    """Return the image of each position under the keyed permutation of 0..n-1.
-
-    Args:
-        positions: any positions below n, in any order; n is at most 2^48.
-        n: the size of the domain, from 2 up.
-        key: 64 bits.
-    """
+    """Return the integer at each of `positions` under a permutation of 0..n-1; n is 2 to 2^48."""
     width = math.isqrt(n - 1) + 1
     height = -(-n // width)
     keys = [mix(key + (i + 1) * _GOLDEN) for i in range(ROUNDS)]

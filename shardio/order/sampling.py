@@ -83,11 +83,7 @@ function that returns the positions for an epoch, counted from 0.
 
 
 def check_shuffle(name: str, value: Any) -> Shuffle:
-    """Return the value if it names an order.
-
-    Raises:
-        InvalidArgument: the value is unknown; the message has the names of all orders.
-    """
+    """Return the value if it names an order, else raise InvalidArgument with the names of all."""
     if not isinstance(value, bool | str) or value not in ORDERS:
         known = ", ".join(map(repr, ORDERS))
         raise InvalidArgument(f"{name} must be one of {known}; found {value!r}")
@@ -95,12 +91,7 @@ def check_shuffle(name: str, value: Any) -> Shuffle:
 
 
 def check_sampler(name: str, sampler: Any) -> Any:
-    """Return the sampler if it is valid.
-
-    Raises:
-        InvalidArgument: the sampler has no positions, or is a function that does not take one
-            argument, the epoch.
-    """
+    """Return the sampler if it has positions, or is a function of one argument, the epoch."""
     if callable(sampler):
         check_one_argument(name, "epoch", sampler)
     elif not isinstance(sampler, WeightedSampler) and (
@@ -128,11 +119,7 @@ def holds_positions(sampler: Any) -> bool:
 
 
 def check_not_distributed(sampler: Any, rank: int, world_size: int) -> None:
-    """Check that a sampler does not divide samples among ranks, as a DistributedSampler does.
-
-    Raises:
-        InvalidArgument: the sampler and the loader both divide samples.
-    """
+    """Raise InvalidArgument if a sampler and the loader both divide samples among ranks."""
     n = getattr(sampler, "num_replicas", 1)
     if world_size > 1 and isinstance(n, int) and n > 1:
         raise InvalidArgument(
@@ -143,11 +130,7 @@ def check_not_distributed(sampler: Any, rank: int, world_size: int) -> None:
 
 
 def check_one_argument(name: str, given: str, function: Any) -> None:
-    """Check that a user's function can be called with one argument.
-
-    Raises:
-        InvalidArgument: the function cannot be called so; the message names option and argument.
-    """
+    """Raise InvalidArgument unless a user's function can be called with one argument, `given`."""
     if not callable(function):
         raise InvalidArgument(f"{name} must be callable; found {function!r}")
     try:
@@ -186,9 +169,7 @@ def cumulative_weights(weights: Numbers) -> Numbers:
 class WeightedOrder:
     """Draws with replacement: the row at each position of one epoch.
 
-    Args:
-        sums: the table from `cumulative_weights`; borrowed.
-        seed, epoch: the random seed and the epoch, which determine the order.
+    `sums` is the table from `cumulative_weights`; borrowed.
     """
 
     def __init__(self, sums: Numbers, *, seed: int, epoch: int) -> None:
