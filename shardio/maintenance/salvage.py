@@ -214,7 +214,7 @@ def _map_readable(path: str, copy: Path) -> tuple[memoryview, int]:
     holes = unreadable_pages(path)
     if holes:
         _copy_readable(path, copy, set(holes))
-    return map_file(str(copy) if holes else path), len(holes)
+    return map_file(str(copy) if holes else path)[0], len(holes)
 
 
 def unreadable_pages(path: str) -> list[int]:

@@ -26,7 +26,7 @@ from shardio.storage.file_access import (
     Access,
     FileState,
     choose_access,
-    map_with_state,
+    map_file,
     open_shard,
     resized_error,
 )
@@ -102,12 +102,10 @@ class PreadFile:
         return memoryview(buffer).toreadonly()
 
     def read_rows(self, offset: int, stride: int, rows: Rows, out: npt.NDArray[np.uint8]) -> None:
-        """Read rows of a table in the file into the rows of `out`.
+        """Read rows of a table in the file, in any order, into the rows of `out`.
 
-        Args:
-            offset, stride: the file offset of row 0, and the distance between rows, in bytes.
-            rows: row numbers, in any order.
-            out: a C-contiguous 2-D array; its width is the number of bytes to read per row.
+        `offset` is the file offset of row 0, and `stride` the distance between rows, in bytes.
+        `out` is a C-contiguous 2-D array; its width is the number of bytes to read per row.
         """
         if len(rows):
             lines = np.argsort(rows, kind="stable")
@@ -188,7 +186,7 @@ class PreadFile:
                 self._read_all(some, len(some) * size, place + i * size)
 
     def _read_all(self, views: list[memoryview], n_bytes: int, offset: int) -> None:
-        """Fill buffers of `n_bytes` in total, starting at `offset`."""
+        """Fill buffers of `n_bytes` in total with the bytes at `offset`."""
         descriptor = self._descriptor or self._open_again()
         try:
             n_read = os.preadv(descriptor.fd, views, offset)
@@ -223,15 +221,12 @@ class PreadFile:
         found = os.fstat(descriptor.fd).st_size
         error = resized_error(self.path, self.nbytes, found)
         if found >= self.nbytes:
-            error = ShardChanged(
-                "the file was truncated while it was read, and restored",
-                code="changed",
-                path=self.path,
-            )
+            what = "the file was truncated while it was read, and restored"
+            error = ShardChanged(what, code="changed", path=self.path)
         return error.at(offset=offset)
 
     def _allow_reopen(self, error: OSError, n_failures: int = 0) -> None:
-        """Allow a file to be reopened after ESTALE; raise any other error with the path."""
+        """Drop the descriptor after ESTALE, to reopen it; raise any other error with the path."""
         if error.errno != errno.ESTALE or n_failures:
             raise OSError(error.errno, os.strerror(error.errno or 0), self.path) from error
         self._descriptor = None
@@ -309,14 +304,9 @@ Content = memoryview | PreadFile
 
 
 def open_content(path: str, access: Access) -> tuple[Content, FileState]:
-    """Open a whole file, mapped or read by offset according to `access` and the file system.
-
-    Raises:
-        InvalidArgument: `access` is not one of ACCESS.
-        ShardNotFound, ShardIncomplete, UnsupportedEnvironment, OSError: as in `map_with_state`.
-    """
+    """Open a whole file, mapped or read by offset according to `access` and the file system."""
     if choose_access(path, access) == "mmap":
-        return map_with_state(path)
+        return map_file(path)
     file = PreadFile(path)
     return file, file.state
 

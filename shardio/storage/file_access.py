@@ -16,6 +16,7 @@ import resource
 import stat
 import weakref
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final, Literal, NamedTuple, get_args
 
 import numpy as np
@@ -48,12 +49,9 @@ class FileState(NamedTuple):
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
     def check(self, now: FileState, path: str) -> None:
-        """Compare with the current state of the file at the same path.
+        """Raise ShardChanged if the current state of the path is of another file or size.
 
         The modification time is ignored, because hashes detect and locate changed content.
-
-        Raises:
-            ShardChanged: there is another file at the path, or the size of the file has changed.
         """
         if self[:2] != now[:2]:
             raise ShardChanged(
@@ -70,22 +68,14 @@ class FileState(NamedTuple):
 def resized_error(path: str, expected: int, found: int) -> ShardChanged:
     """Return the error for a file whose size changed after it was opened."""
     how = "cut short" if found < expected else "made longer"
-    return ShardChanged(
-        f"the file was {how} while it was in use",
-        code="file_size",
-        path=path,
-        expected=expected,
-        found=found,
-    )
+    what = f"the file was {how} while it was in use"
+    return ShardChanged(what, code="file_size", path=path, expected=expected, found=found)
 
 
 def check_length(path: str, opened: FileState) -> None:
-    """Check that a mapped file was not truncated: reading a missing page would kill the process.
+    """Raise ShardChanged if a mapped file was truncated: reading a missing page kills the process.
 
     Deleting or replacing the file is harmless, because the map keeps the opened file alive.
-
-    Raises:
-        ShardChanged: the file is shorter.
     """
     try:
         now = os.stat(path)
@@ -165,11 +155,7 @@ def file_system_type(path: str) -> int | None:
 
 
 def choose_access(path: str, access: Access) -> Literal["mmap", "pread"]:
-    """Resolve "auto" for a file or folder: "pread" on UNSAFE_FILE_SYSTEMS, else "mmap".
-
-    Raises:
-        InvalidArgument: `access` is not one of ACCESS.
-    """
+    """Resolve "auto" for a file or folder: "pread" on UNSAFE_FILE_SYSTEMS, else "mmap"."""
     given: object = access  # a user's value may be an array, for which == returns no bool
     if not isinstance(given, str) or given not in ACCESS:
         raise InvalidArgument(f"access must be one of {', '.join(ACCESS)}; found {access!r}")
@@ -181,17 +167,13 @@ def choose_access(path: str, access: Access) -> Literal["mmap", "pread"]:
 _PROT_NONE: Final = 0
 _MAP_FIXED: Final = 0x10
 _MAP_NORESERVE: Final = 0x4000
+_ANONYMOUS: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
 _DEFAULT_MAX_MAPS: Final = 65530
 """The default of vm.max_map_count on Linux."""
 _FAILED: Final = ctypes.c_void_p(-1).value
 
 
-def map_file(path: str) -> memoryview:
-    """Map a whole file for reading; see `map_with_state`."""
-    return map_with_state(path)[0]
-
-
-def map_with_state(path: str) -> tuple[memoryview, FileState]:
+def map_file(path: str) -> tuple[memoryview, FileState]:
     """Map a whole file for reading; it is unmapped with the last view.
 
     No descriptor stays open: datasets may have more shards than a process may have open files.
@@ -222,19 +204,13 @@ def map_with_state(path: str) -> tuple[memoryview, FileState]:
 def max_maps() -> int:
     """Return the maximum number of maps that the kernel allows a process."""
     try:
-        with open("/proc/sys/vm/max_map_count", "rb") as figure:
-            return int(figure.read())
+        return int(Path("/proc/sys/vm/max_map_count").read_bytes())
     except OSError:
         return _DEFAULT_MAX_MAPS
 
 
 def map_over(address: int, n_bytes: int, fd: int) -> None:
-    """Map the start of a file, for reading and writing, over an existing map.
-
-    Raises:
-        InsufficientMemory: the kernel has no memory for the map.
-        OSError: mapping failed for another reason.
-    """
+    """Map the start of a file, for reading and writing, over an existing map."""
     flags = mmap.MAP_SHARED | _MAP_FIXED
     _mmap(address, n_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0, "")
 
@@ -257,12 +233,12 @@ def reserve(n_bytes: int) -> int:
     Raises:
         InsufficientMemory: this process has no address range of that size left.
     """
-    return _mmap(None, n_bytes, _PROT_NONE, _anonymous(), -1, 0, "")
+    return _mmap(None, n_bytes, _PROT_NONE, _ANONYMOUS, -1, 0, "")
 
 
 def clear_reserved(address: int, n_bytes: int) -> None:
     """Unmap files from reserved addresses; the addresses stay reserved."""
-    _mmap(address, n_bytes, _PROT_NONE, _anonymous() | _MAP_FIXED, -1, 0, "")
+    _mmap(address, n_bytes, _PROT_NONE, _ANONYMOUS | _MAP_FIXED, -1, 0, "")
 
 
 def map_fixed(address: int, n_bytes: int, fd: int, offset: int, path: str) -> None:
@@ -270,7 +246,6 @@ def map_fixed(address: int, n_bytes: int, fd: int, offset: int, path: str) -> No
 
     Raises:
         UnsupportedEnvironment: the kernel's limit on the number of maps is reached.
-        OSError: mapping failed for another reason.
     """
     _mmap(address, n_bytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, fd, offset, path)
 
@@ -288,25 +263,14 @@ def disable_readahead_at(address: int, n_bytes: int) -> None:
 
 def lazy_zeros(n_bytes: int) -> npt.NDArray[np.uint8]:
     """Return `n_bytes` of zeros; a page takes memory only once it is written to."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    return np.frombuffer(mmap.mmap(-1, max(1, n_bytes), flags=flags), np.uint8)[:n_bytes]
-
-
-def _anonymous() -> int:
-    return mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    return np.frombuffer(mmap.mmap(-1, max(1, n_bytes), flags=_ANONYMOUS), np.uint8)[:n_bytes]
 
 
 def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_size_t,
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_long,
-    ]
+    flags = [ctypes.c_int] * 3
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *flags, ctypes.c_long]
     libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return libc
@@ -342,8 +306,7 @@ def _mmap(
 def _mapped_bytes() -> int:
     """Return the size of this process's address space, as RLIMIT_AS counts it; 0 if unknown."""
     try:
-        with open("/proc/self/statm", "rb") as figures:
-            return int(figures.read().split()[0]) * mmap.PAGESIZE
+        return int(Path("/proc/self/statm").read_bytes().split()[0]) * mmap.PAGESIZE
     except OSError:
         return 0
 
@@ -351,9 +314,7 @@ def _mapped_bytes() -> int:
 PAGE_BYTES: Final = 4096
 
 END_BYTES: Final = 32 << 10
-"""The number of bytes to prefetch from the end of a shard. The end contains the schema and the
-section table, which locates all other sections.
-"""
+"""The bytes to prefetch from the end of a shard: its schema, and the table of its sections."""
 _N_PROBED: Final = 4
 
 ADVICE_BYTES: Final = 128 << 10
@@ -376,11 +337,7 @@ def is_cached(fd: int, offset: int) -> bool | None:
 
 
 def prefetch_range(fd: int, offset: int, n_bytes: int) -> None:
-    """Start reading a part of a file into the page cache, without waiting.
-
-    Raises:
-        OSError: the call failed.
-    """
+    """Start reading a part of a file into the page cache, without waiting."""
     if not hasattr(os, "posix_fadvise"):
         return
     advice = os.POSIX_FADV_WILLNEED

@@ -86,14 +86,14 @@ def test_nothing_is_mapped_unless_it_is_asked_for(
 ) -> None:
     first = dataset / shard_names(dataset)[0]
     mapped: list[str] = []
-    real = file_access.map_with_state
+    real = file_access.map_file
 
     def spy(path: str) -> Any:
         mapped.append(path)
         return real(path)
 
     for module in (content, file_access):
-        monkeypatch.setattr(module, "map_with_state", spy)
+        monkeypatch.setattr(module, "map_file", spy)
     for chosen in (access, "mmap"):
         assert verify_shard(first, access=chosen) == []
         assert verify_dataset(dataset, workers=0, access=chosen).findings == ()

@@ -121,7 +121,7 @@ def test_larger_memory_pages_are_refused_with_the_reason(monkeypatch: pytest.Mon
 
 def test_a_mapped_file_can_be_read_and_not_written(tmp_path: Path) -> None:
     (tmp_path / "a.shard").write_bytes(b"abc")
-    mapped = map_file(str(tmp_path / "a.shard"))
+    mapped, _ = map_file(str(tmp_path / "a.shard"))
     assert bytes(mapped) == b"abc"
     with pytest.raises(TypeError):
         mapped[0] = 1
@@ -135,7 +135,7 @@ def test_a_map_needs_no_descriptor_and_goes_with_its_last_view(tmp_path: Path) -
         return Path("/proc/self/maps").read_text().count("a.shard")
 
     n_open = len(os.listdir("/proc/self/fd"))
-    mapped = map_file(str(tmp_path / "a.shard"))
+    mapped, _ = map_file(str(tmp_path / "a.shard"))
     part = np.frombuffer(mapped, np.uint8)[3:6]
     del mapped
     assert len(os.listdir("/proc/self/fd")) == n_open

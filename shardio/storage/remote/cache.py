@@ -32,7 +32,8 @@ import random
 import shutil
 import time
 from collections.abc import Callable
-from typing import Final, TypeVar
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -74,13 +75,9 @@ def verify_download(path: str, shard: ShardSummary) -> None:
         found = (reader.id, len(reader), reader.header.file_size)
         expected = (shard.id, shard.n_samples, shard.n_bytes)
         if found != expected:
-            raise ShardCorrupt(
-                "not the shard that the generation names (id, samples, bytes)",
-                code="generation",
-                path=path,
-                expected=expected,
-                found=found,
-            )
+            what = "not the shard that the generation names (id, samples, bytes)"
+            facts: Any = {"expected": expected, "found": found}
+            raise ShardCorrupt(what, code="generation", path=path, **facts)
         for section in reader.sections:
             if section.kind == Kind.DICTIONARY:
                 reader.units.read_whole(section)
@@ -110,9 +107,8 @@ def _check_records(reader: ShardReader, name: str, k: int, rows: Rows) -> None:
         entries["hash"].tolist(),
     )
     for row, offset, n_bytes, expected in zip(*columns, strict=True):
-        units.check_record(
-            name, k, row, offset, reader.content[offset : offset + n_bytes], expected
-        )
+        stored = reader.content[offset : offset + n_bytes]
+        units.check_record(name, k, row, offset, stored, expected)
 
 
 README: Final = """\
@@ -140,8 +136,7 @@ class ShardCache:
 
     Args:
         folder: the folder of the cache; if missing, it is created, accessible to this user only.
-        max_bytes: the limit of the cache, over all datasets; None for nine tenths of the free
-            space.
+        max_bytes: the limit over all datasets; None for nine tenths of the free space.
         objects: the dataset in the object store.
 
     Raises:
@@ -203,12 +198,8 @@ class ShardCache:
     def pin(self, shard: ShardSummary, check: Callable[[], None] = no_cancel) -> str:
         """Pin a shard until `unpin` and return its path; download and verify it first if needed.
 
-        If another process or thread is downloading the shard, wait for it.
-
-        Args:
-            shard: the shard.
-            check: called while downloading or waiting; an exception that it raises cancels the
-                call.
+        If another process or thread is downloading the shard, wait for it. `check` is called while
+        downloading or waiting; an exception that it raises cancels the call.
 
         Raises:
             ShardCorrupt: the store returned damaged data three times.
@@ -348,8 +339,7 @@ class _DamagedDownload(Exception):
 
 
 def _file_name(shard: ShardSummary) -> str:
-    """Return the name of a shard's file in the cache, with NAME cut to fit into 255 bytes."""
-    stem = shard.name.removesuffix(".shard").encode()[:180]
+    stem = shard.name.removesuffix(".shard").encode()[:180]  # a file's name has at most 255 bytes
     return f"{stem.decode(errors='ignore')}.{shard.id}.shard"
 
 
@@ -366,17 +356,13 @@ def _verified_line(path: str, shard: ShardSummary) -> str:
 def _is_verified(path: str, shard: ShardSummary) -> bool:
     """Return True if a shard is cached and was verified since the machine started."""
     try:
-        with open(f"{path}.ok", encoding="ascii") as file:
-            return (
-                file.read() == _verified_line(path, shard)
-                and os.stat(path).st_size == shard.n_bytes
-            )
+        is_recorded = Path(f"{path}.ok").read_text("ascii") == _verified_line(path, shard)
+        return is_recorded and os.stat(path).st_size == shard.n_bytes
     except (OSError, ValueError):
         return False
 
 
 def _record_verified(path: str, shard: ShardSummary) -> None:
-    """Record in the .ok file that a shard was verified."""
     place = f"{path}.ok"
     fs.unlink(place)
     with fs.create(place) as file:
@@ -385,6 +371,5 @@ def _record_verified(path: str, shard: ShardSummary) -> None:
 
 def _boot_id() -> str:
     with contextlib.suppress(OSError):
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     return ""

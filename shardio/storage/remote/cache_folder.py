@@ -19,6 +19,7 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from shardio._base.callers import caller_stacklevel
@@ -29,20 +30,13 @@ _FLOCK: Final = struct.Struct("@hhqqi4x")
 """struct flock: l_type, l_whence, l_start, l_len and l_pid, which must be 0."""
 
 
-class _HeldByThread(threading.local):
-    is_held = False
-
-
-_held: Final = _HeldByThread()
+_held: Final = threading.local()
 
 
 class ByteLocks:
     """The shared locks of this process on the bytes of one file, which are owned and counted.
 
-    Thread-safe. A forked child starts without locks.
-
-    Args:
-        path: the file; created if missing.
+    Thread-safe. A forked child starts without locks. The file is created if it is missing.
     """
 
     def __init__(self, path: str) -> None:
@@ -144,7 +138,7 @@ def folder_lock(folder: str) -> Iterator[None]:
 
 def holds_folder_lock() -> bool:
     """Return True if this thread holds a `folder_lock`; acquiring another one would deadlock."""
-    return _held.is_held
+    return getattr(_held, "is_held", False)
 
 
 def _lock(fd: int, kind: int, byte: int) -> bool:
@@ -176,9 +170,7 @@ class CachedFile(NamedTuple):
 class CacheEvictor:
     """An evictor that keeps a cache within its limit. Safe for several threads and processes.
 
-    Args:
-        folder: the folder of the cache; must exist.
-        max_bytes: the limit in bytes; None for nine tenths of the free space.
+    `max_bytes` is the limit of the existing folder; None for nine tenths of the free space.
     """
 
     def __init__(self, folder: str, max_bytes: int | None) -> None:
@@ -217,9 +209,8 @@ class CacheEvictor:
                         "workers, or shuffle within fewer shards",
                         stacklevel=caller_stacklevel(),
                     )
-            _write_count(
-                self._place, used + n_bytes
-            )  # counted before the file is created: too high a count is corrected later
+            # Count before the file is created: too high a count is corrected later.
+            _write_count(self._place, used + n_bytes)
             fs.create_private(partial).close()
 
     def finish(self, partial: str, path: str) -> None:
@@ -308,8 +299,7 @@ def _cached_file(entry: os.DirEntry[str]) -> CachedFile | None:
 
 def _read_count(path: str) -> int | None:
     try:
-        with open(path, encoding="ascii") as file:
-            return int(file.read())
+        return int(Path(path).read_text("ascii"))
     except (OSError, ValueError):
         return None
 

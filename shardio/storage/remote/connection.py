@@ -7,9 +7,10 @@ messages. obstore is imported on first use.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from types import ModuleType
@@ -152,41 +153,30 @@ class TransientError(Exception):
     """A failure after which another attempt may succeed."""
 
 
-class map_obstore_errors:
-    """A context manager that converts obstore's exceptions about an object to shardio's.
-
-    Args:
-        url, name: the URL of the store and the name of the object.
-        options: the options of the store; their secrets are redacted from messages.
+@contextlib.contextmanager
+def map_obstore_errors(url: str, name: str, options: Mapping[str, Any]) -> Iterator[None]:
+    """Convert obstore's exceptions about an object to shardio's; redact the secrets of `options`.
 
     Raises:
         TransientError: another attempt may succeed.
         ShardNotFound, ShardChanged, StoreAccessDenied, InvalidArgument, FileExistsError: another
             attempt would fail too.
     """
-
-    def __init__(self, url: str, name: str, options: Mapping[str, Any]) -> None:
-        self._url, self._name, self._options = url, name, options
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None or not isinstance(error, Exception):
-            return
-        home = type(error).__module__
-        if home.startswith("obstore") or isinstance(error, FileNotFoundError):
-            if not isinstance(error, ShardNotFound):
-                raise _to_shardio_error(self._url, self._name, error, self._options) from None
+    try:
+        yield
+    except ShardNotFound:
+        raise
+    except Exception as error:
+        is_missing = isinstance(error, FileNotFoundError)
+        if is_missing or type(error).__module__.startswith("obstore"):
+            raise _to_shardio_error(url, name, error, options) from None
+        raise
 
 
 def replaced_error(url: str, name: str) -> ShardChanged:
     """Return the error for an object that was replaced while it was read."""
-    return ShardChanged(
-        "the object was replaced by another one while it was read",
-        code="replaced",
-        path=f"{url}/{name}",
-    )
+    what = "the object was replaced by another one while it was read"
+    return ShardChanged(what, code="replaced", path=f"{url}/{name}")
 
 
 def _to_shardio_error(
@@ -195,7 +185,7 @@ def _to_shardio_error(
     place, kind = f"{url}/{name}", type(error).__name__
     if isinstance(error, FileNotFoundError):
         return ShardNotFound(f"{place}: there is no such object in the store")
-    if kind in ("AlreadyExistsError",):
+    if kind == "AlreadyExistsError":
         return FileExistsError(place)
     if kind in ("PreconditionError", "NotModifiedError"):
         return replaced_error(url, name)
@@ -241,7 +231,6 @@ def short_message(error: BaseException, options: Mapping[str, Any]) -> str:
 
 
 def _is_denied(error: BaseException) -> bool:
-    """Return True if a store rejected or requires credentials, so that retrying is useless."""
     if type(error).__name__ in ("PermissionDeniedError", "UnauthenticatedError"):
         return True
     text = str(error)
@@ -252,7 +241,6 @@ def _is_denied(error: BaseException) -> bool:
 
 
 def _secret_values(options: Mapping[str, Any]) -> list[str]:
-    """Return the values of options that may be secret, including nested ones."""
     found = []
     for name, value in options.items():
         if isinstance(value, Mapping):
@@ -274,11 +262,7 @@ _first_user: Final[dict[str, int]] = {}
 
 
 def load_obstore() -> ModuleType:
-    """Import and return obstore.
-
-    Raises:
-        UnsupportedEnvironment: obstore is not installed.
-    """
+    """Import and return obstore; raise UnsupportedEnvironment if it is not installed."""
     try:
         import obstore
         import obstore.store
@@ -305,14 +289,11 @@ def open_store(url: str, options: Mapping[str, Any]) -> Any:
     endpoint = endpoint_of(options)
     if endpoint and not endpoint.startswith(("http://", "https://")):
         raise InvalidArgument(f"{url}: its endpoint must begin with http:// or https://")
-    given = dict(options)
-    client = {
-        "timeout": timedelta(seconds=REQUEST_TIMEOUT_S),
-        "allow_http": _allows_http(url, options),
-    }
-    client |= given.pop("client_options", {})
+    given, timeout = dict(options), timedelta(seconds=REQUEST_TIMEOUT_S)
+    allows_http = url.startswith("http://") or endpoint.startswith("http://")
+    client = {"timeout": timeout, "allow_http": allows_http, **given.pop("client_options", {})}
     # No retries here: the caller retries, and can be interrupted by Ctrl-C in between.
-    retries = {"max_retries": 0, "retry_timeout": timedelta(seconds=REQUEST_TIMEOUT_S)}
+    retries = {"max_retries": 0, "retry_timeout": timeout}
     retries |= given.pop("retry_config", {})
     provider = given.pop("credential_provider", None) or _profile_credentials(url, given)
     if provider is not None:
@@ -335,19 +316,13 @@ def endpoint_of(options: Mapping[str, Any]) -> str:
     return next(filter(None, named), "")
 
 
-def _allows_http(url: str, options: Mapping[str, Any]) -> bool:
-    """Return True if the URL or the endpoint begins with http://, without encryption."""
-    return url.startswith("http://") or endpoint_of(options).startswith("http://")
-
-
 def _profile_credentials(url: str, options: Mapping[str, Any]) -> Any:
     """Return a boto3 provider for AWS_PROFILE; None if it is unset or superseded."""
     is_aws = url.partition("://")[0].lower() in ("s3", "s3a")
     names = {name.lower().removeprefix("aws_") for name in options}
     if not is_aws or names & {"access_key_id", "secret_access_key", "skip_signature", "token"}:
         return None
-    is_named = "AWS_PROFILE" in os.environ
-    if not is_named or "AWS_ACCESS_KEY_ID" in os.environ:
+    if "AWS_PROFILE" not in os.environ or "AWS_ACCESS_KEY_ID" in os.environ:
         return None  # obstore reads the environment, container or instance metadata
     try:
         from obstore.auth.boto3 import Boto3CredentialProvider

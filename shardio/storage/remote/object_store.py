@@ -57,10 +57,7 @@ def retry(
 ) -> R:
     """Repeat a call until it succeeds.
 
-    Args:
-        call: the attempt.
-        failures: the exceptions after which to try again.
-        recover: called with the exception; it prepares the next attempt, or raises.
+    After one of `failures`, `recover` is called with it; it prepares the next attempt, or raises.
     """
     while True:
         try:
@@ -80,7 +77,7 @@ def interruptible(call: Callable[[], R]) -> R:
 
 
 def run_parallel(n_threads: int, call: Callable[[R], object], items: Iterable[R]) -> None:
-    """Call a function for each item; after an error, start no further calls and raise the error.
+    """Call a function for each item; after an error, start no further calls.
 
     The error is raised after the running calls have ended. Ctrl-C does not wait for running calls.
     """
@@ -127,16 +124,12 @@ def map_ordered(n_threads: int, call: Callable[[Item], R], items: Iterable[Item]
 
 
 def _wait_some(running: list[Future[R]]) -> tuple[list[Future[R]], list[Future[R]]]:
-    """Wait until all calls are done, one has failed, or a poll interval has passed.
-
-    Return the calls still running, and the failed ones.
-    """
+    """Wait until all are done, one has failed, or some time; return the running, and the failed."""
     done, left = wait(running, _SIGNAL_POLL_S, FIRST_EXCEPTION)
     return list(left), [each for each in done if each.exception() is not None]
 
 
 def _start_thread(call: Callable[[], R]) -> Future[R]:
-    """Start a call in a new thread and return its future."""
     future: Future[R] = Future()
 
     def run() -> None:
@@ -207,19 +200,13 @@ class ObjectStore:
         return ObjectStore, (self.url, {**self._options, "deadline_s": self.deadline_s})
 
     @property
-    def _is_azure(self) -> bool:
-        """True if the store does not support ranges counted from the end."""
-        return self.url.partition("://")[0].lower() in AZURE
-
-    @property
     def endpoint(self) -> str:
         """The server, or an empty string if it is the default of the URL's scheme."""
         return endpoint_of(self._options)
 
     def read(self, name: str, *, deadline_s: float | None = None) -> bytes:
         """Return the content of a small object."""
-        found = self._get(name, None, deadline_s=deadline_s)
-        return bytes(found.data)
+        return bytes(self._get(name, None, deadline_s=deadline_s).data)
 
     def read_range(self, name: str, start: int, n_bytes: int, tag: str | None = None) -> memoryview:
         """Return `n_bytes` of an object, starting at `start`.
@@ -234,7 +221,8 @@ class ObjectStore:
 
     def read_tail(self, name: str, n_bytes: int) -> ObjectPart:
         """Return the last `n_bytes` of an object, or all of it; one request, two on Azure."""
-        if not self._is_azure:
+        # Azure does not support ranges counted from the end.
+        if self.url.partition("://")[0].lower() not in AZURE:
             return self._get(name, {"suffix": n_bytes})
         found = self._retry(name, lambda: load_obstore().head(self._opened(), name))
         size = found["size"]
@@ -248,7 +236,7 @@ class ObjectStore:
         *,
         check: Callable[[], None] = no_cancel,
     ) -> None:
-        """Append the missing end of an object to `file`.
+        """Append the missing end of an object of n_bytes to `file`.
 
         Requests become smaller and fewer after each failure, because the network may be slow.
 
@@ -312,10 +300,7 @@ class ObjectStore:
     def upload(self, name: str, path: str, *, check: Callable[[], None] = no_cancel) -> None:
         """Write a file as an object, a large file in parts; the object appears whole or not at all.
 
-        Args:
-            name: the name of the object.
-            path: the file.
-            check: called before each retry; an exception that it raises cancels the upload.
+        `check` is called before each retry; an exception that it raises cancels the upload.
 
         Raises:
             StoreUnavailable: as for every call; also if the uploaded object has the wrong size.
@@ -323,13 +308,8 @@ class ObjectStore:
         n_bytes = os.stat(path).st_size
 
         def write() -> None:
-            load_obstore().put(
-                self._opened(),
-                name,
-                Path(path),
-                chunk_size=_PART_BYTES,
-                max_concurrency=_CONCURRENT_PARTS,
-            )
+            parts = {"chunk_size": _PART_BYTES, "max_concurrency": _CONCURRENT_PARTS}
+            load_obstore().put(self._opened(), name, Path(path), **parts)
             found = load_obstore().head(self._opened(), name)["size"]
             if found != n_bytes:
                 raise TransientError(f"uploaded {n_bytes} bytes, the object has {found}")
@@ -348,11 +328,8 @@ class ObjectStore:
         """Return the names of the objects below the URL, at most `limit` of them."""
 
         def read() -> list[str]:
-            pages = load_obstore().list(self._opened())
-            return [
-                each["path"]
-                for each in itertools.islice(itertools.chain.from_iterable(pages), limit)
-            ]
+            objects = itertools.chain.from_iterable(load_obstore().list(self._opened()))
+            return [each["path"] for each in itertools.islice(objects, limit)]
 
         return self._retry("", read)
 
@@ -411,23 +388,16 @@ class ObjectStore:
         return retry(request, TransientError, _BackOff(self, name, deadline_s, check))
 
     def _changed(self, name: str, expected: int, found: int) -> ShardChanged:
-        return ShardChanged(
-            "the size of the object differs from the size in the dataset",
-            code="file_size",
-            path=f"{self.url}/{name}",
-            expected=expected,
-            found=found,
-        )
+        what, path = "the size of the object differs from the size in the dataset", self.url
+        sizes: Any = {"expected": expected, "found": found}
+        return ShardChanged(what, code="file_size", path=f"{path}/{name}", **sizes)
 
 
 class _BackOff:
     """The pauses between the attempts of a call, each longer than the one before, with jitter.
 
-    Args:
-        store: the store, whose deadline applies if `deadline_s` is None.
-        name: the name of the object, for the error.
-        deadline_s: the time that attempts may take in total since the last `reset`.
-        check: called before each pause.
+    The attempts since the last `reset` may take `deadline_s` in total, by default the deadline of
+    the store. `check` is called before each pause.
     """
 
     def __init__(
@@ -437,7 +407,7 @@ class _BackOff:
         deadline_s: float | None = None,
         check: Callable[[], None] = no_cancel,
     ) -> None:
-        self._place, self._check = f"{store.url}/{name}", check
+        self._object, self._check = f"{store.url}/{name}", check
         self._deadline_s = store.deadline_s if deadline_s is None else deadline_s
         self.reset()
 
@@ -453,7 +423,7 @@ class _BackOff:
         taken_s = time.monotonic() - self._began_s
         if taken_s + pause_s > self._deadline_s:
             raise StoreUnavailable(
-                f"{self._place}: no data from the store for {taken_s:.0f} s, after "
+                f"{self._object}: no data from the store for {taken_s:.0f} s, after "
                 f"{self._n_tries} attempts; last failure: {failure}; try again later (downloaded "
                 "data is kept), or set a longer storage_options={'deadline_s': …}"
             ) from None

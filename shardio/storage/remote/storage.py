@@ -5,8 +5,8 @@ parts of a shard directly from the store.
 
 A Prefetcher downloads shards ahead of the training loop, in the order in which the loop needs them.
 Its threads in the main process download while workers fill batches. Correctness does not depend on
-these threads: a worker that needs a shard earlier waits for the download or downloads the shard
-itself. Errors in the threads are ignored, because the worker will raise the same error.
+the threads: a worker that needs a shard earlier waits for the download or downloads the shard
+itself, and raises the errors that the threads ignore.
 """
 
 from __future__ import annotations
@@ -55,12 +55,8 @@ class ManifestCache:
     """Local copies of the manifest files of a dataset, in one folder for all processes.
 
     Published generations never change, so only `dataset.json` is requested again. If the store is
-    unreachable, the last copy is used.
-
-    Args:
-        folder: a local folder; must exist.
-        objects: the dataset in the object store.
-        list_files: a function that returns the names of the files that a generation refers to.
+    unreachable, the last copy is used. `folder` must exist; `list_files` returns the names of the
+    files that a generation refers to.
     """
 
     def __init__(self, folder: str, objects: ObjectStore, list_files: ListFiles) -> None:
@@ -169,10 +165,6 @@ class RangeFile(PreadFile):
     the section table and the schema, which suffice to open most shards. The first page is assumed
     to equal the last page; the two are compared only after a download.
 
-    Args:
-        objects: the store.
-        name: the name of the object.
-
     Raises:
         ShardNotFound, StoreAccessDenied, StoreUnavailable: as from ObjectStore; also from every
             read.
@@ -240,12 +232,7 @@ class RemoteStorage:
     """The shards of a dataset in an object store; implements ShardStorage.
 
     With `remote.whole`, shards are downloaded to the cache and mapped there; otherwise they are
-    read by ranges. Thread-safe, but not usable after a fork.
-
-    Args:
-        url: the URL of the dataset.
-        remote: the options for reading it.
-        list_files: as in ManifestCache.
+    read by ranges. Thread-safe, but not usable after a fork. `list_files` as in ManifestCache.
     """
 
     def __init__(self, url: str, remote: RemoteOptions, list_files: ListFiles) -> None:
@@ -292,11 +279,8 @@ class RemoteStorage:
     def pin(self, summary: ShardSummary) -> str:
         """Pin a file in the cache, downloading it if needed, and return its path.
 
-        If files are read by ranges and this file is not cached, return its URL.
-
-        Raises:
-            ShardCorrupt, CacheFull, StoreUnavailable, StoreAccessDenied, ShardNotFound,
-                ShardChanged: as from `ShardCache.pin`.
+        If files are read by ranges and this file is not cached, return its URL. Raises the errors
+        of `ShardCache.pin`.
         """
         return self._cache.pin(summary) if self._remote.whole else self.pin_if_cached(summary)
 
@@ -311,8 +295,7 @@ class RemoteStorage:
 
     def fits(self, sizes: Rows) -> bool:
         """Return True if files of these sizes fit into the cache together."""
-        n_bytes: int = sum(sizes.tolist())
-        return n_bytes <= self._cache.max_bytes
+        return bool(sum(sizes.tolist()) <= self._cache.max_bytes)
 
     def download(self, summary: ShardSummary, check: Callable[[], None] = no_cancel) -> None:
         """Download a file to the cache without pinning it; `check` as in `ShardCache.pin`."""
