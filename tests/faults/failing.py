@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -44,3 +45,28 @@ class FailingDisk:
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(fs, "perform", self.perform)
+
+
+def before_calls(patch: pytest.MonkeyPatch, act: Callable[[str, str], object]) -> None:
+    """Call `act` with kind and path before each change of a file; it may raise."""
+    perform = fs.perform
+
+    def acting(kind: str, path: Any, function: Any, *given: Any, **named: Any) -> Any:
+        act(kind, str(path))
+        return perform(kind, path, function, *given, **named)
+
+    patch.setattr(fs, "perform", acting)
+
+
+def fill_disk(
+    patch: pytest.MonkeyPatch, n_refused: int = 1 << 20, kind: str = "write", end: str = ".part"
+) -> None:
+    """Refuse the next n calls of a kind to files whose names have this end: the disk is full."""
+    left = [n_refused]
+
+    def refuse(call: str, path: str) -> None:
+        if call == kind and path.endswith(end) and left[0]:
+            left[0] -= 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    before_calls(patch, refuse)

@@ -9,7 +9,7 @@ import pytest
 
 from shardio.dataset.manifest import load
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
-from tests.storage.remote.scene import OPTIONS, Scene, scene
+from tests.storage.remote.scene import OPTIONS, RemoteSet, Scene, scene
 
 
 @pytest.fixture(scope="session")
@@ -34,6 +34,30 @@ def told(store: Scene, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Scene
         if name.startswith("aws_"):
             monkeypatch.setenv(name.upper(), str(value))
     return store
+
+
+@pytest.fixture(scope="module")
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a dataset of N samples in N_SHARDS shards of about the same size."""
+    n, place = request.module.N, tmp_path_factory.mktemp("remote") / "set"
+    write_dataset(place, n, request.module.N_SHARDS, TWO_FIELDS, two_fields(n))
+    return place
+
+
+@pytest.fixture
+def remote(
+    request: pytest.FixtureRequest, store: Scene, folder: str | Path, tmp_path: Path
+) -> RemoteSet:
+    """Return the dataset of the module, in a store."""
+    name = request.module.__name__.rpartition("test_")[2]
+    return RemoteSet(store, Path(folder), store.put_dataset(folder, name), tmp_path / "cache")
+
+
+@pytest.fixture
+def equal(store: Scene, equal_shards: Path, tmp_path: Path) -> RemoteSet:
+    """Return the dataset of `equal_shards`, in a store."""
+    url = store.put_dataset(equal_shards, "equal")
+    return RemoteSet(store, equal_shards, url, tmp_path / "cache")
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,15 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import shardio
+from shardio.dataset.manifest import load
+from shardio.shard.writer import ShardSummary
+from shardio.storage.remote.cache import ShardCache
+from shardio.storage.remote.object_store import ObjectStore
 
 BUCKET = "bucket"
 OPTIONS = {
@@ -182,6 +189,11 @@ class Scene:
     def url(self, name: str) -> str:
         return f"s3://{BUCKET}/{name}"
 
+    def fail(self, kind: str, pattern: str = r"\.shard", **more: Any) -> Fault:
+        """Add a fault of the proxy, and return it."""
+        self.proxy.faults.append(fault := Fault(kind, pattern, **more))
+        return fault
+
     def put(self, name: str, data: bytes) -> None:
         """Write an object past the proxy."""
         behind = http.client.HTTPConnection("127.0.0.1", self.port_behind)
@@ -197,6 +209,58 @@ class Scene:
             if path.is_file():
                 self.put(f"{name}/{path.relative_to(folder)}", path.read_bytes())
         return self.url(name)
+
+
+@dataclass
+class RemoteSet:
+    """A dataset in a folder, the same in the store, and the folder of a cache."""
+
+    store: Scene
+    folder: Path
+    url: str
+    cache: Path
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options that open the dataset in the store."""
+        return {"cache": self.cache, "storage_options": self.store.options}
+
+    @cached_property
+    def shards(self) -> tuple[ShardSummary, ...]:
+        return tuple(load(self.folder).shards)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The bytes of each shard, by name."""
+        return {shard.name: shard.n_bytes for shard in self.shards}
+
+    def downloaded(self) -> dict[str, int]:
+        """Return the bytes that came of each shard, by name."""
+        return {shard.name: self.store.proxy.n_bytes[shard.name] for shard in self.shards}
+
+    def content(self, shard: ShardSummary) -> bytes:
+        """Return the bytes of a shard in the folder."""
+        return (self.folder / shard.name).read_bytes()
+
+    def open(self, **options: Any) -> shardio.ShardDataset:
+        return shardio.open(self.url, **{**self.given, **options})
+
+    @contextmanager
+    def open_cache(self, max_bytes: int | None = None) -> Iterator[ShardCache]:
+        cache = ShardCache(str(self.cache), max_bytes, ObjectStore(self.url, self.store.options))
+        try:
+            yield cache
+        finally:
+            cache.close()
+
+    def files(self) -> list[Path]:
+        """Return the shards that lie in the cache."""
+        return sorted(self.cache.rglob("*.shard"))
+
+    def cached(self) -> list[int]:
+        """Return the numbers of the shards that lie in the cache."""
+        names = [shard.name.removesuffix(".shard") for shard in self.shards]
+        return [names.index(path.name.split(".")[0]) for path in self.files()]
 
 
 @contextmanager

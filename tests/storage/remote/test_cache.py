@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import shutil
@@ -19,19 +18,16 @@ from urllib.parse import quote
 import pytest
 
 from shardio import ShardReader
-from shardio.dataset.manifest import load
 from shardio.errors import CacheFull, ShardCorrupt, ShardUnsupported, UnsupportedEnvironment
 from shardio.shard.writer import ShardSummary
-from shardio.storage import fs
 from shardio.storage.remote.cache import ShardCache, verify_download
 from shardio.storage.remote.cache_folder import CacheEvictor, holds_folder_lock, try_exclusive
-from shardio.storage.remote.object_store import ObjectStore
+from tests.faults.failing import before_calls, fill_disk
 from tests.limits import files_of_at_most
-from tests.loading import TWO_FIELDS, two_fields, write_dataset
 from tests.shards import write_media, write_shard
-from tests.storage.remote.scene import Fault, Scene, line_of, program
+from tests.storage.remote.scene import RemoteSet, line_of, program
 
-N = 5
+N, N_SHARDS = 50, 5
 HOLDER = """
 import json, sys
 from shardio.storage.remote.cache import ShardCache
@@ -46,124 +42,87 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a dataset of 5 shards, all of about the same size."""
-    place = tmp_path_factory.mktemp("cache") / "set"
-    write_dataset(place, 50, N, TWO_FIELDS, two_fields(50))
-    return place
-
-
-@pytest.fixture(scope="module")
-def shards(folder: Path) -> tuple[ShardSummary, ...]:
-    return tuple(load(folder).shards)
-
-
-@pytest.fixture
-def url(store: Scene, folder: Path) -> str:
-    return store.put_dataset(folder, "cached")
-
-
 @contextmanager
-def _cache(store: Scene, url: str, tmp_path: Path, most: int | None = None) -> Iterator[ShardCache]:
-    cache = ShardCache(str(tmp_path / "cache"), most, ObjectStore(url, store.options))
-    try:
-        yield cache
-    finally:
-        cache.close()
-
-
-@contextmanager
-def _holder(
-    store: Scene, url: str, tmp_path: Path, shards: tuple[ShardSummary, ...]
-) -> Iterator[subprocess.Popen[str]]:
+def _holder(remote: RemoteSet, *shards: ShardSummary) -> Iterator[subprocess.Popen[str]]:
     """Another process, which holds some shards until it is told to end."""
     facts = [(s.name, s.n_samples, s.n_bytes, s.id) for s in shards]
-    told = [str(tmp_path / "cache"), url, store.options, *facts]
-    with program(HOLDER, told) as process:
+    with program(HOLDER, [str(remote.cache), remote.url, remote.store.options, *facts]) as process:
         yield process
 
 
-def _names(tmp_path: Path) -> list[str]:
-    return sorted(path.name.split(".")[0] for path in (tmp_path / "cache").rglob("*.shard"))
+def _pinned(cache: ShardCache, shard: ShardSummary) -> bytes:
+    """Pin a shard and return its content."""
+    return Path(cache.pin(shard)).read_bytes()
 
 
-def test_a_shard_is_downloaded_once_and_is_there_without_the_store(
-    store: Scene, url: str, tmp_path: Path, folder: Path, shards: tuple[ShardSummary, ...]
-) -> None:
+def _use(cache: ShardCache, *shards: ShardSummary) -> None:
+    for shard in shards:
+        cache.pin(shard)
+        cache.unpin(shard)
+
+
+def _part_of(cache: ShardCache, shard: ShardSummary) -> Path:
+    """Return the path of a partial download."""
+    path = Path(cache.path_of(shard))
+    return path.with_name(f".{path.name}.{shard.n_bytes}.part")
+
+
+def test_a_shard_is_downloaded_once_and_is_there_without_the_store(remote: RemoteSet) -> None:
     for _ in range(2):
-        with _cache(store, url, tmp_path) as cache:
-            for shard in shards:
-                found = Path(cache.pin(shard)).read_bytes()
-                assert found == (folder / shard.name).read_bytes()
-        store.proxy.is_down = True
-    assert store.proxy.n_bytes == {shard.name: shard.n_bytes for shard in shards}
-    assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
+        with remote.open_cache() as cache:
+            for shard in remote.shards:
+                assert _pinned(cache, shard) == remote.content(shard)
+        remote.store.proxy.is_down = True
+    assert remote.store.proxy.n_bytes == remote.sizes
+    assert remote.cache.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_shard_that_is_removed_while_it_is_held_is_an_error_and_not_waited_for(
-    store: Scene,
-    url: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    shards: tuple[ShardSummary, ...],
+    remote: RemoteSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardio.storage.remote.cache._MAX_WAIT_S", 0.1)
-    with _cache(store, url, tmp_path) as cache:
-        os.unlink(cache.pin(shards[0]))
+    with remote.open_cache() as cache:
+        os.unlink(cache.pin(remote.shards[0]))
         with pytest.raises(UnsupportedEnvironment, match="was removed or changed while"):
-            cache.pin(shards[0])
-        cache.unpin(shards[0])
-        cache.pin(shards[0])
+            cache.pin(remote.shards[0])
+        cache.unpin(remote.shards[0])
+        cache.pin(remote.shards[0])
 
 
-def test_shards_of_equal_content_are_held_and_make_room_each_by_itself(
-    store: Scene, tmp_path: Path, equal_shards: Path
-) -> None:
-    found = load(equal_shards).shards
-    one, other, third = found[0], found[8], found[16]
+def test_shards_of_equal_content_are_held_and_make_room_each_by_itself(equal: RemoteSet) -> None:
+    one, other, third = (equal.shards[k] for k in (0, 8, 16))
     assert one.id == other.id == third.id
-    url = store.put_dataset(equal_shards, "equal")
-    with _cache(store, url, tmp_path, 2 * one.n_bytes) as cache:
-        content = (equal_shards / one.name).read_bytes()
+    with equal.open_cache(2 * one.n_bytes) as cache:
         for shard in (one, other):
-            assert Path(cache.pin(shard)).read_bytes() == content
+            assert _pinned(cache, shard) == equal.content(one)
         cache.unpin(one)
         cache.pin(third)
-        assert _names(tmp_path) == [shard.name.split(".")[0] for shard in (other, third)]
-    taken = {shard.name: shard.n_bytes for shard in (one, other, third)}
-    assert store.proxy.n_bytes == taken
+        assert equal.cached() == [8, 16]
+    assert equal.store.proxy.n_bytes == {s.name: s.n_bytes for s in (one, other, third)}
 
 
 def test_a_process_waits_for_the_shard_that_it_needs_and_not_for_one_of_equal_content(
-    store: Scene, tmp_path: Path, equal_shards: Path
+    equal: RemoteSet,
 ) -> None:
-    one, other = load(equal_shards).shards[0:9:8]
-    url, hold = store.put_dataset(equal_shards, "equal"), Fault("hold", one.name)
-    store.proxy.faults = [hold]
-    with (
-        _holder(store, url, tmp_path, (one,)) as process,
-        _cache(store, url, tmp_path) as cache,
-    ):
+    one, other = equal.shards[0:9:8]
+    hold = equal.store.fail("hold", one.name)
+    with _holder(equal, one) as process, equal.open_cache() as cache:
         assert hold.met.wait(60)
         cache.pin(other)
         hold.go_on.set()
         assert line_of(process) == "held"
         cache.pin(one)
-    assert store.proxy.n_bytes == {shard.name: shard.n_bytes for shard in (one, other)}
+    assert equal.store.proxy.n_bytes == {shard.name: shard.n_bytes for shard in (one, other)}
 
 
 @pytest.mark.parametrize("stem", ["a" * 249, "\N{SNOWMAN}" * 83])
-def test_a_shard_of_the_longest_name_has_a_file_in_the_cache(
-    store: Scene, tmp_path: Path, equal_shards: Path, stem: str
-) -> None:
-    known = load(equal_shards).shards[0]
-    content = (equal_shards / known.name).read_bytes()
-    shard = replace(known, name=f"{stem}.shard")
-    store.put(f"long/{quote(shard.name)}", content)
-    with _cache(store, store.url("long"), tmp_path) as cache:
-        assert Path(cache.pin(shard)).read_bytes() == content
-    assert CacheEvictor(str(tmp_path / "cache"), None).used_bytes() == shard.n_bytes
+def test_a_shard_of_the_longest_name_has_a_file_in_the_cache(remote: RemoteSet, stem: str) -> None:
+    content = remote.content(remote.shards[0])
+    shard = replace(remote.shards[0], name=f"{stem}.shard")
+    remote.store.put(f"cache/{quote(shard.name)}", content)
+    with remote.open_cache() as cache:
+        assert _pinned(cache, shard) == content
+    assert CacheEvictor(str(remote.cache), None).used_bytes() == shard.n_bytes
 
 
 def test_what_is_not_of_the_cache_is_neither_counted_nor_removed(tmp_path: Path) -> None:
@@ -177,206 +136,162 @@ def test_what_is_not_of_the_cache_is_neither_counted_nor_removed(tmp_path: Path)
     assert all(path.exists() for path in foreign)
 
 
-def test_processes_share_what_one_has_downloaded(
-    store: Scene, url: str, tmp_path: Path, shards: tuple[ShardSummary, ...]
-) -> None:
-    hold = Fault("hold", shards[0].name)
-    store.proxy.faults = [hold]
-    with _holder(store, url, tmp_path, shards) as one, _holder(store, url, tmp_path, shards) as two:
+def test_processes_share_what_one_has_downloaded(remote: RemoteSet) -> None:
+    hold = remote.store.fail("hold", remote.shards[0].name)
+    with _holder(remote, *remote.shards) as one, _holder(remote, *remote.shards) as two:
         assert hold.met.wait(60)
         hold.go_on.set()
         assert line_of(one) == line_of(two) == "held"
-    assert store.proxy.n_bytes == {shard.name: shard.n_bytes for shard in shards}
+    assert remote.store.proxy.n_bytes == remote.sizes
 
 
-def test_what_a_killed_process_was_downloading_is_gone_on_with(
-    store: Scene,
-    url: str,
-    tmp_path: Path,
-    shards: tuple[ShardSummary, ...],
-    folder: Path,
-) -> None:
-    half = shards[0].n_bytes // 2
-    with _holder(store, url, tmp_path, shards[1:2]) as process:  # for the names of its files
-        assert line_of(process) == "held"
-    with _cache(store, url, tmp_path) as cache:
-        part = Path(cache.root) / f".{Path(cache.path_of(shards[0])).name}.{shards[0].n_bytes}.part"
-    hold = Fault("hold", shards[0].name)
-    store.proxy.faults = [hold]
-    part.write_bytes((folder / shards[0].name).read_bytes()[:half])
-    with _holder(store, url, tmp_path, shards[:1]) as process:
+def test_what_a_killed_process_was_downloading_is_gone_on_with(remote: RemoteSet) -> None:
+    shard, half = remote.shards[0], remote.shards[0].n_bytes // 2
+    with remote.open_cache() as cache:
+        part = _part_of(cache, shard)
+    part.write_bytes(remote.content(shard)[:half])
+    hold = remote.store.fail("hold", shard.name)
+    with _holder(remote, shard) as process:
         assert hold.met.wait(60)
         process.send_signal(signal.SIGKILL)
         process.wait()
     hold.go_on.set()
-    store.proxy.forget()
-    with _cache(store, url, tmp_path) as cache:
-        found = Path(cache.pin(shards[0])).read_bytes()
-    assert found == (folder / shards[0].name).read_bytes()
-    assert store.proxy.n_bytes[shards[0].name] == shards[0].n_bytes - half
+    remote.store.proxy.forget()
+    with remote.open_cache() as cache:
+        assert _pinned(cache, shard) == remote.content(shard)
+    assert remote.store.proxy.n_bytes == {shard.name: shard.n_bytes - half}
     assert not part.exists()
 
 
 def test_what_was_used_least_recently_makes_room_and_what_is_in_use_never_does(
-    store: Scene, url: str, tmp_path: Path, shards: tuple[ShardSummary, ...]
+    remote: RemoteSet,
 ) -> None:
-    most = sum(shard.n_bytes for shard in shards[:3])
-    with _holder(store, url, tmp_path, shards[:1]) as process:
+    most = sum(shard.n_bytes for shard in remote.shards[:3])
+    with _holder(remote, remote.shards[0]) as process:
         assert line_of(process) == "held"
-        with _cache(store, url, tmp_path, most) as cache:
+        with remote.open_cache(most) as cache:
             for k in (1, 2, 1, 3):  # 2 is older than 1 when 3 comes
-                path = cache.pin(shards[k])
-                cache.unpin(shards[k])
-                os.utime(f"{path}.ok", (k, k) if k == 2 else None)
-            assert _names(tmp_path) == [shards[k].name.split(".")[0] for k in (0, 1, 3)]
-            assert sum(p.stat().st_size for p in tmp_path.rglob("*.shard")) <= most
+                _use(cache, remote.shards[k])
+                os.utime(f"{cache.path_of(remote.shards[k])}.ok", (k, k) if k == 2 else None)
+            assert remote.cached() == [0, 1, 3]
+            assert sum(path.stat().st_size for path in remote.files()) <= most
 
 
-def test_a_shard_counts_as_used_until_it_is_released(
-    store: Scene, url: str, tmp_path: Path, shards: tuple[ShardSummary, ...]
-) -> None:
-    with _cache(store, url, tmp_path, sum(shard.n_bytes for shard in shards[:2])) as cache:
-        path = cache.pin(shards[0])
+def test_a_shard_counts_as_used_until_it_is_released(remote: RemoteSet) -> None:
+    first, second, third, *_ = remote.shards
+    with remote.open_cache(first.n_bytes + second.n_bytes) as cache:
+        path = cache.pin(first)
         os.utime(f"{path}.ok", (1, 1))  # held for long
-        cache.pin(shards[1])
-        cache.unpin(shards[0])
+        cache.pin(second)
+        cache.unpin(first)
         assert os.stat(f"{path}.ok").st_mtime > 2
-        cache.unpin(shards[1])
-        os.utime(f"{cache.path_of(shards[1])}.ok", (2, 2))
-        cache.pin(shards[2])
-        assert _names(tmp_path) == [shards[k].name.split(".")[0] for k in (0, 2)]
+        cache.unpin(second)
+        os.utime(f"{cache.path_of(second)}.ok", (2, 2))
+        cache.pin(third)
+        assert remote.cached() == [0, 2]
 
 
 def test_where_all_is_in_use_more_lies_there_than_was_asked_for_and_a_warning_says_so(
-    store: Scene, url: str, tmp_path: Path, shards: tuple[ShardSummary, ...]
+    remote: RemoteSet,
 ) -> None:
-    with _cache(store, url, tmp_path, shards[0].n_bytes) as cache:
-        cache.pin(shards[0])
+    with remote.open_cache(remote.shards[0].n_bytes) as cache:
+        cache.pin(remote.shards[0])
         with pytest.warns(UserWarning, match="in use at once and .* beyond cache_bytes="):
-            cache.pin(shards[1])
-        cache.pin(shards[2])  # without another warning, which would be an error
-        assert len(_names(tmp_path)) == 3
+            cache.pin(remote.shards[1])
+        cache.pin(remote.shards[2])  # without another warning, which would be an error
+        assert remote.cached() == [0, 1, 2]
 
 
-def test_what_was_too_much_goes_with_the_last_that_used_it(
-    store: Scene, url: str, tmp_path: Path, shards: tuple[ShardSummary, ...]
-) -> None:
-    most = 2 * max(shard.n_bytes for shard in shards)
+def test_what_was_too_much_goes_with_the_last_that_used_it(remote: RemoteSet) -> None:
+    most = 2 * max(remote.sizes.values())
     with (
-        _holder(store, url, tmp_path, shards[:2]) as other,
-        _cache(store, url, tmp_path, most) as cache,
+        _holder(remote, *remote.shards[:2]) as other,
+        remote.open_cache(most) as cache,
         pytest.warns(UserWarning, match="in use at once"),
     ):
         assert line_of(other) == "held"
-        for shard in shards[2:4]:
-            cache.pin(shard)
-        for shard in shards[2:4]:
-            cache.unpin(shard)
-        assert len(_names(tmp_path)) == 4
-        cache.close()
-        assert _names(tmp_path) == [shard.name.split(".")[0] for shard in shards[:2]]
-        n_bytes = sum(shard.n_bytes for shard in shards[:2])
-        assert (tmp_path / "cache" / "used").read_text() == str(n_bytes)
-        cache.close()
-        assert len(_names(tmp_path)) == 2
+        for change in (cache.pin, cache.unpin):
+            for shard in remote.shards[2:4]:
+                change(shard)
+        assert remote.cached() == [0, 1, 2, 3]
+        for _ in range(2):
+            cache.close()
+            assert remote.cached() == [0, 1]
+            n_bytes = sum(shard.n_bytes for shard in remote.shards[:2])
+            assert (remote.cache / "used").read_text() == str(n_bytes)
 
 
 def test_a_cache_that_is_closed_in_the_middle_of_a_download_waits_for_nobody(
-    store: Scene,
-    url: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    shards: tuple[ShardSummary, ...],
+    remote: RemoteSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    perform = fs.perform
-
-    def close(call: str, path: str, function: Any, *given: Any, **named: Any) -> Any:
+    def close(call: str, path: str) -> None:
         if call == "create" and path.endswith(".part"):
             other.close()  # as a finalizer may
-        return perform(call, path, function, *given, **named)
 
-    objects = ObjectStore(url, store.options)
-    other, cache = (ShardCache(str(tmp_path / "cache"), 1 << 30, objects) for _ in range(2))
-    monkeypatch.setattr(fs, "perform", close)
-    thread = threading.Thread(target=cache.pin, args=(shards[0],), daemon=True)
-    thread.start()
-    thread.join(60)
-    assert not thread.is_alive()
-    assert len(_names(tmp_path)) == 1
-    cache.close()
+    with remote.open_cache(1 << 30) as other, remote.open_cache(1 << 30) as cache:
+        before_calls(monkeypatch, close)
+        thread = threading.Thread(target=cache.pin, args=(remote.shards[0],), daemon=True)
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive()
+        assert remote.cached() == [0]
 
 
 def test_a_shard_gets_its_name_while_nobody_counts_what_lies_there(
-    store: Scene,
-    url: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    shards: tuple[ShardSummary, ...],
+    remote: RemoteSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    perform, renamed = fs.perform, []
+    renamed = []
 
-    def look(call: str, path: Any, function: Any, *given: Any, **named: Any) -> Any:
+    def look(call: str, path: str) -> None:
         if call == "rename":
             renamed.append(path)
-            fd = os.open(tmp_path / "cache", os.O_RDONLY)
+            fd = os.open(remote.cache, os.O_RDONLY)
             with pytest.raises(BlockingIOError):
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.close(fd)
-        return perform(call, path, function, *given, **named)
 
-    with _cache(store, url, tmp_path) as cache:
-        monkeypatch.setattr(fs, "perform", look)
-        cache.pin(shards[0])
+    with remote.open_cache() as cache:
+        before_calls(monkeypatch, look)
+        cache.pin(remote.shards[0])
     assert len(renamed) == 1
 
 
 def test_who_only_had_a_look_removes_nothing(
-    store: Scene,
-    url: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    shards: tuple[ShardSummary, ...],
+    remote: RemoteSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with _cache(store, url, tmp_path, 1 << 30) as cache:
-        cache.pin(shards[0])
-        cache.unpin(shards[0])
+    with remote.open_cache(1 << 30) as cache:
+        _use(cache, remote.shards[0])
     full = os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255))
     with monkeypatch.context() as during:
         during.setattr("os.statvfs", lambda _: full)
-        with _cache(store, url, tmp_path) as cache:
-            assert cache.max_bytes < shards[0].n_bytes
-        assert len(_names(tmp_path)) == 1
-        with _cache(store, url, tmp_path) as cache, pytest.warns(UserWarning, match="in use"):
-            cache.pin(shards[1])
-            cache.unpin(shards[1])
-        assert _names(tmp_path) == []
-    with _cache(store, url, tmp_path, 1 << 30) as cache:
-        cache.pin(shards[0])
-        cache.unpin(shards[0])
-    (tmp_path / "cache" / "used").write_text("")  # as by who was killed while writing it
-    with _cache(store, url, tmp_path, 1):
+        with remote.open_cache() as cache:
+            assert cache.max_bytes < remote.shards[0].n_bytes
+        assert remote.cached() == [0]
+        with remote.open_cache() as cache, pytest.warns(UserWarning, match="in use"):
+            _use(cache, remote.shards[1])
+        assert remote.cached() == []
+    with remote.open_cache(1 << 30) as cache:
+        _use(cache, remote.shards[0])
+    (remote.cache / "used").write_text("")  # as by who was killed while writing it
+    with remote.open_cache(1):
         pass
-    assert _names(tmp_path) == []
+    assert remote.cached() == []
 
 
 def test_a_dataset_that_is_removed_meanwhile_is_not_counted(
-    store: Scene,
-    url: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    shards: tuple[ShardSummary, ...],
+    remote: RemoteSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scandir, gone = os.scandir, tmp_path / "cache" / "of another"
+    scandir, gone = os.scandir, remote.cache / "of another"
 
     def look(place: Any) -> Any:
         if os.fspath(place) == os.fspath(gone):
             gone.rmdir()
         return scandir(place)
 
-    with _cache(store, url, tmp_path) as cache:
+    with remote.open_cache() as cache:
         gone.mkdir()
         monkeypatch.setattr(os, "scandir", look)
-        cache.pin(shards[0])
+        cache.pin(remote.shards[0])
     assert not gone.exists()
 
 
@@ -396,126 +311,84 @@ def test_a_dataset_that_is_removed_while_room_is_made_hinders_no_other(
     assert list(tmp_path.rglob("*.shard")) == []
 
 
-def test_a_cache_that_is_removed_while_it_is_in_use_is_an_error(
-    store: Scene, url: str, tmp_path: Path, shards: tuple[ShardSummary, ...]
-) -> None:
-    with _cache(store, url, tmp_path) as cache:
+def test_a_cache_that_is_removed_while_it_is_in_use_is_an_error(remote: RemoteSet) -> None:
+    with remote.open_cache() as cache:
         shutil.rmtree(cache.root)
-        assert cache.pin_if_cached(shards[0]) is None
-        with pytest.raises(
-            UnsupportedEnvironment, match=f"^{cache.root}: the cache was removed while"
-        ):
-            cache.pin(shards[0])
+        assert cache.pin_if_cached(remote.shards[0]) is None
+        words = f"^{cache.root}: the cache was removed while"
+        with pytest.raises(UnsupportedEnvironment, match=words):
+            cache.pin(remote.shards[0])
 
 
 @pytest.mark.parametrize("what", ["a file", "read-only"])
 def test_what_cannot_be_a_cache_is_an_error_that_says_how_to_name_another(
-    store: Scene, url: str, tmp_path: Path, what: str
+    remote: RemoteSet, what: str
 ) -> None:
     if what == "a file":
-        (tmp_path / "cache").write_text(what)
+        remote.cache.write_text(what)
     else:
-        with _cache(store, url, tmp_path) as cache:
+        with remote.open_cache() as cache:
             locks = Path(cache.root, "locks")
         locks.unlink()
         locks.mkdir()  # which not even root can write to
-    with (
-        pytest.raises(UnsupportedEnvironment, match=r"/cache: not usable as a cache .* by `cache`"),
-        _cache(store, url, tmp_path),
-    ):
+    words = r"/cache: not usable as a cache .* by `cache`"
+    with pytest.raises(UnsupportedEnvironment, match=words), remote.open_cache():
         pass
 
 
 def test_who_is_killed_while_room_is_made_has_counted_too_much_rather_than_too_little(
-    store: Scene,
-    url: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    shards: tuple[ShardSummary, ...],
+    remote: RemoteSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _fill_disk(monkeypatch, 99, "create")
-    with _cache(store, url, tmp_path) as cache:
+    fill_disk(monkeypatch, kind="create")
+    with remote.open_cache() as cache:
         with pytest.raises(CacheFull):
-            cache.pin(shards[0])
-        assert (tmp_path / "cache" / "used").read_text() == str(shards[0].n_bytes)
+            cache.pin(remote.shards[0])
+        assert (remote.cache / "used").read_text() == str(remote.shards[0].n_bytes)
 
 
-def test_bytes_that_came_as_of_another_version_are_downloaded_again(
-    store: Scene, url: str, tmp_path: Path, folder: Path, shards: tuple[ShardSummary, ...]
-) -> None:
-    whole = (folder / shards[0].name).read_bytes()
+def test_bytes_that_came_as_of_another_version_are_downloaded_again(remote: RemoteSet) -> None:
+    shard = remote.shards[0]
+    whole = remote.content(shard)
     newer = whole[:8] + bytes([whole[8] ^ 128]) + whole[9:]
-    with _cache(store, url, tmp_path) as cache:
-        path = Path(cache.path_of(shards[0]))
-        part = path.with_name(f".{path.name}.{shards[0].n_bytes}.part")
-        part.write_bytes(newer)
-        assert Path(cache.pin(shards[0])).read_bytes() == whole
-        cache.unpin(shards[0])
-        path.write_bytes(newer)
-        assert Path(cache.pin(shards[0])).read_bytes() == whole
-        cache.unpin(shards[0])
+    with remote.open_cache() as cache:
+        path, part = Path(cache.path_of(shard)), _part_of(cache, shard)
+        for damaged in (part, path):
+            damaged.write_bytes(newer)
+            assert _pinned(cache, shard) == whole
+            cache.unpin(shard)
         path.unlink()
-        store.put(f"cached/{shards[0].name}", newer)
-        with pytest.raises(ShardUnsupported, match=f"^{url}/{shards[0].name}: format version 129"):
-            cache.pin(shards[0])
+        remote.store.put(f"cache/{shard.name}", newer)
+        words = f"^{remote.url}/{shard.name}: format version 129"
+        with pytest.raises(ShardUnsupported, match=words):
+            cache.pin(shard)
         assert not part.exists()
 
 
-def test_wrong_bytes_are_downloaded_again(
-    store: Scene, url: str, tmp_path: Path, folder: Path, shards: tuple[ShardSummary, ...]
-) -> None:
-    store.proxy.faults = [Fault("wrong", times=2)]
-    with _cache(store, url, tmp_path) as cache:
-        found = Path(cache.pin(shards[0])).read_bytes()
-    assert found == (folder / shards[0].name).read_bytes()
+def test_wrong_bytes_are_downloaded_again(remote: RemoteSet) -> None:
+    remote.store.fail("wrong", times=2)
+    with remote.open_cache() as cache:
+        assert _pinned(cache, remote.shards[0]) == remote.content(remote.shards[0])
 
 
-def test_an_object_that_is_damaged_is_an_error_that_names_its_url(
-    store: Scene, url: str, tmp_path: Path, shards: tuple[ShardSummary, ...]
-) -> None:
-    store.proxy.faults = [Fault("wrong", times=9)]
-    with (
-        _cache(store, url, tmp_path) as cache,
-        pytest.raises(ShardCorrupt, match=f"^{url}/{shards[0].name}: the object .* is damaged"),
-    ):
-        cache.pin(shards[0])
-    assert store.proxy.faults[0].times == 6
-    assert _names(tmp_path) == []
+def test_an_object_that_is_damaged_is_an_error_that_names_its_url(remote: RemoteSet) -> None:
+    fault = remote.store.fail("wrong", times=9)
+    words = f"^{remote.url}/{remote.shards[0].name}: the object .* is damaged"
+    with remote.open_cache() as cache, pytest.raises(ShardCorrupt, match=words):
+        cache.pin(remote.shards[0])
+    assert fault.times == 6
+    assert remote.cached() == []
 
 
-def _fill_disk(
-    monkeypatch: pytest.MonkeyPatch, n_refused: int, call_refused: str = "write", end: str = ".part"
-) -> None:
-    """Make the disk refuse n writes of downloads."""
-    left, perform = [n_refused], fs.perform
-
-    def refuse(call: str, path: str, function: Any, *given: Any, **named: Any) -> Any:
-        if call == call_refused and path.endswith(end) and left[0]:
-            left[0] -= 1
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-        return perform(call, path, function, *given, **named)
-
-    monkeypatch.setattr(fs, "perform", refuse)
-
-
-@pytest.mark.parametrize(
-    ("call", "end"), [("create", ".part"), ("write", ".part"), ("create", ".ok"), ("write", ".ok")]
-)
+@pytest.mark.parametrize("call", ["create", "write"])
+@pytest.mark.parametrize("end", [".part", ".ok"])
 def test_a_full_disk_gets_room_from_what_nobody_uses(
-    store: Scene,
-    url: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    shards: tuple[ShardSummary, ...],
-    call: str,
-    end: str,
+    remote: RemoteSet, monkeypatch: pytest.MonkeyPatch, call: str, end: str
 ) -> None:
-    with _cache(store, url, tmp_path) as cache:
-        cache.pin(shards[0])
-        cache.unpin(shards[0])
-        _fill_disk(monkeypatch, 1, call, end)
-        cache.pin(shards[1])
-    assert _names(tmp_path) == [shards[1].name.split(".")[0]]
+    with remote.open_cache() as cache:
+        _use(cache, remote.shards[0])
+        fill_disk(monkeypatch, 1, call, end)
+        cache.pin(remote.shards[1])
+    assert remote.cached() == [1]
 
 
 def test_room_for_a_full_disk_is_made_while_nobody_counts(
@@ -526,10 +399,8 @@ def test_room_for_a_full_disk_is_made_while_nobody_counts(
 
 
 def test_what_is_gone_on_with_is_counted_once(tmp_path: Path) -> None:
-    room, half = (
-        CacheEvictor(str(tmp_path), 100),
-        tmp_path / "set" / f".a.{'12' * 16}.shard.30.part",
-    )
+    room = CacheEvictor(str(tmp_path), 100)
+    half = tmp_path / "set" / f".a.{'12' * 16}.shard.30.part"
     half.parent.mkdir()
     for _ in range(2):
         room.reserve(str(half), 30)
@@ -538,69 +409,55 @@ def test_what_is_gone_on_with_is_counted_once(tmp_path: Path) -> None:
 
 
 def test_where_many_shards_are_there_more_is_removed_at_a_time(
-    store: Scene,
-    url: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    shards: tuple[ShardSummary, ...],
+    remote: RemoteSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    most = sum(shard.n_bytes for shard in shards[:3])
-    with _cache(store, url, tmp_path, most) as cache:
-        for shard in shards[:4]:
-            cache.pin(shard)
-            cache.unpin(shard)
-        assert len(_names(tmp_path)) == 3
+    with remote.open_cache(sum(shard.n_bytes for shard in remote.shards[:3])) as cache:
+        _use(cache, *remote.shards[:4])
+        assert len(remote.cached()) == 3
         monkeypatch.setattr("shardio.storage.remote.cache_folder._MANY_FILES", 2)
-        cache.pin(shards[4])
-        assert len(_names(tmp_path)) == 2
+        cache.pin(remote.shards[4])
+        assert len(remote.cached()) == 2
 
 
 def test_a_full_disk_with_nothing_to_remove_is_an_error_that_says_what_is_needed(
-    store: Scene,
-    url: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    shards: tuple[ShardSummary, ...],
+    remote: RemoteSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with _cache(store, url, tmp_path) as cache:
-        cache.pin(shards[0])
-        _fill_disk(monkeypatch, 99)
-        with pytest.raises(CacheFull, match=f"{shards[1].n_bytes} bytes are needed .* in use"):
-            cache.pin(shards[1])
+    first, second, *_ = remote.shards
+    with remote.open_cache() as cache:
+        cache.pin(first)
+        fill_disk(monkeypatch)
+        with pytest.raises(CacheFull, match=f"{second.n_bytes} bytes are needed .* in use"):
+            cache.pin(second)
 
 
 def test_a_shard_that_is_larger_than_a_file_may_be_says_so_and_is_gone_on_with_later(
-    store: Scene, url: str, tmp_path: Path, shards: tuple[ShardSummary, ...]
+    remote: RemoteSet,
 ) -> None:
-    n_bytes, half = shards[0].n_bytes, shards[0].n_bytes // 2
-    words = f"needs at least {n_bytes} bytes, and RLIMIT_FSIZE allows {half}: .*{shards[0].id}"
-    with _cache(store, url, tmp_path) as cache:
+    shard, half = remote.shards[0], remote.shards[0].n_bytes // 2
+    words = f"needs at least {shard.n_bytes} bytes, and RLIMIT_FSIZE allows {half}: .*{shard.id}"
+    with remote.open_cache() as cache:
         with files_of_at_most(half), pytest.raises(OSError, match=words):
-            cache.pin(shards[0])
-        store.proxy.forget()
-        cache.pin(shards[0])
-    assert store.proxy.n_bytes == {shards[0].name: n_bytes - half}
+            cache.pin(shard)
+        remote.store.proxy.forget()
+        cache.pin(shard)
+    assert remote.store.proxy.n_bytes == {shard.name: shard.n_bytes - half}
 
 
 def test_after_the_machine_has_started_anew_what_is_there_is_verified_once_more(
-    store: Scene,
-    url: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    shards: tuple[ShardSummary, ...],
+    remote: RemoteSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with _cache(store, url, tmp_path) as cache:
-        sound, torn = cache.pin(shards[0]), cache.pin(shards[1])
-        for shard in shards[:2]:
-            cache.unpin(shard)
+    both = remote.shards[:2]
+    with remote.open_cache() as cache:
+        _use(cache, *both)
+        sound, torn = map(cache.path_of, both)
     with open(torn, "r+b") as file:
         file.seek(5000)
         file.write(b"torn")
     monkeypatch.setattr("shardio.storage.remote.cache._boot_id", lambda: "another")
-    store.proxy.forget()
-    with _cache(store, url, tmp_path) as cache:
-        assert [cache.pin(shard) for shard in shards[:2]] == [sound, torn]
-    assert store.proxy.n_bytes == {shards[1].name: shards[1].n_bytes}
+    remote.store.proxy.forget()
+    with remote.open_cache() as cache:
+        assert [cache.pin(shard) for shard in both] == [sound, torn]
+    assert remote.store.proxy.n_bytes == {both[1].name: both[1].n_bytes}
 
 
 @pytest.mark.parametrize("write", [write_shard, write_media])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -16,60 +14,40 @@ import pytest
 import shardio
 from shardio.dataset.external_lists import external_list_names
 from shardio.errors import DatasetCorrupt, DatasetNotFound, InvalidArgument, StoreUnavailable
-from shardio.storage import fs
 from shardio.storage.remote.connection import RemoteOptions
 from shardio.storage.remote.object_store import ObjectStore
 from shardio.storage.remote.storage import ManifestCache
+from tests.faults.failing import before_calls, fill_disk
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 from tests.shards import MEDIA_FIELDS, media_sample
-from tests.storage.remote.scene import Fault, Scene
+from tests.storage.remote.scene import RemoteSet, Scene
 
-N = 400
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a dataset of two shards of 1.2 MB."""
-    place = tmp_path_factory.mktemp("remote") / "set"
-    write_dataset(place, N, 2, TWO_FIELDS, two_fields(N))
-    return place
+N, N_SHARDS = 400, 2  # two shards of 1.2 MB
 
 
-@pytest.fixture
-def url(store: Scene, folder: Path) -> str:
-    return store.put_dataset(folder, "looked-at")
-
-
-def _open(store: Scene, url: str, tmp_path: Path, **options: Any) -> shardio.ShardDataset:
-    return shardio.open(url, cache=tmp_path / "cache", storage_options={**store.options, **options})
-
-
-def test_samples_are_read_by_ranges(store: Scene, url: str, tmp_path: Path, folder: Path) -> None:
-    with _open(store, url, tmp_path) as remote, shardio.open(folder) as local:
-        assert (len(remote), remote.schema) == (N, local.schema)
-        assert sum(store.proxy.requests.values()) == 2  # dataset.json and a generation
+def test_samples_are_read_by_ranges(remote: RemoteSet) -> None:
+    with remote.open() as far, shardio.open(remote.folder) as local:
+        assert (len(far), far.schema) == (N, local.schema)
+        assert sum(remote.store.proxy.requests.values()) == 2  # dataset.json and a generation
         for i in (0, 1, 150, 399):
-            assert remote[i]["label"] == i
-            assert np.array_equal(remote[i]["image"], local[i]["image"])
-        sizes = {shard.name: shard.n_bytes for shard in remote.shards}
-    assert all(store.proxy.n_bytes[name] < size / 2 for name, size in sizes.items())
+            assert far[i]["label"] == i
+            assert np.array_equal(far[i]["image"], local[i]["image"])
+    assert all(n < remote.sizes[name] / 2 for name, n in remote.downloaded().items())
 
 
-def test_one_read_of_its_end_opens_a_shard(store: Scene, url: str, tmp_path: Path) -> None:
-    with _open(store, url, tmp_path) as remote:
-        name = remote.shards[1].name
-        assert len(remote.reader(1)) == N // 2
-    assert (store.proxy.requests[name], store.proxy.n_bytes[name]) == (1, 64 << 10)
+def test_one_read_of_its_end_opens_a_shard(remote: RemoteSet) -> None:
+    name, proxy = remote.shards[1].name, remote.store.proxy
+    with remote.open() as far:
+        assert len(far.reader(1)) == N // 2
+    assert (proxy.requests[name], proxy.n_bytes[name]) == (1, 64 << 10)
 
 
-def test_of_a_web_server_samples_are_read_by_ranges(
-    store: Scene, url: str, tmp_path: Path, folder: Path
-) -> None:
-    web = f"http://127.0.0.1:{store.proxy.server_port}/{url.removeprefix('s3://')}/"
-    with shardio.open(web, cache=tmp_path / "cache") as remote, shardio.open(folder) as local:
-        assert np.array_equal(remote[399]["image"], local[399]["image"])
-        name, size = remote.shards[1].name, remote.shards[1].n_bytes
-    assert 0 < store.proxy.n_bytes[name] < size / 2
+def test_of_a_web_server_samples_are_read_by_ranges(remote: RemoteSet) -> None:
+    web = f"http://127.0.0.1:{remote.store.proxy.server_port}/{remote.url.removeprefix('s3://')}/"
+    with shardio.open(web, cache=remote.cache) as far, shardio.open(remote.folder) as local:
+        assert np.array_equal(far[399]["image"], local[399]["image"])
+    shard = remote.shards[1]
+    assert 0 < remote.store.proxy.n_bytes[shard.name] < shard.n_bytes / 2
 
 
 def test_every_kind_of_field_is_read_by_ranges(store: Scene, tmp_path: Path) -> None:
@@ -77,8 +55,9 @@ def test_every_kind_of_field_is_read_by_ranges(store: Scene, tmp_path: Path) -> 
     write_dataset(tmp_path / "every", 9, 2)
     for name in ("media", "every"):
         url = store.put_dataset(tmp_path / name, name)
-        with _open(store, url, tmp_path) as remote, shardio.open(tmp_path / name) as local:
-            for one, other in zip(remote, local, strict=True):
+        remote = RemoteSet(store, tmp_path / name, url, tmp_path / "cache")
+        with remote.open() as far, shardio.open(remote.folder) as local:
+            for one, other in zip(far, local, strict=True):
                 assert repr({k: _plain(v) for k, v in one.items()}) == repr(
                     {k: _plain(v) for k, v in other.items()}
                 )
@@ -90,98 +69,89 @@ def _plain(value: Any) -> Any:
     return bytes(data) if hasattr(value, "packets") and data is not None else value
 
 
-def test_a_shard_that_changes_while_it_is_read_is_an_error(
-    store: Scene, tmp_path: Path, folder: Path
-) -> None:
-    url = store.put_dataset(folder, "changing")
-    with _open(store, url, tmp_path) as remote:
-        name = remote.shards[0].name
-        assert remote[0]["label"] == 0
-        whole = (folder / name).read_bytes()
-        store.put(f"changing/{name}", whole[:-5000] + bytes(5000))
+def test_a_shard_that_changes_while_it_is_read_is_an_error(remote: RemoteSet) -> None:
+    shard = remote.shards[0]
+    with remote.open() as far:
+        assert far[0]["label"] == 0
+        remote.store.put(f"dataset/{shard.name}", remote.content(shard)[:-5000] + bytes(5000))
         with pytest.raises(shardio.ShardCorrupt, match="the object was replaced by another one"):
-            remote[190]
+            far[190]
 
 
-def test_a_dataset_travels_with_how_it_is_read(store: Scene, url: str, tmp_path: Path) -> None:
-    with _open(store, url, tmp_path) as remote:
-        assert remote.path == remote.place == url
-        with pickle.loads(pickle.dumps(remote)) as other, other.select([5]) as some:
+def test_a_dataset_travels_with_how_it_is_read(remote: RemoteSet) -> None:
+    with remote.open() as far:
+        assert far.path == far.place == remote.url
+        with pickle.loads(pickle.dumps(far)) as other, other.select([5]) as some:
             assert (other[3]["label"], some[0]["label"]) == (3, 5)
 
 
 def test_nothing_there_is_no_dataset(store: Scene, tmp_path: Path) -> None:
     with pytest.raises(DatasetNotFound, match=r"s3://bucket/nowhere: holds no dataset\.json"):
-        _open(store, store.url("nowhere"), tmp_path)
+        shardio.open(store.url("nowhere"), cache=tmp_path, storage_options=store.options)
 
 
 def test_without_its_store_it_is_what_it_was_last_with_a_warning(
-    store: Scene, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    remote: RemoteSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with _open(store, url, tmp_path):
+    with remote.open():
         pass
-    store.proxy.is_down = True
+    remote.store.proxy.is_down = True
     monkeypatch.setattr("shardio.storage.remote.storage._REFRESH_DEADLINE_S", 0.2)
-    with (
-        pytest.warns(UserWarning, match="store unreachable; using the cached manifest"),
-        _open(store, url, tmp_path) as remote,
-    ):
-        assert len(remote) == N
+    words = "store unreachable; using the cached manifest"
+    with pytest.warns(UserWarning, match=words), remote.open() as far:
+        assert len(far) == N
+    remote.url = remote.store.url("another")
     with pytest.raises(StoreUnavailable):
-        _open(store, store.url("another"), tmp_path, deadline_s=0.2)
+        remote.open(storage_options={**remote.store.options, "deadline_s": 0.2})
 
 
 def test_a_state_that_was_damaged_on_its_way_is_brought_again(
-    store: Scene, url: str, tmp_path: Path
+    remote: RemoteSet, tmp_path: Path
 ) -> None:
-    store.proxy.faults = [Fault("wrong", "generations")]
-    with _open(store, url, tmp_path) as remote:
-        assert len(remote) == N
-    store.proxy.faults = [Fault("wrong", "generations", times=9)]
+    remote.store.fail("wrong", "generations")
+    with remote.open() as far:
+        assert len(far) == N
+    remote.store.fail("wrong", "generations", times=9)
     with pytest.raises(DatasetCorrupt):
-        _open(store, url, tmp_path / "other")
+        remote.open(cache=tmp_path / "other")
 
 
-def test_another_dataset_in_its_place_is_that_one(
-    store: Scene, tmp_path: Path, folder: Path
-) -> None:
-    url = store.put_dataset(folder, "replaced")
-    with _open(store, url, tmp_path):
+def test_another_dataset_in_its_place_is_that_one(remote: RemoteSet, tmp_path: Path) -> None:
+    with remote.open():
         pass
     write_dataset(tmp_path / "new", 10, 1, TWO_FIELDS, two_fields(10))
-    store.put_dataset(tmp_path / "new", "replaced")
-    with _open(store, url, tmp_path) as remote:
-        assert (len(remote), remote[9]["label"]) == (10, 9)
+    remote.store.put_dataset(tmp_path / "new", "dataset")
+    with remote.open() as far:
+        assert (len(far), far[9]["label"]) == (10, 9)
 
 
 @pytest.mark.parametrize("content", [b"", b'{"generation": 1e999}', b"[[", b"7"])
-def test_a_dataset_json_that_is_none_is_damaged(
-    store: Scene, tmp_path: Path, content: bytes
-) -> None:
-    store.put("damaged/dataset.json", content)
+def test_a_dataset_json_that_is_none_is_damaged(remote: RemoteSet, content: bytes) -> None:
+    remote.store.put("dataset/dataset.json", content)
     with pytest.raises(DatasetCorrupt, match=r"dataset\.json"):
-        _open(store, store.url("damaged"), tmp_path)
+        remote.open()
 
 
-@pytest.mark.parametrize("options", [{5: "word"}, {"client_options": "word"}])
+@pytest.mark.parametrize("options", [{5: "word"}, {"client_options": "word"}, "a word"])
 def test_options_without_names_are_refused_and_not_shown(options: Any) -> None:
-    with pytest.raises(InvalidArgument, match="a dict with string keys") as caught:
+    with pytest.raises(
+        InvalidArgument, match="must be a dict( with string keys|; found a str)"
+    ) as caught:
         RemoteOptions.of(None, None, options)
     assert "word" not in str(caught.value)
 
 
 @pytest.mark.parametrize("access", ["mmap", "pread"])
 def test_access_is_that_of_shards_which_a_loader_has_downloaded(
-    store: Scene, url: str, tmp_path: Path, access: Any
+    remote: RemoteSet, access: Any
 ) -> None:
-    given: Any = {"cache": tmp_path / "cache", "storage_options": store.options}
-    with shardio.open(url, access=access, **given) as remote:
-        assert remote.access == "pread"  # by ranges
-        with shardio.ShardLoader(remote, 4, num_workers=0, output="numpy") as loader:
+    with remote.open(access=access) as far:
+        assert far.access == "pread"  # by ranges
+        with shardio.ShardLoader(far, 4, num_workers=0, output="numpy") as loader:
             assert loader.dataset.access == access
             assert len(list(loader)) == -(-N // 4)
     with pytest.raises(InvalidArgument, match="access"):
-        shardio.open(url, access="map", **given)  # type: ignore[arg-type]
+        remote.open(access="map")
 
 
 def test_a_file_url_is_a_folder(folder: Path) -> None:
@@ -196,26 +166,16 @@ def test_the_folder_of_the_cache_is_absolute(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_full_disk_keeps_nothing_of_a_state(
-    store: Scene, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    remote: RemoteSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    perform = fs.perform
-
-    def refuse(call: str, path: Any, function: Any, *given: Any, **named: Any) -> Any:
-        if call == "write" and path.endswith(".tmp"):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-        return perform(call, path, function, *given, **named)
-
-    monkeypatch.setattr(fs, "perform", refuse)
+    fill_disk(monkeypatch, end=".tmp")
     with pytest.raises(OSError, match=r"No space left on device: .*dataset\.json"):
-        _open(store, url, tmp_path)
-    assert list(tmp_path.rglob("*.tmp")) == []
+        remote.open()
+    assert list(remote.cache.rglob("*.tmp")) == []
 
 
 def test_how_it_is_read_never_shows_what_is_secret(store: Scene, tmp_path: Path) -> None:
     assert "secret" not in repr(RemoteOptions.of(tmp_path, 5, store.options))
-    with pytest.raises(InvalidArgument) as caught:
-        RemoteOptions.of(tmp_path, None, "a secret")  # type: ignore[arg-type]
-    assert "secret" not in str(caught.value)
 
 
 def test_the_files_of_long_lists_come_with_the_state_that_names_them(
@@ -234,34 +194,34 @@ def test_the_files_of_long_lists_come_with_the_state_that_names_them(
 
 @pytest.mark.parametrize("was_known", [None, "of another dataset"])
 def test_a_state_that_another_process_has_just_brought_stays(
-    store: Scene, url: str, tmp_path: Path, folder: Path, was_known: str | None
+    remote: RemoteSet, tmp_path: Path, was_known: str | None
 ) -> None:
-    first = _mirror(tmp_path, ObjectStore(url, store.options))
-    second = _mirror(tmp_path, _Overtaken(url, store.options, lambda: first.download(None)))
+    first = _mirror(tmp_path, ObjectStore(remote.url, remote.store.options))
+    overtaken = _Overtaken(remote.url, remote.store.options, lambda: first.download(None))
     if was_known:
         first.write("dataset.json", b'{"generation": 1, "lineage": "0123456789abcdef"}')
         first.write("generations/000001.json", was_known.encode())
-    second.download(None)
-    state = tmp_path / "generations" / "000001.json"
-    assert state.read_bytes() == (folder / "generations" / "000001.json").read_bytes()
-    assert store.proxy.requests["000001.json"] == 1
+    _mirror(tmp_path, overtaken).download(None)
+    assert (tmp_path / STATE).read_bytes() == (remote.folder / STATE).read_bytes()
+    assert remote.store.proxy.requests["000001.json"] == 1
 
 
 def test_a_state_that_is_being_written_is_not_removed_by_another_process(
-    store: Scene, url: str, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    remote: RemoteSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mirror, other = (_mirror(tmp_path, ObjectStore(url, store.options)) for _ in range(2))
-    perform = fs.perform
+    objects = ObjectStore(remote.url, remote.store.options)
+    mirror, other = (_mirror(tmp_path, objects) for _ in range(2))
 
-    def remove(call: str, path: Any, function: Any, *given: Any, **named: Any) -> Any:
+    def remove(call: str, path: str) -> None:
         if call == "rename":
             other.invalidate()
-        return perform(call, path, function, *given, **named)
 
-    monkeypatch.setattr(fs, "perform", remove)
+    before_calls(monkeypatch, remove)
     mirror.download(None)
-    state = (tmp_path / "generations" / "000001.json").read_bytes()
-    assert state == (folder / "generations" / "000001.json").read_bytes()
+    assert (tmp_path / STATE).read_bytes() == (remote.folder / STATE).read_bytes()
+
+
+STATE = "generations/000001.json"
 
 
 def _mirror(folder: Path, objects: ObjectStore) -> ManifestCache:

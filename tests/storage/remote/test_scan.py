@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,16 +14,14 @@ import shardio
 from shardio import Array, Schema, ShardDataset, Video
 from shardio.dataset.dataset import Dataset, ShardSamples, scan
 from shardio.dataset.external_lists import external_list_names
-from shardio.dataset.manifest import load
 from shardio.samples.clip_view import ClipView
 from shardio.samples.clips import Clip
-from shardio.shard.writer import ShardSummary
 from shardio.storage.remote.cache_folder import lock_byte, try_exclusive
 from shardio.storage.remote.connection import RemoteOptions
 from shardio.storage.remote.storage import RemoteStorage
 from tests.loading import PATIENCE_S, write_dataset
 from tests.shards import made_stream
-from tests.storage.remote.scene import Scene
+from tests.storage.remote.scene import RemoteSet, Scene
 
 N, N_SHARDS = 40, 5
 FIELDS = Schema({"video": Video(), "at": Array("int64", (2,))})
@@ -38,25 +35,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def remote(store: Scene, folder: str, tmp_path: Path) -> Iterator[ShardDataset]:
-    url = store.put_dataset(folder, "scanned")
-    given: Any = {"cache": tmp_path / "cache", "storage_options": store.options}
-    with shardio.open(url, **given) as dataset:
+def far(remote: RemoteSet) -> Iterator[ShardDataset]:
+    with remote.open() as dataset:
         yield dataset
 
 
 @pytest.mark.parametrize("chosen", ["all", "some", "mixed"])
 def test_clips_of_videos_in_a_store_are_those_of_the_same_in_a_folder(
-    remote: ShardDataset, folder: str, chosen: str
+    far: ShardDataset, folder: str, chosen: str
 ) -> None:
     with shardio.open(folder) as local:
-        pair: tuple[Dataset, Dataset] = (remote, local)
+        pair: tuple[Dataset, Dataset] = (far, local)
         if chosen == "some":
             numbers = np.random.default_rng(3).integers(0, N, 3 * N)
-            pair = remote.select(numbers), local.select(numbers)
+            pair = far.select(numbers), local.select(numbers)
         elif chosen == "mixed":
             pair = (
-                shardio.mix([remote, folder], weights=[1, 2]),
+                shardio.mix([far, folder], weights=[1, 2]),
                 shardio.mix([local, folder], weights=[1, 2]),
             )
         found, expected = (ClipView(each, CLIP) for each in pair)
@@ -67,19 +62,19 @@ def test_clips_of_videos_in_a_store_are_those_of_the_same_in_a_folder(
 
 
 def test_many_samples_are_looked_at_a_part_at_a_time(
-    remote: ShardDataset, folder: str, monkeypatch: pytest.MonkeyPatch
+    far: ShardDataset, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     numbers = np.random.default_rng(4).integers(0, N, 3 * N)
     with shardio.open(folder) as local, local.select(numbers) as expected:
         n_frames = ClipView(expected, CLIP).clip_table.n_frames.tolist()
         monkeypatch.setattr("shardio.dataset.dataset._SAMPLES_AT_ONCE", 7)
-        with local.select(numbers) as here, remote.select(numbers) as there:
+        with local.select(numbers) as here, far.select(numbers) as there:
             for found in (here, there):
                 assert ClipView(found, CLIP).clip_table.n_frames.tolist() == n_frames
 
 
 def test_shards_in_a_store_are_looked_into_several_at_a_time(
-    store: Scene, remote: ShardDataset
+    store: Scene, far: ShardDataset
 ) -> None:
     all_are_at_it = threading.Barrier(N_SHARDS)
 
@@ -88,29 +83,27 @@ def test_shards_in_a_store_are_looked_into_several_at_a_time(
         assert part.reader("video") is part.reader("at")  # as they are in one file
         return len(part.reader("video"))
 
-    found = [(part.shard, part.numbers.tolist(), n) for part, n in scan(remote, look)]
+    found = [(part.shard, part.numbers.tolist(), n) for part, n in scan(far, look)]
     n = N // N_SHARDS
     assert found == [(i, list(range(i * n, (i + 1) * n)), n) for i in range(N_SHARDS)]
-    assert {store.proxy.requests[shard.name] for shard in remote.shards} == {1}
+    assert {store.proxy.requests[shard.name] for shard in far.shards} == {1}
 
 
 def test_a_look_by_ranges_does_not_let_go_of_what_another_holds(
-    store: Scene, folder: str, remote: ShardDataset, tmp_path: Path
+    remote: RemoteSet, far: ShardDataset
 ) -> None:
-    shard: ShardSummary = next(iter(load(folder).shards))
-    url = "s3://bucket/scanned"
-    far = remote.files.open_metadata(0, "video")
-    (bucket,) = remote.remote_storages
-    options = replace(RemoteOptions.of(tmp_path / "cache", None, store.options), whole=True)
-    other = RemoteStorage(url, options, external_list_names)
+    shard = remote.shards[0]
+    metadata = far.files.open_metadata(0, "video")
+    (bucket,) = far.remote_storages
+    options = replace(RemoteOptions.of(remote.cache, None, remote.store.options), whole=True)
+    other = RemoteStorage(remote.url, options, external_list_names)
     other.download(shard)
     assert bucket.pin(shard) == other.path_of(shard)
-    del far
+    del metadata
     path = Path(other.path_of(shard))
-    locks, byte = str(path.parent / "locks"), lock_byte(path.name)
-    with try_exclusive(locks, byte) as is_free:
-        assert not is_free
-    bucket.unpin(shard)
-    with try_exclusive(locks, byte) as is_free:
-        assert is_free
+    for is_held in (True, False):
+        with try_exclusive(str(path.parent / "locks"), lock_byte(path.name)) as is_free:
+            assert is_free is not is_held
+        if is_held:
+            bucket.unpin(shard)
     other.close()
