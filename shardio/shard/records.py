@@ -15,14 +15,7 @@ from shardio._base.statistics import DECODE, PHASE_TIMES, TIMED_EVERY, now_ns
 from shardio.errors import ShardChanged, ShardCorrupt
 from shardio.format.codecs import SPECS, Dictionary, cached_dictionary, decode
 from shardio.format.layout import NO_FIELD, Kind
-from shardio.format.sections import (
-    ENTRY,
-    ENTRY_DTYPE,
-    Entries,
-    codecs,
-    first_invalid,
-    stored_bytes,
-)
+from shardio.format.sections import ENTRY, ENTRY_DTYPE, Entries, codecs, first_invalid, stored_bytes
 from shardio.shard.streams import StreamRecords
 from shardio.shard.verification import Rows, VerifiedUnits
 

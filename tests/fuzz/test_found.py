@@ -79,10 +79,7 @@ def test_a_bool_that_is_neither_0_nor_1_is_not_written_and_not_laundered_by_repa
     broken = np.array([1, 2, 0], np.uint8).view(np.bool_)
     with ShardWriter(tmp_path / "w.shard", schema) as writer:
         writer.append({"flag": [True, False], "mask": [broken[::2]]})
-        for sample in (
-            {"flag": broken[:2], "mask": []},
-            {"flag": broken[::2], "mask": [broken]},
-        ):
+        for sample in ({"flag": broken[:2], "mask": []}, {"flag": broken[::2], "mask": [broken]}):
             with pytest.raises(SchemaError, match="a bool in it is neither 0 nor 1"):
                 writer.append(sample)
     parts = Parts.of((tmp_path / "w.shard").read_bytes())

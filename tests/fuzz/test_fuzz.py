@@ -245,14 +245,8 @@ def test_memory_that_the_size_justifies_is_no_problem(judge: Judge) -> None:
         ("shardio.shard.reader.check_sections", lambda *arguments: None),
         ("shardio.format.layout._check_extent", lambda *arguments: None),
         ("shardio.shard.records.first_invalid", lambda *arguments: None),
-        (
-            "shardio.format.types.arrays.Array.shape_of",
-            lambda field, dims, n: tuple(dims.tolist()),
-        ),
-        (
-            "shardio.shard.streams.invalid_streams",
-            lambda s, *rest: np.zeros(len(s), np.bool_),
-        ),
+        ("shardio.format.types.arrays.Array.shape_of", lambda field, dims, n: tuple(dims.tolist())),
+        ("shardio.shard.streams.invalid_streams", lambda s, *rest: np.zeros(len(s), np.bool_)),
         ("shardio.shard.verification.hash_bytes", lambda content: 0),
         (
             "shardio.maintenance.verify.payload.invalid_entries",
@@ -321,11 +315,7 @@ def test_a_kept_input_is_fed_again(
 def test_the_command_feeds_until_its_time_is_over_and_says_what_it_did(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "tools" / "dev" / "fuzz.py"), "--minutes", "0.02"]
     command += ["--engine", "mutator", "--target", "schema", "--out", str(tmp_path / "found")]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-    )
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "inputs in all: 0 findings" in done.stdout and "schema: SchemaError" in done.stdout
     assert "dataset:" not in done.stdout and not (tmp_path / "found").exists()

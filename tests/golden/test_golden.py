@@ -54,13 +54,7 @@ NAMES = {
         "varying_zstd",
         "wide",
     ],
-    "media-v1.0": [
-        "long_video",
-        "missing_media",
-        "missing_media_no_sample",
-        "pictures",
-        "videos",
-    ],
+    "media-v1.0": ["long_video", "missing_media", "missing_media_no_sample", "pictures", "videos"],
 }
 GOLDEN = [HERE / version / name for version, names in NAMES.items() for name in names]
 golden = pytest.mark.parametrize("path", GOLDEN, ids=lambda path: f"{path.parent.name}-{path.name}")

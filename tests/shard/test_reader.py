@@ -149,8 +149,7 @@ def test_what_is_no_column_is_refused(shard: Path, name: str, text: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("out", "text"),
-    [(np.empty(3, np.int64), "shape"), (np.empty(2, np.int32), "dtype")],
+    ("out", "text"), [(np.empty(3, np.int64), "shape"), (np.empty(2, np.int32), "dtype")]
 )
 def test_an_out_that_does_not_fit_is_refused(shard: Path, out: Any, text: str) -> None:
     with ShardReader(shard) as reader, pytest.raises(InvalidArgument, match=f"out has {text}"):

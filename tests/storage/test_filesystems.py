@@ -31,9 +31,7 @@ def test_the_kernel_says_which_file_system_a_path_lies_on(tmp_path: Path) -> Non
     assert file_system_type(str(tmp_path / "nothing")) is None
 
 
-def test_where_the_kernel_cannot_be_asked_nothing_is_known(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_where_the_kernel_cannot_be_asked_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Darwin", *"....")))
     assert file_system_type("/proc/self") is None
 

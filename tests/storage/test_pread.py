@@ -358,8 +358,7 @@ def test_no_more_files_are_open_than_a_share_of_the_limit_and_all_are_read(
 
 
 @pytest.mark.parametrize(
-    ("soft", "most"),
-    [(1024, 256), (8, 4), (1 << 20, 4096), (resource.RLIM_INFINITY, 4096)],
+    ("soft", "most"), [(1024, 256), (8, 4), (1 << 20, 4096), (resource.RLIM_INFINITY, 4096)]
 )
 def test_the_share_follows_the_limit_of_the_process(
     monkeypatch: pytest.MonkeyPatch, soft: int, most: int

@@ -51,9 +51,7 @@ wait; the signal handler runs afterwards."""
 
 
 def retry(
-    call: Callable[[], R],
-    failures: type[E] | tuple[type[E], ...],
-    recover: Callable[[E], object],
+    call: Callable[[], R], failures: type[E] | tuple[type[E], ...], recover: Callable[[E], object]
 ) -> R:
     """Repeat a call until it succeeds.
 
@@ -229,12 +227,7 @@ class ObjectStore:
         return self._get(name, (max(0, size - n_bytes), size), tag=found["e_tag"])
 
     def download(
-        self,
-        name: str,
-        file: IO[bytes],
-        n_bytes: int,
-        *,
-        check: Callable[[], None] = no_cancel,
+        self, name: str, file: IO[bytes], n_bytes: int, *, check: Callable[[], None] = no_cancel
     ) -> None:
         """Append the missing end of an object of n_bytes to `file`.
 

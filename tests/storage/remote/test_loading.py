@@ -202,10 +202,7 @@ def test_preload_brings_every_shard(remote: RemoteSet) -> None:
         dataset.preload()
         assert len(remote.files()) == N_SHARDS
     words = r"preload\(\) downloads .* raise cache_bytes"
-    with (
-        remote.open(cache_bytes=300_000) as dataset,
-        pytest.raises(InvalidArgument, match=words),
-    ):
+    with remote.open(cache_bytes=300_000) as dataset, pytest.raises(InvalidArgument, match=words):
         dataset.preload()
 
 
