@@ -158,21 +158,6 @@ def test_blocks_keep_to_windows_of_each_source() -> None:
     assert not (np.diff(fully.reshape(-1, 4)) == 1).all()
 
 
-@given(st.data())
-def test_any_position_is_found_by_itself(data: st.DataObject) -> None:
-    weights = data.draw(st.lists(st.integers(1, 100), min_size=1, max_size=5))
-    sizes = data.draw(st.lists(st.integers(1, 900), min_size=len(weights), max_size=len(weights)))
-    options: dict[str, Any] = data.draw(
-        st.sampled_from([{}, {"shuffle": False}, {"window": BlockShuffle(2, 64), "shuffle": False}])
-    )
-    made = mixture_sizes([*weights], sizes, data.draw(st.sampled_from(["stop", "repeat"])))
-    found, n = whole(made, **options), made.n_positions
-    at = np.array(data.draw(st.lists(st.integers(0, n - 1), max_size=20)), np.int64)
-    assert order(made, **options).at(at).tolist() == found[at].tolist()
-    asked = order(made, **options)  # an order that is kept gives the same
-    assert [asked.at(np.array([i]))[0] for i in at.tolist()] == found[at].tolist()
-
-
 @pytest.mark.parametrize("world_size", [1, 3, 7])
 def test_the_slices_of_all_ranks_together_are_the_order_of_the_mixture(world_size: int) -> None:
     made = mixture_sizes([5, 2, 1], [900, 800, 30])
@@ -196,13 +181,6 @@ def test_the_first_places_of_a_mixture_are_what_they_were() -> None:
     assert windowed.at(np.arange(6)).tolist() == blocks
     last = made.n_positions - 1
     assert (last, order(made, seed=3, epoch=2).at(np.array([last])).tolist()) == (111999, [70008])
-
-
-def test_seeds_and_epochs_have_orders_of_their_own() -> None:
-    made = mixture_sizes([1, 1], [500, 500])
-    keys = [(0, 0), (1, 0), (0, 1), (5, 7)]
-    found = {tuple(whole(made, seed=seed, epoch=epoch).tolist()) for seed, epoch in keys}
-    assert len(found) == 4
 
 
 # Statistics.

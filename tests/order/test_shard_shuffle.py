@@ -65,12 +65,6 @@ def test_an_order_of_shards_has_the_rows_it_always_had(
     assert made.at(np.arange(start, start + len(rows))).tolist() == rows
 
 
-@given(SIZES, PER_WINDOW, st.integers(0, 1 << 70))
-def test_every_sample_comes_once(sizes: list[int], n_shards: int, seed: int) -> None:
-    rows = all_rows(sizes, n_shards, seed)
-    assert np.array_equal(np.sort(rows), np.arange(sum(sizes)))
-
-
 @given(SIZES, PER_WINDOW)
 def test_a_window_has_all_of_its_shards_and_of_no_other(sizes: list[int], n_shards: int) -> None:
     rows, shown = all_rows(sizes, n_shards).tolist(), np.flatnonzero(sizes)
@@ -86,29 +80,12 @@ def test_a_window_has_all_of_its_shards_and_of_no_other(sizes: list[int], n_shar
     assert rows == []
 
 
-@given(st.data(), SIZES.filter(any), PER_WINDOW)
-def test_any_position_can_be_asked_for_at_once(
-    data: st.DataObject, sizes: list[int], n_shards: int
-) -> None:
-    n, rows = sum(sizes), all_rows(sizes, n_shards)
-    asked = np.array(data.draw(st.lists(st.integers(0, n - 1), max_size=50)), np.int64)
-    assert order(sizes, n_shards).at(asked).tolist() == rows[asked].tolist()
-
-
 def test_shards_that_show_nothing_have_no_part_in_the_order() -> None:
     full = [size for size in ODD if size]
     assert all_rows(ODD, 2).tolist() == all_rows(full, 2).tolist()
     assert ends_within(np.cumsum(ODD), 30).tolist() == np.cumsum(full).tolist()
     assert ends_within(np.cumsum(ODD), 9).tolist() == [3, 8, 9]
     assert ends_within(np.cumsum(ODD), 0).tolist() == []
-
-
-def test_another_seed_or_epoch_gives_another_order() -> None:
-    n = np.arange(200)
-    found = {
-        order([20] * 10, 3, seed, epoch).at(n).tobytes() for seed in range(5) for epoch in range(5)
-    }
-    assert len(found) == 25
 
 
 def test_an_order_of_a_hundred_thousand_shards_keeps_little() -> None:
