@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from shardio.serving import Server
 from tests.loading import write_dataset
-from tests.serving.served import Server, serving
+from tests.serving.served import serving
 
 
 @pytest.fixture(scope="module")

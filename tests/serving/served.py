@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from shardio.serving import Server, make_keys, make_server
+from shardio.serving import Server, make_server
 from shardio.serving.client.protocol import parse
 from tests.loading import PATIENCE_S, bits, make_loader
 
@@ -130,17 +130,20 @@ def local_bits(path: str, batch_size: int, **options: Any) -> list[Any]:
         return [bits(batch) for batch in loader]
 
 
-__all__ = [
-    "FREE",
-    "HOW",
-    "Process",
-    "Relay",
-    "Server",
-    "few_files",
-    "keys_between",
-    "local_bits",
-    "make_keys",
-    "make_server",
-    "serving",
-    "wait_until",
-]
+class Gate:
+    """A transform that keeps the labels, and waits while the gate is closed."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.opened.set()
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        self.opened.wait()
+        return {"label": sample["label"]}
+
+
+def refuse_sample_7(sample: dict[str, Any]) -> dict[str, Any]:
+    """Keep the labels, but of one sample."""
+    if sample["label"] == 7:
+        raise KeyError("seven")
+    return {"label": sample["label"]}

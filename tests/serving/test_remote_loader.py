@@ -4,7 +4,6 @@ import io
 import itertools
 import json
 import re
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,7 +17,7 @@ from shardio.serving import Server
 from shardio.serving.client.connection import Link
 from shardio.serving.client.remote_loader import RemoteLoader
 from tests.loading import bits
-from tests.serving.served import HOW, local_bits, serving, wait_until
+from tests.serving.served import HOW, Gate, local_bits, refuse_sample_7, serving, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -272,37 +271,25 @@ def test_after_close_there_is_nothing_but_what_is_held(server: Server) -> None:
 
 
 def test_close_in_one_thread_ends_the_wait_of_another(path: str) -> None:
-    held = threading.Event()
-
-    def wait(sample: dict[str, Any]) -> dict[str, Any]:
-        held.wait()
-        return {"label": sample["label"]}
-
-    with serving(path, transform=wait) as server, ThreadPoolExecutor(1) as pool:
-        held.set()
+    gate = Gate()
+    with serving(path, transform=gate) as server, ThreadPoolExecutor(1) as pool:
         far = shardio.connect(server.address, 1, prefetch=0, **HOW)
         batches = iter(far)
         next(batches)
-        held.clear()
+        gate.opened.clear()
         rest = pool.submit(list, batches)
         far.close()
         with pytest.raises(ClosedError):
             rest.result()
-        held.set()
-
-
-def _refuse_sample_7(sample: dict[str, Any]) -> dict[str, Any]:
-    if sample["label"] == 7:
-        raise KeyError("seven")
-    return {"label": sample["label"] * 2}
+        gate.opened.set()
 
 
 def test_a_transform_runs_there_and_its_errors_arrive(path: str) -> None:
-    with serving(path, transform=_refuse_sample_7) as server:
+    with serving(path, transform=refuse_sample_7) as server:
         options: dict[str, Any] = {"output": "numpy", "fields": ["label"]}
         with shardio.connect(server.address, 5, **options) as far:
             batches = iter(far)
-            assert next(batches)["label"].tolist() == [0, 2, 4, 6, 8]
+            assert next(batches)["label"].tolist() == [0, 1, 2, 3, 4]
             with pytest.raises(TransformError, match="seven"):
                 next(batches)
             assert far.state_dict()["position"] == 5

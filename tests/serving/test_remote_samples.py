@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import shardio
@@ -21,7 +20,7 @@ from shardio.serving import Server
 from shardio.serving.client.connection import Link, Lost, Servers
 from shardio.serving.client.remote_loader import RemoteLoader
 from tests.loading import PATIENCE_S, TWO_FIELDS, two_fields, write_dataset
-from tests.serving.served import serving
+from tests.serving.served import Gate, refuse_sample_7, serving
 from tests.shards import EVERY_FIELD, same_in_batch
 
 
@@ -85,23 +84,17 @@ def test_threads_share_an_iteration_and_each_sample_comes_once(
 
 
 def test_kill_in_one_thread_ends_the_wait_of_another(path: str) -> None:
-    held = threading.Event()
-
-    def wait(sample: dict[str, Any]) -> dict[str, Any]:
-        held.wait()
-        return {"label": sample["label"]}
-
-    with serving(path, transform=wait) as server, ThreadPoolExecutor(1) as pool:
-        held.set()
+    gate = Gate()
+    with serving(path, transform=gate) as server, ThreadPoolExecutor(1) as pool:
         far = MultiLoader(address=server.address, options={"batch_size": 1, "prefetch": 0})
         samples = iter(far)
         next(samples)
-        held.clear()
+        gate.opened.clear()
         rest = pool.submit(_labels, samples)
         far.kill()
         with pytest.raises(ClosedError):
             rest.result()
-        held.set()
+        gate.opened.set()
 
 
 def test_a_server_that_returns_gives_its_part_once(path: str, server: Server) -> None:
@@ -116,16 +109,10 @@ def test_a_server_that_returns_gives_its_part_once(path: str, server: Server) ->
 
 
 def test_samples_that_fail_may_be_skipped(path: str) -> None:
-    with serving(path, transform=_refuse_sample_7) as server:
+    with serving(path, transform=refuse_sample_7) as server:
         with MultiLoader(address=server.address, on_error="skip", max_skips=1) as far:
             assert _labels(far) == [i for i in range(30) if i != 7]
             assert [(skip.index, skip.item) for skip in far.skipped] == [(7, "server 0")]
-
-
-def _refuse_sample_7(sample: dict[str, Any]) -> dict[str, Any]:
-    if sample["label"] == 7:
-        raise KeyError("seven")
-    return {"label": np.int64(sample["label"])}
 
 
 def test_an_iteration_and_its_servers_are_of_one_process(server: Server) -> None:
