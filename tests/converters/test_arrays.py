@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import zipfile
@@ -14,26 +13,9 @@ import pytest
 
 import shardio
 from shardio import Array, InvalidArgument, Text
-from shardio_tools.cli import main
+from tests.converters.helpers import DTYPES, check_refused, convert, npy, reasons, unexplained
 
-pytestmark = pytest.mark.usefixtures("quick_disk")
-
-DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
-
-
-def convert(src: Path, out: Path, **options: Any) -> shardio.ConversionReport:
-    return shardio.convert(src, out, workers=0, **options)
-
-
-def reasons(report: shardio.ConversionReport) -> dict[str, str]:
-    return {one.name: one.reason for one in report.broken}
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    for name in ("a", "b"):
-        (tmp_path / "in" / name).mkdir(parents=True)
-    return tmp_path / "in"
+pytestmark = pytest.mark.usefixtures("quick_disk", "two_folders")
 
 
 def test_every_file_of_a_folder_is_a_sample(root: Path, tmp_path: Path) -> None:
@@ -165,12 +147,6 @@ def test_damaged_tensors_are_listed(
     assert report.n_samples == 1 and reason in reasons(report)["a/bad.safetensors"]
 
 
-def npy(array: Any, **options: Any) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array, **options)
-    return file.getvalue()
-
-
 @pytest.mark.filterwarnings("ignore:Stored array in format 3.0")
 def test_what_no_dataset_can_hold_is_refused_with_the_reason(root: Path, tmp_path: Path) -> None:
     whole = npy(np.arange(8))
@@ -209,8 +185,7 @@ def test_what_no_dataset_can_hold_is_refused_with_the_reason(root: Path, tmp_pat
     os.mkfifo(root / "b" / "pipe.npy")
     report = convert(root, tmp_path / "out")
     assert report.n_samples == 1 and report.counts["unsupported"] == 1
-    found = reasons(report)
-    assert {name for name, (_, why) in files.items() if why not in found[f"b/{name}"]} == set()
+    assert unexplained(report, files, "b/") == {}
 
 
 def archive(path: Path, members: list[tuple[str, bytes]]) -> None:
@@ -276,28 +251,6 @@ def test_a_flipped_bit_in_the_directory_of_a_npz_costs_that_file_alone(tmp_path:
         assert all(sample["x"].tolist() == [0, 1, 2] for sample in dataset)
 
 
-def test_an_array_that_some_files_lack_is_optional(root: Path, tmp_path: Path) -> None:
-    np.savez(root / "a" / "1.npz", x=np.float16(1), text=np.array("one"))
-    np.savez(root / "b" / "2.npz", x=np.float16(2), mask=np.ones(2, bool))
-    convert(root, tmp_path / "out")
-    with shardio.open(tmp_path / "out") as dataset:
-        assert dataset.schema["x"] == Array("float16")
-        assert [sample["text"] for sample in dataset] == ["one", None]
-        assert [sample["mask"] is None for sample in dataset] == [True, False]
-    report = convert(root, tmp_path / "strict", fields={"x": "float16", "text": "text"})
-    assert reasons(report) == {"b/2.npz": "array 'mask': found bool[2], expected no such array"}
-
-
-def test_a_group_of_arrays_may_be_named_as_what_would_lie_beside_them(tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    arrays: dict[str, Any] = {"label.x": np.arange(3), "label.y": np.arange(3)}
-    np.savez(tmp_path / "in" / "1.npz", **arrays)
-    convert(tmp_path / "in", tmp_path / "out")
-    with shardio.open(tmp_path / "out") as dataset:
-        assert [*dataset.schema] == ["label.x", "label.y", "source", "row"]
-        assert dataset[2]["label.x"] == 2
-
-
 def test_rows_can_be_asked_for(root: Path, tmp_path: Path) -> None:
     np.save(root / "a" / "1.npy", np.arange(6).reshape(3, 2))
     np.save(root / "b" / "2.npy", np.zeros((0, 2), "int64"))
@@ -313,23 +266,6 @@ def test_rows_can_be_asked_for(root: Path, tmp_path: Path) -> None:
     assert convert(tmp_path / "scalar.npy", tmp_path / "scalar").n_samples == 1
 
 
-def test_an_append_takes_what_the_dataset_has(root: Path, tmp_path: Path) -> None:
-    for name, array in (("a/1", np.arange(3)), ("a/2", np.arange(3))):
-        np.savez(root / f"{name}.npz", y=np.zeros(2), array=array, label=np.int8(1))
-    convert(root, tmp_path / "out")
-    for name, array in (("b/3", np.arange(3) + 5), ("b/4", np.arange(4))):
-        np.savez(root / f"{name}.npz", y=np.zeros(2), array=array, label=np.int8(1))
-    np.savez(root / "b" / "5.npz", y=np.zeros(2), array=np.zeros(3), label=np.int8(1))
-    report = convert(root, tmp_path / "out", append=True)
-    assert report.counts == {"duplicate": 2, "converted": 1, "broken": 2}
-    assert reasons(report) == {
-        "b/4.npz": "array 'array': expected int64[3], found int64[4]",
-        "b/5.npz": "array 'array': expected int64[3], found float64[3]",
-    }
-    with shardio.open(tmp_path / "out") as dataset:
-        np.testing.assert_array_equal(dataset[2]["array"], [5, 6, 7])
-
-
 def test_options_that_cannot_be_are_refused(root: Path, tmp_path: Path) -> None:
     np.save(root / "a" / "1.npy", np.arange(3))
     refused: list[tuple[dict[str, Any], str]] = [
@@ -342,31 +278,9 @@ def test_options_that_cannot_be_are_refused(root: Path, tmp_path: Path) -> None:
         ({"fields": {"x": "text[3]"}}, "text has no dimensions"),
         ({"fields": {"x": "int8", "x.y": "int8"}}, "the fields are not a schema"),
     ]
-    for options, reason in refused:
-        with pytest.raises(InvalidArgument) as error:
-            convert(root, tmp_path / "out", kind="arrays", **options)
-        assert reason in str(error.value)
+    check_refused(root, tmp_path / "out", refused, kind="arrays")
     with pytest.raises(InvalidArgument, match=r"at: 1; 1.npy: array 'array': the header"):
         (tmp_path / "bad").mkdir()
         (tmp_path / "bad" / "1.npy").write_bytes(b"")
         convert(tmp_path / "bad", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_the_command_says_what_became_of_arrays(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    np.save(root / "a" / "1.npy", np.arange(6).reshape(3, 2))
-    np.save(root / "b" / "2.npy", np.zeros((0, 2), int))
-    (root / "notes.txt").write_text("notes")
-    schema = tmp_path / "schema.json"
-    schema.write_text('{"array": "int64[2]"}')
-    command = ["convert", str(root), str(tmp_path / "out"), "--workers", "0"]
-    assert main([*command, "--rows", "--schema", str(schema)]) == 0
-    told = capsys.readouterr().out
-    assert "no arrays: 1 file\n  notes.txt" in told and "no sample: 1 file\n  b/2.npy" in told
-    assert "converted 1 of 3 files into 3 samples" in told
-    assert "a sample has array int64[2], label int64, source text, row int64" in told
-    schema.write_text("{")
-    assert main([*command, "--overwrite", "--schema", str(schema)]) == 2
-    assert "schema.json: not JSON" in capsys.readouterr().err

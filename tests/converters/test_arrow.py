@@ -16,7 +16,7 @@ import pytest
 import shardio
 from shardio import Array, Audio, Bytes, Image, InvalidArgument, Json, List, Text
 from shardio.media import decode_image
-from shardio_tools.cli import main
+from tests.converters.helpers import check_refused, convert, plain, reasons
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
@@ -25,14 +25,6 @@ feather = pytest.importorskip("pyarrow.feather", reason="pyarrow is not installe
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
 MADE = Path(__file__).parent / "made" / "arrow"
-
-
-def convert(src: Path, out: Path, **options: Any) -> shardio.ConversionReport:
-    return shardio.convert(src, out, workers=0, **options)
-
-
-def reasons(report: shardio.ConversionReport) -> dict[str, str]:
-    return {one.name: one.reason for one in report.broken}
 
 
 def write_stream(table: Any, path: Path, n_rows: int = 2, **options: Any) -> None:
@@ -89,15 +81,6 @@ def every_type() -> Any:
             "nothing": pa.nulls(3),
         }
     )
-
-
-def plain(value: Any) -> Any:
-    """Return a value without NumPy's types."""
-    if isinstance(value, dict):
-        return {name: plain(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [plain(one) for one in value]
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -521,25 +504,6 @@ def test_fields_can_be_given(tmp_path: Path) -> None:
     assert "expected lists of one length in an array" in reasons(report)["y.parquet"]
 
 
-def test_columns_that_some_files_lack_are_optional(tmp_path: Path) -> None:
-    root = tmp_path / "in"
-    (root / "a").mkdir(parents=True)
-    write_parquet(pa.table({"x": [1, 2], "y": pa.nulls(2)}), root / "a" / "1.parquet")
-    write_feather(pa.table({"x": [3], "y": ["text"], "z": [1.5]}), root / "a" / "2.feather")
-    write_stream(pa.table({"x": pa.array([], "int64")}), root / "3.arrow")
-    report = convert(root, tmp_path / "out")
-    assert report.counts == {"converted": 2, "empty": 1} and report.classes == ("a",)
-    with shardio.open(tmp_path / "out") as dataset:
-        assert [one["y"] for one in dataset] == [None, None, "text"]
-        assert [plain(one["z"]) for one in dataset] == [None, None, 1.5]
-        assert [plain(one["label"]) for one in dataset] == [0, 0, 0]
-    write_parquet(pa.table({"x": [1, None]}), root / "a" / "4.parquet")
-    write_parquet(pa.table({"x": [7]}), root / "a" / "5.parquet")
-    report = convert(root, tmp_path / "out", append=True)
-    assert report.n_samples == 1
-    assert reasons(report) == {"a/4.parquet": "column 'x', row 1: found null, expected a value"}
-
-
 def test_what_is_empty_or_null_in_one_file_is_what_others_have(tmp_path: Path) -> None:
     root = tmp_path / "in"
     for name, table in {
@@ -620,16 +584,4 @@ def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
             "field 'x': found 'list[text]'; expected a list of arrays",
         ),
     ]
-    for options, reason in refused:
-        with pytest.raises(InvalidArgument) as error:
-            convert(tmp_path / "x.arrow", tmp_path / "out", **options)
-        assert reason in str(error.value)
-
-
-def test_the_command_takes_columns_and_says_what_became_of_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_parquet(pa.table({"x": [1], "y": [2], "z": ["a"]}), tmp_path / "x.parquet")
-    command = ["convert", str(tmp_path / "x.parquet"), str(tmp_path / "out"), "--workers", "0"]
-    assert main([*command, "--column", "x", "--column", "z"]) == 0
-    assert "a sample has x int64, z text, label int64, source text" in capsys.readouterr().out
+    check_refused(tmp_path / "x.arrow", tmp_path / "out", refused)

@@ -19,6 +19,7 @@ import shardio
 from shardio import InvalidArgument
 from shardio.conversion import BUILT_IN
 from shardio_tools.cli import main
+from tests.converters.helpers import convert
 from tests.converters.kinds import WRITERS
 from tests.converters.test_lerobot import MADE as MADE_BY_LEROBOT
 from tests.lines import contents
@@ -31,10 +32,6 @@ def write(folder: Path, suffix: str, n: int, columns: list[str], n_rows: int = 4
     folder.mkdir(parents=True, exist_ok=True)
     values = {name: [10 * n + i for i in range(n_rows)] for name in columns}
     WRITERS[suffix](folder / f"{n}.{suffix}", values)
-
-
-def convert(src: Path, out: Path, **options: Any) -> shardio.ConversionReport:
-    return shardio.convert(src, out, **{"workers": 0, **options})
 
 
 # --- label and source ------------------------------------------------------------------------

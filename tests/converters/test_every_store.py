@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio_tools import cli, sample_clips
+from shardio_tools import sample_clips
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -52,21 +52,3 @@ def test_every_store_has_the_same_clips_in_the_same_order(videos: Path, tmp_path
     assert sum(len(indices) for indices, *_ in expected[1]) == 7
     for store in STORES[1:]:
         assert epoch(tmp_path / store) == expected, store
-
-
-def test_what_the_command_makes_by_default_is_inspected_verified_and_loaded(
-    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = str(tmp_path / "out")
-    options = ["--frames=4", "--size=16", "--workers=0"]
-    assert cli.main(["convert", str(videos), out, *options]) == 0
-    assert cli.main(["inspect", out]) == 0
-    assert cli.main(["verify", out, "--workers=0"]) == 0
-    said = capsys.readouterr().out
-    assert "lossy: PSNR" in said and "where --store raw is exact" in said
-    with shardio.ShardLoader(out, 2, num_workers=0, output="numpy") as loader:
-        assert isinstance(loader.dataset.schema["frames"], shardio.Video)
-        assert loader.dataset.converter["options"]["store"] == "h264"
-        found = [batch["frames"] for batch in loader]
-    assert sum(map(len, found)) == 5 + 2 + 5 + 1
-    assert {(frames.dtype.name, *frames.shape[1:]) for frames in found} == {("uint8", 4, 16, 16, 3)}

@@ -13,27 +13,10 @@ import shardio
 from shardio import Array, Text
 from shardio_converters.arrays.array_samples import BlockArray
 from shardio_converters.arrays.hdf5 import Hdf5
+from tests.converters.helpers import DTYPES, convert, only_reason, reasons, unexplained
 
 h5py = pytest.importorskip("h5py", reason="h5py is not installed")
-pytestmark = pytest.mark.usefixtures("quick_disk")
-
-DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
-
-
-def convert(src: Path, out: Path, **options: Any) -> shardio.ConversionReport:
-    return shardio.convert(src, out, workers=0, **options)
-
-
-def only_reason(report: shardio.ConversionReport) -> str:
-    (one,) = report.broken
-    return one.reason
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    for name in ("a", "b"):
-        (tmp_path / "in" / name).mkdir(parents=True)
-    return tmp_path / "in"
+pytestmark = pytest.mark.usefixtures("quick_disk", "two_folders")
 
 
 def test_rows_are_those_that_h5py_reads(tmp_path: Path) -> None:
@@ -230,8 +213,7 @@ def test_what_no_dataset_can_hold_is_refused_with_the_reason(
         make(file)
     field = {two_names: {"a.b": "float64"}, no_utf_8: {"x": "text"}}.get(make, {"x": "int64"})
     report = convert(root, tmp_path / "out", fields=field, rows=True)
-    found = {one.name: one.reason for one in report.broken}
-    assert reason in found["bad.h5"]
+    assert reason in reasons(report)["bad.h5"]
 
 
 def test_damage_is_listed(root: Path, tmp_path: Path) -> None:
@@ -251,9 +233,8 @@ def test_damage_is_listed(root: Path, tmp_path: Path) -> None:
     os.mkfifo(root / "b" / "pipe.h5")
     report = convert(root, tmp_path / "out")
     assert report.counts == {"converted": 1, "broken": 4, "unsupported": 1}
-    found = {os.path.basename(one.name): one.reason for one in report.broken}
-    assert {name for name, (_, why) in content.items() if why not in found[name]} == set()
-    assert str(root) not in "".join(found.values())
+    assert unexplained(report, content, "b/") == {}
+    assert str(root) not in "".join(reasons(report).values())
 
 
 def test_links_in_a_circle_and_files_without_datasets_end(root: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import shardio
 from shardio import Input, InvalidArgument
 from shardio.media import decode_crop, decode_image, probe
 from shardio_converters.media.images import Images
+from tests.converters.helpers import convert as convert_folder
 from tests.media.images_made import exif, saved, smooth
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -38,11 +40,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+convert = partial(convert_folder, kind="images")
 FINE = ["cats/a.jpg", "cats/b.png", "dogs/turned.jpg", "dogs/unnamed", "top.gif"]
-
-
-def convert(root: Path, out: Path, **options: Any) -> shardio.ConversionReport:
-    return shardio.convert(root, out, kind="images", workers=0, **options)
 
 
 def test_originals_are_the_files_byte_for_byte_and_every_file_is_accounted_for(
@@ -111,15 +110,6 @@ def test_jpeg_is_encoded_anew_at_its_quality(root: Path, tmp_path: Path) -> None
 def test_options_are_checked(options: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         Images(**options)
-
-
-def test_a_loader_delivers_pictures_of_every_store(root: Path, tmp_path: Path) -> None:
-    for store in ("jpeg", "raw"):
-        convert(root, tmp_path / store, store=store, size=20)
-        with shardio.ShardLoader(tmp_path / store, 5, num_workers=0, output="numpy") as loader:
-            (batch,) = list(loader)
-            assert batch["image"].shape == (5, 20, 20, 3)
-            assert batch["label"].tolist() == [0, 0, 1, 1, -1]
 
 
 def test_a_folder_of_pictures_needs_no_kind(root: Path, tmp_path: Path) -> None:

@@ -14,9 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import shardio
-from shardio import Array, List, MediaError, convert
+from shardio import Array, List, MediaError
 from shardio_converters.inference import common_dtype, common_spec, widen
 from shardio_converters.schema_spec import DTYPES
+from tests.converters.helpers import convert, plain
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -96,7 +97,7 @@ def test_columns_of_tables_have_the_values_that_pyarrow_reads_of_all_of_them(
     (tmp_path / "in").mkdir()
     for n, table in enumerate(tables):
         write(table, tmp_path / "in" / f"{n}.{suffix}")
-    report = convert(tmp_path / "in", tmp_path / "out", workers=0)
+    report = convert(tmp_path / "in", tmp_path / "out")
     assert report.counts == {"converted": 3}
     expected = pa.concat_tables(tables, promote_options="permissive")
     with shardio.open(tmp_path / "out") as dataset:
@@ -113,12 +114,6 @@ def test_columns_of_tables_have_the_values_that_pyarrow_reads_of_all_of_them(
             assert values == expected[name].to_pylist(), name
 
 
-def plain(value: Any) -> Any:
-    if isinstance(value, list):
-        return [plain(each) for each in value]
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
-
-
 def test_what_lies_where_a_value_is_null_is_no_number_that_is_too_large(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     mask = pa.py_buffer(b"\x01")  # the second one is null
@@ -127,7 +122,7 @@ def test_what_lies_where_a_value_is_null_is_no_number_that_is_too_large(tmp_path
     )
     write_arrow(pa.table({"x": numbers}), tmp_path / "in" / "0.arrow")
     write_arrow(pa.table({"x": [0.5]}), tmp_path / "in" / "1.arrow")
-    convert(tmp_path / "in", tmp_path / "out", workers=0)
+    convert(tmp_path / "in", tmp_path / "out")
     assert [plain(one["x"]) for one in read(tmp_path / "out")] == [5, None, 0.5]
 
 
@@ -140,7 +135,7 @@ def test_a_whole_number_that_no_float_is_breaks_its_file(suffix: str, tmp_path: 
             np.save(path, np.array(value))
         else:
             pq.write_table(pa.table({"x": value}), path)
-    report = convert(tmp_path / "in", tmp_path / "out", workers=0)
+    report = convert(tmp_path / "in", tmp_path / "out")
     assert report.counts == {"converted": 2, "broken": 1}
     (broken,) = report.broken
     assert broken.name == f"2.{suffix}"
@@ -171,7 +166,7 @@ def test_arrays_of_several_files_have_the_numbers_of_each(
     ]
     for n, arrays in enumerate(files):
         write(tmp_path / "in" / f"{n}.{suffix}", arrays)
-    report = convert(tmp_path / "in", tmp_path / "out", workers=0, rows=rows)
+    report = convert(tmp_path / "in", tmp_path / "out", rows=rows)
     assert report.counts == {"converted": 3}
     for name, dtype in (("x", "float64"), ("y", "int16")):
         found = np.stack([sample[name] for sample in read(tmp_path / "out")])
@@ -192,7 +187,7 @@ def test_csv_and_json_lines_have_the_numbers_that_pandas_reads_of_all(tmp_path: 
             (root / f"{n}.{suffix}").write_text(text)
         reader: Any = pd.read_csv if suffix == "csv" else (lambda p: pd.read_json(p, lines=True))
         expected = pd.concat([reader(path) for path in sorted(root.iterdir())])
-        convert(root, tmp_path / f"out {suffix}", workers=0)
+        convert(root, tmp_path / f"out {suffix}")
         samples = read(tmp_path / f"out {suffix}")
         found = pd.DataFrame({name: [plain(one[name]) for one in samples] for name in "xy"})
         pd.testing.assert_frame_equal(found, expected.reset_index(drop=True))
@@ -202,10 +197,10 @@ def test_an_append_takes_numbers_that_fit_and_makes_no_field_wider(tmp_path: Pat
     root = tmp_path / "in"
     root.mkdir()
     pq.write_table(pa.table({"x": [1, 2]}), root / "0.parquet")
-    convert(root, tmp_path / "out", workers=0)
+    convert(root, tmp_path / "out")
     pq.write_table(pa.table({"x": pa.array([3], "int32")}), root / "1.parquet")
     pq.write_table(pa.table({"x": [0.5]}), root / "2.parquet")
-    report = convert(root, tmp_path / "out", workers=0, append=True)
+    report = convert(root, tmp_path / "out", append=True)
     assert report.counts == {"duplicate": 1, "converted": 1, "broken": 1}
     assert report.broken[0].reason.endswith("column 'x': expected int64, found float64")
     assert [plain(one["x"]) for one in read(tmp_path / "out")] == [1, 2, 3]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import shardio
 from shardio import Array, EncodedStream, InvalidArgument, Json, Text, Video
 from shardio.media import ClipDecoder, demux, times_of
+from tests.converters.helpers import convert as convert_folder
 from tests.media_made import write_video
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -21,6 +23,7 @@ pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
 MADE = Path(__file__).parent / "made" / "lerobot"
+convert = partial(convert_folder, kind="lerobot")
 LENGTHS = (7, 12, 9)
 FPS = 10
 DATA = "data/chunk-000/file-000.parquet"
@@ -34,10 +37,6 @@ def arm(tmp_path: Path) -> Path:
     """Return the data set that LeRobot made."""
     shutil.copytree(MADE / "arm", tmp_path / "arm")
     return tmp_path / "arm"
-
-
-def convert(src: Path, out: Path, **options: Any) -> shardio.ConversionReport:
-    return shardio.convert(src, out, **{"kind": "lerobot", "workers": 0, **options})
 
 
 def change_table(path: Path, change: Callable[[Any], Any]) -> None:

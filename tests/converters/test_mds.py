@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,13 @@ import zstandard
 import shardio
 from shardio import Array, Bytes, Image, InvalidArgument, Json, Text
 from shardio.media import decode_image
+from tests.converters.helpers import convert as convert_folder
+from tests.converters.helpers import reasons as reasons_of
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
+convert = partial(convert_folder, kind="mds")
 MADE = Path(__file__).parent / "made" / "mds"
-
-
-def convert(src: Path, out: Path, **options: Any) -> shardio.ConversionReport:
-    return shardio.convert(src, out, workers=0, kind="mds", **options)
 
 
 def shard(samples: list[dict[str, bytes]], encodings: dict[str, str], **about: Any) -> bytes:
@@ -48,12 +48,6 @@ def index(**files: bytes) -> str:
         raw = {"basename": f"{name}.mds", "bytes": len(content), "hashes": hashes}
         shards.append({"version": 2, "format": "mds", "raw_data": raw, "zip_data": None})
     return json.dumps({"version": 2, "shards": shards})
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    (tmp_path / "in").mkdir()
-    return tmp_path / "in"
 
 
 def shown(sample: dict[str, Any]) -> dict[str, Any]:
@@ -117,7 +111,7 @@ def test_what_an_index_says_must_be_there(root: Path, tmp_path: Path) -> None:
     for name, data in {"a": content, "b": other, "c": content + b"x", "d": content}.items():
         (root / f"{name}.mds").write_bytes(data)
     (root / "index.json").write_text(index(a=content, b=content, c=content, gone=content))
-    reasons = {one.name: one.reason for one in convert(root, tmp_path / "out").broken}
+    reasons = reasons_of(convert(root, tmp_path / "out"))
     assert reasons.keys() == {"b.mds", "c.mds", "d.mds", "index.json"}
     assert reasons["b.mds"].startswith("sha1: expected")
     assert f"expected {len(content)} bytes, found {len(content) + 1}" in reasons["c.mds"]
@@ -126,10 +120,7 @@ def test_what_an_index_says_must_be_there(root: Path, tmp_path: Path) -> None:
     about = json.loads(index(a=content))
     about["shards"][0]["raw_data"]["hashes"] = "sha1"
     (root / "index.json").write_text(json.dumps(about))
-    reasons = {
-        one.name: one.reason
-        for one in convert(root, tmp_path / "other", fields={"x": "text"}).broken
-    }
+    reasons = reasons_of(convert(root, tmp_path / "other", fields={"x": "text"}))
     assert reasons["a.mds"].endswith("expected hashes by algorithm, found 'sha1'")
 
 

@@ -19,20 +19,12 @@ import shardio
 from shardio import Array, Bytes, Image, InvalidArgument, Json, List, MediaError, Text
 from shardio.errors import UnsupportedEnvironment
 from shardio_converters.records.examples import is_example, read_example
-from shardio_tools.cli import main
+from tests.converters.helpers import check_refused, convert, reasons, unexplained
 
-pytestmark = pytest.mark.usefixtures("quick_disk")
+pytestmark = pytest.mark.usefixtures("quick_disk", "two_folders")
 
 MADE = Path(__file__).parent / "made" / "tfrecord"
 PLAIN = MADE / "examples.tfrecord-00000-of-00001"
-
-
-def convert(src: Path, out: Path, **options: Any) -> shardio.ConversionReport:
-    return shardio.convert(src, out, workers=0, **options)
-
-
-def reasons(report: shardio.ConversionReport) -> dict[str, str]:
-    return {one.name: one.reason for one in report.broken}
 
 
 # --- protobuf and TFRecord, written by hand --------------------------------------------------
@@ -198,13 +190,10 @@ def test_what_is_no_example_is_refused_with_the_reason(record: bytes, reason: st
         read_example(record)
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    for name in ("a", "b"):
-        (tmp_path / "in" / name).mkdir(parents=True)
-    good = framed(example(x=ints(n)) for n in range(3))
-    (tmp_path / "in" / "a" / "good.tfrecord").write_bytes(good)
-    return tmp_path / "in"
+@pytest.fixture(autouse=True)
+def good(root: Path, two_folders: None) -> None:
+    content = framed(example(x=ints(n)) for n in range(3))
+    (root / "a" / "good.tfrecord").write_bytes(content)
 
 
 def test_damage_is_listed_with_its_place(root: Path, tmp_path: Path) -> None:
@@ -241,8 +230,7 @@ def test_damage_is_listed_with_its_place(root: Path, tmp_path: Path) -> None:
     (root / "b" / "unnamed").write_bytes(gzip.compress(good[:size]) + gzip.compress(good[size:]))
     report = convert(root, tmp_path / "out")
     assert report.counts == {"converted": 2, "broken": 11, "empty": 2, "unsupported": 2}
-    found = reasons(report)
-    assert {name for name, (_, why) in files.items() if why not in found[f"b/{name}"]} == set()
+    assert unexplained(report, files, "b/") == {}
     with shardio.open(tmp_path / "out") as dataset:
         assert [sample["x"] for sample in dataset] == [0, 1, 2] * 2
         assert dataset.classes == ("a", "b") and [s["label"] for s in dataset] == [0] * 3 + [1] * 3
@@ -307,11 +295,9 @@ def test_a_schema_says_what_features_become(root: Path, tmp_path: Path) -> None:
         content = framed([example(**{**record, name: feature})])
         (root / "b" / f"{name}.tfrecord").write_bytes(content)
     report = convert(root, tmp_path / "out", fields=fields)
-    found = reasons(report)
-    assert report.n_samples == 1 and len(found) == len(bad)
-    assert {
-        name for name, (_, why) in bad.items() if why not in found[f"b/{name}.tfrecord"]
-    } == set()
+    assert report.n_samples == 1 and len(report.broken) == len(bad)
+    expected = {f"{name}.tfrecord": each for name, each in bad.items()}
+    assert unexplained(report, expected, "b/") == {}
     with shardio.open(tmp_path / "out") as dataset:
         assert dataset.schema["picture"] == Image() and dataset.schema["texts"] == Json()
         sample = dataset[0]
@@ -365,10 +351,7 @@ def test_options_that_cannot_be_are_refused(root: Path, tmp_path: Path) -> None:
         ({"fields": {"x": "list[text]"}}, "expected a list of arrays"),
         ({"records": "bytes", "fields": {"x": "bytes"}}, "records that are bytes have one field"),
     ]
-    for options, reason in refused:
-        with pytest.raises(InvalidArgument) as error:
-            convert(root, tmp_path / "out", kind="tfrecord", **options)
-        assert reason in str(error.value)
+    check_refused(root, tmp_path / "out", refused, kind="tfrecord")
     (root / "a" / "good.tfrecord").write_bytes(framed([example(**{"a.b": ints(1), "a": ints(1)})]))
     with pytest.raises(
         InvalidArgument, match="cannot map the features to field types: .*records='bytes' keeps"
@@ -377,14 +360,6 @@ def test_options_that_cannot_be_are_refused(root: Path, tmp_path: Path) -> None:
     (root / "a" / "good.tfrecord").write_bytes(b"")
     with pytest.raises(InvalidArgument, match="no TFRecord file that can be read and holds a"):
         convert(root, tmp_path / "out")
-
-
-def test_the_command_takes_what_records_are(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["convert", str(PLAIN), str(tmp_path / "out"), "--workers", "0"]
-    assert main([*command, "--records", "bytes"]) == 0
-    assert "a sample has record bytes, label int64, source text" in capsys.readouterr().out
 
 
 # --- ArrayRecord -----------------------------------------------------------------------------

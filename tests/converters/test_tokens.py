@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +10,15 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Array, InvalidArgument
+from shardio import Array
 from shardio_converters.records import tokens as module
-from shardio_tools.cli import main
+from tests.converters.helpers import check_refused, reasons
+from tests.converters.helpers import convert as convert_folder
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
 
-def convert(src: Path, out: Path, **options: Any) -> shardio.ConversionReport:
-    return shardio.convert(src, out, kind="tokens", workers=0, **options)
+convert = partial(convert_folder, kind="tokens")
 
 
 def read(out: Path) -> list[list[int]]:
@@ -96,7 +97,7 @@ def test_files_that_are_not_as_they_say_are_listed(tmp_path: Path) -> None:
         (tmp_path / "in" / name).write_bytes(content)
     report = convert(tmp_path / "in", tmp_path / "out", dtype="uint16")
     assert report.counts == {"converted": 1, "empty": 1, "broken": 5, "unsupported": 1}
-    assert {one.name: one.reason for one in report.broken} == {
+    assert reasons(report) == {
         "odd.bin": "3 bytes are not a whole number of uint16",
         "cut.bin": "expected 4 tokens of uint16, found 7 bytes",
         "more.bin": "expected 3 tokens of uint16, found 8 bytes",
@@ -115,17 +116,4 @@ def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
         ({"dtype": "uint16", "length": 0}, "length is 0"),
         ({"dtype": "uint16", "length": 8, "eot": 1}, "eot and length exclude each other"),
     ]
-    for options, reason in refused:
-        with pytest.raises(InvalidArgument) as error:
-            convert(tmp_path / "x.bin", tmp_path / "out", **options)
-        assert reason in str(error.value)
-
-
-def test_the_command_takes_what_tokens_are(tmp_path: Path) -> None:
-    (tmp_path / "x.bin").write_bytes(np.array([5, 6, 1, 7], "int32").tobytes())
-    options = ["--kind", "tokens", "--workers", "0", "--quiet", "--dtype", "int32"]
-    for name, given in (("documents", ["--eot", "6"]), ("rows", ["--length", "3"])):
-        command = ["convert", str(tmp_path / "x.bin"), str(tmp_path / name), *options, *given]
-        assert main(command) == 0
-    assert read(tmp_path / "documents") == [[5, 6], [1, 7]]
-    assert read(tmp_path / "rows") == [[5, 6, 1], [7]]
+    check_refused(tmp_path / "x.bin", tmp_path / "out", refused, kind="tokens")

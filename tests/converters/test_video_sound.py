@@ -13,7 +13,6 @@ import pytest
 
 import shardio
 from shardio import Audio, InvalidArgument, ShardLoader, Sound
-from shardio.conversion import Progress
 from shardio.maintenance import verify_dataset
 from shardio.media import AudioDecoder, begin_of, demux
 from shardio_converters.media.videos import Videos
@@ -156,21 +155,6 @@ def test_a_sound_that_breaks_makes_its_file_broken(tmp_path: Path) -> None:
         assert report.counts == {"broken": 1} and report.n_samples > 0
         with shardio.open(made) as dataset:
             assert dataset[0]["audio"] is None
-
-
-@pytest.mark.parametrize("store", ["raw", "packets"])
-def test_a_conversion_goes_on_to_the_same_bytes(root: Path, tmp_path: Path, store: str) -> None:
-    def stop(progress: Progress) -> None:
-        if progress.n_inputs_done == 2:
-            raise KeyboardInterrupt
-
-    options: dict[str, Any] = {"store": store, "workers": 0, **SMALL}
-    shardio.convert(root, tmp_path / "whole", **options)
-    with pytest.raises(KeyboardInterrupt):
-        shardio.convert(root, tmp_path / "out", progress=stop, **options)
-    shardio.convert(root, tmp_path / "out", resume=True, **options)
-    for one in sorted((tmp_path / "whole").glob("*.shard")):
-        assert (tmp_path / "out" / one.name).read_bytes() == one.read_bytes()
 
 
 def test_the_report_says_which_files_have_sound(

@@ -347,20 +347,6 @@ def test_where_no_encoder_is_that_is_an_error_which_names_the_stores_that_need_n
     assert not (tmp_path / "out").exists()
 
 
-def test_appending_takes_the_options_of_the_store(root: Path, tmp_path: Path) -> None:
-    out, more = tmp_path / "out", tmp_path / "more"
-    shardio.convert(root / "a", out, workers=0, store="h264", gop=5, **SMALL)
-    write_video(more / "new.mp4", scene(12))
-    report = shardio.convert(more, out, workers=0, append=True)
-    assert (report.n_samples_before, report.n_samples, report.view["kind"]) == (2, 1, "clips")
-    with shardio.open(out) as dataset:
-        keys = packet_flags(dataset[2]["frames"].packets) & PacketFlag.KEY
-        assert np.flatnonzero(keys).tolist() == [0, 5, 10]
-        assert dataset.view["kind"] == "clips"
-    with pytest.raises(InvalidArgument, match="store was 'h264', is 'raw'"):
-        shardio.convert(more, out, workers=0, append=True, store="raw")
-
-
 def test_packets_of_real_files_differ_from_raw_in_what_only_decoding_shows(
     media_root: Path, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 import shardio
 from shardio import Array, Text
+from tests.converters.helpers import DTYPES, convert, only_reason, reasons
 
 zarr = pytest.importorskip("zarr", reason="zarr is not installed")
 pytestmark = [
@@ -20,12 +21,6 @@ pytestmark = [
     # Of strings of fixed length in version 3, which the tests write as others do.
     pytest.mark.filterwarnings("ignore:The data type"),
 ]
-
-DTYPES = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
-
-
-def convert(src: Path, out: Path, **options: Any) -> shardio.ConversionReport:
-    return shardio.convert(src, out, workers=0, **options)
 
 
 def make(path: Path, version: int = 3, **arrays: Any) -> Any:
@@ -40,11 +35,6 @@ def pack(folder: Path, path: Path) -> None:
         for one in sorted(folder.rglob("*")):
             if one.is_file():
                 archive.write(one, one.relative_to(folder))
-
-
-def only_reason(report: shardio.ConversionReport) -> str:
-    (one,) = report.broken
-    return one.reason
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -300,7 +290,7 @@ def test_archives_that_are_damaged_are_listed(tmp_path: Path) -> None:
     (tmp_path / "in" / "moved.zarr.zip").write_bytes(whole[:where] + b"5" + whole[where + 1 :])
     report = convert(tmp_path / "in", tmp_path / "out")
     assert report.counts == {"converted": 1, "broken": 5, "empty": 1}
-    found = {one.name: one.reason for one in report.broken}
+    found = reasons(report)
     assert found["twice.zarr.zip"] == "damaged: two members of the archive have one name"
     assert "Bad CRC-32" in found["flipped.zarr.zip"]
     assert "differ" in found["moved.zarr.zip"]
