@@ -21,6 +21,8 @@ import shardio
 from shardio import Array, Schema, Video
 from shardio_tools import sample_clips
 
+Capture = pytest.CaptureFixture[str]
+
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN_CLIPS = ROOT / "docs" / "examples" / "train_clips.py"
 LINE = re.compile(
@@ -131,7 +133,7 @@ def test_what_cannot_be_trained_on_is_one_line_that_says_why(
     words: str,
     example: ModuleType,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     out = write(tmp_path / "out", labels, classes)
     assert example.main([str(out)]) == 1
@@ -140,7 +142,7 @@ def test_what_cannot_be_trained_on_is_one_line_that_says_why(
 
 
 def test_a_dataset_of_something_else_is_refused(
-    example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    example: ModuleType, tmp_path: Path, capsys: Capture
 ) -> None:
     with shardio.DatasetWriter(tmp_path / "out", Schema({"x": Array("int64")})) as writer:
         writer.append({"x": 1})
@@ -149,9 +151,7 @@ def test_a_dataset_of_something_else_is_refused(
 
 
 @pytest.mark.parametrize("argument", ["--batch-size=0", "--epochs=0", "--steps=-1"])
-def test_counts_below_1_are_refused(
-    argument: str, example: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_counts_below_1_are_refused(argument: str, example: ModuleType, capsys: Capture) -> None:
     with pytest.raises(SystemExit) as ended:
         example.main(["out", argument])
     assert ended.value.code == 2

@@ -35,6 +35,8 @@ from shardio.errors import (
 from shardio_tools import cli, entry
 from tests.shards import write_shard
 
+Capture = pytest.CaptureFixture[str]
+
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = sorted(cli.COMMANDS)
 
@@ -98,7 +100,7 @@ def test_an_error_becomes_one_line_and_its_exit_code(
     error: BaseException,
     code: int,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     monkeypatch.setattr(cli.COMMANDS["verify"], "run", raising(error))
     assert cli.main(["verify", "x"]) == code
@@ -115,17 +117,8 @@ def test_a_bug_keeps_its_traceback(error: Exception, monkeypatch: pytest.MonkeyP
         cli.main(["verify", "x"])
 
 
-def test_an_error_about_a_file_names_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    full = OSError(28, "No space left on device", "out/x")
-    monkeypatch.setattr(cli.COMMANDS["verify"], "run", raising(full))
-    cli.main(["verify", "x"])
-    assert capsys.readouterr().err == "shardio: out/x: No space left on device\n"
-
-
 def test_control_characters_in_a_name_do_not_reach_the_terminal(
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     assert cli.main(["inspect", "no\x1b[2Jsuch\nshardio: file"]) == 2
     err = capsys.readouterr().err
@@ -134,7 +127,7 @@ def test_control_characters_in_a_name_do_not_reach_the_terminal(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_explains_itself(command: str, capsys: Capture) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main([command, "--help"])
     assert ended.value.code == 0
@@ -143,9 +136,7 @@ def test_a_command_explains_itself(command: str, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("arguments", [[], ["fly"], ["verify"], ["convert", "a", "b", "--size=x"]])
-def test_arguments_that_do_not_parse_end_with_code_2(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_arguments_that_do_not_parse_end_with_code_2(arguments: list[str], capsys: Capture) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)
     assert ended.value.code == 2
@@ -163,14 +154,14 @@ def test_arguments_that_do_not_parse_end_with_code_2(
     ],
 )
 def test_a_mistyped_command_option_or_choice_gets_a_suggestion(
-    arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], hint: str, capsys: Capture
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         cli.main(arguments)
     assert hint in capsys.readouterr().err
 
 
-def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_that_of_the_package(capsys: Capture) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--version"])
     assert capsys.readouterr().out == f"shardio {shardio.__version__}\n"
@@ -253,7 +244,7 @@ def test_ctrl_c_is_heard_again_by_a_command_that_is_loaded(monkeypatch: pytest.M
 
 
 def test_what_is_neither_file_nor_folder_is_refused_and_not_waited_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: Capture
 ) -> None:
     pipe = tmp_path / "a.shard"
     os.mkfifo(pipe)
@@ -323,7 +314,7 @@ def test_a_report_that_could_not_be_written_is_an_error(
 
 
 def test_a_report_that_could_not_be_written_does_not_concern_the_next_command(
-    dataset: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     with monkeypatch.context() as context, open("/dev/full", "w") as full:
         context.setattr(sys, "stdout", full)
@@ -369,7 +360,7 @@ def test_a_reader_of_the_errors_that_leaves_early_is_told_by_the_exit_code(datas
 @pytest.mark.parametrize("command", ["inspect", "verify"])
 @pytest.mark.parametrize("name", ["dataset.json", "generations/000001.json"])
 def test_a_manifest_that_is_a_pipe_is_bad_data_and_not_waited_for(
-    command: str, name: str, dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, name: str, dataset: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(dataset, copy)
@@ -380,21 +371,23 @@ def test_a_manifest_that_is_a_pipe_is_bad_data_and_not_waited_for(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "file", "said"),
     [
-        (["convert", "src", "out"], errno.ENOSPC, "out: No space left on device"),
-        (["convert", "src", "out"], errno.EMFILE, "convert: Too many open files"),
-        (["verify", "path"], errno.EIO, "path: Input/output error"),
+        (["convert", "src", "out"], errno.ENOSPC, (), "out: No space left on device"),
+        (["convert", "src", "out"], errno.EMFILE, (), "convert: Too many open files"),
+        (["verify", "path"], errno.EIO, (), "path: Input/output error"),
+        (["verify", "path"], errno.ENOSPC, ("out/x",), "out/x: No space left on device"),
     ],
 )
-def test_an_error_that_names_no_file_is_said_with_what_is_known(
+def test_an_error_of_the_system_is_said_with_the_file_or_what_is_known(
     arguments: list[str],
     code: int,
+    file: tuple[str, ...],
     said: str,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
-    nameless = OSError(code, os.strerror(code))
-    monkeypatch.setattr(cli.COMMANDS[arguments[0]], "run", raising(nameless))
+    error = OSError(code, os.strerror(code), *file)
+    monkeypatch.setattr(cli.COMMANDS[arguments[0]], "run", raising(error))
     assert cli.main(arguments) == cli.ENVIRONMENT
     assert capsys.readouterr().err == f"shardio: {said}\n"

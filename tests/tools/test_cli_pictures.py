@@ -31,6 +31,8 @@ from tests.pictures_seen import (
     write,
 )
 
+Capture = pytest.CaptureFixture[str]
+
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
 GREY = np.arange(16 * 24, dtype=np.uint16).reshape(16, 24).astype(np.uint8)
@@ -66,7 +68,7 @@ def test_a_file_that_is_stored_is_written_as_its_pixels(kind: Any, tmp_path: Pat
 
 @pytest.mark.parametrize("suffix", [".gif", ".webp", ".png", ".PNG"])
 def test_a_clip_is_written_as_an_animation_at_its_own_pace(
-    suffix: str, clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    suffix: str, clips: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     out = tmp_path / f"out{suffix}"
     inspect(clips, "--sample", 2, "--image", out)
@@ -158,7 +160,6 @@ def test_the_options_say_which_frames_are_written(clips: Path, tmp_path: Path) -
         (["--clip", "a:b"], "such as 0:64:2"),
         (["--clip", "0:2", "--frame", 1], "exclude each other"),
         (["--side", 7], "--side must be from 8"),
-        (["--count", 5], "--count needs --sheet"),
         (["--field", "pts"], "--field pts: not a field that can be shown; there are: frames"),
         (["--field", "no"], "--field no: not a field"),
     ],
@@ -168,22 +169,13 @@ def test_frames_and_fields_that_are_not_there_are_refused(
     said: str,
     clips: Path,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     assert said in refused(capsys, clips, "--image", tmp_path / "out.png", *arguments)
     assert not (tmp_path / "out.png").exists()
 
 
-@pytest.mark.parametrize("option", ["--frame=0", "--clip=1:2", "--field=x", "--side=9"])
-def test_an_option_about_pictures_needs_a_picture(
-    option: str, clips: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert f"{option.partition('=')[0]} needs --image" in refused(capsys, clips, option)
-
-
-def test_what_has_no_frames_has_no_numbers_of_frames(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_has_no_frames_has_no_numbers_of_frames(tmp_path: Path, capsys: Capture) -> None:
     folder = of_one(tmp_path, Image(), encode_jpeg(COLOUR))
     said = refused(capsys, folder, "--image", tmp_path / "out.png", "--frame", 0)
     assert "field 'x' holds pictures" in said
@@ -202,7 +194,7 @@ def test_of_a_video_any_frames_are_decoded(video: Path, tmp_path: Path) -> None:
 
 
 def test_a_long_video_is_thinned_to_so_many_frames(
-    video: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    video: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(render, "N_FRAMES", 8)
     facts = inspect_json(capsys, video, "--image", tmp_path / "out.gif")["image"]
@@ -211,7 +203,7 @@ def test_a_long_video_is_thinned_to_so_many_frames(
 
 
 def test_more_than_fits_in_memory_is_refused(
-    video: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    video: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(render, "MAX_PIXELS", 10 * 16 * 32)
     said = refused(capsys, video, "--image", tmp_path / "out.gif", "--clip", ":11")
@@ -242,9 +234,7 @@ def test_a_side_shrinks_what_is_written(clips: Path, tmp_path: Path) -> None:
     assert pixels(tmp_path / "as-is.png").shape == (16, 24, 3)
 
 
-def test_where_several_fields_hold_pictures_one_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_several_fields_hold_pictures_one_is_named(tmp_path: Path, capsys: Capture) -> None:
     fields = {"a": Array("uint8", (16, 24)), "b": Array("uint8", (16, 24, 3))}
     folder = write(tmp_path / "two", fields, [{"a": GREY, "b": COLOUR}])
     out = tmp_path / "out.png"
@@ -261,7 +251,7 @@ def test_a_shard_alone_has_pictures_too(clips: Path, tmp_path: Path) -> None:
 
 
 def test_a_file_is_replaced_only_if_that_is_asked_for(
-    clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    clips: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     out = tmp_path / "out.png"
     out.write_text("mine")
@@ -274,9 +264,7 @@ def test_a_file_is_replaced_only_if_that_is_asked_for(
     refused(capsys, clips, "--image", tmp_path / "folder.png", "--overwrite")
 
 
-def test_nothing_is_written_into_a_dataset(
-    clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_written_into_a_dataset(clips: Path, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "link").symlink_to(clips)
     (clips / "deep").mkdir()
     before = sorted(clips.rglob("*"))
@@ -299,23 +287,24 @@ def test_nothing_is_written_into_a_dataset(
         ("--image", "out", "unknown picture suffix; expected one of"),
         ("--image", "no/out.png", "not found"),
         ("--sheet", "out.mp4", "a sheet must be one of .png"),
+        ("--image", "", "--image: expected the name of a file"),
+        ("--sheet", "", "--sheet: expected the name of a file"),
+        ("--frame", "0", "--frame needs --image"),
+        ("--clip", "1:2", "--clip needs --image"),
+        ("--field", "x", "--field needs --image or --sheet"),
+        ("--side", "9", "--side needs --image or --sheet"),
+        ("--count", "9", "--count needs --sheet"),
     ],
 )
 def test_a_name_that_cannot_be_written_is_refused_at_once(
-    option: str, name: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    option: str, name: str, said: str, tmp_path: Path, capsys: Capture
 ) -> None:
-    assert said in refused(capsys, tmp_path / "no dataset", option, tmp_path / name)
-
-
-@pytest.mark.parametrize("option", ["--image", "--sheet"])
-def test_no_name_at_all_is_refused(
-    option: str, clips: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert f"{option}: expected the name of a file" in refused(capsys, clips, option, "")
+    value = tmp_path / name if "." in name or name == "out" else name
+    assert said in refused(capsys, tmp_path / "no dataset", option, value)
 
 
 def test_a_disk_that_refuses_leaves_nothing(
-    clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    clips: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, place = tmp_path / "new" / "out.png", tmp_path / "new"
     place.mkdir()

@@ -31,6 +31,8 @@ from tests.pictures_seen import (
     write,
 )
 
+Capture = pytest.CaptureFixture[str]
+
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
 DAMAGED = 3
@@ -45,7 +47,7 @@ def tile(drawn: Pixels, i: int, n_columns: int, side: int) -> tuple[Pixels, Pixe
 
 
 def test_a_sheet_shows_samples_with_numbers_and_classes(
-    clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    clips: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     out = tmp_path / "out.png"
     inspect(clips, "--sheet", out)
@@ -63,7 +65,7 @@ def test_a_sheet_shows_samples_with_numbers_and_classes(
 
 
 def test_a_sheet_takes_samples_evenly_from_all(
-    clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    clips: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     out = tmp_path / "out.jpg"
     facts = inspect_json(capsys, clips, "--sheet", out, "--count", 3, "--side", 96)["sheet"]
@@ -87,7 +89,7 @@ def test_captions_are_escaped_and_shortened() -> None:
 
 
 def test_a_damaged_sample_is_crossed_out_and_listed(
-    clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    clips: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     damage(shard(clips, DAMAGED), "column")
     out = tmp_path / "out.png"
@@ -103,7 +105,7 @@ def test_a_damaged_sample_is_crossed_out_and_listed(
 
 @pytest.mark.parametrize("how", ["missing", "first page"])
 def test_a_shard_that_does_not_open_hides_no_other(
-    how: str, clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    how: str, clips: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     place = shard(clips, DAMAGED)
     if how == "missing":
@@ -124,7 +126,7 @@ def test_a_shard_that_does_not_open_hides_no_other(
 
 @pytest.mark.parametrize("name", ["label", "pts"])
 def test_what_is_damaged_beside_a_picture_leaves_it(
-    name: str, clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, clips: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     with ShardReader(shard(clips, 2)) as reader:
         place = reader.column_section(name).offset
@@ -142,7 +144,7 @@ def test_what_is_damaged_beside_a_picture_leaves_it(
 
 
 def test_without_its_manifest_a_dataset_has_no_numbers_to_show(
-    clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    clips: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     (clips / "dataset.json").unlink()
     inspect(clips, "--sheet", tmp_path / "out.png", code=1)
@@ -151,7 +153,7 @@ def test_without_its_manifest_a_dataset_has_no_numbers_to_show(
 
 
 def test_frames_of_a_damaged_video_are_shown_as_far_as_they_decode(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: Capture
 ) -> None:
     encoder = StreamEncoder(32, 16, Fraction(1, 10), gop=5)
     for i in range(15):
@@ -180,7 +182,7 @@ def test_frames_of_a_damaged_video_are_shown_as_far_as_they_decode(
 
 
 def test_a_damaged_picture_of_a_list_is_marked_between_the_others(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: Capture
 ) -> None:
     files = [np.frombuffer(encode_jpeg(one), np.uint8) for one in clip(0)]
     files[0] = files[0][:40]
@@ -190,9 +192,7 @@ def test_a_damaged_picture_of_a_list_is_marked_between_the_others(
     assert facts["image"]["damaged"] == [0, 3] and len(frames(tmp_path / "out.gif")[0]) == 6
 
 
-def test_what_a_sample_lacks_is_no_damage(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_sample_lacks_is_no_damage(tmp_path: Path, capsys: Capture) -> None:
     kind = Image(optional=True)
     folder = write(tmp_path / "some", {"x": kind}, [{"x": encode_jpeg(COLOUR)}, {"x": None}])
     out = tmp_path / "out.png"
@@ -202,9 +202,7 @@ def test_what_a_sample_lacks_is_no_damage(
     assert "sample 1 has nothing to show in field 'x'" in said
 
 
-def test_a_dataset_without_pictures_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dataset_without_pictures_says_so(tmp_path: Path, capsys: Capture) -> None:
     folder = of_one(tmp_path, Text(), "no picture")
     assert "no field holds pictures (none)" in refused(
         capsys, folder, "--sheet", tmp_path / "out.png"
@@ -216,7 +214,7 @@ def test_a_dataset_without_pictures_says_so(
 
 
 def test_without_pillow_the_extra_is_named(
-    clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    clips: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     pillow_image.cache_clear()
@@ -228,9 +226,7 @@ def test_without_pillow_the_extra_is_named(
     inspect(clips)
 
 
-def test_both_files_must_not_be_one(
-    clips: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_both_files_must_not_be_one(clips: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "out.png"
     assert "given for both --image and --sheet" in refused(
         capsys, clips, "--image", out, "--sheet", out

@@ -10,6 +10,8 @@ from shardio.maintenance.verify import shard
 from shardio.storage.content import Content
 from shardio_tools import cli, verify
 
+Capture = pytest.CaptureFixture[str]
+
 
 @pytest.fixture
 def damaged(dataset: Path, tmp_path: Path) -> Path:
@@ -23,9 +25,7 @@ def damaged(dataset: Path, tmp_path: Path) -> Path:
     return copy
 
 
-def test_a_sound_dataset_is_said_to_be_so(
-    dataset: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sound_dataset_is_said_to_be_so(dataset: Path, capsys: Capture) -> None:
     assert cli.main(["verify", str(dataset), "--workers", "0"]) == 0
     out, err = capsys.readouterr()
     n_shards = len(list(dataset.glob("*.shard")))
@@ -35,7 +35,7 @@ def test_a_sound_dataset_is_said_to_be_so(
 
 
 def test_a_flipped_bit_is_named_with_file_field_sample_and_offset(
-    damaged: Path, capsys: pytest.CaptureFixture[str]
+    damaged: Path, capsys: Capture
 ) -> None:
     assert cli.main(["verify", str(damaged), "--workers", "2"]) == 1
     finding, summary = capsys.readouterr().out.splitlines()
@@ -44,7 +44,7 @@ def test_a_flipped_bit_is_named_with_file_field_sample_and_offset(
     assert "1 finding in 1 file" in summary
 
 
-def test_one_shard_can_be_verified_alone(damaged: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_shard_can_be_verified_alone(damaged: Path, capsys: Capture) -> None:
     first, *rest = sorted(damaged.glob("*.shard"))
     assert cli.main(["verify", str(first)]) == 1
     assert "field 'frames'" in capsys.readouterr().out
@@ -53,7 +53,7 @@ def test_one_shard_can_be_verified_alone(damaged: Path, capsys: pytest.CaptureFi
 
 
 def test_a_shard_that_went_away_while_it_was_checked_is_a_finding(
-    damaged: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    damaged: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     path = min(damaged.glob("*.shard"))
     original = shard.verify_bytes
@@ -70,9 +70,7 @@ def test_a_shard_that_went_away_while_it_was_checked_is_a_finding(
     assert "2 findings in 1 file" in summary
 
 
-def test_the_json_report_holds_the_findings(
-    damaged: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_json_report_holds_the_findings(damaged: Path, capsys: Capture) -> None:
     assert cli.main(["verify", str(damaged), "--json"]) == 1
     captured = capsys.readouterr()
     report = json.loads(captured.out)
@@ -83,9 +81,7 @@ def test_the_json_report_holds_the_findings(
     assert len(json.loads(capsys.readouterr().out)["findings"]) == 1
 
 
-def test_quiet_prints_findings_only(
-    dataset: Path, damaged: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_quiet_prints_findings_only(dataset: Path, damaged: Path, capsys: Capture) -> None:
     assert cli.main(["verify", str(dataset), "--quiet"]) == 0
     assert capsys.readouterr() == ("", "")
     assert cli.main(["verify", str(damaged), "--quiet"]) == 1
@@ -94,7 +90,7 @@ def test_quiet_prints_findings_only(
 
 
 def test_a_file_that_is_not_part_of_the_dataset_is_listed_and_no_error(
-    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    dataset: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(dataset, copy)
@@ -103,9 +99,7 @@ def test_a_file_that_is_not_part_of_the_dataset_is_listed_and_no_error(
     assert "not part of the dataset: notes.txt" in capsys.readouterr().out.splitlines()
 
 
-def test_a_missing_shard_is_a_finding(
-    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_shard_is_a_finding(dataset: Path, tmp_path: Path, capsys: Capture) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(dataset, copy)
     min(copy.glob("*.shard")).unlink()
@@ -113,9 +107,7 @@ def test_a_missing_shard_is_a_finding(
     assert "000000-000.shard: " in capsys.readouterr().out
 
 
-def test_what_does_not_exist_is_one_line_and_exit_code_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_does_not_exist_is_one_line_and_exit_code_2(tmp_path: Path, capsys: Capture) -> None:
     assert cli.main(["verify", str(tmp_path / "no")]) == 2
     assert cli.main(["verify", str(tmp_path)]) == 2
     assert cli.main(["verify", str(tmp_path), "--workers", "-1"]) == 2

@@ -10,6 +10,8 @@ import pytest
 from shardio import InvalidArgument
 from shardio_tools import output
 
+Capture = pytest.CaptureFixture[str]
+
 
 @pytest.mark.parametrize(
     ("n_bytes", "said"),
@@ -58,13 +60,10 @@ def test_a_list_stops_and_says_how_many_more_there_are() -> None:
     shown = output.format_list(lines, "see elsewhere").splitlines()
     assert len(shown) == output.MAX_LISTED + 1
     assert shown[-1] == "  … and 5 more (see elsewhere)"
-
-
-def test_a_list_that_fits_is_whole() -> None:
     assert output.format_list(["a", "b"], "see elsewhere") == "  a\n  b"
 
 
-def test_json_is_what_every_parser_reads(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_what_every_parser_reads(capsys: Capture) -> None:
     output.print_json({"a": float("nan"), "b": [float("inf"), 1.5], "c": {"ü": (1, None)}})
     assert json.loads(capsys.readouterr().out, parse_constant=pytest.fail) == {
         "a": "nan",
@@ -74,7 +73,7 @@ def test_json_is_what_every_parser_reads(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_elsewhere_than_on_a_terminal_progress_is_a_few_plain_lines(
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
 ) -> None:
     with output.ProgressLine("working") as line:
         for done in range(0, 1001):
@@ -88,13 +87,13 @@ def test_elsewhere_than_on_a_terminal_progress_is_a_few_plain_lines(
     assert capsys.readouterr().err == "working: for the disk\n"
 
 
-def test_progress_of_nothing_is_no_division_by_zero(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_of_nothing_is_no_division_by_zero(capsys: Capture) -> None:
     with output.ProgressLine("working") as line:
         line.show(0, 0, "nothing")
     assert capsys.readouterr().err == ""
 
 
-def test_silent_progress_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_silent_progress_says_nothing(capsys: Capture) -> None:
     with output.ProgressLine("working", is_silent=True) as line:
         line.show(1000, 1000, "all")
         line.wait("for the disk")
@@ -102,7 +101,7 @@ def test_silent_progress_says_nothing(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_on_a_terminal_progress_is_a_bar_with_bytes_and_time_left(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
@@ -121,14 +120,14 @@ def test_on_a_terminal_progress_is_a_bar_with_bytes_and_time_left(
     ids=repr,
 )
 def test_json_is_laid_out_as_the_standard_library_does(
-    content: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    content: dict[str, Any], capsys: Capture
 ) -> None:
     output.print_json(content)
     expected = json.dumps(content, ensure_ascii=False, indent=1) + "\n"
     assert capsys.readouterr().out == expected
 
 
-def test_json_that_is_nested_too_deeply_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_that_is_nested_too_deeply_is_refused(capsys: Capture) -> None:
     deep: Any = 7
     for _ in range(5000):
         deep = [{"a": deep}]
