@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import shardio
@@ -59,6 +59,11 @@ def run(options: argparse.Namespace) -> int:
         more["fields"] = options.fields.split(",")
     if options.device is not None:
         more |= {"output": "tinygrad", "device": options.device}
+
+    def show(n_workers: int) -> None:
+        if not (options.quiet or options.json):
+            print_now(f"measuring with {format_count(n_workers, 'worker')}", sys.stderr)
+
     with shardio.open(options.path, subset=options.subset) as dataset:
         report = measure_loading(
             dataset,
@@ -66,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
             n_workers=options.workers,
             seconds=options.seconds,
             wants_trace=options.trace is not None,
-            progress=_progress(is_silent=options.quiet or options.json),
+            progress=show,
             **more,
         )
     print_result(report, options, _describe(report))
@@ -76,14 +81,6 @@ def run(options: argparse.Namespace) -> int:
         if not options.json and not options.quiet:
             print_out(f"traced: {escaped(options.trace)}; https://ui.perfetto.dev draws it")
     return 0
-
-
-def _progress(*, is_silent: bool) -> Callable[[int], None]:
-    def show(n_workers: int) -> None:
-        if not is_silent:
-            print_now(f"measuring with {format_count(n_workers, 'worker')}", sys.stderr)
-
-    return show
 
 
 def _describe(report: LoadingReport) -> Iterator[str]:

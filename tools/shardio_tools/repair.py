@@ -7,9 +7,8 @@ SRC is not changed. Exit code 1 means that samples are lost.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 
-from shardio.maintenance import Loss, RepairReport, ShardRepair, repair
+from shardio.maintenance import Loss, RepairReport, repair
 from shardio_tools.arguments import add_output_arguments
 from shardio_tools.output import (
     StepProgress,
@@ -41,16 +40,12 @@ def run(options: argparse.Namespace) -> int:
         if not options.quiet:
             for note in shard.mended:
                 print_out(f"{escaped(shard.name)}: repaired: {escaped(note)}")
-        for text in _losses(shard):
-            print_line(text)
+        for loss in shard.losses:
+            where = f"{escaped(shard.name)}: lost: {_which(loss)}"
+            print_line(f"{where}: {escaped(loss.reason)}")
     if not options.quiet:
         print_out(_summary(report))
     return 0 if report.is_whole else 1
-
-
-def _losses(shard: ShardRepair) -> Iterator[str]:
-    for loss in shard.losses:
-        yield f"{escaped(shard.name)}: lost: {_which(loss)}: {escaped(loss.reason)}"
 
 
 def _which(loss: Loss) -> str:

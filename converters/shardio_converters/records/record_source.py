@@ -74,10 +74,15 @@ class RecordConverter(InferringConverter):
         for one in probe.files():
             of_file = SchemaInference(None)
             with probe.skip_broken(one):
-                records = records or self._first_of(one)
+                if records is None:
+                    with closing(self._records(one)) as every:
+                        kinds = (is_example(record) for record in every)
+                        known = next((kind for kind in kinds if kind is not None), None)
+                        records = None if known is None else RECORDS[not known]
                 if records == "bytes":
                     break
-                self._add_all(one, of_file)
+                for record in self._records(one):
+                    of_file.add(facts_of(read_example(record)))
                 merge_file(found, of_file)
         if records == "bytes":
             return replace(self, records=records, fields={ONLY: "bytes"})
@@ -94,24 +99,11 @@ class RecordConverter(InferringConverter):
                 "records='bytes' keeps records as they are"
             ) from error
 
-    def _first_of(self, source: Input) -> str | None:
-        """Return the kind of records, which the first unambiguous record of a file determines."""
-        records = self.read(source)
-        if records is None:
-            return None
-        with closing(records):
-            for record in records:
-                if (found := is_example(record)) is not None:
-                    return RECORDS[not found]
-        return None
-
-    def _add_all(self, source: Input, found: SchemaInference) -> None:
-        records = self.read(source)
-        if records is None:
-            return
-        with closing(records):
-            for record in records:
-                found.add(facts_of(read_example(record)))
+    def _records(self, source: Input) -> Generator[bytes]:
+        """Yield the records of a file; none for a file of another kind."""
+        if (records := self.read(source)) is not None:
+            with closing(records):
+                yield from records
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
         """Yield one sample per record of a file."""
@@ -121,7 +113,7 @@ class RecordConverter(InferringConverter):
         about = self.additional_values(source)
         n_samples = 0
         with closing(records):
-            make = self._make_bytes if self.records == "bytes" else self._maker()
+            make = self._maker()
             for record in records:
                 try:
                     sample = make(record)
@@ -132,12 +124,10 @@ class RecordConverter(InferringConverter):
                 n_samples += 1
         return Outcome("converted") if n_samples else Outcome("empty", "holds no record")
 
-    @staticmethod
-    def _make_bytes(record: bytes) -> dict[str, Any]:
-        return {ONLY: record}
-
     def _maker(self) -> Any:
-        """Return the function that makes a sample from the features of a record."""
+        """Return the function that makes a sample from a record."""
+        if self.records == "bytes":
+            return lambda record: {ONLY: record}
         schema = schema_of(self.fields or {})
         known = makers(schema)
         names = {name.encode(): name for name in schema}

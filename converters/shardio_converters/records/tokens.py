@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio import Array, Converter, Input, InvalidArgument, MediaError, Outcome, Schema, Text
+from shardio_converters.inference import InputProbe
 from shardio_converters.options import check_choice, check_number
 
 SUFFIX: Final = ".bin"
@@ -67,16 +68,13 @@ class TokenFiles(Converter):
         """Return the converter with the dtype of the first llm.c file, unless a dtype is given."""
         if self.dtype is not None:
             return self
-        for one in inputs:
-            if not one.name.lower().endswith(SUFFIX) or not os.path.isfile(one.path):
-                continue
-            try:
-                with open(one.path, "rb") as file:
+        probe = InputProbe(inputs)
+        for one in probe.files():
+            if one.name.lower().endswith(SUFFIX):
+                with probe.skip_broken(one), open(one.path, "rb") as file:
                     dtype, _ = _read_header(file)
-            except (MediaError, OSError):
-                continue
-            if dtype is not None:
-                return replace(self, dtype=dtype)
+                    if dtype is not None:
+                        return replace(self, dtype=dtype)
         raise InvalidArgument(
             f"no {SUFFIX} file states the dtype of its tokens: pass dtype, one of "
             f"{', '.join(DTYPES)} (--dtype)"

@@ -6,7 +6,7 @@ An episode is assembled from rows of a table, and its videos are cut from longer
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from importlib.metadata import version
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
-from shardio import EncodedStream, Input, InvalidArgument, MediaError, Outcome, Text
+from shardio import EncodedStream, Input, MediaError, Outcome, Text
 from shardio.media import SpanReader, library_versions, times_of
-from shardio_converters.inference import SchemaInference
+from shardio_converters.inference import InputProbe, SchemaInference
 from shardio_converters.options import check_flag, column_names
 from shardio_converters.robots.lerobot_metadata import (
     INFO,
@@ -239,23 +239,14 @@ class LeRobot(InferringConverter):
         """Return the converter with `fields` inferred from the datasets."""
         if self.fields is not None:
             return self
-        found, reason = SchemaInference(None), ""
-        for one in inputs:
-            if not _is_info(one) or (place := root_of(one)) is None:
-                continue
-            try:
-                specs = self._taken(open_set(place[0]))
-            except (MediaError, OSError) as error:
-                where = f"{place[1]}: " if place[1] else ""
-                reason = reason or f"; {where}{error}".replace(f"{place[0]}/", "")
-                continue
-            with suppress(MediaError):  # a deviating dataset is reported when read
-                found.add({name: (spec, ()) for name, spec in specs.items()})
+        found, probe = SchemaInference(None), InputProbe(inputs)
+        for one in probe.files():
+            if _is_info(one) and (place := root_of(one)) is not None:
+                with probe.skip_broken(one):  # a deviating dataset, too, is reported when read
+                    specs = self._taken(open_set(place[0]))
+                    found.add({name: (spec, ()) for name, spec in specs.items()})
         if not found.n_samples:
-            raise InvalidArgument(
-                f"no LeRobot data set, with its {INFO}, that can be read, so fields cannot be "
-                f"inferred; files looked at: {len(inputs):,}{reason}"
-            )
+            raise probe.nothing_usable(f"LeRobot data set, with its {INFO}, that can be read")
         return replace(self, fields=found.as_specs())
 
     def class_names(self) -> Sequence[str]:
