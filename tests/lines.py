@@ -7,7 +7,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,6 +16,10 @@ import pytest
 
 import shardio
 from shardio import Array, ConversionReport, Converter, Input, MediaError, Outcome, Schema, Text
+from shardio.conversion import Progress
+
+OLD = "one two three four five six seven".split()
+"""The samples of the folder that `install` makes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +90,22 @@ def write(root: Path, files: Mapping[str, str]) -> None:
 
 def convert(root: Path, out: Path, **options: Any) -> ConversionReport:
     return shardio.convert(root, out, kind="lines", **{"workers": 0, **options})
+
+
+def append(root: Path, out: Path, **options: Any) -> ConversionReport:
+    return shardio.convert(root, out, append=True, **{"workers": 0, **options})
+
+
+def interrupt_after(n_inputs: int) -> Callable[[Progress], None]:
+    def progress(state: Progress) -> None:
+        if state.n_inputs_done == n_inputs:
+            raise KeyboardInterrupt
+
+    return progress
+
+
+def killed(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
 
 
 def texts(out: Path) -> list[str]:

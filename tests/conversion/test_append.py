@@ -26,17 +26,23 @@ from shardio.errors import (
 )
 from shardio.maintenance import add_column, compact, compute_stats, merge, split, verify_dataset
 from shardio.storage.fs import read_checksummed_json, to_checksummed_json
-from tests.lines import Lines, contents, convert, install, note_reads, outcomes, texts, write
+from tests.lines import (
+    OLD,
+    Lines,
+    append,
+    contents,
+    convert,
+    interrupt_after,
+    killed,
+    outcomes,
+    texts,
+    write,
+)
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
 MORE = {"a/0.txt": "eight", "bb/6.txt": "nine ten", "e/7.txt": "", "z/8.txt": "eleven"}
-OLD, NEW = "one two three four five six seven".split(), "eight nine ten eleven".split()
-
-
-@pytest.fixture
-def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return install(tmp_path, monkeypatch)
+NEW = "eight nine ten eleven".split()
 
 
 @pytest.fixture
@@ -53,27 +59,6 @@ def whole(lines: Path, out: Path, tmp_path: Path) -> dict[str, bytes]:
     shutil.copytree(out, tmp_path / "whole")
     append(lines, tmp_path / "whole")
     return contents(tmp_path / "whole")
-
-
-@pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    return note_reads(monkeypatch)
-
-
-def append(root: Path, out: Path, **options: Any) -> shardio.ConversionReport:
-    return shardio.convert(root, out, append=True, **{"workers": 0, **options})
-
-
-def interrupt_after(n_inputs: int) -> Callable[[Progress], None]:
-    def progress(state: Progress) -> None:
-        if state.n_inputs_done == n_inputs:
-            raise KeyboardInterrupt
-
-    return progress
-
-
-def killed(*_: object, **__: object) -> None:
-    raise KeyboardInterrupt
 
 
 def labels(out: Path) -> list[int]:
@@ -140,21 +125,6 @@ def test_labels_from_a_file_keep_the_class_numbers(lines: Path, out: Path, tmp_p
     append(lines, out, labels=tmp_path / "labels.csv")
     assert shardio.open(out).classes == ("a", "b", "c", "d", "new")
     assert labels(out)[7:] == [2, -1, -1, 4]
-
-
-def test_another_folder_can_be_appended(lines: Path, out: Path, tmp_path: Path) -> None:
-    write(tmp_path / "other", {"b/9.txt": "twelve", "y/9.txt": "thirteen"})
-    append(tmp_path / "other", out)
-    assert texts(out) == [*OLD, "twelve", "thirteen"] and labels(out)[7:] == [1, 4]
-
-
-def test_without_new_inputs_nothing_is_published(lines: Path, out: Path) -> None:
-    append(lines, out)
-    before = contents(out)
-    for workers in (0, 2):
-        report = append(lines, out, workers=workers)
-        assert (report.n_samples, report.generation, report.n_samples_before) == (0, 2, 11)
-        assert contents(out) == before
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])
@@ -251,14 +221,6 @@ def test_every_state_of_a_merged_name_is_known(lines: Path, out: Path, tmp_path:
     write(tmp_path / "second", {"a/1.txt": "third"})
     (modified,) = append(tmp_path / "second", tmp_path / "both", kind="lines").modified
     assert modified.name == "a/1.txt"
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_the_bytes_are_the_same_for_any_number_of_workers(
-    lines: Path, out: Path, whole: dict[str, bytes], workers: int
-) -> None:
-    append(lines, out, workers=workers)
-    assert contents(out) == whole
 
 
 # What must fit.
@@ -369,11 +331,6 @@ def test_a_dataset_with_added_columns_is_refused(lines: Path, out: Path) -> None
     assert contents(out) == before
 
 
-def test_append_and_overwrite_are_mutually_exclusive(lines: Path, out: Path) -> None:
-    with pytest.raises(InvalidArgument, match="append and overwrite are mutually exclusive"):
-        append(lines, out, overwrite=True)
-
-
 # Subsets and statistics.
 
 
@@ -458,23 +415,6 @@ def test_an_interrupted_append_is_reported_with_hints(lines: Path, out: Path) ->
     assert contents(out) == before
     append(lines, out)
     assert texts(out) == OLD + NEW
-
-
-def test_an_interrupted_append_resumes_only_with_the_same_options(lines: Path, out: Path) -> None:
-    leave_killed(lines, out, execution, "publish_next")
-    with pytest.raises(
-        InvalidArgument, match=r"shard_bytes was .*; use the original settings; .* delete"
-    ):
-        append(lines, out, resume=True, shard_bytes=77)
-    append(lines, out, resume=True)
-
-
-def test_a_damaged_plan_of_an_append_is_an_error_with_a_hint(lines: Path, out: Path) -> None:
-    leave_killed(lines, out, execution, "publish_next")
-    plan = out / ".conversion" / "plan.json"
-    plan.write_bytes(plan.read_bytes().replace(b"units", b"Units"))
-    with pytest.raises(DatasetCorrupt, match=r"plan\.json: changed.*; to abandon it, delete"):
-        append(lines, out, resume=True)
 
 
 def test_overwrite_replaces_the_dataset_and_an_interrupted_append(
@@ -572,22 +512,6 @@ def test_a_commit_left_by_a_killed_writer_is_undone_first(
     assert texts(out)[:8] == [*OLD, "eight"] and len(os.listdir(out / "generations")) == 2
 
 
-def test_only_one_conversion_appends_at_a_time(
-    lines: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shardio.conversion.staging.LOCK_PATIENCE_S", 0)
-    found = []
-
-    def meanwhile(state: Progress) -> None:
-        if state.n_inputs_done == 1:
-            with pytest.raises(DatasetConflict, match="another conversion is writing here"):
-                append(lines, out, resume=True)
-            found.append(state)
-
-    append(lines, out, progress=meanwhile)
-    assert found and texts(out) == OLD + NEW
-
-
 # Samples from an iterable.
 
 
@@ -680,11 +604,6 @@ def test_an_operation_killed_before_the_pointer_is_written_can_be_done_again(
     run(out)
     assert values(out) == values(undisturbed) and load(out).number == 2
     assert contents(out).keys() == contents(undisturbed).keys()
-
-
-def test_an_append_of_samples_refuses_options_for_files(numbers: Path) -> None:
-    with pytest.raises(InvalidArgument, match="resume: not for samples from an iterable"):
-        shardio.convert([{"n": 1}], numbers, append=True, resume=True)
 
 
 @pytest.mark.parametrize(("key", "value"), [("hash", 7), ("bytes", "7"), ("bytes", True)])

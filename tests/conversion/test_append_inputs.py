@@ -12,32 +12,20 @@ from typing import Any
 
 import pytest
 
-import shardio
 from shardio import InvalidArgument
 from shardio.conversion import inputs
 from shardio.conversion.inputs import file_hash
 from shardio.dataset.manifest import load, publish_next
 from shardio.maintenance import repair
-from tests.lines import contents, convert, install, texts
+from tests.lines import OLD, append, contents, convert, texts
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
-
-OLD = "one two three four five six seven".split()
-
-
-@pytest.fixture
-def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return install(tmp_path, monkeypatch)
 
 
 @pytest.fixture
 def out(lines: Path, tmp_path: Path) -> Path:
     convert(lines, tmp_path / "out")
     return tmp_path / "out"
-
-
-def append(root: Path, out: Path, **options: Any) -> shardio.ConversionReport:
-    return shardio.convert(root, out, append=True, **{"workers": 0, **options})
 
 
 def change_entries(out: Path, **changes: int | None) -> None:

@@ -13,19 +13,13 @@ from hypothesis import strategies as st
 
 import shardio
 from shardio import InvalidArgument
-from shardio.conversion import Progress
 from shardio.conversion.classes import read_labels
 from shardio_tools import cli
-from tests.lines import contents, convert, install
+from tests.lines import contents, convert, interrupt_after
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
 CSV = "path,label\na/1.txt,zebra\nb/3.txt,ant\n./c/4.txt,zebra\n"
-
-
-@pytest.fixture
-def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return install(tmp_path, monkeypatch)
 
 
 def written(tmp_path: Path, name: str, content: str | bytes) -> Path:
@@ -118,13 +112,9 @@ def test_any_bytes_are_labels_or_an_error(content: bytes, name: str) -> None:
 
 
 def test_units_with_other_labels_are_converted_again(lines: Path, tmp_path: Path) -> None:
-    def interrupt(state: Progress) -> None:
-        if state.n_inputs_done == 6:
-            raise KeyboardInterrupt
-
     options: dict[str, Any] = {"labels": written(tmp_path, "labels.csv", CSV)}
     with pytest.raises(KeyboardInterrupt):
-        convert(lines, tmp_path / "out", progress=interrupt, **options)
+        convert(lines, tmp_path / "out", progress=interrupt_after(6), **options)
     written(tmp_path, "labels.csv", CSV.replace("a/1.txt,zebra", "a/1.txt,ant"))
     convert(lines, tmp_path / "out", resume=True, **options)
     convert(lines, tmp_path / "whole", **options)

@@ -9,16 +9,11 @@ import pytest
 import shardio
 from shardio import InvalidArgument
 from shardio_tools import cli
-from tests.lines import contents, convert, install, texts, write
+from tests.lines import contents, convert, texts, write
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
 NOTES = {"a.txt": "a", "b/c.txt": "c", "b/d.MD": "d", "b/e": "e"}
-
-
-@pytest.fixture
-def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return install(tmp_path, monkeypatch)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import shardio
 from shardio import InvalidArgument
 from shardio.conversion.inputs import list_inputs
 from shardio_tools import cli
-from tests.lines import contents, convert, install, note_reads, outcomes, texts, write
+from tests.lines import OLD, contents, convert, outcomes, texts, write
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -27,11 +27,6 @@ TREE = {
     "cow/3.tar": "",
     ".git/4.tar": "",
 }
-
-
-@pytest.fixture
-def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return install(tmp_path, monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -132,9 +127,8 @@ def test_a_pattern_without_matches_is_refused_with_the_folder_searched(
 
 
 def test_a_pattern_gives_the_same_dataset_as_a_folder_of_its_matches(
-    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lines: Path, tmp_path: Path, read: list[str]
 ) -> None:
-    read = note_reads(monkeypatch)
     report = convert(lines / "[ac]" / "*.txt", tmp_path / "out")
     assert outcomes(report) == {
         "a/1.txt": "converted",
@@ -155,7 +149,7 @@ def test_the_matches_of_another_pattern_can_be_appended(lines: Path, tmp_path: P
     convert(lines / "[a]" / "*.txt", out)
     report = convert(lines / "*", out, append=True)
     assert outcomes(report)["a/1.txt"] == "duplicate"
-    assert texts(out) == "one two three four five six seven".split()
+    assert texts(out) == OLD
     assert not any(name.startswith("out") for name in outcomes(report))
     with pytest.raises(InvalidArgument, match="is the output folder"):
         convert(out / "*.shard", out, append=True)

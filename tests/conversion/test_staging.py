@@ -34,6 +34,7 @@ from shardio.conversion.inputs import list_inputs
 from shardio.conversion.staging import Staging
 from shardio.dataset import manifest
 from shardio.errors import DatasetConflict, DatasetExists, SchemaError
+from tests.lines import killed
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -85,18 +86,10 @@ def leave_killed(source: Path, out: Path, *, publish: bool = False) -> None:
     """Leave the files of a conversion that was killed after moving its shards out."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Staging, "_clean_up", lambda *_: None)
-        if not publish:
-            patch.setattr(execution, "publish", killed)
-            with pytest.raises(KeyboardInterrupt):
-                convert(source, out)
-        else:
-            patch.setattr(Staging, "finish", killed)
-            with pytest.raises(KeyboardInterrupt):
-                convert(source, out)
-
-
-def killed(*_: object, **__: object) -> None:
-    raise KeyboardInterrupt
+        place, name = (Staging, "finish") if publish else (execution, "publish")
+        patch.setattr(place, name, killed)
+        with pytest.raises(KeyboardInterrupt):
+            convert(source, out)
 
 
 def test_shards_moved_out_by_a_killed_conversion_are_moved_back(
@@ -400,30 +393,6 @@ def test_a_dataset_may_have_more_shards_than_a_process_may_open_files(tmp_path: 
     assert done.stdout.strip() == "True", done.stderr
 
 
-@pytest.mark.usefixtures("swept")
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("reuse", [False, True])
-def test_close_releases_all_memory_and_descriptors(
-    tmp_path: Path, num_workers: int, *, reuse: bool
-) -> None:
-    with DatasetWriter(tmp_path / "set", NUMBERS) as writer:
-        for n in range(100):
-            writer.append({"n": n})
-
-    def held() -> tuple[int, int]:
-        maps = Path("/proc/self/maps").read_text()
-        return len(os.listdir("/proc/self/fd")), maps.count("memfd:shardio")
-
-    options: dict[str, Any] = {"num_workers": num_workers, "reuse": reuse, "output": "numpy"}
-    with ShardLoader(tmp_path / "set", 10, **options) as first:
-        list(first)  # what is imported and opened once
-    before = held()
-    loader = ShardLoader(tmp_path / "set", 10, **options)
-    assert sum(len(batch["n"]) for batch in loader) == 100
-    loader.close()
-    assert held() == before
-
-
 def test_numbers_that_would_be_rounded_and_masks_that_would_be_lost_are_refused(
     tmp_path: Path,
 ) -> None:
@@ -434,19 +403,3 @@ def test_numbers_that_would_be_rounded_and_masks_that_would_be_lost_are_refused(
         with pytest.raises(SchemaError, match="would lose its mask"):
             writer.append({"x": np.ma.masked_array([1.0], [True])})
         writer.append({"x": np.array([2**53])})
-
-
-def test_json_may_be_nested_as_deep_as_any_reader_can_follow(tmp_path: Path) -> None:
-    def nested(depth: int) -> Any:
-        value: Any = 0
-        for _ in range(depth):
-            value = [value]
-        return value
-
-    schema = Schema({"j": shardio.Json()})
-    with shardio.ShardWriter(tmp_path / "a.shard", schema) as writer:
-        writer.append({"j": nested(256)})
-        with pytest.raises(SchemaError, match="nested more than 256 deep"):
-            writer.append({"j": nested(257)})
-    with shardio.ShardReader(tmp_path / "a.shard") as reader:
-        assert reader[0]["j"] == nested(256)

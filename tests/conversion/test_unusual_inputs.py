@@ -15,22 +15,17 @@ import pytest
 
 import shardio
 from shardio import Input, Outcome
-from shardio.conversion.inputs import Listing, list_inputs
+from shardio.conversion.inputs import Listing
 from shardio.conversion.journal import InputDone, cut_units
 from shardio.conversion.report import Progress
 from shardio.conversion.scheduler import ConversionState
 from shardio_tools import cli
-from tests.lines import Lines, convert, install, outcomes, texts, write
+from tests.lines import Lines, convert, outcomes, texts, write
 from tests.media_made import scene, write_video
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return install(tmp_path, monkeypatch)
 
 
 def create_unusual_inputs(root: Path) -> dict[str, str]:
@@ -273,11 +268,3 @@ def test_nothing_outside_out_is_opened_for_writing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     n_paths, _, outside = done.stdout.strip().partition(" ")
     assert int(n_paths) > 10 and outside == "[]"
-
-
-def test_a_circle_of_links_is_walked_once(tmp_path: Path) -> None:
-    write(tmp_path / "root", {"a/1.txt": "x"})
-    (tmp_path / "root" / "a" / "up").symlink_to("../..")
-    (tmp_path / "root" / "b").symlink_to("a")
-    names = [source.name for source in list_inputs(str(tmp_path / "root")).inputs]
-    assert "a/1.txt" in names and "b/1.txt" in names and len(names) < 10

@@ -16,17 +16,10 @@ from shardio.export import export
 from shardio.maintenance import add_column, merge, reshard
 from shardio.storage.fs import to_checksummed_json
 from shardio_tools import cli
-from tests.lines import contents, convert, install, texts, write
+from tests.lines import OLD, contents, convert, killed, texts, write
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
-
-OLD = "one two three four five six seven".split()
 OPTIONS: tuple[dict[str, bool], ...] = ({}, {"resume": True}, {"overwrite": True}, {"append": True})
-
-
-@pytest.fixture
-def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return install(tmp_path, monkeypatch)
 
 
 def create_out(lines: Path, out: Path, options: dict[str, bool]) -> Path:
@@ -111,12 +104,9 @@ def killed_replacement(lines: Path, tmp_path: Path) -> Path:
 
 
 def leave_killed(lines: Path, out: Path, killed_at: str, **options: bool) -> None:
-    def kill(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Staging, "_clean_up", kill)
-        patch.setattr(execution, killed_at, kill)
+        patch.setattr(Staging, "_clean_up", killed)
+        patch.setattr(execution, killed_at, killed)
         with pytest.raises(KeyboardInterrupt):
             convert(lines, out, **options)
 
