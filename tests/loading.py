@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import shardio
-from shardio import Array, Batch, Bytes, Schema, ShardDataset, ShardLoader, ShardWriter, Text
+from shardio import (
+    Array,
+    Batch,
+    Bytes,
+    Schema,
+    ShardDataset,
+    ShardLoader,
+    ShardReader,
+    ShardWriter,
+    Text,
+)
 from shardio.dataset.manifest import publish
 from shardio.order import Samples
 from shardio.samples.clip_view import ClipView
@@ -131,6 +142,52 @@ def bits(batch: Batch) -> tuple[Any, ...]:
     for name, values in values_of(batch).items():
         fields.append((name, [_plain(value) for value in values], batch.present(name).tolist()))
     return batch.epoch, batch.step, batch.indices.tolist(), batch.origins.tolist(), fields
+
+
+def whole(batch: Batch) -> tuple[Any, ...]:
+    """Return all that a batch says, with the shapes of its arrays and what was skipped."""
+    shapes = [getattr(value, "shape", None) for value in batch.values()]
+    return *bits(batch), shapes, batch.valid.tolist(), batch.skipped
+
+
+def check_resumes(make: Callable[[], ShardLoader]) -> None:
+    """Leave an epoch after its first batch, and check that another loader gives the rest."""
+    with make() as loader:
+        batches = iter(loader)
+        next(batches)
+        state = json.loads(json.dumps(loader.state_dict()))
+        rest = [bits(batch) for batch in batches]
+    assert rest
+    with make() as loader:
+        loader.load_state_dict(state)
+        assert [bits(batch) for batch in loader] == rest
+
+
+def check_workers_agree(make: Callable[..., ShardLoader]) -> None:
+    """Check that two epochs are the same without workers, in processes and in threads."""
+    found = []
+    for options in ({}, {"num_workers": 2}, {"num_workers": 2, "start_method": "thread"}):
+        with make(**options) as loader:
+            found.append([bits(batch) for _ in range(2) for batch in loader])
+    assert found[0] == found[1] == found[2]
+
+
+def flip(folder: str, field: str, row: int, *, shard: int = 0) -> tuple[str, int]:
+    """Change a byte of a row of a column; return the file and the offset of the row."""
+    path = Path(folder) / f"{shard:06d}-000.shard"
+    with ShardReader(path) as reader:
+        section = reader.column_section(field)
+    offset = section.offset + row * section.stride
+    flip_byte(path, offset)
+    return str(path), offset
+
+
+def flip_byte(path: Path, offset: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 0x10]))
 
 
 def check_against(batch: Batch, samples: Sequence[Mapping[str, Any]]) -> None:

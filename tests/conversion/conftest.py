@@ -9,6 +9,11 @@ import pytest
 from tests.lines import install, note_reads
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _quick(quick_disk: None) -> None:
+    """Skip fsync."""
+
+
 @pytest.fixture
 def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder of 7 files, of which 4 have samples; see `OLD`."""

@@ -39,7 +39,7 @@ from tests.lines import (
     write,
 )
 
-pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
+pytestmark = pytest.mark.usefixtures("warm_zygote")
 
 MORE = {"a/0.txt": "eight", "bb/6.txt": "nine ten", "e/7.txt": "", "z/8.txt": "eleven"}
 NEW = "eight nine ten eleven".split()

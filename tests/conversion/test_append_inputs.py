@@ -19,8 +19,6 @@ from shardio.dataset.manifest import load, publish_next
 from shardio.maintenance import repair
 from tests.lines import OLD, append, contents, convert, texts
 
-pytestmark = pytest.mark.usefixtures("quick_disk")
-
 
 @pytest.fixture
 def out(lines: Path, tmp_path: Path) -> Path:

@@ -20,7 +20,7 @@ from shardio.maintenance import verify_dataset
 from tests.lines import contents
 from tests.shards import EVERY_FIELD, every_field_sample, samples
 
-pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
+pytestmark = pytest.mark.usefixtures("warm_zygote")
 
 
 def number(n: int, size: int = 300) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from shardio.errors import DatasetConflict, DatasetExists, SchemaError
 from shardio.format.checksum import hash_bytes
 from tests.lines import OLD, Lines, contents, convert, outcomes, texts, write
 
-pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
+pytestmark = pytest.mark.usefixtures("warm_zygote")
 
 NUMBERS = Schema({"n": Array("int64")})
 

@@ -17,8 +17,6 @@ from shardio.maintenance import verify_dataset
 from shardio_tools.cli import main
 from tests.lines import Lines, contents, convert, install, outcomes, texts, write
 
-pytestmark = pytest.mark.usefixtures("quick_disk")
-
 
 def parts(_: Lines, inputs: Sequence[Input]) -> Mapping[str, Sequence[str]]:
     """Make parts of a text in a folder `.many`: everything else in there, and the file `shared`."""

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import shardio
 from shardio import InvalidArgument
 from shardio.conversion.classes import read_labels
 from shardio_tools import cli
 from tests.lines import contents, convert, interrupt_after
-
-pytestmark = pytest.mark.usefixtures("quick_disk")
 
 CSV = "path,label\na/1.txt,zebra\nb/3.txt,ant\n./c/4.txt,zebra\n"
 
@@ -97,18 +92,6 @@ def test_an_invalid_label_file_is_refused_with_the_line_before_anything_is_creat
     with pytest.raises(InvalidArgument, match=message):
         convert(lines, tmp_path / "out", labels=written(tmp_path, name, content))
     assert not (tmp_path / "out").exists()
-
-
-@given(st.binary(max_size=200), st.sampled_from(["l.csv", "l.jsonl"]))
-def test_any_bytes_are_labels_or_an_error(content: bytes, name: str) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = written(Path(folder), name, content)
-        try:
-            found = read_labels(str(path))
-        except InvalidArgument as error:
-            assert str(path) in str(error)
-        else:
-            assert all(text.encode() for text in (*found, *found.values()))
 
 
 def test_units_with_other_labels_are_converted_again(lines: Path, tmp_path: Path) -> None:

@@ -11,8 +11,6 @@ from shardio import InvalidArgument
 from shardio_tools import cli
 from tests.lines import contents, convert, texts, write
 
-pytestmark = pytest.mark.usefixtures("quick_disk")
-
 NOTES = {"a.txt": "a", "b/c.txt": "c", "b/d.MD": "d", "b/e": "e"}
 
 

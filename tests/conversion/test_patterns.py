@@ -13,8 +13,6 @@ from shardio.conversion.inputs import list_inputs
 from shardio_tools import cli
 from tests.lines import OLD, contents, convert, outcomes, texts, write
 
-pytestmark = pytest.mark.usefixtures("quick_disk")
-
 TREE = {
     "train-1.tar": "",
     "train-2.tar": "",

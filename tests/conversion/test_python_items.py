@@ -28,7 +28,7 @@ from shardio.conversion import python_samples
 from shardio.errors import SchemaError, UnsupportedEnvironment
 from shardio.media import decode_image
 
-pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
+pytestmark = pytest.mark.usefixtures("warm_zygote")
 
 PIL = pytest.importorskip("PIL.Image", reason="pictures are Pillow's")
 

@@ -20,8 +20,6 @@ from shardio.errors import DatasetCorrupt, DatasetExists
 from shardio.storage import fs
 from tests.lines import Lines, contents, convert, interrupt_after, outcomes, texts, write
 
-pytestmark = pytest.mark.usefixtures("quick_disk")
-
 N_INPUTS = 7
 
 
@@ -225,7 +223,7 @@ def test_a_finished_unit_that_was_damaged_is_converted_again(
 def test_a_damaged_plan_is_an_error_and_can_be_overwritten(lines: Path, tmp_path: Path) -> None:
     interrupted(lines, tmp_path / "out")
     flip(tmp_path / "out" / ".conversion" / "plan.json", 30)
-    with pytest.raises(DatasetCorrupt, match=r"plan\.json: changed.*; overwrite .* starts again"):
+    with pytest.raises(DatasetCorrupt, match=r"plan\.json: .*; overwrite .* starts again"):
         convert(lines, tmp_path / "out", resume=True)
     convert(lines, tmp_path / "out", overwrite=True)
     assert len(texts(tmp_path / "out")) == 7

@@ -17,8 +17,6 @@ from shardio_tools import cli
 from tests.lines import install, write
 from tests.media_made import scene, write_video
 
-pytestmark = pytest.mark.usefixtures("quick_disk")
-
 
 def make_pictures(root: Path, *folders: str) -> Path:
     for k, folder in enumerate(folders):

@@ -7,7 +7,6 @@ import errno
 import fcntl
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
@@ -35,8 +34,6 @@ from shardio.conversion.staging import Staging
 from shardio.dataset import manifest
 from shardio.errors import DatasetConflict, DatasetExists, SchemaError
 from tests.lines import killed
-
-pytestmark = pytest.mark.usefixtures("quick_disk")
 
 NUMBERS = Schema({"n": Array("int64")})
 
@@ -281,11 +278,6 @@ def test_a_bug_in_a_converter_is_the_same_error_with_any_number_of_workers(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_link_to_itself_is_an_input_like_any_other(source: Path) -> None:
-    (source / "loop").symlink_to("loop")
-    assert [entry.name for entry in list_inputs(str(source)).inputs] == ["1", "loop"]
-
-
 def test_names_that_differ_in_bytes_differ_in_text(tmp_path: Path) -> None:
     names = [b"\xff", b"\\xff", b"\\\\xff", b"\\\xff", b"a\\b"]
     for name in names:
@@ -369,28 +361,6 @@ def test_a_shard_that_is_replaced_while_it_is_open_is_refused(tmp_path: Path) ->
         with pytest.raises(ShardCorrupt, match="replaced by another one") as caught:
             list(loader)
     assert caught.value.code == "replaced"
-
-
-FEW_FILES = """
-import resource, sys
-import shardio
-dataset = shardio.open(sys.argv[1])
-resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
-found = [sample["n"] for sample in dataset]
-with shardio.ShardLoader(sys.argv[1], 7, output="numpy", num_workers=0) as loader:
-    found += [int(n) for batch in loader for n in batch["n"]]
-print(found == 2 * list(range(100)))
-"""
-
-
-def test_a_dataset_may_have_more_shards_than_a_process_may_open_files(tmp_path: Path) -> None:
-    with DatasetWriter(tmp_path / "set", NUMBERS, shard_bytes=8) as writer:
-        for n in range(100):
-            writer.append({"n": n})
-    assert len(shardio.open(tmp_path / "set").shards) == 100
-    command = [sys.executable, "-c", FEW_FILES, str(tmp_path / "set")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.stdout.strip() == "True", done.stderr
 
 
 def test_numbers_that_would_be_rounded_and_masks_that_would_be_lost_are_refused(

@@ -23,8 +23,6 @@ from shardio_tools import cli
 from tests.lines import Lines, convert, outcomes, texts, write
 from tests.media_made import scene, write_video
 
-pytestmark = pytest.mark.usefixtures("quick_disk")
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -221,16 +219,6 @@ def test_the_cost_of_progress_does_not_grow_with_the_inputs() -> None:
         state.handle(InputDone(0, position, Outcome("converted"), 1, 3))
     assert [(each.n_bytes_done, each.n_bytes) for each in reports][-1] == (150, 150)
     assert (len(reports), sums) == (50, [150])
-
-
-def test_a_thousand_tiny_inputs_are_all_accounted_for(
-    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shardio.conversion.journal.MIN_UNIT_BYTES", 400)
-    write(tmp_path / "many", {f"{n % 7}/{n}.txt": f"{n}" for n in range(1000)})
-    report = convert(tmp_path / "many", tmp_path / "out", workers=2)
-    assert report.counts == {"converted": 1000}
-    assert sorted(map(int, texts(tmp_path / "out"))) == list(range(1000))
 
 
 VERIFIED = """

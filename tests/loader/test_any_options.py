@@ -18,15 +18,13 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Batch, ShardLoader, WeightedSampler
+from shardio import ShardLoader, WeightedSampler
 from shardio.dataset.dataset import Dataset
 from shardio.errors import InvalidArgument, TooManySkipped, TransformError
-from tests.loading import make_loader, write_dataset
+from tests.loading import make_loader, whole, write_dataset
 
-pytestmark = [
-    pytest.mark.usefixtures("warm_zygote", "quick_disk"),
-    pytest.mark.filterwarnings("ignore:epoch .* has no batch:RuntimeWarning"),  # few samples
-]
+# There are few samples.
+pytestmark = pytest.mark.filterwarnings("ignore:epoch .* has no batch:RuntimeWarning")
 
 N_SETS_OF_OPTIONS = 18
 N_SETS_FOR_MIXTURES = 6
@@ -123,25 +121,11 @@ def _rows(rng: random.Random, fields: list[str]) -> dict[str, Any]:
     return {**made, "collate": rng.choice([*whole, named, collate])}
 
 
-def said_by(batch: Batch) -> Said:
-    """All that a batch says, copied."""
-    values = [(name, _plain(batch[name]), batch.present(name).tolist()) for name in batch]
-    rows = batch.indices.tolist(), batch.origins.tolist(), batch.valid.tolist()
-    return [batch.epoch, batch.step, *rows, batch.skipped, values]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    is_array = isinstance(value, np.ndarray | np.generic)
-    return (value.dtype.str, value.shape, value.tobytes()) if is_array else value
-
-
 def epoch_of(loader: ShardLoader) -> Iterator[Said]:
     """All that an epoch says, an error at its end among it."""
     try:
         for batch in loader:
-            yield said_by(batch)
+            yield [*whole(batch)]
     except (TransformError, TooManySkipped) as error:
         yield [type(error), str(error).partition("\n")[0]]
 

@@ -17,8 +17,6 @@ from shardio.errors import InsufficientMemory, TransformError
 from shardio.order.permutation import OF_BATCHES, OF_SAMPLES, SampleGenerators
 from tests.loading import TWO_FIELDS, bits, two_fields, write_dataset
 
-pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
-
 N = 22  # the last batch of 8 has 6
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 Fields = dict[str, Any]

@@ -17,8 +17,6 @@ from shardio.samples.packing import Pack
 from tests.loading import bits, make_loader, opened, viewed, write_dataset
 from tests.media_made import write_flash
 
-pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
-
 N, BATCH = 6, 3
 Sample = dict[str, Any]
 MEDIA = Schema({"video": Video(), "audio": Audio(optional=True), "label": Array("int64", (2,))})

@@ -32,13 +32,13 @@ from tests.loading import (
     TWO_FIELDS,
     bits,
     check_against,
+    flip,
+    flip_byte,
     make_loader,
     two_fields,
     write_dataset,
 )
 from tests.shards import EVERY_FIELD
-
-pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
 N = 403
 
@@ -77,25 +77,6 @@ def _order(folder: str, **options: Any) -> list[list[int]]:
     """Return the sample numbers of two epochs."""
     with _loader(folder, fields=["label"], **options) as loader:
         return [[i for batch in loader for i in batch.indices.tolist()] for _ in range(2)]
-
-
-def _flip(folder: str, field: str, row: int, *, shard: int = 0) -> tuple[str, int]:
-    """Change a byte of a column; returns the file and the offset of the row."""
-    dataset = shardio.open(folder)
-    path = Path(folder) / dataset.shards[shard].name
-    with ShardReader(path) as reader:
-        section = reader.column_section(field)
-    offset = section.offset + row * section.stride
-    _flip_byte(path, offset)
-    return str(path), offset
-
-
-def _flip_byte(path: Path, offset: int) -> None:
-    with open(path, "r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ 0x10]))
 
 
 def test_the_options_of_a_loader_do_not_apply_to_its_view(small: str) -> None:
@@ -312,7 +293,7 @@ def test_fields_are_those_asked_for_in_the_order_asked_for(
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_field_that_is_not_asked_for_is_not_read(tmp_path: Path, num_workers: int) -> None:
     folder = write_dataset(tmp_path / "set", 20, 1, TWO_FIELDS, two_fields(20))
-    _flip(folder, "image", 7)
+    flip(folder, "image", 7)
     with _loader(folder, fields=["label"], num_workers=num_workers, verify="always") as loader:
         assert [batch["label"].tolist() for batch in loader] == [list(range(20))]
 
@@ -326,7 +307,7 @@ def test_a_flipped_bit_in_a_column_is_an_error_that_names_the_place(
     tmp_path: Path, num_workers: int, transform: Any
 ) -> None:
     folder = write_dataset(tmp_path / "set", 30, 3, TWO_FIELDS, two_fields(30))
-    path, offset = _flip(folder, "image", 7, shard=1)
+    path, offset = flip(folder, "image", 7, shard=1)
     with _loader(folder, 8, num_workers=num_workers, transform=transform) as loader:
         steps = iter(loader)
         assert [next(steps).step, next(steps).step] == [0, 1]  # samples 0..15: intact
@@ -348,7 +329,7 @@ def test_a_flipped_bit_in_a_record_is_an_error_that_names_the_place(
         entry = reader.records.entries(field, np.array([7]))[0]
         payload = next(s.offset for s in reader.sections if s.kind == Kind.PAYLOAD)
     offset = payload + int(entry["offset"])
-    _flip_byte(path, offset)
+    flip_byte(path, offset)
     with (
         _loader(folder, 4, num_workers=num_workers) as loader,
         pytest.raises(ChecksumMismatch) as caught,
@@ -362,26 +343,22 @@ def test_a_flipped_bit_in_a_record_is_an_error_that_names_the_place(
 def test_verify_decides_whether_and_how_often_bytes_are_checked(
     tmp_path: Path, num_workers: int
 ) -> None:
+    def outcome(loader: ShardLoader) -> str:
+        try:
+            list(loader)
+        except ChecksumMismatch:
+            return "refused"
+        return "delivered"
+
     outcomes = {}
     for verify in ("off", "first", "always"):
         folder = write_dataset(tmp_path / verify, 8, 1, TWO_FIELDS, two_fields(8))
-        outcome = []
         with _loader(folder, 8, num_workers=num_workers, verify=verify) as loader:
             list(loader)
-            _flip(folder, "image", 3)
-            for _ in range(2):
-                try:
-                    list(loader)
-                    outcome.append("delivered")
-                except ChecksumMismatch:
-                    outcome.append("refused")
+            flip(folder, "image", 3)
+            outcomes[verify] = [outcome(loader), outcome(loader)]
         with _loader(folder, 8, num_workers=num_workers, verify=verify) as loader:
-            try:
-                (batch,) = loader
-                outcome.append("delivered")
-            except ChecksumMismatch:
-                outcome.append("refused")
-        outcomes[verify] = outcome
+            outcomes[verify].append(outcome(loader))
     assert outcomes == {
         "off": ["delivered", "delivered", "delivered"],
         "first": ["delivered", "delivered", "refused"],  # checked before it changed
@@ -392,7 +369,7 @@ def test_verify_decides_whether_and_how_often_bytes_are_checked(
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_after_an_error_the_loader_can_be_iterated_again(tmp_path: Path, num_workers: int) -> None:
     folder = write_dataset(tmp_path / "set", 40, 1, TWO_FIELDS, two_fields(40))
-    _flip(folder, "image", 30)
+    flip(folder, "image", 30)
     with _loader(folder, 8, num_workers=num_workers) as loader:
         for _ in range(20):
             seen = []

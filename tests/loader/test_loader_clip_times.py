@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,8 @@ from shardio.format.types import Field
 from shardio.format.types.streams import PacketFlag, pack_packets, packet_flags, packet_sizes
 from shardio.media import ClipDecoder, demux
 from shardio.samples.clips import Clip
-from tests.loading import bits, make_loader, write_dataset
+from tests.loading import check_resumes, check_workers_agree, make_loader, write_dataset
 from tests.media_made import scene, write_video
-
-pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
 HEIGHT, WIDTH = 32, 48
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
@@ -269,30 +267,16 @@ VIEWS: list[Clip] = [
 def test_who_makes_the_batches_makes_no_difference(
     with_events: str, clip: Clip, transform: Any
 ) -> None:
-    options: dict[str, Any] = {"shuffle": True, "seed": 5, "transform": transform}
-
-    def made(**others: Any) -> list[Any]:
-        options["fields"] = ["video", "label"]
-        with loader_of(with_events, clip, batch_size=2, **options, **others) as loader:
-            assert ("video_pts" in next(iter(loader))) is clip.times
-            return [bits(batch) for _ in range(2) for batch in loader]
-
-    alone = made()
-    assert made(num_workers=2) == alone
-    assert made(num_workers=2, start_method="thread") == alone
+    options: dict[str, Any] = {"shuffle": True, "seed": 5, "transform": transform, "batch_size": 2}
+    make = partial(loader_of, with_events, clip, fields=["video", "label"], **options)
+    check_workers_agree(make)
+    with make() as loader:
+        assert ("video_pts" in next(iter(loader))) is clip.times
 
 
 @pytest.mark.parametrize("clip", VIEWS)
 def test_an_epoch_goes_on_where_it_was_left(with_events: str, clip: Clip) -> None:
-    with loader_of(with_events, clip, shuffle=True, batch_size=2) as loader:
-        batches = iter(loader)
-        next(batches)
-        state = json.loads(json.dumps(loader.state_dict()))
-        rest = [bits(batch) for batch in batches]
-    assert rest
-    with loader_of(with_events, clip, shuffle=True, batch_size=2) as loader:
-        loader.load_state_dict(state)
-        assert [bits(batch) for batch in loader] == rest
+    check_resumes(partial(loader_of, with_events, clip, shuffle=True, batch_size=2))
 
 
 def test_a_state_is_for_the_same_clips(with_events: str) -> None:

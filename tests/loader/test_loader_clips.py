@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,8 @@ from shardio.media import VideoFile
 from shardio.samples import decoding
 from shardio.samples.clip_view import ClipView
 from shardio.samples.clips import Clip, Clips
-from tests.loading import bits, make_loader, write_dataset
+from tests.loading import bits, check_resumes, check_workers_agree, make_loader, write_dataset
 from tests.media_made import scene, write_video
-
-pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
 SCHEMA = Schema({"video": Video(optional=True), "label": Array("int64")})
 LENGTHS = (23, 9, None, 40, 3, 16)
@@ -194,14 +193,7 @@ def test_the_place_of_a_crop_is_drawn_for_each_clip(folder: str, frames: Frames)
 def test_who_makes_the_batches_makes_no_difference(folder: str, where: Any, transform: Any) -> None:
     clip = Clip(4, 2, where=where, per_video=3, size=(16, 24), crop="random")
     options: dict[str, Any] = {"shuffle": True, "seed": 5, "transform": transform}
-
-    def made(**others: Any) -> list[Any]:
-        with loader_of(folder, clip, **options, **others) as loader:
-            return [bits(batch) for _ in range(2) for batch in loader]
-
-    alone = made()
-    assert made(num_workers=2) == alone
-    assert made(num_workers=2, start_method="thread") == alone
+    check_workers_agree(partial(loader_of, folder, clip, **options))
 
 
 def test_a_transform_gets_the_clip_in_the_place_of_the_stream(folder: str, frames: Frames) -> None:
@@ -232,14 +224,7 @@ def test_ranks_share_the_clips_of_an_epoch(folder: str) -> None:
 @WORKERS
 def test_an_epoch_goes_on_where_it_was_left(folder: str, num_workers: int) -> None:
     clip = Clip(3, where="random", per_video=3)
-    with loader_of(folder, clip, shuffle=True, num_workers=num_workers) as loader:
-        batches = iter(loader)
-        next(batches)
-        state = json.loads(json.dumps(loader.state_dict()))
-        rest = [bits(batch) for batch in batches]
-    with loader_of(folder, clip, shuffle=True, num_workers=num_workers) as loader:
-        loader.load_state_dict(state)
-        assert [bits(batch) for batch in loader] == rest
+    check_resumes(partial(loader_of, folder, clip, shuffle=True, num_workers=num_workers))
 
 
 def test_a_state_is_for_the_same_clips(folder: str) -> None:

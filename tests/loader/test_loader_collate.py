@@ -13,9 +13,7 @@ import pytest
 import shardio
 from shardio import Array, Bytes, Schema, ShardLoader, Text
 from shardio.errors import InsufficientMemory, SchemaError, TransformError
-from tests.loading import bits, write_dataset
-
-pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
+from tests.loading import whole, write_dataset
 
 N = 23  # the last batch of 5 has 3
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
@@ -327,11 +325,6 @@ def test_collated_batches_are_the_same_bit_for_bit_however_they_are_filled(
     expected = epochs()
     for options in ({"num_workers": 2}, {"num_workers": 1, "reuse": True}, {"reuse": True}):
         assert epochs(**options) == expected
-
-
-def whole(batch: Any) -> Any:
-    """All that a batch says, with the shapes of its arrays."""
-    return bits(batch), [getattr(value, "shape", None) for value in batch.values()]
 
 
 def test_batches_that_are_held_keep_their_values(folder: str) -> None:

@@ -6,6 +6,7 @@ import json
 import wave
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,8 @@ from shardio.errors import ChecksumMismatch, MediaError
 from shardio.media import AudioDecoder, demux
 from shardio.samples import decoding
 from shardio.samples.clips import Clip
-from tests.loading import bits, make_loader, write_dataset
+from tests.loading import bits, check_resumes, check_workers_agree, make_loader, write_dataset
 from tests.media_made import write_flash
-
-pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
 SOUND = Schema({"audio": Audio(optional=True), "label": Array("int64")})
 BESIDE = Schema({"video": Video(), "audio": Audio(optional=True), "label": Array("int64")})
@@ -247,23 +246,12 @@ def test_wherever_a_clip_begins_the_click_comes_with_the_flash(beside: str, wher
 @pytest.mark.parametrize("where", ["all", "random"])
 def test_who_makes_the_batches_makes_no_difference(beside: str, where: Any) -> None:
     clip = Clip(4, where=where, per_video=None if where == "all" else 5)
-    options: dict[str, Any] = {"clip": clip, "shuffle": True, "seed": 5, "batch_size": 3}
-    alone = [bits(batch) for batch in batches(beside, **options)]
-    for others in ({"num_workers": 2}, {"num_workers": 2, "start_method": "thread"}):
-        assert [bits(batch) for batch in batches(beside, **options, **others)] == alone
+    check_workers_agree(partial(loader_of, beside, clip=clip, shuffle=True, seed=5, batch_size=3))
 
 
 def test_an_epoch_goes_on_where_it_was_left(beside: str) -> None:
-    options: dict[str, Any] = {"clip": Clip(4, where="random", per_video=4), "shuffle": True}
-    options |= {"num_workers": 2}
-    with loader_of(beside, **options) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        state = json.loads(json.dumps(loader.state_dict()))
-        rest = [bits(batch) for batch in iterator]
-    with loader_of(beside, **options) as loader:
-        loader.load_state_dict(state)
-        assert [bits(batch) for batch in loader] == rest
+    clip = Clip(4, where="random", per_video=4)
+    check_resumes(partial(loader_of, beside, clip=clip, shuffle=True, num_workers=2))
 
 
 def test_seconds_may_be_more_or_less_than_a_clip(beside: str) -> None:

@@ -21,8 +21,6 @@ from shardio.errors import ClosedError
 from shardio.order import RankPartition, Tail
 from tests.loading import PATIENCE_S, TWO_FIELDS, make_loader, two_fields, write_dataset
 
-pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
-
 N_SAMPLES, BATCH = 100, 8
 ROW_BYTES = 64 * 96 + 8
 NOTES = Schema({"note": Text(codec="zstd"), "label": Array("int64")})
@@ -45,6 +43,13 @@ def loader_of(folder: str, n_workers: int, **options: Any) -> ShardLoader:
     return make_loader(folder, BATCH, output="numpy", num_workers=n_workers, **options)
 
 
+def epoch(loader: ShardLoader) -> LoadingStats:
+    """Iterate over an epoch, and return its figures."""
+    for _ in loader:
+        pass
+    return loader.stats().latest
+
+
 def slowly(sample: dict[str, Any]) -> dict[str, Any]:
     time.sleep(0.001)
     return sample
@@ -53,8 +58,7 @@ def slowly(sample: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("n_workers", [0, 2])
 def test_an_epoch_is_counted_in_batches_samples_and_bytes(folder: str, n_workers: int) -> None:
     with loader_of(folder, n_workers) as loader:
-        for _ in loader:
-            pass
+        epoch(loader)
         stats, n_blocks = loader.stats(), len(loader._engine.pool)
     assert (stats.epoch, stats.n_workers) == (0, n_workers)
     latest = stats.latest
@@ -83,9 +87,7 @@ def test_the_loops_time_is_waiting_handing_over_and_its_body(folder: str, n_work
 @pytest.mark.parametrize("n_workers", [0, 2])
 def test_the_transforms_time_is_counted_apart(folder: str, n_workers: int) -> None:
     with loader_of(folder, n_workers, transform=slowly) as loader:
-        for _ in loader:
-            pass
-        found = loader.stats().latest
+        found = epoch(loader)
     assert found.transforming_s >= N_SAMPLES * 0.001
     assert found.filling_s >= found.transforming_s
     assert found.reading_s > 0
@@ -100,9 +102,7 @@ def test_the_time_of_functions_of_a_batch_is_the_transforms(
     folder: str, n_workers: int, options: dict[str, Any]
 ) -> None:
     with loader_of(folder, n_workers, **options) as loader:
-        for _ in loader:
-            pass
-        latest = loader.stats().latest
+        latest = epoch(loader)
     assert 0.001 * latest.n_batches <= latest.transforming_s <= latest.filling_s
 
 
@@ -112,15 +112,11 @@ def test_hashing_is_counted_where_it_is_done(folder: str, n_workers: int) -> Non
     with loader_of(folder, n_workers) as loader:
         checking_s = []
         for _ in range(2):
-            for _ in loader:
-                pass
-            checking_s.append(loader.stats().latest.checking_s)
+            checking_s.append(epoch(loader).checking_s)
     assert checking_s[0] > 0
     assert checking_s[1] == 0
     with loader_of(folder, n_workers, verify="off") as loader:
-        for _ in loader:
-            pass
-        assert loader.stats().latest.checking_s == 0
+        assert epoch(loader).checking_s == 0
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])
@@ -136,19 +132,14 @@ def test_decompression_is_counted_apart(notes: str, n_workers: int) -> None:
 
 def test_decoding_takes_no_time_where_nothing_is_compressed(folder: str) -> None:
     with loader_of(folder, 0) as loader:
-        for _ in loader:
-            pass
-        assert loader.stats().latest.decoding_s == 0
+        assert epoch(loader).decoding_s == 0
 
 
 def test_what_the_program_reads_beside_the_loader_does_not_count(folder: str) -> None:
     with loader_of(folder, 0) as loader:
-        for _ in loader:
-            pass
+        epoch(loader)
         PHASE_TIMES.sums_ns[CHECK] += 10**12
-        for _ in loader:
-            pass
-        assert loader.stats().latest.checking_s < 1
+        assert epoch(loader).checking_s < 1
 
 
 def test_ready_batches_are_counted_while_the_loop_does_something_else(folder: str) -> None:
@@ -175,9 +166,7 @@ def test_epochs_add_up(folder: str) -> None:
     with loader_of(folder, 2) as loader:
         each = []
         for _ in range(3):
-            for _ in loader:
-                pass
-            each.append(loader.stats().latest)
+            each.append(epoch(loader))
         total = loader.stats().total
     assert total.n_samples == 3 * N_SAMPLES
     assert total.n_batches == sum(one.n_batches for one in each)
@@ -229,17 +218,14 @@ def test_the_start_of_a_pass_is_handing_over_and_no_time_of_the_loops_body(folde
 
 def test_a_closed_loader_still_tells(folder: str) -> None:
     with loader_of(folder, 1) as loader:
-        for _ in loader:
-            pass
-    assert loader.stats().latest.n_samples == N_SAMPLES
+        assert epoch(loader).n_samples == N_SAMPLES
     with pytest.raises(ClosedError):
         iter(loader)
 
 
 def test_stats_are_json(folder: str) -> None:
     with loader_of(folder, 0) as loader:
-        for _ in loader:
-            pass
+        epoch(loader)
         stats = loader.stats()
     said = json.loads(json.dumps(stats.as_json()))
     assert said["latest"]["n_samples"] == N_SAMPLES
@@ -258,8 +244,7 @@ def test_samples_that_were_skipped_are_counted(folder: str, n_workers: int) -> N
 
     skipping: dict[str, Any] = {"on_error": "skip", "max_skips": 5}
     with loader_of(folder, n_workers, transform=refuses_two, **skipping) as loader:
-        for _ in loader:
-            pass
+        epoch(loader)
         stats = loader.stats()
     assert stats.latest.n_skipped == stats.total.n_skipped == 2
     assert stats.latest.n_samples == N_SAMPLES
@@ -283,12 +268,9 @@ def test_workers_that_were_replaced_are_counted(folder: str, tmp_path: Path) -> 
         return sample
 
     with loader_of(folder, 2, transform=dies_once) as loader:
-        for _ in loader:
-            pass
+        epoch(loader)
         stats = loader.stats()
-        for _ in loader:
-            pass
-        assert loader.stats().latest.n_restarts == 0
+        assert epoch(loader).n_restarts == 0
     assert stats.latest.n_restarts == stats.total.n_restarts == 1
     assert stats.latest.n_samples == N_SAMPLES
 

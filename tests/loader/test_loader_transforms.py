@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,6 @@ from shardio import Array, Json, Schema, ShardLoader, WorkerDied
 from shardio.errors import TransformError
 from tests.loading import (
     PATIENCE_S,
-    RAGGED,
     TWO_FIELDS,
     bits,
     check_against,
@@ -33,8 +33,6 @@ from tests.loading import (
     write_dataset,
 )
 from tests.shards import EVERY_FIELD
-
-pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
 N = 40
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
@@ -116,6 +114,7 @@ def _closure() -> Callable[[Sample], Sample]:
         pytest.param(lambda sample, rng=None: plus(sample, rng, amount=100), id="rng by default"),
         pytest.param(lambda sample, amount=100: Adder(amount)(sample), id="another default"),
         pytest.param(lambda *samples: plus_hundred(*samples), id="any arguments"),
+        pytest.param(lambda sample: MappingProxyType(plus_hundred(sample)), id="any mapping"),
     ],
 )
 def test_every_kind_of_callable_works(
@@ -123,17 +122,6 @@ def test_every_kind_of_callable_works(
 ) -> None:
     found = _labels(folder, transform, num_workers=num_workers)
     assert found == list(range(100, 100 + N))
-
-
-@WORKERS
-def test_a_transform_travels_with_the_values_that_it_refers_to(
-    folder: str, num_workers: int
-) -> None:
-    table = {i: i * i for i in range(N)}
-    transform = functools.partial(
-        lambda table, sample: {"label": table[int(sample["label"])]}, table
-    )
-    assert _labels(folder, transform, num_workers=num_workers) == [i * i for i in range(N)]
 
 
 def test_a_transform_that_cannot_travel_is_refused_by_the_constructor(folder: str) -> None:
@@ -219,14 +207,6 @@ def test_fields_limit_what_a_transform_sees(folder: str, num_workers: int) -> No
         assert next(iter(loader))["names"] == [["label"]] * 8
 
 
-@WORKERS
-def test_any_mapping_will_do(folder: str, num_workers: int) -> None:
-    import types
-
-    transform = lambda sample: types.MappingProxyType({"label": sample["label"]})  # noqa: E731
-    assert _labels(folder, transform, num_workers=num_workers) == list(range(N))
-
-
 @pytest.mark.cpu_device
 @WORKERS
 def test_what_a_transform_makes_arrives_as_tensors(folder: str, num_workers: int) -> None:
@@ -291,23 +271,6 @@ def test_the_programs_own_generators_are_left_as_they_were(folder: str, num_work
     assert np.random.get_state()[1].tolist() == states[1]  # type: ignore[index]
 
 
-@WORKERS
-def test_the_first_sample_is_drawn_as_if_nobody_had_asked_for_the_schema(
-    folder: str, num_workers: int
-) -> None:
-    calls = "calls"
-
-    def count(sample: Sample) -> Sample:
-        made = globals().setdefault(calls, [])
-        made.append(int(sample["label"]))
-        return {"label": sample["label"], "drawn": np.random.rand()}
-
-    with _loader(folder, transform=count, num_workers=num_workers) as loader:
-        first = next(iter(loader))["drawn"][0]
-    with _loader(folder, transform=lambda s: {"drawn": np.random.rand()}) as loader:
-        assert next(iter(loader))["drawn"][0] == first
-
-
 # --- failures -------------------------------------------------------------------------------
 
 
@@ -342,11 +305,11 @@ def _raising(make: Callable[[], BaseException], first: int) -> Callable[[Sample]
     return raise_it
 
 
-def _failure(folder: str, transform: Callable[..., Any], **options: Any) -> Exception:
+def _failure(folder: str, transform: Callable[..., Any], **options: Any) -> TransformError:
     """Return the error of the first epoch, after checking that all batches before it arrive."""
     seen: list[int] = []
     with _loader(folder, transform=transform, **options) as loader:
-        with pytest.raises(Exception) as caught:
+        with pytest.raises(TransformError) as caught:
             for batch in loader:
                 seen += batch.indices.tolist()
     assert seen == list(range(len(seen)))
@@ -360,7 +323,6 @@ def test_an_exception_comes_with_traceback_sample_and_shard(
 ) -> None:
     transform = _raising(lambda: ValueError("three is too many"), first)
     error = _failure(folder, transform, num_workers=num_workers)
-    assert isinstance(error, TransformError)
     shard, row = divmod(first, 20)
     assert f"sample {row} of shard 00000{shard}-000.shard of {folder}" in str(error)
     assert "the transform raised ValueError: three is too many" in str(error)
@@ -394,14 +356,12 @@ def test_every_exception_is_a_failure_of_the_transform(
     folder: str, num_workers: int, make: Callable[[], BaseException], words: str
 ) -> None:
     error = _failure(folder, _raising(make, 13), num_workers=num_workers)
-    assert isinstance(error, TransformError)
     assert words in str(error)
     assert "sample 13 of shard 000000-000.shard" in str(error)
 
 
 def test_keyboard_interrupt_in_a_worker_is_a_failure_too(folder: str) -> None:
     error = _failure(folder, _raising(KeyboardInterrupt, 13), num_workers=2)
-    assert isinstance(error, TransformError)
     assert "KeyboardInterrupt" in str(error)
 
 
@@ -435,7 +395,6 @@ def test_an_exception_with_a_huge_message_arrives_cut(
     error = _failure(
         folder, _raising(lambda: ValueError("ü" * n + "end"), 9), num_workers=num_workers
     )
-    assert isinstance(error, TransformError)
     assert str(error).startswith("the transform raised ValueError: üüü")
     if num_workers:
         assert len(str(error)) < 65_536
@@ -477,7 +436,6 @@ def test_a_later_result_that_differs_from_the_first_is_named_with_both(
         return make(sample) if sample["label"] == 13 else sample
 
     error = _failure(folder, transform, num_workers=num_workers)
-    assert isinstance(error, TransformError)
     assert f"sample 13 of shard 000000-000.shard of {folder}" in str(error)
     assert re.search(words, str(error))
 
@@ -492,7 +450,6 @@ def test_a_first_result_that_no_batch_can_hold_is_named(
 ) -> None:
     make, words = MISFITS[misfit]
     error = _failure(folder, make, num_workers=num_workers)
-    assert isinstance(error, TransformError)
     assert f"sample 0 of shard 000000-000.shard of {folder}" in str(error)
     assert re.search(words, str(error))
 
@@ -511,23 +468,9 @@ def test_a_tensor_is_refused_with_what_to_return_instead(
         return sample
 
     error = _failure(folder, transform, num_workers=num_workers)
-    assert isinstance(error, TransformError)
     assert "'image'" in str(error)
     assert "Tensor" in str(error)
     assert f"sample {first} of shard" in str(error)
-
-
-@WORKERS
-@pytest.mark.parametrize("field", ["frames", "packed", "points", "cloud", "tiny"])
-def test_arrays_are_read_only_and_writing_says_so(every: str, num_workers: int, field: str) -> None:
-    def write(sample: Sample) -> Sample:
-        sample[field][...] = 0
-        return sample
-
-    error = _failure(every, write, num_workers=num_workers, verify="always")
-    assert isinstance(error, TransformError)
-    assert "read-only" in str(error)
-    assert "sample[field][...] = 0" in str(error)
 
 
 @WORKERS
@@ -753,14 +696,6 @@ def test_batches_with_a_transform_are_the_same_bit_for_bit(every: str, num_worke
             every, transform=crop, shuffle=True, num_workers=num_workers, **options
         ) as loader:
             assert [bits(batch) for _ in range(2) for batch in loader] == expected
-
-
-def test_ragged_fields_pass_through_a_transform_unharmed(tmp_path: Path) -> None:
-    samples = [{"number": i, "note": "n" * i, "blob": b"b" * (i % 5)} for i in range(30)]
-    folder = write_dataset(tmp_path / "set", 30, 2, RAGGED, samples)
-    with _loader(folder, num_workers=2, transform=lambda sample: sample) as loader:
-        found = [note for batch in loader for note in batch["note"]]
-    assert found == [sample["note"] for sample in samples]
 
 
 def test_a_worker_keeps_the_memory_that_a_transform_lets_go_of(folder: str) -> None:

@@ -22,8 +22,6 @@ from shardio.format.layout import NO_FIELD, Kind
 from shardio.samples.preload import _PreloadRange
 from tests.loading import PATIENCE_S, bits, write_dataset
 
-pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
-
 N, N_SHARDS = 40, 2
 SCHEMA = Schema({"image": Array("uint8", (100, 1024)), "blob": Bytes(), "label": Array("int64")})
 IMAGES = N * 100 * 1024

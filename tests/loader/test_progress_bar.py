@@ -13,8 +13,6 @@ from shardio import ShardLoader
 from shardio._loading import iterator
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
-pytestmark = pytest.mark.usefixtures("quick_disk")
-
 
 class Terminal(io.StringIO):
     """A file that is a terminal."""

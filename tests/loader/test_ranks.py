@@ -20,8 +20,6 @@ from shardio.order.permutation import epoch_permutation
 from tests.loading import check_against, values_of, write_dataset
 from tests.shards import as_read, every_field_sample
 
-pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
-
 N = 53
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 LAUNCHED = ["RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"]

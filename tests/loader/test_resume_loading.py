@@ -19,8 +19,6 @@ from shardio.maintenance import split
 from shardio.order import shuffle as block_shuffle
 from tests.loading import TWO_FIELDS, make_loader, two_fields, write_dataset
 
-pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
-
 N = 53
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 State = dict[str, Any]

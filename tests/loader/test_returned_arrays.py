@@ -19,8 +19,6 @@ from shardio.errors import InvalidArgument, SchemaError, TransformError
 from shardio.map_view import MapView
 from tests.loading import TWO_FIELDS, bits, two_fields, write_dataset
 
-pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
-
 N, BATCH = 12, 4
 Fields = dict[str, Any]
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,31 +13,26 @@ from shardio.errors import TransformError
 from shardio.order.sampling import Shuffle
 from tests.loading import write_dataset
 
-pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
-
 N = 40
 SCHEMA = Schema({"points": Array("float32", (None, 2)), "label": Array("int64"), "note": Text()})
 BAD = (0, 7, 21)
 
 
+def samples() -> Iterator[dict[str, Any]]:
+    for i in range(N):
+        yield {"points": np.full((i % 5, 2), i, np.float32), "label": i, "note": f"note {i}"}
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    samples = [
-        {"points": np.full((i % 5, 2), i, np.float32), "label": i, "note": f"note {i}"}
-        for i in range(N)
-    ]
-    return write_dataset(tmp_path_factory.mktemp("skip") / "set", N, 3, SCHEMA, samples)
+    return write_dataset(tmp_path_factory.mktemp("skip") / "set", N, 3, SCHEMA, samples())
 
 
 @pytest.fixture(scope="module")
 def damaged(folder: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Copy the dataset with one bit flipped in the points of sample 8."""
-    samples = [
-        {"points": np.full((i % 5, 2), i, np.float32), "label": i, "note": f"note {i}"}
-        for i in range(N)
-    ]
     path = tmp_path_factory.mktemp("skip") / "damaged"
-    write_dataset(path, N, 1, SCHEMA, samples)
+    write_dataset(path, N, 1, SCHEMA, samples())
     (shard,) = path.glob("*.shard")
     content = bytearray(shard.read_bytes())
     content[content.index(np.full((3, 2), 8, np.float32).tobytes())] ^= 1

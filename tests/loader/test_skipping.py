@@ -23,10 +23,8 @@ from shardio.errors import (
     TooManySkipped,
     TransformError,
 )
-from tests.loading import TWO_FIELDS, bits, make_loader, two_fields, write_dataset
+from tests.loading import TWO_FIELDS, bits, flip, make_loader, two_fields, write_dataset
 from tests.shards import EVERY_FIELD
-
-pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
 N, BATCH = 40, 8
 Sample = dict[str, Any]
@@ -48,18 +46,6 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> str:
     flip(path, "image", 7)
     flip(path, "image", 5, shard=1)
     return path
-
-
-def flip(folder: str, field: str, row: int, *, shard: int = 0) -> None:
-    """Change a byte of a row of a column."""
-    path = Path(folder) / f"{shard:06d}-000.shard"
-    with ShardReader(path) as reader:
-        section = reader.column_section(field)
-    with open(path, "r+b") as file:
-        file.seek(section.offset + row * section.stride)
-        byte = file.read(1)[0]
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte ^ 0x10]))
 
 
 def loading(folder: str, batch_size: int = BATCH, **options: Any) -> ShardLoader:

@@ -29,8 +29,6 @@ from shardio.errors import (
 )
 from tests.loading import PATIENCE_S, TWO_FIELDS, bits, two_fields, write_dataset
 
-pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
-
 N = 60
 PROCESSES = ("zygote", "spawn")
 METHODS = (*PROCESSES, "thread")

@@ -12,8 +12,6 @@ import shardio
 from shardio import InvalidArgument, ShardLoader
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
-pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
-
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
@@ -24,6 +22,17 @@ def read(path: Path) -> list[dict[str, Any]]:
     """Return the events of a trace."""
     events: list[dict[str, Any]] = json.loads(path.read_text("utf-8"))["traceEvents"]
     return events
+
+
+def traced(folder: Path, tmp_path: Path, n_workers: int = 0) -> list[dict[str, Any]]:
+    """Return the events of a traced epoch."""
+    path = tmp_path / "trace.json"
+    options: dict[str, Any] = {"num_workers": n_workers, "transform": dict, "output": "numpy"}
+    dataset = shardio.open(folder, verify="always")
+    with ShardLoader(dataset, 4, **options) as loader, loader.trace(path):
+        for _ in loader:
+            pass
+    return read(path)
 
 
 def spans(events: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
@@ -72,11 +81,7 @@ def test_every_batch_is_recorded(folder: Path, tmp_path: Path, n_workers: int) -
 
 
 def test_main_waits_hands_over_and_runs_the_body_in_turn(folder: Path, tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    with ShardLoader(folder, 4, output="numpy", num_workers=0) as loader, loader.trace(path):
-        for _ in loader:
-            pass
-    events = read(path)
+    events = traced(folder, tmp_path)
     waiting, over = spans(events, "waiting"), spans(events, "handing over")
     bodies = spans(events, "the loop's body")
     assert (len(waiting), len(over), len(bodies)) == (10, 10, 9)
@@ -88,13 +93,7 @@ def test_main_waits_hands_over_and_runs_the_body_in_turn(folder: Path, tmp_path:
 
 
 def test_the_phases_of_a_batch_fill_it_one_after_the_other(folder: Path, tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    options: dict[str, Any] = {"num_workers": 1, "transform": dict, "output": "numpy"}
-    dataset = shardio.open(folder, verify="always")
-    with ShardLoader(dataset, 4, **options) as loader, loader.trace(path):
-        for _ in loader:
-            pass
-    events = read(path)
+    events = traced(folder, tmp_path, 1)
     phases = [
         one
         for name in ("reading", "checking hashes", "decompressing", "transforming")
@@ -108,11 +107,8 @@ def test_the_phases_of_a_batch_fill_it_one_after_the_other(folder: Path, tmp_pat
 
 
 def test_the_number_of_ready_batches_returns_to_zero(folder: Path, tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
-    with ShardLoader(folder, 4, output="numpy", num_workers=0) as loader, loader.trace(path):
-        for _ in loader:
-            pass
-    counts = [one["args"]["batches"] for one in read(path) if one["ph"] == "C"]
+    events = traced(folder, tmp_path)
+    counts = [one["args"]["batches"] for one in events if one["ph"] == "C"]
     assert counts == [1, 0] * 10
 
 
