@@ -272,20 +272,13 @@ def list_items(items: Iterable[Any]) -> Listing:
     found: list[Item] = []
     seen: Counter[str] = Counter()
     for item in items:
-        pickled_item = pickled(item, "pass what it is made from, and create it in the function")
-        content = _encode_json(item) or pickled_item
+        packed = pickled(item, "pass what it is made from, and create it in the function")
+        text = _encode_json(item)
+        content = text.encode() or packed
         number = hash_bytes(content)
-        name = _unique_name(_item_name(item, content, number), seen)
+        name, stamp = _unique_name(_item_name(item, text, number), seen), (number, 0)
         found.append(
-            Item(
-                name,
-                name,
-                len(content),
-                -1,
-                (number, 0),
-                hash=f"{number:016x}",
-                packed=pickled_item,
-            )
+            Item(name, name, len(content), -1, stamp, hash=f"{number:016x}", packed=packed)
         )
     if not found:
         raise InvalidArgument("no items to make samples of")
@@ -298,24 +291,23 @@ def _unique_name(name: str, seen: Counter[str]) -> str:
     return name if seen[name] == 1 else _unique_name(f"{name} ({seen[name]})", seen)
 
 
-def _encode_json(item: Any) -> bytes:
-    """Return an item as JSON, with paths as strings; b"" if JSON cannot represent it."""
+def _encode_json(item: Any) -> str:
+    """Return an item as JSON, with paths as strings; "" if JSON cannot represent it."""
     try:
-        return json.dumps(item, sort_keys=True, default=os.fspath).encode()
+        return json.dumps(item, sort_keys=True, default=os.fspath)
     except (TypeError, ValueError, RecursionError):
-        return b""
+        return ""
 
 
-def _item_name(item: Any, content: bytes, number: int) -> str:
+def _item_name(item: Any, text: str, number: int) -> str:
+    """Return a name that describes an item; `text` is its JSON form."""
     if isinstance(item, os.PathLike):
         item = os.fspath(item)
     if isinstance(item, str) and item:
-        name = item.encode("utf-8", "backslashreplace").decode()
-    elif _encode_json(item):
-        name = content.decode()
-    else:
-        return f"{type(item).__name__} {number:016x}"
-    return name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}… {number:016x}"
+        text = item.encode("utf-8", "backslashreplace").decode()
+    elif not text:
+        text = f"{type(item).__name__} {number:016x}"
+    return text if len(text) <= _MAX_NAME else f"{text[:_MAX_NAME]}… {number:016x}"
 
 
 _MAX_SCHEMA_ITEMS: Final = 64
