@@ -116,6 +116,15 @@ def outcomes(report: ConversionReport) -> dict[str, str]:
     return {source.name: source.outcome for source in report.inputs}
 
 
+def check_resumes(root: Path, out: Path, **options: Any) -> ConversionReport:
+    """Resume the conversion to `out`; compare the result with an uninterrupted conversion."""
+    report = convert(root, out, **options, resume=True)
+    whole = out.parent / "uninterrupted"
+    convert(root, whole, **options)
+    assert contents(out) == contents(whole)
+    return report
+
+
 def contents(out: Path) -> dict[str, bytes]:
     files = (path for path in out.rglob("*") if path.is_file())
     return {path.relative_to(out).as_posix(): path.read_bytes() for path in files}

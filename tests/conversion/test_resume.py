@@ -18,7 +18,16 @@ from shardio.conversion import Progress, execution
 from shardio.conversion.staging import Staging
 from shardio.errors import DatasetCorrupt, DatasetExists
 from shardio.storage import fs
-from tests.lines import Lines, contents, convert, interrupt_after, outcomes, texts, write
+from tests.lines import (
+    Lines,
+    check_resumes,
+    contents,
+    convert,
+    interrupt_after,
+    outcomes,
+    texts,
+    write,
+)
 
 N_INPUTS = 7
 
@@ -36,10 +45,8 @@ def interrupted(lines: Path, out: Path, n_inputs: int = 5, **options: Any) -> Ke
 def test_resumed_after_any_input_the_result_is_that_of_an_uninterrupted_conversion(
     lines: Path, tmp_path: Path, n_inputs: int, workers: int, then: int
 ) -> None:
-    convert(lines, tmp_path / "whole")
     interrupted(lines, tmp_path / "out", n_inputs, workers=workers)
-    convert(lines, tmp_path / "out", workers=then, resume=True)
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    check_resumes(lines, tmp_path / "out", workers=then)
 
 
 def test_finished_inputs_are_not_read_again_and_are_in_the_report(
@@ -78,9 +85,7 @@ def test_a_full_disk_raises_its_error_and_keeps_finished_units(
         convert(lines, tmp_path / "out", workers=workers)
     assert "finished units are kept" in caught.value.__notes__[0]
     (lines / "top.txt").write_text("seven")
-    convert(lines, tmp_path / "whole")
-    convert(lines, tmp_path / "out", resume=True)
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    check_resumes(lines, tmp_path / "out")
 
 
 def test_without_finished_units_nothing_is_left(lines: Path, tmp_path: Path) -> None:
@@ -114,26 +119,22 @@ def test_a_failure_to_publish_moves_the_shards_back_and_keeps_them(
     def refuse(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    convert(lines, tmp_path / "whole")
     with monkeypatch.context() as patch:
         patch.setattr(execution, "publish", refuse)
         with pytest.raises(OSError, match="No space left"):
             convert(lines, tmp_path / "out")
     assert os.listdir(tmp_path / "out") == [".conversion"]
-    convert(lines, tmp_path / "out", resume=True)
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    check_resumes(lines, tmp_path / "out")
 
 
 @pytest.mark.parametrize("n_inputs", [3, 5])
 def test_a_conversion_may_be_interrupted_again_and_again(
     lines: Path, tmp_path: Path, n_inputs: int
 ) -> None:
-    convert(lines, tmp_path / "whole")
     interrupted(lines, tmp_path / "out", n_inputs)
     interrupted(lines, tmp_path / "out", n_inputs + 1, resume=True)
     interrupted(lines, tmp_path / "out", n_inputs, resume=True)
-    convert(lines, tmp_path / "out", resume=True)
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    check_resumes(lines, tmp_path / "out")
 
 
 def test_a_resumed_conversion_stops_at_the_same_broken_input(lines: Path, tmp_path: Path) -> None:
@@ -205,7 +206,6 @@ def flip(path: Path, offset: int) -> None:
 def test_a_finished_unit_that_was_damaged_is_converted_again(
     lines: Path, tmp_path: Path, suffix: str, damage: str, read: list[str]
 ) -> None:
-    convert(lines, tmp_path / "whole")
     interrupted(lines, tmp_path / "out", 6)
     read.clear()
     for path in (tmp_path / "out" / ".conversion").glob(f"*/*{suffix}"):
@@ -217,6 +217,7 @@ def test_a_finished_unit_that_was_damaged_is_converted_again(
             path.unlink()
     convert(lines, tmp_path / "out", resume=True)
     assert "a/1.txt" in read
+    convert(lines, tmp_path / "whole")
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
@@ -305,9 +306,7 @@ def test_overwrite_replaces_a_dataset_once_the_new_one_is_complete(
         now = contents(tmp_path / "out")
         assert {name: now[name] for name in old} == old
         assert len(opened) == 14
-    convert(lines, tmp_path / "out", resume=True)
-    convert(lines, tmp_path / "whole")
-    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+    check_resumes(lines, tmp_path / "out")
 
 
 @pytest.mark.parametrize("is_same", [False, True])
