@@ -20,10 +20,13 @@ _NONE: Final[Mapping[str, Sequence[str]]] = {}
 class Skipped:
     """A failed sample, replaced by another sample in its row of the batch (on_error="skip").
 
-    `row` is the row of the batch. `index` is the sample's index in the dataset; `shard` and
-    `sample` are the index of the shard and the row in the shard. `error` is the class name of the
-    exception, and `text` is the message of the exception, followed by the traceback if a transform
-    raised the exception; a long text is shortened in the middle.
+    Attributes:
+        row: the row of the batch.
+        index: the sample's index in the dataset.
+        shard, sample: the index of the shard, and the row in the shard.
+        error: the class name of the exception.
+        text: the message, and the traceback if a transform raised the exception; a long text is
+            shortened in the middle.
     """
 
     row: int

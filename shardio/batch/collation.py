@@ -47,8 +47,7 @@ class CollateRule:
 class JoinedField(NamedTuple):
     """A field whose values become one array of the batch.
 
-    `field` is the field of a single sample; `companion` is the name of the field with the mask or
-    the offsets.
+    `field` is the field of a single sample, `companion` the name of the mask or the offsets.
     """
 
     name: str
@@ -82,9 +81,6 @@ class Collation:
         """Return the schema of batches of samples of `schema`, and the fields that are joined.
 
         In the returned schema, a joined field has the shape of the array for a whole batch.
-
-        Raises:
-            InvalidArgument: the collation does not match the schema.
         """
         for name, rule in self.named.items():
             _check_named(name, rule, schema)
@@ -127,11 +123,7 @@ DEFAULT_COLLATION: Final = Collation()
 
 
 def parse_collate(asked: object) -> Collation:
-    """Parse a user's `collate`.
-
-    Raises:
-        InvalidArgument: states the accepted values.
-    """
+    """Parse a user's `collate`."""
     if isinstance(asked, Mapping):
         return Collation(named={str(name): _parse_rule(each) for name, each in asked.items()})
     if isinstance(asked, str) and asked in KINDS:

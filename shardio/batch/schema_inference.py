@@ -98,10 +98,7 @@ def infer_batch(made: object, n_rows: int, source: Schema) -> tuple[Schema, froz
     """Infer the schema of a batch function's result, and the names of the fields that are arrays.
 
     In the schema, every dimension of arrays and numbers is None. Other values are lists, with a
-    value for each of n_rows samples. `source` is used as in `infer_schema`.
-
-    Raises:
-        SchemaError: the result is not a mapping of names to such values.
+    value for each of n_rows samples. `source` and errors are as in `infer_schema`.
     """
     if not isinstance(made, Mapping):
         raise SchemaError(f"a batch must be a dict of fields, found {type(made).__name__}")
@@ -149,11 +146,7 @@ def _check_column(name: str, values: Any, n_rows: int) -> None:
 
 
 def check_batch(made: object, n_rows: int, schema: Schema, whole: Iterable[str]) -> None:
-    """Check that a later result of a batch function has the fields of the first result.
-
-    Raises:
-        SchemaError: names the field, and the expected and the found type.
-    """
+    """Raise SchemaError unless a later result of a batch function has the fields of the first."""
     if not isinstance(made, Mapping):
         raise SchemaError(f"a batch must be a dict of fields, found {type(made).__name__}")
     if made.keys() != schema.keys():
@@ -182,10 +175,9 @@ def check_batch(made: object, n_rows: int, schema: Schema, whole: Iterable[str])
 
 
 def check_sample(sample: object, schema: Schema, first: str = "the first sample") -> None:
-    """Check that a later sample has the fields of the first sample, called `first` in messages.
+    """Raise SchemaError unless a later sample has the fields of the first sample.
 
-    Raises:
-        SchemaError: names the field, and the expected and the found type.
+    `first` describes the first sample in messages.
     """
     if not isinstance(sample, dict | Mapping):  # dict first: ten times as fast as Mapping alone
         raise SchemaError(f"a sample must be a dict of fields, found {type(sample).__name__}")

@@ -14,14 +14,13 @@ from shardio._base.classes import cached_property
 from shardio.dataset.dataset import Dataset, ShardSamples, scan
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
-from shardio.format.types.streams import Streams
 from shardio.media.audio import Sound
 from shardio.order.clip_groups import ClipGrouping
 from shardio.order.permutation import OF_CLIPS, OF_CROPS
 from shardio.samples.clips import Clip, ClipDraws, Clips, ClipSpec, Events, time_field_names
 from shardio.samples.decoding import AudioSource, ClipSource
 from shardio.samples.field_sources import FieldSource, Keys
-from shardio.samples.media import AudioSpec, SecondsRange, clip_seconds_range
+from shardio.samples.media import AudioSpec, distinct_sizes
 from shardio.samples.video_index import VideoIndex, event_dtype
 from shardio.samples.view import Maker, SampleView, Table, Tables
 from shardio.shard.verification import Rows
@@ -55,10 +54,12 @@ class ClipView(SampleView):
         ShardCorrupt: (on first use) the index of the videos is damaged.
     """
 
+    clip: Clip
+    """The options of the clips, with the field of the videos."""
+
     def __init__(self, dataset: Dataset, clip: Clip) -> None:
         super().__init__(dataset)
         self.clip = resolve_field(dataset.schema, clip)
-        """The options of the clips, with the field of the videos."""
         self.video = self.clip.field or ""
         """The field of the videos."""
         if self.clip.around is not None:
@@ -77,6 +78,11 @@ class ClipView(SampleView):
         return _find_clips(self.dataset, self.clip)
 
     @property
+    def is_read(self) -> bool:
+        """True if the clips were found."""
+        return "_found" in self.__dict__
+
+    @property
     def spec(self) -> ClipSpec:
         """The clips and their format in a batch."""
         return self._found.spec
@@ -93,7 +99,7 @@ class ClipView(SampleView):
         return len(self.clip_table)
 
     def __repr__(self) -> str:
-        clip, count = self.clip, f"{len(self)} " if "_found" in self.__dict__ else ""
+        clip, count = self.clip, f"{len(self)} " if self.is_read else ""
         rate = f"stride {clip.stride}" if clip.rate is None else f"{float(clip.rate):g} per second"
         return (
             f"ClipView({count}clips of {clip.frames} frames, {rate}, of {clip.field!r} in "
@@ -133,13 +139,6 @@ class ClipView(SampleView):
     def on(self, dataset: Dataset) -> ClipView:
         """Return a view of another dataset with the same options."""
         return ClipView(dataset, self.clip)
-
-    def reopened(self, dataset: Dataset) -> ClipView:
-        """Return an equal view of `dataset`, which is this view's dataset opened again."""
-        if "_found" not in self.__dict__:
-            return self.on(dataset)
-        arrays = {name: table.array for name, table in self.tables().items()}
-        return self.of_tables(self.spec, dataset, arrays)
 
     @property
     def maker(self) -> Maker:
@@ -229,10 +228,6 @@ class ClipView(SampleView):
             )
         return super().audio(sounds)
 
-    def seconds_of(self, name: str) -> SecondsRange | None:
-        """Return the minimum and maximum seconds of audio of a clip."""
-        return clip_seconds_range(self.dataset, name, self.clip)
-
 
 def default_clip(view: Mapping[str, Any]) -> Clip:
     """Return the clip options in a dataset's stored view; `Clip()` if the view is one of rows."""
@@ -240,12 +235,7 @@ def default_clip(view: Mapping[str, Any]) -> Clip:
 
 
 def resolve_field(schema: Schema, clip: Clip) -> Clip:
-    """Return the options of clips with `field` set to the field of the videos.
-
-    Raises:
-        InvalidArgument: there is no such field of videos, or several could be meant; or the names
-            of the fields for times are taken.
-    """
+    """Return the options of clips with `field` set to the field of the videos."""
     videos = [name for name in schema if schema[name].medium == "video"]
     known, wanted = ", ".join(videos) or "none", clip.field
     if not videos or wanted not in (None, *videos):
@@ -277,7 +267,8 @@ def _find_clips(dataset: Dataset, clip: Clip) -> _Found:
         if around is not None and happened is not None:
             has_clip = around.take(happened, part.numbers, has_clip)
         if len(sizes) < 2:
-            sizes |= _sizes(videos.lines[has_clip])
+            lines = videos.lines[has_clip]
+            sizes |= distinct_sizes(np.stack([lines["height"], lines["width"]], axis=1))
     events = None if around is None else around.events(len(n_frames))
     clips = Clips(clip, n_frames, events)
     if n_frames.any() and not len(clips):
@@ -299,11 +290,7 @@ VideoEvents = tuple[Rows, npt.NDArray[Any]]
 
 
 class _EventCollector:
-    """Collects the events of videos that are long enough for a clip.
-
-    Raises:
-        InvalidArgument: the field cannot have events.
-    """
+    """Collects the events of videos that are long enough for a clip."""
 
     def __init__(self, dataset: Dataset, name: str) -> None:
         self._name = name
@@ -351,23 +338,10 @@ def _no_clips_message(dataset: Dataset, clip: Clip, name: str, longest: int) -> 
     )
 
 
-def _sizes(lines: Streams) -> set[tuple[int, int]]:
-    """Return up to two distinct (height, width) of some videos."""
-    if not len(lines):
-        return set()
-    pairs: npt.NDArray[np.uint32] = np.stack([lines["height"], lines["width"]], axis=1)
-    others = pairs[(pairs != pairs[0]).any(1)]
-    return {(int(height), int(width)) for height, width in (*pairs[:1], *others[:1])}
-
-
 def _common(
     dataset: Dataset, clip: Clip, name: str, sizes: Iterable[tuple[int, int]]
 ) -> tuple[int, int]:
-    """Return the common size of all videos that have clips.
-
-    Raises:
-        InvalidArgument: the sizes differ, or are odd, which pixels="yuv420" does not support.
-    """
+    """Return the common size of all videos that have clips."""
     found = sorted(sizes)
     if len(found) > 1:
         shown = " and of ".join(f"{height}x{width}" for height, width in found[:2])

@@ -39,11 +39,7 @@ _CHOICES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """The options of `dataset.clips`, which documents them.
-
-    Raises:
-        InvalidArgument: an option is not acceptable.
-    """
+    """The options of `dataset.clips`, which documents them."""
 
     frames: int = 16
     stride: int = 1

@@ -179,11 +179,7 @@ class ClipSource(FieldSource):
         return dict(zip(time_field_names(self.name), (times.pts[frames], base), strict=True))
 
     def moment(self, shard: int, row: int, start: int) -> tuple[Fraction, Fraction]:
-        """Return the time of a clip's first frame, and the clip's duration, in seconds.
-
-        Raises:
-            ShardCorrupt, MediaError: the message names the sample.
-        """
+        """Return the time of a clip's first frame, and the clip's duration, in seconds."""
         stream, times, frames = self._timed(shard, row, start)
         seconds = clip_seconds(self._spec.clip, times.length * stream.time_base, stream.n_frames)
         return int(times.pts[frames[0]]) * stream.time_base, seconds

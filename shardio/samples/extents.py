@@ -10,6 +10,7 @@ exact ranges would require reading packet tables first.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
@@ -119,6 +120,15 @@ class ShardFileNumbers:
             number -= len(shards)
         raise IndexError(f"there is no file {number}")
 
+    @contextlib.contextmanager
+    def opened(self, number: int) -> Iterator[int]:
+        """Open a file; the descriptor is closed at the end of the `with` block."""
+        fd = open_shard(self.path(number))
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
     @property
     def n_bytes(self) -> int:
         """The total size of all files in bytes."""
@@ -137,11 +147,11 @@ class ShardFileNumbers:
 
 
 class _Lane(NamedTuple):
-    """The sections of one kind in all shards, with an item of n_bytes per row.
+    """The sections of one kind in all shards, with an item of `n_bytes` per row.
 
     Items are `stride` bytes apart. `find` returns the offset of a shard's section in the shard's
     file; `starts` has the offset of each shard's file in the concatenation. `firsts` caches the
-    offset of each section in the concatenation, -1 if unknown.
+    offsets of the sections in the concatenation, -1 if unknown.
     """
 
     stride: int
@@ -261,9 +271,6 @@ class _RecordExtents:
         """Return the ranges of the records of some rows. Blocks while it reads the index.
 
         Invalid entries are skipped, because the index may not be verified yet.
-
-        Raises:
-            OSError: a file cannot be read.
         """
         order = np.lexsort((local, shards))
         local, shards = local[order], shards[order]
@@ -286,25 +293,18 @@ class _RecordExtents:
         entries = np.zeros((len(local), row_bytes // ENTRY.size), ENTRY_DTYPE)
         lines = entries.view(np.uint8).reshape(len(local), row_bytes)
         cuts = [0, *(np.flatnonzero(np.diff(local) != 1) + 1).tolist(), len(local)]
-        fd = open_shard(self._files.path(int(self._numbers[shard])))
-        try:
+        with self._files.opened(int(self._numbers[shard])) as fd:
             for begin, end in zip(cuts, cuts[1:], strict=False):
                 offset = first + int(local[begin]) * row_bytes
                 os.preadv(fd, [lines[begin:end].reshape(-1).data], offset)
-        finally:
-            os.close(fd)
         return entries[:, chosen]
 
 
 class Extents:
-    """The byte ranges of some fields. Borrows the dataset.
+    """The byte ranges of some fields. Borrows the dataset, whose shards are opened on demand.
 
-    Args:
-        dataset: the dataset; its shards are opened on demand.
-        fields: the names of the fields.
-        verify: as in the loader; units that must be verified are read whole.
-        has_streams: True to include all packets of streams. By default packets are excluded,
-            because it is unknown which of them a clip or a transform will read.
+    Units that must be verified, according to `verify`, are read whole. Packets of streams are only
+    included with `has_streams`, because it is unknown which a clip or a transform will read.
     """
 
     def __init__(
@@ -337,11 +337,7 @@ class Extents:
         return joined(found)
 
     def records(self, rows: Rows, shards: Rows) -> Ranges:
-        """Return the ranges of the records of some rows. Blocks while it reads the index.
-
-        Raises:
-            OSError: a file cannot be read.
-        """
+        """Return the ranges of the records of some rows. Blocks while it reads the index."""
         if not self._records:
             return NOTHING
         local = rows - self._dataset.starts.take(shards)
@@ -355,27 +351,16 @@ _HEAD_BYTES: Final = 4096
 
 
 class ClipExtents:
-    """The byte ranges of clips: their packets, and the tables. Borrows the dataset.
+    """The byte ranges of clips: their packets, and the tables. Borrows the dataset and `files`."""
 
-    Args:
-        dataset: the dataset; its shards are opened on demand.
-        cut: the options and the format of the clips.
-        files: the files of some fields, which include the field of the videos.
-    """
-
-    def __init__(self, dataset: Dataset, cut: ClipSpec, files: ShardFileNumbers) -> None:
-        self._dataset, self._cut, self._files = dataset, cut, files
-        (self._numbers,) = (numbers for names, numbers in files.groups if cut.name in names)
+    def __init__(self, dataset: Dataset, spec: ClipSpec, files: ShardFileNumbers) -> None:
+        self._dataset, self._spec, self._files = dataset, spec, files
+        (self._numbers,) = (numbers for names, numbers in files.groups if spec.name in names)
 
     def ranges(self, rows: Rows, shards: Rows, starts: Rows) -> Ranges:
         """Return the ranges that are read to decode some clips. Blocks while it reads the index.
 
-        Args:
-            rows, shards: the rows of the videos in the dataset, and their shards.
-            starts: the start of each clip, as from `Clips.starts`.
-
-        Raises:
-            OSError: a file cannot be read.
+        `rows` are the rows of the videos in the dataset; `starts` are from `Clips.starts`.
         """
         local = rows - self._dataset.starts.take(shards)
         found = [
@@ -385,18 +370,15 @@ class ClipExtents:
         return joined(found) if found else NOTHING
 
     def _of_shard(self, shard: int, local: Rows, starts: Rows) -> Ranges:
-        reader, name = self._dataset.files.reader(shard, self._cut.name), self._cut.name
+        reader, name = self._dataset.files.reader(shard, self._spec.name), self._spec.name
         stored, field = list(reader.schema.records), reader.schema.field_id(name)
         places = {each.key: each.offset for each in reader.sections}
         number = int(self._numbers[shard])
-        fd = open_shard(self._files.path(number))
-        try:
+        with self._files.opened(number) as fd:
             first = places[Kind.INDEX, NO_FIELD, 0] + stored.index(name) * ENTRY.size
             entries = _lines(fd, first + local * (len(stored) * ENTRY.size), ENTRY_DTYPE)
             first = places[Kind.STREAMS, field, 0]
             lines = _lines(fd, first + local * STREAM.size, STREAM_DTYPE)
-        finally:
-            os.close(fd)
         tables = places[Kind.PACKETS, field, 0] + _numbers(lines, "first_packet") * PACKET.size
         table_ends = tables + _numbers(lines, "n_packets") * PACKET.size
         records = places[Kind.PAYLOAD, NO_FIELD, 0] + _numbers(entries, "offset")
@@ -418,7 +400,7 @@ class ClipExtents:
         """Estimate the part of each record that its clip needs, rounded to whole hashed chunks."""
         around = np.minimum(n_bytes // 16, _MAX_AROUND)
         begins = (starts * per_frame).astype(np.int64) - around
-        ends = ((starts + self._cut.clip.span) * per_frame).astype(np.int64) + around
+        ends = ((starts + self._spec.clip.span) * per_frame).astype(np.int64) + around
         begins = np.clip(begins, 0, n_bytes) & -CHUNK_BYTES
         return begins, np.clip(-(-ends // CHUNK_BYTES) * CHUNK_BYTES, 0, n_bytes)
 

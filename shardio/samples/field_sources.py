@@ -149,9 +149,6 @@ class BatchRows(NamedTuple):
         """Reserve space in the heap for values of a field, of `n_bytes` each, from row `first` on.
 
         Return the values' offsets in the heap, and the used bytes of the heap.
-
-        Raises:
-            InsufficientMemory: the block cannot grow enough.
         """
         layout, memory = self.layout, self.memory
         taken = -(-n_bytes // slot.alignment) * slot.alignment
@@ -166,11 +163,9 @@ class BatchRows(NamedTuple):
 
 
 class FieldSource(Closing):
-    """A reader of one stored field, from which fields of samples are made. Borrows the dataset.
+    """A reader of one stored field, `name`, from which the fields `names` of samples are made.
 
-    Attributes:
-        name: the stored field.
-        names: the fields of samples.
+    Borrows the dataset. Errors (ShardCorrupt, MediaError) name the sample.
     """
 
     is_stored: ClassVar[bool] = False
@@ -180,11 +175,7 @@ class FieldSource(Closing):
         self._dataset, self.name, self.names = dataset, name, names or (name,)
 
     def of_sample(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
-        """Return the fields of sample k of a chunk, by default the stored value.
-
-        Raises:
-            ShardCorrupt, MediaError: the message names the sample.
-        """
+        """Return the fields of sample k of a chunk, by default the stored value."""
         # Do not check for truncated files here: `Filler` does this once per batch.
         return self._dataset.sample(*chunk.place(k), (self.name,), check_truncated=False)
 
@@ -192,31 +183,17 @@ class FieldSource(Closing):
     def fill_fixed(
         self, batch: BatchRows, slot: FixedSlot, out: Bytes, present: Present | None
     ) -> None:
-        """Write a field of fixed size.
+        """Write a field of fixed size to `out`, (rows without padding, row bytes).
 
-        Args:
-            batch: the rows.
-            slot: the slot of the field.
-            out: the bytes of the values, (rows without padding, row bytes).
-            present: the mask of the samples that have a value; None if all have.
-
-        Raises:
-            ShardCorrupt, MediaError: the message names the sample.
+        `present` is the mask of the samples that have a value; None if all have.
         """
 
     def fill_varying(self, batch: BatchRows, slot: VaryingSlot, used: int) -> int:
-        """Write a field of varying size; return the used bytes of the heap.
-
-        Raises:
-            ShardCorrupt, MediaError, InsufficientMemory: the message names the sample.
-        """
+        """Write a field of varying size; return the used bytes of the heap."""
         raise NotImplementedError(f"the field {slot.name!r} has a fixed size")
 
     def values(self, batch: BatchRows) -> Values:
-        """Return the stored arrays, of varying shape, for collation.
-
-        Uncompressed arrays are views of the mapped file.
-        """
+        """Return the stored arrays, of varying shape; raw arrays are views of the mapped file."""
         raise NotImplementedError(f"the arrays of field {self.name!r} are not collated as stored")
 
     def present(self, batch: BatchRows, slot: PresenceSlot) -> Present:
@@ -313,7 +290,7 @@ class RecordSource(FieldSource):
         return total
 
     def values(self, batch: BatchRows) -> Values:
-        """Return the stored arrays, of varying shape; raw arrays are views of the mapped file."""
+        """Return the stored arrays."""
         name, array = self.name, self._dataset.schema[self.name].array
         values: Values = [None] * batch.n_read
         if array is None:
@@ -364,11 +341,7 @@ class SampleReader(Closing):
         }
 
     def read(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
-        """Return sample k of a chunk, with its fields in the order of the sources.
-
-        Raises:
-            ShardCorrupt, MediaError: the message names the sample.
-        """
+        """Return sample k of a chunk, with its fields in the order of the sources."""
         shard, row = chunk.place(k)
         # Do not check for truncated files here: `Filler` does this once per batch.
         sample = self._dataset.sample(shard, row, self._stored, check_truncated=False)
@@ -403,11 +376,7 @@ class SampleReader(Closing):
         return used
 
     def values(self, batch: BatchRows, name: str) -> Values:
-        """Return the stored arrays of a field for collation; the field is claimed meanwhile.
-
-        Raises:
-            ShardCorrupt: the message names the sample.
-        """
+        """Return the stored arrays of a field for collation; the field is claimed meanwhile."""
         batch.states[:] = self._claims[name]
         return self._by_name[name].values(batch)
 

@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from shardio.dataset.dataset import Dataset, ShardSamples, scan
 from shardio.errors import InvalidArgument
@@ -17,7 +18,6 @@ from shardio.format.types import Array, Field
 from shardio.format.types.streams import Streams
 from shardio.media.audio import Sound
 from shardio.samples.clips import Clip
-from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
 
 Sizes = Mapping[str, tuple[int, int]]
@@ -30,12 +30,9 @@ def media_fields(schema: Schema, names: Iterable[str], medium: str) -> tuple[str
 
 
 def image_schema(schema: Schema, names: Iterable[str], sizes: Sizes | None = None) -> Schema:
-    """Return the schema of samples whose images are decoded: uint8 (height, width, 3).
+    """Return the schema of samples whose images in `names` are decoded: uint8 (height, width, 3).
 
-    Args:
-        schema: the stored schema.
-        names: the fields whose images are decoded; other fields of images stay encoded.
-        sizes: the sizes of fields with a common size; in other fields, height and width vary.
+    Height and width vary, except in fields with a common size in `sizes`.
     """
     fields = dict(schema)
     for name in names:
@@ -49,18 +46,10 @@ def image_schema(schema: Schema, names: Iterable[str], sizes: Sizes | None = Non
 def common_sizes(
     dataset: Dataset, names: Iterable[str], n: int, rows_of: Callable[[Rows], Rows]
 ) -> Sizes:
-    """Return the sizes of fields whose images have one height and width in all samples.
+    """Return the sizes of fields whose images have one height and width in all n samples.
 
     Sizes are read from the index, 24 bytes per image, until one differs. Missing images are
-    ignored.
-
-    Args:
-        dataset: the dataset with the images.
-        names: the fields.
-        n, rows_of: the number of samples, and a function that returns their rows.
-
-    Raises:
-        ShardCorrupt: the index of the images is damaged.
+    ignored. `rows_of` returns the rows of samples.
     """
     found = {name: _common_size(dataset, name, n, rows_of) for name in names}
     return {name: size for name, size in found.items() if size is not None}
@@ -69,26 +58,23 @@ def common_sizes(
 def _common_size(
     dataset: Dataset, name: str, n: int, rows_of: Callable[[Rows], Rows]
 ) -> tuple[int, int] | None:
-    def look(part: ShardSamples) -> list[tuple[int, int]]:
-        return _sizes_in(part.reader(name), name, part.rows)
+    def look(part: ShardSamples) -> set[tuple[int, int]]:
+        records = part.reader(name).records
+        shapes = records.shapes(name, part.rows)[records.present(name, part.rows)]
+        return distinct_sizes(shapes[:, :2])
 
-    common: tuple[int, int] | None = None
+    common = set[tuple[int, int]]()
     for _, sizes in scan(dataset, look, n=n, rows_of=rows_of):
-        for size in sizes:
-            if size != (common or size):
-                return None
-            common = size
-    return common
+        common |= sizes
+        if len(common) > 1:
+            return None
+    return common.pop() if common else None
 
 
-def _sizes_in(reader: ShardReader, name: str, rows: Rows) -> list[tuple[int, int]]:
-    """Return up to two distinct sizes of some images of a shard."""
-    records = reader.records
-    sizes = records.shapes(name, rows)[:, :2][records.present(name, rows)]
-    if not len(sizes):
-        return []
-    others = sizes[(sizes != sizes[0]).any(1)]
-    return [(int(height), int(width)) for height, width in (*sizes[:1], *others[:1])]
+def distinct_sizes(pairs: npt.NDArray[Any]) -> set[tuple[int, int]]:
+    """Return up to two distinct sizes among pairs of (height, width)."""
+    others = pairs[(pairs != pairs[:1]).any(1)]
+    return {(int(height), int(width)) for height, width in (*pairs[:1], *others[:1])}
 
 
 _NEARLY: Final = Fraction(199, 200)
@@ -142,8 +128,8 @@ def audio_schema(
     Args:
         schema: the stored schema.
         sounds: the requested format of each field to decode.
-        shapes: (samples, channels) for some of the fields; samples is None if the length varies.
-            Of other fields, at most the channels are known, from the requested format.
+        shapes: the known (samples, channels); samples is None if the length varies. The channels of
+            other fields are those requested.
     """
     fields: dict[str, Field] = {}
     for name, field in schema.items():
@@ -156,23 +142,11 @@ def audio_schema(
     return Schema(fields)
 
 
-SecondsRange = tuple[Fraction, Fraction]
-"""The minimum and maximum seconds of audio in a field, over all samples."""
-
-
-def audio_field(
-    dataset: Dataset, name: str, sound: Sound, seconds_of: Callable[[str], SecondsRange | None]
-) -> AudioField:
+def audio_field(dataset: Dataset, name: str, sound: Sound, clip: Clip | None) -> AudioField:
     """Return the format of the audio in a field, over the selected rows of a dataset.
 
     Rates, channels and lengths are read from the index, 64 bytes per stream, unless the requested
-    format determines them.
-
-    Args:
-        dataset: the dataset.
-        name: the field.
-        sound: the requested format.
-        seconds_of: returns the minimum and maximum seconds of audio in a field.
+    format `sound` determines them. `clip` has the options of clips, if samples are clips.
 
     Raises:
         InvalidArgument: sample rates or channels differ, and the format does not determine them; or
@@ -186,26 +160,10 @@ def audio_field(
         channels = _common(dataset, name, "width", "channels", "channels")
     if sound.length is not None:
         return AudioField(name, rate, channels, n_samples(sound.length, rate), sound)
-    lengths, n = seconds_of(name), None
+    lengths, n = _seconds_range(dataset, name, clip), None
     if lengths is not None and lengths[0] >= _NEARLY * lengths[1]:
         n = n_samples(lengths[1], rate)
     return AudioField(name, rate, channels, n, sound)
-
-
-def row_seconds(dataset: Dataset, name: str) -> SecondsRange | None:
-    """Return the minimum and maximum seconds of audio in a field; None if there is no audio."""
-    return _bounds(dataset, name, name, None)
-
-
-def clip_seconds_range(dataset: Dataset, name: str, clip: Clip) -> SecondsRange | None:
-    """Return the minimum and maximum seconds of the clips' audio; None if there is no audio.
-
-    Raises:
-        InvalidArgument: a video has no stored length.
-    """
-    if clip.rate is not None:
-        return (clip.frames / clip.rate,) * 2
-    return _bounds(dataset, name, clip.field or "", clip)
 
 
 def n_samples(seconds: Fraction, rate: int) -> int:
@@ -223,17 +181,13 @@ def clip_seconds(clip: Clip, duration: Fraction, n_frames: int) -> Fraction:
     return clip.frames * clip.stride * duration / n_frames
 
 
-def _bounds(
-    dataset: Dataset, name: str, measured: str, clip: Clip | None
+def _seconds_range(
+    dataset: Dataset, name: str, clip: Clip | None
 ) -> tuple[Fraction, Fraction] | None:
-    """Return the minimum and maximum seconds of audio, or of clips with audio; None without audio.
-
-    `name` is the field of the audio. `measured` is the field whose streams' lengths are used: the
-    audio itself or, for clips, the field of the videos.
-
-    Raises:
-        InvalidArgument: a video has no stored length.
-    """
+    """Return the minimum and maximum seconds of the audio or of its clips; None without audio."""
+    if clip is not None and clip.rate is not None:
+        return (clip.frames / clip.rate,) * 2
+    measured = name if clip is None else clip.field or ""
     low: Fraction | None = None
     high = Fraction(0)
     for lines in _lines(dataset, measured, name):

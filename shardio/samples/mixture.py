@@ -56,9 +56,9 @@ def common_fields(schemas: Sequence[Schema]) -> Mapping[str, Field]:
 def check_agreement(
     schemas: Sequence[Schema], paths: Sequence[str], fields: Iterable[str] | None
 ) -> Iterable[str] | None:
-    """Check that the given fields (by default all) are equal in the datasets at `paths`.
+    """Check that `fields`, by default all, are equal in the datasets at `paths`; return them.
 
-    Return the given `fields`; an iterable that is not a list is returned as a list.
+    An iterable that is not a list is returned as a list.
 
     Raises:
         InvalidArgument: names a field that differs, two datasets, and the field in each.
@@ -104,13 +104,10 @@ class MixtureSpec(NamedTuple):
 
 
 class MixtureFiles(DatasetFiles):
-    """The files of several datasets, one dataset after another. It owns the files that it opens.
+    """The files of several datasets, one dataset after another. Owns the files that it opens.
 
-    Args:
-        sources: the files of each dataset; borrowed.
-        groups: the files of all sources, by absolute paths, as in DatasetFiles.
-        access: the access method, "mmap" or "pread"; also set for the sources.
-        path: text that stands for the mixture's path in messages.
+    The source files are borrowed; `access` is also set for them. `groups` are the files of all
+    sources, by absolute paths. `path` stands for the mixture's path in messages.
     """
 
     def __init__(
@@ -235,11 +232,7 @@ class Mixture(OpenDataset):
         return self.sizes_of(np.cumsum(self.rows.source_counts))
 
     def sizes_of(self, ends: Rows) -> MixtureSizes:
-        """Return the sources' shares, and how many of a view's samples each source has.
-
-        Args:
-            ends: the cumulative counts of the view's samples in the sources.
-        """
+        """Return the sources' shares and sample counts, given the cumulative counts of a view."""
         sizes = np.diff(ends, prepend=0)
         firsts = ends - sizes
         return MixtureSizes(self.mixing, tuple(sizes.tolist()), tuple(firsts.tolist()))

@@ -28,11 +28,7 @@ _AT_ONCE: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """The options of `dataset.pack`, which documents them.
-
-    Raises:
-        InvalidArgument: an option is not acceptable.
-    """
+    """The options of `dataset.pack`, which documents them."""
 
     length: int
     field: str | None = None
@@ -116,11 +112,13 @@ class Pack:
 class WindowParts(NamedTuple):
     """The parts of documents in some windows, in order.
 
-    For each part, `windows` has the index of the window, from 0; `places` the part's offset in the
-    window; `documents` the document; `firsts` the offset of the part's first token in the document;
-    `counts` the token count, at least 1; `is_last` is True if the part ends with the document's
-    last token. `n_tokens` has the token count of each window, which is less than `Pack.reach` only
-    at the end of the stream.
+    Attributes:
+        windows: the index of the window of each part, from 0.
+        places: the part's offset in the window.
+        documents, firsts: the document, and the offset of the part's first token in the document.
+        counts: the token count, at least 1.
+        is_last: True if the part ends with the document's last token.
+        n_tokens: the token count of each window, below `Pack.reach` only at the end of the stream.
     """
 
     windows: _Numbers
@@ -144,10 +142,7 @@ class WindowParts(NamedTuple):
         )
 
     def of_windows(self, first: int, last: int, within: slice) -> WindowParts:
-        """Return the parts in the slice `within`, which belong to the windows `first` to `last`.
-
-        In the result, windows are numbered from 0.
-        """
+        """Return the parts in `within`, of the windows `first` to `last`, renumbered from 0."""
         found = self.some(within)
         return found._replace(windows=found.windows - first, n_tokens=self.n_tokens[first:last])
 
@@ -158,8 +153,8 @@ class PackedWindows:
     Args:
         pack: the options of the windows.
         ends: the cumulative token counts of the documents, eot included.
-        sources: the number of documents of each source of a mixture, where every source is a
-            separate stream; None if all documents are one stream.
+        sources: the number of documents of each source of a mixture, each a separate stream; None
+            if all documents are one stream.
         firsts: the first document of each window; None to compute them.
     """
 

@@ -257,11 +257,7 @@ def dataset_path(given: Any, others: str = "") -> str:
 
 
 def check_selection(rows: Any, fields: Sequence[str]) -> None:
-    """Check that `fields` names columns if `rows` is a function, and is empty otherwise.
-
-    Raises:
-        InvalidArgument: `fields` does not match `rows`, or the function takes other arguments.
-    """
+    """Check that `fields` names columns if `rows` is a function, and is empty otherwise."""
     if callable(rows) is not bool(fields):
         raise InvalidArgument(
             "select takes a function and the columns for it, select(lambda columns: …, "

@@ -36,10 +36,13 @@ of other workers alternates between several arrays.
 class _Lookahead(NamedTuple):
     """The parts of the windows `numbers[first:last]`.
 
-    `bounds` has the index of each window's first part, and `shards` the shard of each part.
-    `pieces` locates the bytes of the parts if all are verified, else None. `tails` has the bytes to
-    append to each part (end-of-text token, padding); None if there are none at all. `is_short` is
-    True if any window has padding.
+    Attributes:
+        bounds: the index of each window's first part.
+        shards: the shard of each part.
+        pieces: the location of the parts' bytes if all documents are verified, else None.
+        tails: the bytes to append to each part (end-of-text token, padding); None if there are none
+            at all.
+        is_short: True if any window has padding.
     """
 
     numbers: Rows
@@ -118,11 +121,8 @@ class TokenSource(FieldSource):
         Args:
             outs: an output array for every field of a window, C-contiguous, (windows, length).
             numbers: the indices of windows; the array must not change while this object exists.
-            chosen: the part of `numbers` to write; parts of later windows may be computed ahead.
+            chosen: the part of `numbers` to write; later windows may be located ahead.
             n_tokens: as in `PackedWindows.parts`; must be the same for the same `numbers`.
-
-        Raises:
-            ShardCorrupt: the message names the sample.
         """
         pack, name = self._pack, self.name
         first, last, _ = chosen.indices(len(numbers))
@@ -251,11 +251,7 @@ class TokenSource(FieldSource):
         return found
 
     def _check_lengths(self, shard: int, local: Rows, documents: Rows, entries: Entries) -> None:
-        """Check that documents have the lengths from which the windows were computed.
-
-        Raises:
-            ShardCorrupt: names the first document with another length.
-        """
+        """Raise ShardCorrupt unless documents have the lengths from which windows were computed."""
         records, name = self._dataset.files.reader(shard, self.name).records, self.name
         n_bytes = entries["n_bytes"].astype(np.int64)
         itemsize = self._field.numpy.itemsize

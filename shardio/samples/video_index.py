@@ -58,8 +58,8 @@ class FrameTimes:
     def _length(self, last: int) -> int:
         """Return the ticks from the first frame to the end of the last.
 
-        `last` is the duration of the last frame; if 0 (unknown), the duration of the frame before
-        is used instead, or one tick if there is only one frame.
+        If `last`, the duration of the last frame, is 0 (unknown), the duration of the frame before
+        is used, or one tick if there is only one frame.
         """
         end, times = int(self.pts[-1]), self.pts[self._seen[-2:]].tolist()
         return end - self._begin + (last or (times[1] - times[0] if len(times) > 1 else 1))
@@ -80,12 +80,9 @@ class FrameTimes:
         return int(self.pts[frame]) - self._begin
 
     def on_show(self, first: Fraction, every: Fraction, n: int) -> Numbers:
-        """Return the frames on show at n equidistant times.
+        """Return the frames on show at n times, `every` ticks apart.
 
-        Args:
-            first: the ticks from the first frame to the first time, from 0 up.
-            every: the ticks from one time to the next.
-            n: the number of times.
+        The first time is `first` ticks after the first frame, from 0 up.
         """
         start, parts = first.as_integer_ratio()
         step, step_parts = every.as_integer_ratio()
@@ -106,8 +103,8 @@ class FrameTimes:
     def start_at_share(self, part: int, of: int, reach: Fraction) -> Fraction:
         """Return the time of a frame after which the video lasts more than `reach` ticks.
 
-        A share of `part` / `of` of all such frames, rounded down, precedes the returned frame. The
-        video must be longer than `reach`.
+        A share of `part` / `of` of all such frames, rounded down, precedes it. The video must be
+        longer than `reach`.
         """
         latest = min(self._begin + self._latest(reach), _MAX_TICKS)
         n_starts = int(np.searchsorted(self.pts[self._seen], latest, "right"))
@@ -125,11 +122,7 @@ def n_times(
 ) -> Numbers:
     """Return how many of the times 0, 1 / fps, 2 / fps, … precede the end of each video.
 
-    Args:
-        lengths: the lengths of the videos, in ticks.
-        numerators, denominators: the time bases of the videos.
-        fps: the number of times per second; numerator and denominator are below 2^31.
-
+    `lengths` are in ticks of the time bases; numerator and denominator of `fps` are below 2^31.
     Results are capped at 2^63 - 1.
     """
     dividends = numerators.astype(np.int64) * fps.numerator
@@ -151,11 +144,7 @@ _NEARLY: Final = 1 - 1e-9
 
 
 def event_dtype(schema: Schema, name: str) -> np.dtype[Any]:
-    """Return the dtype of a field's events: float64 for seconds, or int64 for frame numbers.
-
-    Raises:
-        InvalidArgument: the field does not exist, is not numeric, or has two or more dimensions.
-    """
+    """Return the dtype of a field's events: float64 for seconds, or int64 for frame numbers."""
     field = schema.get(name)
     array = None if field is None else field.array or field.item
     if array and len(array.shape) <= 1:
@@ -168,90 +157,6 @@ def event_dtype(schema: Schema, name: str) -> np.dtype[Any]:
         f"around={name!r} must be a field of numbers, floats in seconds or integers that are "
         f"numbers of frames: one for each sample, or a list or an array of one dimension; {what}"
     )
-
-
-def read_events(reader: ShardReader, name: str, rows: Rows) -> tuple[Rows, Values]:
-    """Return the event count of each row, and all events in the order of the rows.
-
-    A sample without a value has no events.
-
-    Raises:
-        ShardCorrupt: the field is damaged.
-    """
-    if name in reader.schema.columns:
-        every = reader.column(name, rows).reshape(len(rows), -1)
-        is_there = reader.present(name, rows)
-        return np.where(is_there, every.shape[1], 0), every[is_there].reshape(-1)
-    field = reader.schema[name]
-    array = field.array or field.item
-    none = np.zeros(0, array.numpy if array else np.int64)
-    found: list[Values] = []
-    for value in reader.records.values(name, rows):
-        parts = value if isinstance(value, list) else [] if value is None else [value]
-        found.append(np.concatenate([none, *map(np.ravel, parts)]))
-    return np.array([len(each) for each in found], np.int64), np.concatenate([none, *found])
-
-
-def check_events(
-    reader: ShardReader,
-    name: str,
-    rows: Rows,
-    events: tuple[Rows, Values],
-    lines: Streams,
-    lengths: npt.NDArray[np.uint64],
-) -> None:
-    """Check that events are inside of their videos; events of missing videos are not checked.
-
-    Args:
-        reader, name, rows: the arguments of `read_events`.
-        events: the result of `read_events`.
-        lines, lengths: the stream table's rows of the videos, and the videos' lengths in ticks.
-
-    Raises:
-        InvalidArgument: names the sample, the event, and the length of its video.
-    """
-    counts, values = events
-    owners = np.repeat(np.arange(len(rows)), counts)
-    if values.dtype.kind == "f":
-        wrong = _outside(values, owners, lines, lengths)
-    else:
-        wrong = np.flatnonzero(
-            (values < 0) | (values >= lines["n_frames"].astype(np.int64)[owners])
-        )
-    for i in wrong.tolist():
-        line, value = lines[owners[i]], values[i].item()
-        if not line["n_frames"]:
-            continue
-        if values.dtype.kind == "f":
-            seconds = float(_seconds(line, lengths[owners[i]]))
-            event, length = f"at {value} s", f"{seconds:.6g} s from its first frame on"
-        else:
-            event, length = f"at frame {value}", f"{int(line['n_frames'])} frames"
-        raise InvalidArgument(
-            f"{reader.path}, field {name!r}, sample {int(rows[owners[i]])}: an event {event} is "
-            f"outside of the video, which has {length}; correct it, or leave the sample out with "
-            "dataset.select"
-        )
-
-
-def _outside(values: Values, owners: Rows, lines: Streams, lengths: npt.NDArray[np.uint64]) -> Rows:
-    """Return the indices of events, in seconds, outside of their videos.
-
-    Events near the end of their video are compared exactly.
-    """
-    ticks = lines["numerator"] / np.maximum(lines["denominator"], 1)
-    is_clear = (values >= 0) & (values < (lengths * ticks)[owners] * _NEARLY)
-    wrong = [
-        i
-        for i in np.flatnonzero(~is_clear).tolist()
-        if not np.isfinite(values[i])
-        or not 0 <= Fraction(float(values[i])) < _seconds(lines[owners[i]], lengths[owners[i]])
-    ]
-    return np.array(wrong, np.int64)
-
-
-def _seconds(line: np.void, length: np.uint64) -> Fraction:
-    return Fraction(int(length) * int(line["numerator"]), max(1, int(line["denominator"])))
 
 
 def clip_frames(clips: Clips, start: int, times: FrameTimes) -> Numbers:
@@ -311,9 +216,6 @@ class VideoIndex:
 
     `lines` are the videos' rows of the stream table. `n_frames` is the number of frames of each
     video; for clips by time, the number of frames at the clip's rate.
-
-    Raises:
-        ShardCorrupt, InvalidArgument: the tables of a video are invalid.
     """
 
     def __init__(self, reader: ShardReader, name: str, rows: Rows, clip: Clip) -> None:
@@ -361,16 +263,68 @@ class VideoIndex:
                 f"has more than {_MAX_FRAMES:,} frames at fps={self._clip.rate}"
             )
 
-    def events(self, reader: ShardReader, name: str) -> tuple[Rows, npt.NDArray[Any]]:
+    def events(self, reader: ShardReader, name: str) -> tuple[Rows, Values]:
         """Return the event count of each video, and all events in the order of the videos.
 
-        Args:
-            reader, name: the reader of the file, and the field with the events.
+        Videos without a value have no events. `reader` is the file with the events' field.
 
         Raises:
-            InvalidArgument: an event is outside of its video.
+            InvalidArgument: an event is outside of its video; names the sample and the length.
             ShardCorrupt: the field is damaged.
         """
-        found = read_events(reader, name, self._rows)
-        check_events(reader, name, self._rows, found, self.lines, self._lengths)
-        return found
+        counts, values = self._read_events(reader, name)
+        owners = np.repeat(np.arange(len(self._rows)), counts)
+        is_time = values.dtype.kind == "f"
+        if is_time:
+            wrong = self._outside(values, owners)
+        else:
+            n_frames = self.lines["n_frames"].astype(np.int64)
+            wrong = np.flatnonzero((values < 0) | (values >= n_frames[owners]))
+        for i in wrong.tolist():
+            video, value = int(owners[i]), values[i].item()
+            if not (n := int(self.lines["n_frames"][video])):
+                continue  # the video is missing
+            event, length = f"at frame {value}", f"{n} frames"
+            if is_time:
+                seconds = float(self._seconds(video))
+                event, length = f"at {value} s", f"{seconds:.6g} s from its first frame on"
+            raise InvalidArgument(
+                f"{reader.path}, field {name!r}, sample {int(self._rows[video])}: an event {event} "
+                f"is outside of the video, which has {length}; correct it, or leave the sample out "
+                "with dataset.select"
+            )
+        return counts, values
+
+    def _read_events(self, reader: ShardReader, name: str) -> tuple[Rows, Values]:
+        rows = self._rows
+        if name in reader.schema.columns:
+            every = reader.column(name, rows).reshape(len(rows), -1)
+            is_there = reader.present(name, rows)
+            return np.where(is_there, every.shape[1], 0), every[is_there].reshape(-1)
+        field = reader.schema[name]
+        array = field.array or field.item
+        none = np.zeros(0, array.numpy if array else np.int64)
+        found: list[Values] = []
+        for value in reader.records.values(name, rows):
+            parts = value if isinstance(value, list) else [] if value is None else [value]
+            found.append(np.concatenate([none, *map(np.ravel, parts)]))
+        return np.array([len(each) for each in found], np.int64), np.concatenate([none, *found])
+
+    def _outside(self, values: Values, owners: Rows) -> Rows:
+        """Return the indices of events, in seconds, outside of their videos (`owners`).
+
+        Events near the end of their video are compared exactly.
+        """
+        ticks = self.lines["numerator"] / np.maximum(self.lines["denominator"], 1)
+        is_clear = (values >= 0) & (values < (self._lengths * ticks)[owners] * _NEARLY)
+        wrong = [
+            i
+            for i in np.flatnonzero(~is_clear).tolist()
+            if not np.isfinite(values[i])
+            or not 0 <= Fraction(float(values[i])) < self._seconds(int(owners[i]))
+        ]
+        return np.array(wrong, np.int64)
+
+    def _seconds(self, video: int) -> Fraction:
+        line, length = self.lines[video], int(self._lengths[video])
+        return Fraction(length * int(line["numerator"]), max(1, int(line["denominator"])))

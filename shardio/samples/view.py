@@ -18,7 +18,7 @@ from shardio.format.schema import Schema
 from shardio.media.audio import Sound
 from shardio.order.clip_groups import ClipGrouping
 from shardio.order.sampling import count
-from shardio.samples.clips import ClipDraws
+from shardio.samples.clips import Clip, ClipDraws
 from shardio.samples.decoding import AudioSource, ImageSource
 from shardio.samples.field_sources import (
     ColumnSource,
@@ -30,11 +30,9 @@ from shardio.samples.field_sources import (
 )
 from shardio.samples.media import (
     AudioSpec,
-    SecondsRange,
     audio_field,
     image_schema,
     media_fields,
-    row_seconds,
 )
 from shardio.shard.verification import Rows
 
@@ -83,10 +81,17 @@ class SampleView(Sequence[dict[str, Any]]):
     clips, pack, preload = _OnDataset(), _OnDataset(), _OnDataset()
     spans_rows = False
     """True if a sample may contain data of several rows."""
+    clip: Clip | None = None
+    """The options of clips; None if samples are not clips."""
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
         """The dataset with the rows."""
+
+    @property
+    def is_read(self) -> bool:
+        """True if the view has read its tables, or has none."""
+        return True
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -94,15 +99,11 @@ class SampleView(Sequence[dict[str, Any]]):
         return tuple(self.dataset.schema)
 
     def chosen(self, names: tuple[str, ...], *, is_asked: bool) -> tuple[str, ...]:
-        """Return the fields that the view must read if a loader is to read the fields `names`.
-
-        Args:
-            names: names of the dataset's fields.
-            is_asked: True if the user named the fields. An unsuitable field then raises an error;
-                otherwise the field is left out.
+        """Return the stored fields that the view reads if a loader is to read the fields `names`.
 
         Raises:
-            InvalidArgument: the fields do not suit the view.
+            InvalidArgument: the user named (`is_asked`) a field that does not suit the view;
+                otherwise such a field is left out.
         """
         return names
 
@@ -166,10 +167,7 @@ class SampleView(Sequence[dict[str, Any]]):
         return self.on(self.dataset.subset(name))
 
     def sources_of(self, indices: Any) -> Rows:
-        """Return the index of each sample's source in a mixture.
-
-        Args:
-            indices: indices of samples, such as `batch.indices`.
+        """Return the index of each sample's source in a mixture, for `batch.indices`.
 
         Raises:
             InvalidArgument: an index is invalid.
@@ -181,13 +179,7 @@ class SampleView(Sequence[dict[str, Any]]):
     def reader(
         self, fields: tuple[str, ...], pictures: tuple[str, ...], audio: AudioSpec
     ) -> SampleReader:
-        """Return a reader of single samples.
-
-        Args:
-            fields: the fields to read.
-            pictures: the fields whose images are decoded.
-            audio: the format of decoded audio.
-        """
+        """Return a reader of `fields`, which decodes the images in `pictures`, and `audio`."""
         dataset, made = self.dataset, self.sources(audio)
         made |= {name: ImageSource(dataset, name) for name in pictures}
         columns = dataset.schema.columns
@@ -206,19 +198,14 @@ class SampleView(Sequence[dict[str, Any]]):
 
     def reopened(self, dataset: Dataset) -> SampleView:
         """Return an equal view of `dataset`, which is this view's dataset opened again."""
-        return self.on(dataset)
+        if not self.is_read:
+            return self.on(dataset)
+        return self.maker(dataset, {name: table.array for name, table in self.tables().items()})
 
     @property
     @abstractmethod
     def maker(self) -> Maker:
-        """A picklable function that creates an equal view from its `tables`."""
-
-    def made_of(self, dataset: Dataset, tables: Tables) -> SampleView:
-        """Return an equal view of `dataset`, which is this view's dataset opened again.
-
-        The view is created from `tables` (this view's tables) instead of the index.
-        """
-        return self.maker(dataset, tables)
+        """A picklable function that creates an equal view of the same dataset from `tables`."""
 
     @abstractmethod
     def delivered(self, schema: Schema) -> Schema:
@@ -254,22 +241,9 @@ class SampleView(Sequence[dict[str, Any]]):
         return None
 
     def audio(self, sounds: Mapping[str, Sound]) -> AudioSpec:
-        """Return the format of the audio in some fields of a sample.
-
-        Args:
-            sounds: the requested format of each field.
-
-        Raises:
-            InvalidArgument: the request leaves the rate, the channels or the length open, and the
-                samples differ in this property or do not store it.
-            ShardCorrupt: the part of the index that was read is damaged.
-        """
-        made = (audio_field(self.dataset, *each, self.seconds_of) for each in sounds.items())
+        """Return the format of decoded audio, given the requested format of each field."""
+        made = (audio_field(self.dataset, *each, self.clip) for each in sounds.items())
         return AudioSpec(tuple(made))
-
-    def seconds_of(self, name: str) -> SecondsRange | None:
-        """Return the minimum and maximum seconds of audio in a field; None without audio."""
-        return row_seconds(self.dataset, name)
 
     @property
     def clip_grouping(self) -> ClipGrouping | None:
@@ -316,7 +290,7 @@ class RowView(SampleView):
 
     @property
     def maker(self) -> Maker:
-        """A function that creates an equal view from its `tables`."""
+        """A function that creates an equal view."""
         return RowView.of_tables
 
     @classmethod

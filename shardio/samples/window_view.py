@@ -70,6 +70,11 @@ class WindowView(SampleView):
             )
         return found
 
+    @property
+    def is_read(self) -> bool:
+        """True if the lengths of the documents were read."""
+        return "windows" in self.__dict__
+
     def __reduce__(self) -> tuple[Any, ...]:
         return WindowView, (self.dataset, self.packing)
 
@@ -77,7 +82,7 @@ class WindowView(SampleView):
         return len(self.windows)
 
     def __repr__(self) -> str:
-        count = f"{len(self)} " if "windows" in self.__dict__ else ""
+        count = f"{len(self)} " if self.is_read else ""
         return (
             f"WindowView({count}windows of {self.packing.length} tokens, of {self.packing.name!r} "
             f"in {self.dataset!r})"
@@ -101,13 +106,6 @@ class WindowView(SampleView):
     def on(self, dataset: Dataset) -> WindowView:
         """Return a view of another dataset with the same options."""
         return WindowView(dataset, self.packing)
-
-    def reopened(self, dataset: Dataset) -> WindowView:
-        """Return an equal view of `dataset`, which is this view's dataset opened again."""
-        if "windows" not in self.__dict__:
-            return self.on(dataset)
-        arrays = {name: table.array for name, table in self.tables().items()}
-        return self.of_tables(self.packing, dataset, arrays)
 
     @property
     def maker(self) -> Maker:
@@ -158,11 +156,7 @@ class WindowView(SampleView):
 
 
 def resolve_pack(schema: Schema, pack: Pack) -> Pack:
-    """Return the options of windows with `field` set to the field of tokens.
-
-    Raises:
-        InvalidArgument: the options do not fit the dataset's fields.
-    """
+    """Return the options of windows with `field` set to the field of tokens."""
     name = pack.field
     if name is None:
         could = [each for each in schema if _not_packable_reason(schema[each]) is None]

@@ -239,7 +239,7 @@ class WorkerBackend:
 
     def use_layout(self, layout: BlockLayout, schemas: Schemas, memory_bytes: int) -> None:
         """Send the schemas that determine the layout, and the maximum size of a block."""
-        self._layout = _message(RequestKind.LAYOUT, step=memory_bytes) + schemas.pack()
+        self._layout = _message(RequestKind.LAYOUT, step=memory_bytes) + pickle.dumps(schemas)
         for worker in range(self.n_workers):
             self._pool.send(worker, self._layout)
 
@@ -365,7 +365,7 @@ def _long_answer(worker: int, data: bytes) -> TaskResult:
     if done.status == Status.FAILED:
         return done._replace(error=unpack_error(rest))
     if done.status == Status.SCHEMA:
-        return done._replace(schemas=Schemas.unpack(rest))
+        return done._replace(schemas=pickle.loads(rest))
     if done.status == Status.FILLED:
         return done._replace(skips=pickle.loads(rest))  # sent by a worker, never stored data
     return done

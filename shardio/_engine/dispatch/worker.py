@@ -262,7 +262,7 @@ class BatchWorker(Closing):
             self._left_out = pickle.loads(unpack_message(message, fds)[DESCRIPTOR_BYTES:])
         elif task.ask == RequestKind.LAYOUT:
             self._most_bytes = task.step
-            schemas = Schemas.unpack(message[DESCRIPTOR_BYTES:])
+            schemas = pickle.loads(message[DESCRIPTOR_BYTES:])
             self._layout = self._batch_spec.lay_out(schemas)
         elif task.ask == RequestKind.HELLO:
             try:
@@ -323,7 +323,7 @@ class BatchWorker(Closing):
             if self._start_error is not None:
                 raise self._start_error
             if task.ask == _LAST_OF_WORK:
-                status, rest = _SCHEMA, self._filler.schemas(task.step).pack()
+                status, rest = _SCHEMA, pickle.dumps(self._filler.schemas(task.step))
             elif not self._cancelled[task.slot]:
                 status, n_rows, heap_bytes, rest = self._fill(task)
             else:

@@ -50,12 +50,7 @@ FillRows = Callable[[BatchRows], int]
 
 
 class BatchBuilder:
-    """A builder of batches in steps. It borrows the reader and owns its scratch blocks.
-
-    Args:
-        batch_spec, dataset, reader: the batches, and the dataset and the reader of samples.
-        passes, call: as in `Filler`.
-    """
+    """A builder of batches in steps. Borrows the reader and owns its scratch blocks."""
 
     def __init__(
         self,
@@ -81,10 +76,9 @@ class BatchBuilder:
 
         Args:
             batch: the rows.
-            fill_rows: a function that writes the samples of a batch without collation, and returns
-                the used bytes of the heap.
-            by_row: True if `fill_rows` may replace samples, so that values to collate must be taken
-                from its result, not from the dataset.
+            fill_rows: a function that writes the samples of a batch, and returns the used bytes.
+            by_row: True if `fill_rows` may replace samples. Values to collate are then taken from
+                its result, not from the dataset.
 
         Raises:
             ShardCorrupt, SchemaError, TransformError, InsufficientMemory: the message names
@@ -130,11 +124,7 @@ class BatchBuilder:
         return used
 
     def _make(self, rows: BatchRows) -> Any:
-        """Return the result of the user's batch functions for a batch.
-
-        Raises:
-            TransformError: a function raised.
-        """
+        """Return the result of the user's batch functions for a batch."""
         batch_spec, block = self._batch_spec, rows.memory.bytes
         arrays, files = rows.layout.arrays(block, rows.n_rows), (self._paths, self._beside)
         batch = Batch(rows.layout, block, rows.n_rows, arrays, rows.epoch, 0, *files)
@@ -168,12 +158,7 @@ class BatchBuilder:
             raise TransformError(f"{error}\n  at {self._named(rows)}") from None
 
     def first(self, samples: Schema, rows: BatchRows, fill_rows: FillRows) -> Schemas:
-        """Build the first batch of samples with this schema, and return the resulting schemas.
-
-        Raises:
-            Exception: as in `fill`.
-            TransformError: the result cannot be stored in a batch.
-        """
+        """Build the first batch of samples with this schema, and return the resulting schemas."""
         self.fill(rows, fill_rows)
         made = self._make(rows)
         try:
@@ -186,12 +171,7 @@ class BatchBuilder:
         return Schemas(samples, schema, whole, heap_bytes)
 
     def _write(self, batch: BatchRows, made: Any) -> int:
-        """Copy the user's batch into a block; return the used bytes of the heap.
-
-        Raises:
-            TransformError: the batch differs from the first one in its fields or types.
-            InsufficientMemory: the block cannot grow enough.
-        """
+        """Copy the user's batch into a block; return the used bytes of the heap."""
         layout, used = batch.layout, 0
         try:
             check_batch(made, batch.n_rows, layout.schema, [slot.name for slot in layout.whole])

@@ -12,7 +12,6 @@ begins.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -46,14 +45,12 @@ class BatchSpec:
     """The options that determine the content of a batch; sent to each worker once.
 
     Attributes:
-        source: a description of the dataset, from which workers open the dataset.
-        fields: the stored fields to read.
+        source: a description of the dataset, from which workers open it.
+        fields, pictures, audio: the stored fields to read, the image fields among them that are
+            decoded, and the format of decoded audio.
         block_rows: the maximum number of samples in a block.
         n_samples: the length of the view.
-        shuffle, seed: True for a full shuffle, and the seed of all random draws.
-        transform, batch_transform, collation: user functions, and rules of collation.
         skips: True if a failed sample is replaced by another.
-        pictures, audio: the image fields to decode, and the format of decoded audio.
         make_view, tables: a function that creates the view from its tables, and the dtype and the
             length of each table.
         n_selected: the number of selected rows, whose list is sent with the tables; None if the
@@ -92,22 +89,14 @@ class BatchSpec:
         return self.transform is not None or self.makes_batches
 
     def delivered(self, view: SampleView) -> Schema:
-        """Return the schema of samples before any transform: the stored or decoded fields.
-
-        Raises:
-            ShardCorrupt: the index entries with the sizes of pictures are damaged.
-        """
+        """Return the schema of samples before any transform: the stored or decoded fields."""
         stored = Schema({name: view.dataset.schema[name] for name in self.fields})
         found = self.audio.delivered(view.delivered(stored))
         sizes = common_sizes(view.dataset, self.pictures, len(view), view.at)
         return image_schema(found, self.pictures, sizes)
 
     def lay_out(self, schemas: Schemas) -> BlockLayout:
-        """Return the layout of batches in blocks.
-
-        Raises:
-            InvalidArgument: the collation does not fit the samples.
-        """
+        """Return the layout of batches in blocks."""
         samples = schemas.samples
         rows, stored = self.block_rows, self.fields
         layout = layout_for_samples(samples, rows, self.collation, stored=stored)
@@ -122,29 +111,16 @@ class BatchSpec:
 
 
 class Schemas(NamedTuple):
-    """The schema of samples, and the schema of batches made by the user's batch functions.
+    """The schema of samples, and the schema of batches that the user's batch functions return.
 
-    `batch` is None without a batch function. `whole` names the fields of `batch` that are one array
-    for the whole batch; the other fields are lists. `heap_bytes` is the size of a batch in the
-    heap, estimated from the first sample or batch.
+    `batch` is None without a batch function. Its fields in `whole` are one array for the whole
+    batch; the others are lists. `heap_bytes` estimates the size of a batch in the heap.
     """
 
     samples: Schema
     batch: Schema | None = None
     whole: frozenset[str] = frozenset()
     heap_bytes: int = 0
-
-    def pack(self) -> bytes:
-        """Return the schemas as bytes, for messages between the main process and workers."""
-        batch = None if self.batch is None else self.batch.to_json()
-        return pickle.dumps((self.samples.to_json(), batch, self.whole, self.heap_bytes))
-
-    @classmethod
-    def unpack(cls, packed: bytes) -> Schemas:
-        """Unpack schemas from a message of this loader's processes, never from stored data."""
-        samples, batch, whole, heap_bytes = pickle.loads(packed)
-        made = None if batch is None else Schema.from_json(batch)
-        return cls(Schema.from_json(samples), made, whole, heap_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +140,6 @@ def share_view(view: SampleView) -> tuple[SampleView, tuple[SharedArray, ...]]:
     """Copy a view's tables into shared arrays; return an equal view over these, and the arrays.
 
     If the dataset is a selection, the list of its rows is the first array.
-
-    Raises:
-        InsufficientMemory: the memory is not available.
     """
     shared, rows = [], view.dataset.rows
     if rows.row_list is not None:
@@ -174,7 +147,7 @@ def share_view(view: SampleView) -> tuple[SampleView, tuple[SharedArray, ...]]:
         rows.set_rows(RowList(shared[0].array))
     tables = {name: SharedArray.of(*table) for name, table in view.tables().items()}
     arrays = {name: table.array for name, table in tables.items()}
-    return view.made_of(view.dataset, arrays), (*shared, *tables.values())
+    return view.maker(view.dataset, arrays), (*shared, *tables.values())
 
 
 def receive_view(dataset: Dataset, batch_spec: BatchSpec, fds: Sequence[int]) -> SampleView:
@@ -218,8 +191,7 @@ def samples_of(view: SampleView) -> Samples:
 class IndexPlanner:
     """A planner of the samples of each step, with a cache of the latest chunks.
 
-    If `n_workers` workers share the steps of an iteration, each worker usually fills every
-    `n_workers`-th step. A chunk therefore has only the steps of one worker.
+    Each of `n_workers` workers usually fills every `n_workers`-th step; its chunks have only these.
     """
 
     def __init__(self, view: SampleView, *, seed: int) -> None:

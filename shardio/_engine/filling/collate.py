@@ -41,7 +41,6 @@ def put_value(batch: BatchRows, slot: VaryingSlot, i: int, value: object, used: 
 
     Raises:
         SchemaError: the value does not fit the field.
-        InsufficientMemory: the block cannot grow enough.
     """
     layout, memory = batch.layout, batch.memory
     record, shape = layout.schema[slot.name].encode_record(slot.name, value)
@@ -58,11 +57,7 @@ def put_value(batch: BatchRows, slot: VaryingSlot, i: int, value: object, used: 
 def reserve(
     batch: BatchRows, slot: WholeSlot, shape: Sequence[int], used: int
 ) -> tuple[npt.NDArray[Any], int]:
-    """Reserve an array for the whole batch in the heap; return it and the used bytes of the heap.
-
-    Raises:
-        InsufficientMemory: the block cannot grow enough.
-    """
+    """Reserve an array for the whole batch in the heap; return it and the used bytes."""
     layout, memory = batch.layout, batch.memory
     start = -(-used // ALIGNMENT) * ALIGNMENT
     end = start + slot.dtype.itemsize * math.prod(shape)
@@ -128,15 +123,13 @@ def join(batch: BatchRows, slot: JoinSlot, values: Values, used: int, places: Pl
     """Write the values of a field into the heap as one array; return the used bytes.
 
     Args:
-        batch: the rows.
-        slot: the slot of the array.
+        batch, slot: the rows, and the slot of the array.
         values: the values of the rows, without padding, as arrays of the field's dtype.
         used: the bytes of the heap used so far.
         places: a function that describes the sample in a row, for messages.
 
     Raises:
         SchemaError: the shapes cannot be collated; the message names samples.
-        InsufficientMemory: the block cannot grow enough.
     """
     n_read, n_rows = len(values), batch.n_rows
     values = values + [values[i % n_read] for i in range(n_rows - n_read)]

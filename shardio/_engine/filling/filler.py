@@ -66,11 +66,9 @@ _ALL_FILLED: Final = pack_state(NO_FIELD, FILLED)
 
 
 class Filler:
-    """A filler of blocks with the batches of one BatchSpec.
+    """A filler of blocks with the batches of one BatchSpec. Borrows the view.
 
     Args:
-        batch_spec: the specification of batches.
-        view: the samples of the dataset; borrowed.
         passes: exception types that are not wrapped in a TransformError if user code raises them.
         cautions: a function to call with the shards of a batch before they are read.
         call: the function that calls user functions.
@@ -104,10 +102,6 @@ class Filler:
         """Return the schema of samples in a batch: the delivered fields, or the transform's result.
 
         The transform runs on the sample with the index `number` in the view, not in the epoch.
-
-        Raises:
-            TransformError: the transform raised, or returned a value that cannot be stored in a
-                batch.
         """
         batch_spec, view = self._batch_spec, self._view
         if batch_spec.transform is None or not batch_spec.n_samples:
@@ -130,12 +124,8 @@ class Filler:
     def schemas(self, number: int = 0) -> Schemas:
         """Return the schemas of samples and of the batches that batch functions return.
 
-        Batch functions run on the first batch or, if samples may be skipped, on a batch of copies
-        of sample `number`.
-
-        Raises:
-            TransformError, ShardCorrupt: the message names samples.
-            InvalidArgument: the collation does not fit the samples.
+        Batch functions run on the first batch or, if samples may be skipped, on copies of sample
+        `number`.
         """
         batch_spec = self._batch_spec
         samples = self.batch_schema(number)
@@ -198,11 +188,7 @@ class Filler:
         return n_rows, heap
 
     def fill_rows(self, batch: BatchRows) -> int:
-        """Fill the first rows of a block with samples; return the used bytes of the heap.
-
-        Raises:
-            ShardCorrupt, TransformError, InsufficientMemory: the message names the sample.
-        """
+        """Fill the first rows of a block with samples; return the used bytes of the heap."""
         if self._cautions is not None:
             self._cautions(batch.chunk.covered(batch.part)[1])
         if self._batch_spec.transform is None:
@@ -248,12 +234,7 @@ def shortened(text: str) -> str:
 
 
 class RowByRowFiller:
-    """A filler that skips the samples at which `filler` fails.
-
-    Args:
-        filler: the filler; borrowed.
-        seed: the seed of the loader.
-    """
+    """A filler that skips the samples at which `filler` fails. Borrows `filler`."""
 
     def __init__(self, filler: Filler, seed: int) -> None:
         self._filler, self._seed = filler, seed
@@ -268,12 +249,9 @@ class RowByRowFiller:
     ) -> tuple[int, int, tuple[Skipped, ...]]:
         """Fill a block with a batch; return (rows, used bytes of the heap, skips).
 
-        Args:
-            layout, memory: the block and its layout.
-            plan, step: the batch.
-            left_out: samples to skip because workers have crashed at them. If this is not None,
-                even if it is empty, rows are claimed one by one, so that another crash identifies
-                the sample.
+        `left_out` has the samples to skip, because workers have crashed at them. If it is not None,
+        even if it is empty, rows are claimed one by one, so that another crash identifies the
+        sample.
 
         Raises:
             TransformError, ShardCorrupt, …: no substitute was found for a sample, or the failure is
@@ -307,7 +285,7 @@ class RowByRowFiller:
     ) -> int:
         """Fill the rows of a batch, without padding; return the used bytes of the heap.
 
-        Skipped samples are appended to `skips`, in the order of their rows.
+        Skipped samples are appended to `skips`.
         """
         layout = layout_for_samples(batch.layout.samples, 1)
         one = batch._replace(layout=layout, memory=Scratch(layout), part=slice(0, 1), n_rows=1)

@@ -8,7 +8,6 @@ are therefore probed first, and probes become rarer while no page is missing.
 from __future__ import annotations
 
 import contextlib
-import os
 from typing import Final
 
 import numpy as np
@@ -21,7 +20,7 @@ from shardio.samples.extents import ClipExtents, Extents, Ranges, blocks_of, mer
 from shardio.samples.field_sources import IndexChunk
 from shardio.samples.view import SampleView
 from shardio.shard.verification import Rows
-from shardio.storage.file_access import PAGE_BYTES, is_cached, open_shard, prefetch_range
+from shardio.storage.file_access import PAGE_BYTES, is_cached, prefetch_range
 
 N_PROBED: Final = 4
 """The number of rows to probe in a batch."""
@@ -50,7 +49,7 @@ _MAX_ASKED: Final = 1 << 16
 
 
 class ProbePolicy:
-    """Chooses the batches to probe and to request, based on the results of earlier probes.
+    """A policy that chooses the batches to probe and to request, by the results of earlier probes.
 
     `wait` is the number of batches before the next probe. `is_cold` is True while all batches are
     requested: from a miss until HITS_UNTIL_WARM consecutive hits.
@@ -212,24 +211,17 @@ class ReadAhead:
             self._asked.update(blocks)
             ranges = Ranges(fresh * grain, (fresh + 1) * grain)
         for number, places in extents.files.pieces(merged(ranges, grain)):
-            fd = open_shard(extents.files.path(number))
-            try:
+            with extents.files.opened(number) as fd:
                 for offset, n_bytes in places:
                     prefetch_range(fd, offset, n_bytes)
-            finally:
-                os.close(fd)
 
 
 def _are_cached(extents: Extents, ranges: Ranges) -> bool | None:
     """Return True if the middle of each range is in memory; None if the system cannot tell."""
     middles = np.sort((ranges.starts + ranges.ends) // 2)
     for number, places in extents.files.pieces(Ranges(middles, middles)):
-        fd = open_shard(extents.files.path(number))
-        try:
+        with extents.files.opened(number) as fd:
             for offset, _ in places:
-                found = is_cached(fd, offset)
-                if not found:
+                if not (found := is_cached(fd, offset)):
                     return found
-        finally:
-            os.close(fd)
     return True

@@ -38,13 +38,10 @@ def block_bytes(
 ) -> int:
     """Return the size of a new block, with varying sizes estimated from the first shard.
 
-    Args:
-        layout, batch_spec, view: the layout and content of batches.
-        memory_bytes: the budget for all blocks together.
-        heap_bytes: the size of a batch in its heap, estimated from the first sample or batch.
+    `heap_bytes` is the size of a batch in its heap, estimated from the first sample or batch.
 
     Raises:
-        InsufficientMemory: the budget is smaller than one block.
+        InsufficientMemory: `memory_bytes`, the budget for all blocks, is smaller than one block.
     """
     heap = _expected_heap(layout, batch_spec, view)
     n_bytes = layout.heap + max(heap, _whole_pages(heap_bytes + _stated_bytes(layout)))
@@ -57,11 +54,7 @@ def block_bytes(
 
 
 def heap_bytes_by(sample: Mapping[str, Any], schema: Schema, n_rows: int) -> int:
-    """Estimate the heap size of n_rows samples from one transformed sample.
-
-    Raises:
-        SchemaError: the sample does not fit the schema.
-    """
+    """Estimate the heap size of n_rows samples from one transformed sample."""
     per_row = 0
     for name, field in schema.items():
         if not is_fixed(schema, name):
@@ -130,7 +123,7 @@ def _heard_bytes(view: SampleView, field: AudioField, rows: Rows) -> float:
 
 
 def _stated_bytes(layout: BlockLayout) -> int:
-    """Return the size of the arrays whose padded shape the user has given, with their masks."""
+    """Return the size of the arrays whose padded shape the user has given, and of their masks."""
     n_items = [
         (math.prod(n or 0 for n in join.rule.sizes or (0,)), join.field.numpy.itemsize + 1)
         for join, _, _ in layout.joins

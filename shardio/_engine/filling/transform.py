@@ -31,11 +31,8 @@ _DEPTH: Final = 2
 def plain(made: Any) -> Any:
     """Return a sample or a batch of user code with torch tensors converted to arrays.
 
-    Other values are returned unchanged, and checked later. `made` is not modified.
-
     Raises:
-        SchemaError: a value is a masked array, or a tensor that cannot be converted. The message
-            names the field.
+        SchemaError: a value is a masked array, or a tensor that cannot be converted.
     """
     if not isinstance(made, Mapping):
         return made
@@ -65,11 +62,7 @@ def call_keyed(key: int, function: Callable[..., Any], arguments: tuple[Any, ...
 
 
 class TransformRunner:
-    """A runner of the user's transform on samples of a view. Borrows the view.
-
-    Exceptions of the types in `passes` are not wrapped in a TransformError if user code raises
-    them. `call` is the function that calls user functions.
-    """
+    """A runner of the user's transform on samples of a view; `passes` and `call` as in `Filler`."""
 
     def __init__(
         self,
@@ -89,11 +82,7 @@ class TransformRunner:
         self._generators = SampleGenerators(batch_spec.seed)
 
     def fill(self, batch: BatchRows) -> int:
-        """Write the transform's results for all samples; return the used bytes of the heap.
-
-        Raises:
-            ShardCorrupt, TransformError, InsufficientMemory: the message names the sample.
-        """
+        """Write the transform's results for all samples; return the used bytes of the heap."""
         # The arrays stay valid when the block grows, because growing does not replace its pages.
         layout, memory, states, part = batch.layout, batch.memory, batch.states, batch.part
         arrays = [(s.name, layout.fixed_rows(memory.bytes, s, batch.n_read)) for s in layout.fixed]
@@ -162,8 +151,8 @@ class TransformRunner:
 def _make_read_only(sample: Mapping[str, Any]) -> None:
     """Clear the writable flag of a sample's arrays.
 
-    Stored arrays are views of a mapped file, which must not be written to. Decoded arrays could be
-    writable, but a transform that writes to them would fail on a dataset that stores the values.
+    Stored arrays are views of a mapped file. A transform that writes to decoded arrays would fail
+    on a dataset that stores the values.
     """
     for value in sample.values():
         if isinstance(value, np.ndarray):
