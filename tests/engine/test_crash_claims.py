@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from shardio import Array, Schema, ShardDataset, Text
@@ -27,76 +26,63 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShardDataset]:
         yield opened
 
 
-@pytest.fixture
-def block() -> Iterator[Block]:
-    made = Block(0, LAYOUT.heap)
-    yield made
-    os.close(made.fd)
+def described(dataset: ShardDataset, rows: list[tuple[int, ...]]) -> str:
+    """Describe the claims of a worker that crashes with these rows: shard, row, field, status."""
+    block = Block(0, LAYOUT.heap)
+    try:
+        origins = LAYOUT.origins(block.bytes)
+        origins["status"] = EMPTY
+        for i, (shard, row, field, status) in enumerate(rows):
+            origins[i]["shard"], origins[i]["row"] = shard, row
+            origins[i]["field"], origins[i]["status"] = field, status
+        return claims_in(LAYOUT, block, dataset, FIELDS).text
+    finally:
+        os.close(block.fd)
 
 
-def claim(block: Block, claims: list[tuple[int, int]], field: int = NO_FIELD) -> None:
-    """Leave (shard, row) in a block, the way a worker does that dies while it reads a field."""
-    origins = LAYOUT.origins(block.bytes)
-    origins["status"] = EMPTY
-    part = origins[: len(claims)]
-    part["shard"], part["row"] = np.array(claims).T
-    part["status"], part["field"] = CLAIMED, field
+def claimed(*places: tuple[int, int], field: int = NO_FIELD) -> list[tuple[int, ...]]:
+    return [(*place, field, CLAIMED) for place in places]
 
 
-def described(block: Block, dataset: ShardDataset) -> str:
-    return claims_in(LAYOUT, block, dataset, FIELDS).text
-
-
-def test_a_block_without_claims_names_no_sample(block: Block, dataset: ShardDataset) -> None:
-    assert described(block, dataset) == "before it began with"
-    LAYOUT.origins(block.bytes)["status"] = FILLED
-    assert described(block, dataset) == "before it began with"
-
-
-def test_one_sample_is_named_with_its_shard(block: Block, dataset: ShardDataset) -> None:
-    claim(block, [(3, 1)])
-    assert described(block, dataset) == (
-        "while it worked on sample 1 of shard 000003-000.shard for"
-    )
-
-
-def test_rows_that_are_done_or_not_begun_are_not_named(block: Block, dataset: ShardDataset) -> None:
-    claim(block, [(0, 0), (1, 1), (2, 0)])
-    LAYOUT.origins(block.bytes)["status"][:3] = FILLED, CLAIMED, EMPTY
-    assert described(block, dataset) == (
-        "while it worked on sample 1 of shard 000001-000.shard for"
-    )
-
-
-def test_the_field_being_read_is_named_by_the_recipes_order(
-    block: Block, dataset: ShardDataset
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([], "before it began with"),
+        ([(0, 0, NO_FIELD, FILLED)], "before it began with"),
+        (claimed((3, 1)), "while it worked on sample 1 of shard 000003-000.shard for"),
+        (
+            [(0, 0, NO_FIELD, FILLED), *claimed((1, 1)), (2, 0, NO_FIELD, EMPTY)],
+            "while it worked on sample 1 of shard 000001-000.shard for",
+        ),
+        (
+            claimed((0, 0), (0, 1), field=0),  # by the order of the fields that are read
+            "while it worked on field 'note' of samples 0, 1 of shard 000000-000.shard for",
+        ),
+        (
+            [*claimed((0, 0), field=0), *claimed((0, 1), field=1)],
+            "while it worked on samples 0, 1 of shard 000000-000.shard for",
+        ),
+        (
+            claimed((2, 5), (2, 6), (2, 7)),
+            "while it worked on samples 5, 6, 7 of shard 000002-000.shard for",
+        ),
+        (
+            claimed((2, 5), (2, 6), (2, 7), (2, 8)),
+            "while it worked on samples 5, 6, 7, … of shard 000002-000.shard for",
+        ),
+        (
+            claimed((4, 0), (1, 0), (0, 0)),
+            "while it worked on sample 0 of shard 000000-000.shard; sample 0 of shard "
+            "000001-000.shard; sample 0 of shard 000004-000.shard for",
+        ),
+        (
+            claimed((4, 0), (1, 0), (0, 0), (2, 0)),
+            "while it worked on sample 0 of shard 000000-000.shard; sample 0 of shard "
+            "000001-000.shard; sample 0 of shard 000002-000.shard and others for",
+        ),
+    ],
+)
+def test_samples_at_which_a_worker_crashed_are_named_up_to_three_a_shard_and_three_shards(
+    dataset: ShardDataset, rows: list[tuple[int, ...]], expected: str
 ) -> None:
-    claim(block, [(0, 0), (0, 1)], field=0)
-    assert described(block, dataset) == (
-        "while it worked on field 'note' of samples 0, 1 of shard 000000-000.shard for"
-    )
-
-
-def test_no_field_is_named_where_rows_disagree(block: Block, dataset: ShardDataset) -> None:
-    claim(block, [(0, 0), (0, 1)], field=0)
-    LAYOUT.origins(block.bytes)["field"][1] = 1
-    assert "field" not in described(block, dataset)
-
-
-def test_three_samples_of_a_shard_are_named_and_more_hinted_at(
-    block: Block, dataset: ShardDataset
-) -> None:
-    claim(block, [(2, row) for row in (5, 6, 7)])
-    assert "samples 5, 6, 7 of shard 000002-000.shard for" in described(block, dataset)
-    claim(block, [(2, row) for row in (5, 6, 7, 8)])
-    assert "samples 5, 6, 7, … of shard 000002-000.shard for" in described(block, dataset)
-
-
-def test_three_shards_are_named_and_more_hinted_at(block: Block, dataset: ShardDataset) -> None:
-    claim(block, [(shard, 0) for shard in (4, 1, 0)])
-    assert described(block, dataset) == (
-        "while it worked on sample 0 of shard 000000-000.shard; sample 0 of shard "
-        "000001-000.shard; sample 0 of shard 000004-000.shard for"
-    )
-    claim(block, [(shard, 0) for shard in (4, 1, 0, 2)])
-    assert described(block, dataset).endswith("000002-000.shard and others for")
+    assert described(dataset, rows) == expected

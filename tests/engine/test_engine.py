@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from tests.loading import TWO_FIELDS, bits, two_fields, write_dataset
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
 N, BATCH = 100, 10
+Engines = Callable[..., Engine]
 WORKERS = pytest.mark.parametrize("n_workers", [0, 2])
 
 
@@ -40,19 +43,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_dataset(path, N, 2, TWO_FIELDS, two_fields(N))
 
 
-def _engine(folder: str, n_workers: int, *, prefetch: int = 2, blocks: int = 100) -> Engine:
-    """Make an engine with a budget of n blocks."""
-    batch_spec = BatchSpec(
-        source=DatasetSource(folder),
-        fields=tuple(TWO_FIELDS),
-        block_rows=BATCH,
-        n_samples=N,
-        shuffle=False,
-        seed=0,
-    )
-    made = Engine(batch_spec, n_workers=n_workers, prefetch=prefetch, memory_bytes=blocks * 65_536)
-    made.open(RowView(ShardDataset(folder)))
-    return made
+@pytest.fixture
+def engines(folder: str) -> Iterator[Engines]:
+    """Make engines with a budget of some blocks, and close them."""
+    source, fields = DatasetSource(folder), tuple(TWO_FIELDS)
+    batch_spec = BatchSpec(source, fields, block_rows=BATCH, n_samples=N, shuffle=False, seed=0)
+    with contextlib.ExitStack() as made:
+
+        def make(n_workers: int, *, blocks: int = 100) -> Engine:
+            n_bytes = blocks * 65_536
+            engine = Engine(batch_spec, n_workers=n_workers, prefetch=2, memory_bytes=n_bytes)
+            made.callback(engine.close)
+            engine.open(RowView(ShardDataset(folder)))
+            return engine
+
+        yield make
 
 
 def _plan(epoch: int, first: int = 0, last: int = N // BATCH) -> EpochPlan:
@@ -69,18 +74,17 @@ def _steps(engine: Engine, iteration: EpochIteration) -> list[int]:
 
 
 @WORKERS
-def test_steps_come_in_order_from_first_to_last(folder: str, n_workers: int) -> None:
-    engine = _engine(folder, n_workers)
+def test_steps_come_in_order_from_first_to_last(engines: Engines, n_workers: int) -> None:
+    engine = engines(n_workers)
     assert _steps(engine, engine.iterate(_plan(0))) == list(range(10))
     assert _steps(engine, engine.iterate(_plan(1, 4, 7))) == [4, 5, 6]
     assert _steps(engine, engine.iterate(_plan(2, 3, 3))) == []
-    engine.close()
 
 
 def test_a_task_is_sent_before_the_next_block_is_made(
-    folder: str, monkeypatch: pytest.MonkeyPatch
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = _engine(folder, 2)
+    engine = engines(2)
     events = []
 
     def note(owner: Any, name: str, event: str) -> None:
@@ -97,22 +101,20 @@ def test_a_task_is_sent_before_the_next_block_is_made(
     note(WorkerBackend, "post", "sent")
     engine.next(engine.iterate(_plan(0)))
     assert events[:8] == ["made", "sent"] * 4  # two workers have two tasks each
-    engine.close()
 
 
 @WORKERS
 def test_a_block_that_was_not_leased_is_taken_back_before_the_next_batch(
-    folder: str, n_workers: int
+    engines: Engines, n_workers: int
 ) -> None:
-    engine = _engine(folder, n_workers, blocks=1)
+    engine = engines(n_workers, blocks=1)
     assert _steps(engine, engine.iterate(_plan(0))) == list(range(10))
     assert len(engine.pool) == 1
-    engine.close()
 
 
 @WORKERS
-def test_the_last_block_of_the_budget_is_never_leased(folder: str, n_workers: int) -> None:
-    engine = _engine(folder, n_workers, blocks=3)
+def test_the_last_block_of_the_budget_is_never_leased(engines: Engines, n_workers: int) -> None:
+    engine = engines(n_workers, blocks=3)
     for epoch in range(3):
         iteration, leases = engine.iterate(_plan(epoch)), []
         while engine.next(iteration) is not None:
@@ -120,14 +122,13 @@ def test_the_last_block_of_the_budget_is_never_leased(folder: str, n_workers: in
         assert sum(lease is not None for lease in leases) == 2
         assert len(engine.pool) == 3
         del leases
-    engine.close()
 
 
 @WORKERS
 def test_the_end_of_a_lease_brings_its_block_back_after_the_device_has_settled(
-    folder: str, n_workers: int
+    engines: Engines, n_workers: int
 ) -> None:
-    engine = _engine(folder, n_workers)
+    engine = engines(n_workers)
     n_settled = 0
 
     def settle() -> None:
@@ -146,27 +147,25 @@ def test_the_end_of_a_lease_brings_its_block_back_after_the_device_has_settled(
     del lease
     engine.next(iteration)
     assert n_settled == 3  # one block that was not leased, one whose lease has ended
-    engine.close()
 
 
 @WORKERS
 def test_a_pass_that_finds_all_blocks_taken_by_another_gets_one_beyond_the_budget(
-    folder: str, n_workers: int
+    engines: Engines, n_workers: int
 ) -> None:
-    engine = _engine(folder, n_workers, blocks=2)
+    engine = engines(n_workers, blocks=2)
     outer = engine.iterate(_plan(0))
     assert engine.next(outer) is not None
     assert _steps(engine, engine.iterate(_plan(1))) == list(range(10))
     assert _steps(engine, outer) == list(range(1, 10))
     assert len(engine.pool) == 3
-    engine.close()
 
 
 @WORKERS
 def test_passes_that_are_cancelled_leave_neither_slot_nor_block(
-    folder: str, n_workers: int
+    engines: Engines, n_workers: int
 ) -> None:
-    engine = _engine(folder, n_workers, blocks=8)
+    engine = engines(n_workers, blocks=8)
     for epoch in range(50):
         iteration = engine.iterate(_plan(epoch))
         for _ in range(epoch % 5):
@@ -176,28 +175,26 @@ def test_passes_that_are_cancelled_leave_neither_slot_nor_block(
     assert len(engine.pool) <= 8
     engine.cancel(engine.iterate(_plan(51)))
     assert _steps(engine, engine.iterate(_plan(52))) == list(range(10))
-    engine.close()
 
 
 def test_there_is_an_end_to_passes_at_the_same_time(
-    folder: str, monkeypatch: pytest.MonkeyPatch
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(iterations, "N_SLOTS", 3)
-    engine = _engine(folder, 0)
+    engine = engines(0)
     passes = [engine.iterate(_plan(epoch)) for epoch in range(3)]
     with pytest.raises(InvalidArgument, match="3 iterations over one loader are running"):
         engine.iterate(_plan(3))
     engine.cancel(passes[0])
     assert _steps(engine, passes[1]) == list(range(10))  # and the cancelled tasks before its own
     assert _steps(engine, engine.iterate(_plan(3))) == list(range(10))
-    engine.close()
 
 
 @WORKERS
 def test_a_pass_that_cannot_begin_leaves_nothing(
-    folder: str, n_workers: int, monkeypatch: pytest.MonkeyPatch
+    engines: Engines, n_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = _engine(folder, n_workers)
+    engine = engines(n_workers)
     with monkeypatch.context() as patch:
         patch.setattr(engine.pool, "make_extra", _no_memory)
         for epoch in range(3):
@@ -205,11 +202,19 @@ def test_a_pass_that_cannot_begin_leaves_nothing(
                 engine.iterate(_plan(epoch))
     assert _steps(engine, engine.iterate(_plan(3))) == list(range(10))
     assert len(engine._iterations) <= 1
-    engine.close()
 
 
 def _no_memory() -> int:
     raise InsufficientMemory("none left")
+
+
+def _printed(program: str, *arguments: str) -> list[str]:
+    """Return the lines that a program prints, which prints no error."""
+    command = [sys.executable, "-c", program, *arguments]
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
+    assert done.stderr == ""
+    return done.stdout.splitlines()
 
 
 FEW_FILES = """
@@ -224,11 +229,7 @@ print([int(batch["label"][0]) for batch in kept] == 2 * list(range(100)))
 
 
 def test_batches_can_be_kept_beyond_the_limit_of_open_files(folder: str) -> None:
-    command = [sys.executable, "-c", FEW_FILES, folder]
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
-    assert done.stderr == ""
-    assert done.stdout == "True\n"
+    assert _printed(FEW_FILES, folder) == ["True"]
 
 
 TOO_FEW_FILES = """
@@ -252,11 +253,7 @@ for n in (13, 17, 22, 28):
 
 @pytest.mark.parametrize("how", [(0, "zygote"), (2, "zygote"), (2, "thread")])
 def test_too_few_open_files_are_an_error_that_says_so(folder: str, how: tuple[int, str]) -> None:
-    command = [sys.executable, "-c", TOO_FEW_FILES, folder, *map(str, how)]
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
-    assert done.stderr == ""
-    lines = done.stdout.splitlines()
+    lines = _printed(TOO_FEW_FILES, folder, *map(str, how))
     assert len(lines) == 4
     assert lines[0] == "13 True"
     assert all(line.split()[1] in ("True", "100") for line in lines), lines
@@ -299,8 +296,10 @@ def test_blocks_grow_for_workers_and_main_alike(tmp_path: Path) -> None:
     assert [len(text) for text in found[0][9][4][0][1]] == [i**3 for i in range(90, 100)]
 
 
-def test_what_a_worker_left_of_a_cancelled_pass_is_not_held_against_the_next(folder: str) -> None:
-    engine = _engine(folder, 0)
+def test_what_a_worker_left_of_a_cancelled_pass_is_not_held_against_the_next(
+    engines: Engines,
+) -> None:
+    engine = engines(0)
     iteration = engine.iterate(_plan(0))
     (number,) = iteration.schedule.tasks_of(0).values()
     origins = iteration.layout.origins(engine.pool[number].bytes)
@@ -310,4 +309,3 @@ def test_what_a_worker_left_of_a_cancelled_pass_is_not_held_against_the_next(fol
     engine.dispatcher._route(WorkerLost(0, "worker 0 was killed by signal 9", 9))
     assert not (origins["status"] == CLAIMED).any()
     assert len(engine._iterations) == 0 and engine.pool.has_idle
-    engine.close()

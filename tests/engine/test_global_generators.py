@@ -17,13 +17,16 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Array, Loader, Schema, ShardLoader, load_with_workers
+from shardio import Array, Schema, ShardLoader, load_with_workers
 from shardio._engine.dispatch.thread_workers import GeneratorLock
+from tests.faces.loaders import loader_of
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
 SCHEMA = Schema({"label": Array("int64")})
 N = 24
+WAYS: list[dict[str, Any]] = [{"num_workers": 0}, {"num_workers": 2, "start_method": "thread"}]
+HERE = pytest.mark.parametrize("here", WAYS)
 
 
 @pytest.fixture
@@ -50,7 +53,7 @@ def drawn(loader: ShardLoader) -> list[Any]:
     return [batch["drawn"].tolist() for batch in loader]
 
 
-@pytest.mark.parametrize("here", [{"num_workers": 0}, {"num_workers": 2, "start_method": "thread"}])
+@HERE
 def test_loaders_in_several_threads_do_not_draw_from_each_others_generators(
     folder: str, here: dict[str, Any]
 ) -> None:
@@ -75,12 +78,8 @@ def test_loaders_in_several_threads_do_not_draw_from_each_others_generators(
             assert found[number] == [drawn(loader) for _ in range(3)]
 
 
-@pytest.mark.parametrize(
-    "outer", [{"num_workers": 0}, {"num_workers": 1, "start_method": "thread"}]
-)
-@pytest.mark.parametrize(
-    "inner", [{"num_workers": 0}, {"num_workers": 1, "start_method": "thread"}]
-)
+@pytest.mark.parametrize("outer", WAYS)
+@pytest.mark.parametrize("inner", WAYS)
 def test_a_transform_may_iterate_another_loader(
     folder: str, outer: dict[str, Any], inner: dict[str, Any]
 ) -> None:
@@ -224,20 +223,11 @@ def draw_from_stand_in(sample: dict[str, Any]) -> dict[str, Any]:
     return {"label": sample["label"], "drawn": np.array([made.rand(), made.rand()])}
 
 
-class DrawingLoader(Loader):
-    """Draws a number from torch for every item."""
+def draw_for_item(item: int) -> Any:
+    import torch
 
-    def make_request(self, item: Any) -> Any:
-        return item
-
-    def load(self, request: Any) -> Any:
-        import torch
-
-        made: Any = torch
-        return made.rand()
-
-    def post_process(self, response: Any) -> Any:
-        return response
+    made: Any = torch
+    return made.rand()
 
 
 def draw_for_batch(batch: dict[str, Any]) -> dict[str, Any]:
@@ -260,43 +250,33 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize("is_loaded", [True, False])
 @pytest.mark.parametrize("function", ["transform", "batch_transform", "collate"])
-def test_torchs_generator_is_keyed_for_any_number_of_workers(
+def test_torchs_generator_is_keyed_for_any_number_of_workers_however_they_start(
     folder: str, function: str, is_loaded: object
 ) -> None:
     def gather(samples: list[dict[str, Any]]) -> dict[str, Any]:
         return draw_for_batch({"label": np.stack([sample["label"] for sample in samples])})
 
-    functions: dict[str, dict[str, Any]] = {
-        "transform": {"transform": draw_from_stand_in},
-        "batch_transform": {"transform": None, "batch_transform": draw_for_batch},
-        "collate": {"transform": None, "collate": gather},
+    functions: dict[str, Any] = {
+        "transform": draw_from_stand_in,
+        "batch_transform": draw_for_batch,
+        "collate": gather,
     }
-    given = functions[function]
+    given = {"transform": None, function: functions[function]}
     found = []
-    for num_workers in (0, 1, 2):
+    for num_workers, method in [(0, "zygote"), (1, "zygote"), *((2, each) for each in METHODS)]:
         sys.modules.pop("torch", None)
         if is_loaded:
             importlib.import_module("torch")
-        with loading(folder, num_workers=num_workers, **given) as loader:
+        options: Any = {"num_workers": num_workers, "start_method": method, **given}
+        with loading(folder, **options) as loader:
             found.append([drawn(loader) for _ in range(2)])
-    assert found[0] == found[1] == found[2]
+    assert all(each == found[0] for each in found)
     numbers = np.ravel(found[0])
     assert len({*numbers.tolist()}) == len(numbers), "samples and epochs draw their own"
 
 
 @pytest.mark.usefixtures("stand_in")
-@pytest.mark.parametrize("method", METHODS)
-def test_torchs_generator_is_keyed_however_workers_start(folder: str, method: str) -> None:
-    with loading(folder, transform=draw_from_stand_in, num_workers=0) as loader:
-        expected = drawn(loader)
-    del sys.modules["torch"]
-    options: dict[str, Any] = {"num_workers": 2, "start_method": method}
-    with loading(folder, transform=draw_from_stand_in, **options) as loader:
-        assert drawn(loader) == expected
-
-
-@pytest.mark.usefixtures("stand_in")
-@pytest.mark.parametrize("here", [{"num_workers": 0}, {"num_workers": 2, "start_method": "thread"}])
+@HERE
 @pytest.mark.parametrize("is_loaded", [True, False])
 def test_the_programs_generator_of_torch_is_left_as_it_was(
     folder: str, here: dict[str, Any], is_loaded: object
@@ -373,6 +353,8 @@ def test_workers_that_load_items_draw_unlike_each_other_from_torch(
         importlib.import_module("torch")
     found = set[float]()
     for _ in range(2):
-        with load_with_workers(DrawingLoader(), range(4), 1, start_method=method) as values:
+        with load_with_workers(
+            loader_of(draw_for_item), range(4), 1, start_method=method
+        ) as values:
             found.update(values)
     assert len(found) == 2 * 4

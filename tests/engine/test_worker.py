@@ -33,11 +33,8 @@ class Scripted(BatchWorker):
     def __init__(self, ends: list[tuple[Status, bytes]], batch_spec: BatchSpec, fd: int) -> None:
         self.sent: list[bytes] = []
         self._send = self.sent.append
-        self._ends, self._batch_spec, self._kept = (
-            ends,
-            batch_spec,
-            ReplyBuffer(mmap.mmap(fd, 0), 1),
-        )
+        self._ends, self._batch_spec = ends, batch_spec
+        self._kept = ReplyBuffer(mmap.mmap(fd, 0), 1)
 
     def _do(self, task: Task) -> tuple[int, bytes]:
         status, rest = self._ends[task.step]
@@ -62,46 +59,33 @@ def answers(*ends: tuple[Status, bytes], **options: Any) -> list[list[tuple[int,
     return found
 
 
-@pytest.fixture
-def _clock_that_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+ONE_QUICK = (QUICK, b"")
+
+
+@pytest.mark.parametrize(
+    ("ends", "options", "sizes"),
+    [
+        ([ONE_QUICK] * 3, {}, [3]),
+        ([(FILLED, b""), ONE_QUICK, (FILLED, b""), ONE_QUICK], {}, [1, 2, 1]),
+        ([(CANCELLED, b""), ONE_QUICK, (CANCELLED, b""), ONE_QUICK], {}, [1, 2, 1]),
+        ([ONE_QUICK, (FAILED, b"x" * 32), ONE_QUICK], {}, [1, 1, 1]),
+        ([ONE_QUICK] * 2, {"batch_transform": dict}, [1, 1]),
+    ],
+    ids=["quick", "slow", "cancelled", "failed", "the next task may hang"],
+)
+def test_quick_answers_are_held_back_until_another_is_due(
+    monkeypatch: pytest.MonkeyPatch, ends: Any, options: dict[str, Any], sizes: list[int]
+) -> None:
     monkeypatch.setattr(worker, "now_ns", lambda: 0)
+    found = answers(*ends, **options)
+    assert [len(message) for message in found] == sizes
+    expected = [(status, step, rest) for step, (status, rest) in enumerate(ends)]
+    assert [each for message in found for each in message] == expected
 
 
-@pytest.mark.usefixtures("_clock_that_stands")
-def test_answers_to_quick_tasks_come_in_one_message() -> None:
-    assert answers((QUICK, b""), (QUICK, b""), (QUICK, b"")) == [
-        [(QUICK, 0, b""), (QUICK, 1, b""), (QUICK, 2, b"")]
-    ]
-
-
-@pytest.mark.usefixtures("_clock_that_stands")
-@pytest.mark.parametrize("status", [FILLED, CANCELLED])
-def test_what_is_not_quick_is_answered_at_once_with_what_was_held_back(status: Status) -> None:
-    assert answers((status, b""), (QUICK, b""), (status, b""), (QUICK, b"")) == [
-        [(status, 0, b"")],
-        [(QUICK, 1, b""), (status, 2, b"")],
-        [(QUICK, 3, b"")],
-    ]
-
-
-@pytest.mark.usefixtures("_clock_that_stands")
-def test_a_failure_is_a_message_of_its_own_behind_what_was_held_back() -> None:
-    assert answers((QUICK, b""), (FAILED, b"x" * 32), (QUICK, b"")) == [
-        [(QUICK, 0, b"")],
-        [(FAILED, 1, b"x" * 32)],
-        [(QUICK, 2, b"")],
-    ]
-
-
-@pytest.mark.usefixtures("_clock_that_stands")
-def test_nothing_is_held_back_where_the_next_task_may_hang() -> None:
-    found = answers((QUICK, b""), (QUICK, b""), batch_transform=dict)
-    assert [len(message) for message in found] == [1, 1]
-
-
-@pytest.mark.usefixtures("_clock_that_stands")
-def test_more_than_there_is_room_for_is_not_held_back() -> None:
-    assert sum(map(len, answers(*[(QUICK, b"")] * 300))) == 300
+def test_more_than_there_is_room_for_is_not_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "now_ns", lambda: 0)
+    assert sum(map(len, answers(*[ONE_QUICK] * 300))) == 300
 
 
 def test_what_a_worker_held_back_is_found_once() -> None:
@@ -119,5 +103,5 @@ def test_what_a_worker_held_back_is_found_once() -> None:
 
 def test_nothing_is_held_back_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "now_ns", itertools.count(0, QUICK_NS // 2 + 1).__next__)
-    found = answers(*[(QUICK, b"")] * 5)
+    found = answers(*[ONE_QUICK] * 5)
     assert [len(message) for message in found] == [2, 2, 1]

@@ -92,18 +92,6 @@ def test_what_can_be_iterated_once_is_empty_the_second_time() -> None:
         assert [list(loader), list(loader)] == [[0, 1, 2], []]
 
 
-def test_what_the_source_raises_is_raised() -> None:
-    from spdl.dataloader import DataLoader as Theirs
-
-    def source() -> Iterator[int]:
-        yield 0
-        raise OSError("gone")
-
-    for kind in (DataLoader, Theirs):
-        with pytest.raises((OSError, RuntimeError, ExceptionGroup)):
-            list(kind(source()))
-
-
 def test_a_pipeline_is_what_a_builder_builds() -> None:
     from spdl.pipeline import PipelineBuilder
 

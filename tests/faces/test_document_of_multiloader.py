@@ -9,7 +9,7 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +48,10 @@ FORKS = pytest.mark.filterwarnings("ignore:.*is multi-threaded:DeprecationWarnin
 def test_its_parameters_are_those_of_the_document() -> None:
     found = inspect.signature(MultiLoader).parameters.values()
     documented = [p for p in found if p.kind is p.POSITIONAL_OR_KEYWORD]
-    assert [(p.name, p.default) for p in documented] == [
-        ("dataset", None),  # which only `address` does without
-        ("workers", 4),
-        ("verbose", False),
-        ("nokill", False),
-        ("prefix", "/tmp/_multi-"),
-    ]
+    assert ", ".join(f"{p.name}={p.default!r}" for p in documented) == (
+        # The dataset is left out only with `address`.
+        "dataset=None, workers=4, verbose=False, nokill=False, prefix='/tmp/_multi-'"
+    )
     assert {p.kind for p in found if p not in documented} == {inspect.Parameter.KEYWORD_ONLY}
 
 
@@ -77,14 +74,24 @@ def test_iterating_again_begins_again_with_the_dataset_as_it_is_then() -> None:
     assert list(loader) == [0, 1]
 
 
-def test_iterating_again_ends_the_iteration_before() -> None:
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda loader: next(iter(loader)),
+        lambda loader: loader.kill(),
+        lambda loader: loader.__exit__(None, None, None),
+    ],
+    ids=["iterating again", "kill", "end of a with"],
+)
+def test_an_iteration_that_was_ended_raises_closed_error(end: Callable[[Any], object]) -> None:
     loader = MultiLoader(Endless(), 1)
-    first = iter(loader)
-    next(first)
-    assert next(iter(loader)) == 0
+    iteration = iter(loader)
+    assert next(iteration) == 0
+    end(loader)
     for _ in range(2):
         with pytest.raises(ClosedError, match="ended, by kill"):
-            next(first)
+            next(iteration)
+    loader.kill()
 
 
 def test_nokill_lets_the_iteration_before_go_on() -> None:
@@ -94,16 +101,14 @@ def test_nokill_lets_the_iteration_before_go_on() -> None:
 
 
 def test_kill_ends_all_iterations_and_another_may_follow() -> None:
-    loader = MultiLoader(Endless(), 1, nokill=True)
-    iterations = [iter(loader), iter(loader)]
-    assert [next(iteration) for iteration in iterations] == [0, 0]
-    loader.kill()
-    loader.kill()
-    for iteration in iterations:
-        with pytest.raises(ClosedError):
-            next(iteration)
-    assert next(iter(loader)) == 0
-    loader.kill()
+    with MultiLoader(Endless(), 1, nokill=True) as loader:
+        iterations = [iter(loader), iter(loader)]
+        assert [next(iteration) for iteration in iterations] == [0, 0]
+        loader.kill()
+        for iteration in iterations:
+            with pytest.raises(ClosedError):
+                next(iteration)
+        assert next(iter(loader)) == 0
 
 
 def test_verbose_says_where_the_socket_is_and_who_has_finished(
@@ -120,11 +125,6 @@ def test_verbose_says_where_the_socket_is_and_who_has_finished(
 
 
 # --- what ours adds -------------------------------------------------------------------------
-
-
-def test_workers_that_know_their_number_share_the_dataset() -> None:
-    assert worker_info() is None
-    assert sorted(MultiLoader(Shared(101), 3)) == list(range(101))
 
 
 def test_a_worker_s_environment_says_what_webdataset_reads() -> None:
@@ -238,9 +238,9 @@ def test_a_generator_is_refused_with_the_way_out() -> None:
 
 @FORKS
 @pytest.mark.parametrize("start_method", ["zygote", "spawn"])
-def test_every_start_method_gives_the_same(start_method: Any) -> None:
-    loader = MultiLoader(Shared(10), 2, start_method=start_method)
-    assert sorted(loader) == list(range(10))
+def test_workers_that_know_their_number_share_the_dataset(start_method: Any) -> None:
+    assert worker_info() is None
+    assert sorted(MultiLoader(Shared(101), 3, start_method=start_method)) == list(range(101))
 
 
 def test_an_iteration_that_nobody_holds_is_ended() -> None:
@@ -266,14 +266,6 @@ def test_a_fork_in_the_midst_of_an_iteration_cannot_go_on_with_it() -> None:
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
     assert list(iteration) == list(range(1, 50))
-
-
-def test_the_end_of_a_with_is_a_kill() -> None:
-    with MultiLoader(Endless(), 1) as loader:
-        iteration = iter(loader)
-        next(iteration)
-    with pytest.raises(ClosedError):
-        next(iteration)
 
 
 def test_another_thread_may_kill_what_this_one_waits_for() -> None:

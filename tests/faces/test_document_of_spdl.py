@@ -73,11 +73,6 @@ def test_an_aggregator_is_a_function_of_a_list_async_or_not() -> None:
         assert list(loader) == [1, 5, 4]
 
 
-def test_the_remainder_is_dropped_where_that_is_asked_for() -> None:
-    assert list(DataLoader(range(5), batch_size=2)) == [[0, 1], [2, 3], [4]]
-    assert list(DataLoader(range(5), batch_size=2, drop_last=True)) == [[0, 1], [2, 3]]
-
-
 def test_the_transfer_function_gets_what_the_aggregator_gives() -> None:
     loader = DataLoader(range(4), batch_size=2, aggregator=sum, transfer_fn=str, num_threads=1)
     assert list(loader) == ["1", "5"]

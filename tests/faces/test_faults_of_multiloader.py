@@ -178,34 +178,27 @@ def test_too_few_files_for_the_workers_are_an_error_and_do_not_end_the_program(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_worker_that_is_killed_while_main_waits_is_noticed() -> None:
-    loader = iter(MultiLoader(Count(5, 2, hang), 1))
-    assert [next(loader), next(loader)] == [0, 1]
-    (pid,) = loader._pool.pids()  # type: ignore[attr-defined]
+@pytest.mark.parametrize(
+    ("dataset", "n_workers", "after"),
+    [(Count(5, 2, hang), 1, "after 2 samples of it"), (Endless(), 2, "")],
+    ids=["while main waits", "while the others never stop"],
+)
+def test_a_worker_that_is_killed_is_noticed(dataset: Any, n_workers: int, after: str) -> None:
+    loader: Any = iter(MultiLoader(dataset, n_workers, memory_bytes=100_000))
+    assert [next(loader) for _ in range(3 - n_workers)] == [0, 1][: 3 - n_workers]
+    pid = loader._pool.pids()[0]
     threading.Thread(target=os.kill, args=(pid, signal.SIGKILL)).start()
-    with pytest.raises(
-        WorkerDied, match=r"worker 0 .* signal 9 \(SIGKILL\), after 2 samples of it"
-    ):
-        next(loader)
-
-
-def test_a_worker_that_is_killed_is_noticed_while_the_others_never_stop() -> None:
-    loader = iter(MultiLoader(Endless(), 2, memory_bytes=100_000))
-    next(loader)
-    os.kill(loader._pool.pids()[0], signal.SIGKILL)  # type: ignore[attr-defined]
-    with pytest.raises(WorkerDied, match="worker 0"):
+    with pytest.raises(WorkerDied, match=rf"worker 0 .* signal 9 \(SIGKILL\), .*{after}"):
         for _ in loader:
             pass
 
 
-def test_a_sample_that_cannot_be_pickled_is_an_error_that_names_it() -> None:
-    with pytest.raises(TransformError, match="sample 2 of worker 0 cannot be pickled.*lock"):
-        list(MultiLoader(Made([1, 2, threading.Lock]), 1))
-
-
-def test_a_sample_that_cannot_be_unpickled_is_an_error_that_names_it() -> None:
-    with pytest.raises(TransformError, match="sample 1 of worker 0 cannot be unpickled.*half"):
-        list(MultiLoader(Made([0, Half]), 1))
+@pytest.mark.parametrize(
+    ("sample", "how"), [(threading.Lock, "pickled.*lock"), (Half, "unpickled.*half")]
+)
+def test_a_sample_that_cannot_be_sent_is_an_error_that_names_it(sample: Any, how: str) -> None:
+    with pytest.raises(TransformError, match=f"sample 1 of worker 0 cannot be {how}"):
+        list(MultiLoader(Made([0, sample]), 1))
 
 
 def test_a_full_dev_shm_concerns_nobody_as_nothing_lies_there() -> None:

@@ -5,10 +5,11 @@ Costs per item are measured by tools/dev/bench_pipeline.py.
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,28 +29,25 @@ def _odd_ones_out(item: int) -> int:
 # --- an error is logged, and the item or the whole batch dropped ------------------------------
 
 
-def test_an_error_in_the_preprocessor_is_raised_with_its_item() -> None:
-    loader = DataLoader(range(8), preprocessor=_odd_ones_out, output_order="input")
+@pytest.mark.parametrize(
+    ("argument", "options", "note"),
+    [
+        ("preprocessor", {}, "item 1 (1)"),
+        ("aggregator", {"batch_size": 2}, "items 0 to 1 ([0, 1])"),
+        ("transfer_fn", {}, "item 1 (1)"),
+    ],
+)
+def test_an_error_in_a_function_is_raised_with_its_items(
+    argument: str, options: dict[str, Any], note: str
+) -> None:
+    def fail(items: Any) -> int:
+        return _odd_ones_out(sum(items) if isinstance(items, list) else items)
+
+    options = {**options, argument: fail, "output_order": "input"}
+    loader = DataLoader(range(8), **options)
     with pytest.raises(ValueError, match="1 is odd") as caught:
         list(loader)
-    assert caught.value.__notes__ == ["in preprocessor, item 1 (1)"]
-
-
-def test_an_error_in_the_aggregator_is_raised_with_the_items_of_its_batch() -> None:
-    def aggregate(items: list[int]) -> int:
-        return _odd_ones_out(sum(items))
-
-    loader = DataLoader(range(4), batch_size=2, aggregator=aggregate, output_order="input")
-    with pytest.raises(ValueError, match="1 is odd") as caught:
-        list(loader)
-    assert caught.value.__notes__ == ["in aggregator, items 0 to 1 ([0, 1])"]
-
-
-def test_an_error_in_the_transfer_function_is_raised_with_its_item() -> None:
-    loader = DataLoader(range(4), transfer_fn=_odd_ones_out)
-    with pytest.raises(ValueError, match="1 is odd") as caught:
-        list(loader)
-    assert caught.value.__notes__ == ["in transfer_fn, item 1 (1)"]
+    assert caught.value.__notes__ == [f"in {argument}, {note}"]
 
 
 def test_what_is_before_an_error_in_the_order_of_input_is_delivered_first() -> None:
@@ -85,18 +83,6 @@ def test_more_failures_than_allowed_are_an_error_that_names_the_last() -> None:
     loader = DataLoader(range(8), preprocessor=_odd_ones_out, **options)
     with pytest.raises(TooManySkipped, match=r"item 3 \(3\): ValueError: 3 is odd"):
         list(loader)
-
-
-# --- a generator with output_order="input" gives nothing --------------------------------------
-
-
-def test_a_generator_keeps_the_order_of_input() -> None:
-    def twice(item: int) -> Iterator[tuple[int, int]]:
-        yield item, 0
-        yield item, 1
-
-    loader = DataLoader(range(50), preprocessor=twice, output_order="input")
-    assert list(loader) == [(item, i) for item in range(50) for i in range(2)]
 
 
 # --- transfer_fn runs on many threads ---------------------------------------------------------
@@ -172,37 +158,26 @@ def test_ctrl_c_does_not_wait_for_what_is_running(stuck: Stuck) -> None:
 # --- SystemExit, KeyboardInterrupt or StopIteration never resolve -----------------------------
 
 
-def _raises(kind: type[BaseException]) -> Callable[[Any], Any]:
+ENDS = [SystemExit, KeyboardInterrupt, GeneratorExit]
+SYNC = itertools.product(["preprocessor", "aggregator", "transfer_fn"], [*ENDS, StopIteration])
+
+
+@pytest.mark.parametrize(("argument", "kind"), [*SYNC, *(("async", kind) for kind in ENDS)])
+def test_what_is_no_exception_is_a_failure_that_names_it(
+    argument: str, kind: type[BaseException]
+) -> None:
     def function(item: Any) -> Any:
         raise kind
 
-    return function
-
-
-def _raises_awaited(kind: type[BaseException]) -> Callable[[Any], Any]:
-    async def function(item: Any) -> Any:
+    async def awaited(item: Any) -> Any:
         raise kind
 
-    return function
-
-
-@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, StopIteration, GeneratorExit])
-@pytest.mark.parametrize("argument", ["preprocessor", "aggregator", "transfer_fn"])
-def test_what_is_no_exception_is_a_failure_that_names_it(
-    kind: type[BaseException], argument: str
-) -> None:
-    functions: dict[str, Any] = {argument: _raises(kind)}
+    given: Any = function
+    if argument == "async":
+        argument, given = "preprocessor", awaited
     with pytest.raises(TransformError, match=f"{argument} raised {kind.__name__}") as caught:
-        list(DataLoader(["x"], **functions))
+        list(DataLoader(["x"], **{argument: given}))
     assert caught.value.__notes__ == [f"in {argument}, item 0 ('x')"]
-
-
-@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, GeneratorExit])
-def test_what_is_no_exception_is_a_failure_in_an_async_function_too(
-    kind: type[BaseException],
-) -> None:
-    with pytest.raises(TransformError, match=f"preprocessor raised {kind.__name__}"):
-        list(DataLoader(["x"], preprocessor=_raises_awaited(kind)))
 
 
 # --- an empty dict as preprocessor is taken for none ------------------------------------------
@@ -253,22 +228,10 @@ def test_a_bad_argument_is_refused_by_the_constructor(options: dict[str, Any], f
         DataLoader(**{"src": [1], **options})
 
 
-# --- no length, no resume ---------------------------------------------------------------------
+# --- no length --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("drop_last", "n"), [(False, 4), (True, 3)])
 def test_there_is_a_length_where_the_source_has_one(drop_last: object, n: int) -> None:
     loader = DataLoader(range(10), preprocessor=str, batch_size=3, drop_last=bool(drop_last))
     assert len(loader) == len(list(loader)) == n
-
-
-def test_a_loader_goes_on_where_another_was() -> None:
-    def loader() -> DataLoader:
-        return DataLoader(range(10), preprocessor=str, batch_size=3, output_order="input")
-
-    first = loader()
-    iterator = iter(first)
-    taken = [next(iterator), next(iterator)]
-    second = loader()
-    second.load_state_dict(first.state_dict())
-    assert [*taken, *second] == list(loader())

@@ -26,9 +26,6 @@ from tests.faults.scene import Scene, line, scene
 
 pytestmark = pytest.mark.usefixtures("warm_zygote")
 
-BOTH = pytest.mark.parametrize("shared", [False, True], ids=["plain", "shared"])
-"""Without shared memory and with it, which were different programs there."""
-
 
 @pytest.fixture
 def stage() -> Iterator[Scene]:
@@ -43,15 +40,14 @@ def picture(item: int) -> tuple[Any, Any]:
 # --- what a fault in mid-epoch does ---------------------------------------------------------
 
 
-@BOTH
-def test_a_killed_worker_is_replaced_and_every_item_comes(tmp_path: Path, *, shared: bool) -> None:
+def test_a_killed_worker_is_replaced_and_every_item_comes(tmp_path: Path) -> None:
     def load(item: int) -> Any:
         if item == 20 and not (tmp_path / "killed").exists():
             (tmp_path / "killed").touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return np.full((64, 1024), item, np.uint8)
 
-    with load_with_workers(loader_of(load), range(40), 2, shared) as generator:
+    with load_with_workers(loader_of(load), range(40), 2) as generator:
         assert [int(array[0, 0]) for array in generator] == list(range(40))
 
 
@@ -76,25 +72,31 @@ class Numbers(Loader):
     def post_process(self, response):
         return response[0]
 
-for n in load_with_workers(Numbers(), count(), 2, {shared}):
+for n in load_with_workers(Numbers(), count(), 2, True):
     if n == 9:
         print("under way", flush=True)
         {then}
 """
 
 
-@BOTH
-def test_a_killed_program_leaves_no_process_and_no_memory(stage: Scene, *, shared: bool) -> None:
-    then = "import time; time.sleep(1000)"
-    main = stage.start(["-"], stdin=PROGRAM.format(shared=shared, then=then).encode())
+@pytest.mark.parametrize(
+    ("then", "is_killed"),
+    [("import time; time.sleep(1000)", True), ("os.kill(os.getpid(), 9)", False), ("break", False)],
+    ids=["killed", "kills itself", "ends"],
+)
+def test_whatever_ends_a_program_no_process_and_no_memory_is_left(
+    stage: Scene, then: str, is_killed: object
+) -> None:
+    main = stage.start(["-"], stdin=PROGRAM.format(then=then).encode())
     assert line(main) == "under way"
     assert stage.files_in_dev_shm() == []  # all memory ends with the processes
-    main.kill()
+    if is_killed:
+        main.kill()
+    assert main.wait(30) == (0 if then == "break" else -signal.SIGKILL)
     assert stage.left_after() == {}
 
 
-@BOTH
-def test_an_exception_that_cannot_be_pickled_is_raised_with_its_text(*, shared: bool) -> None:
+def test_an_exception_that_cannot_be_pickled_is_raised_with_its_text() -> None:
     def load(item: int) -> None:
         class Unlucky(Exception):
             def __init__(self, one: str, two: str) -> None:
@@ -103,7 +105,7 @@ def test_an_exception_that_cannot_be_pickled_is_raised_with_its_text(*, shared: 
         raise Unlucky("no", "luck")
 
     with pytest.raises(TransformError, match="Unlucky: no luck") as caught:
-        list(load_with_workers(loader_of(load), range(9), 2, shared))
+        list(load_with_workers(loader_of(load), range(9), 2))
     assert "item 0 (0)" in caught.value.__notes__[0]
 
 
@@ -164,22 +166,16 @@ def test_what_memory_does_not_hold_is_an_error_and_no_torn_item() -> None:
 # --- faults of its own ----------------------------------------------------------------------
 
 
-@BOTH
-def test_a_block_is_not_used_again_while_post_process_reads_it(*, shared: bool) -> None:
+@pytest.mark.parametrize(("delay_s", "n"), [(0.002, 120), (0, 400)])
+def test_a_block_is_not_used_again_while_post_process_reads_it(delay_s: float, n: int) -> None:
     def slowly(response: tuple[Any, Any]) -> Any:
         array, item = response
-        time.sleep(0.002)  # workers have long been able to write the next
+        time.sleep(delay_s)  # workers have long been able to write the next
         assert (array == item % 251).all()
         return int(item)
 
-    with load_with_workers(loader_of(picture, slowly), range(120), 2, shared, 2) as generator:
-        assert list(generator) == list(range(120))
-
-
-def test_nothing_comes_twice_without_any_delay() -> None:
-    with load_with_workers(loader_of(picture), range(400), 2, True) as generator:
-        found = [(int(array[0, 0]), int(item)) for array, item in generator]
-    assert found == [(i % 251, i) for i in range(400)]
+    with load_with_workers(loader_of(picture, slowly), range(n), 2, True, 2) as generator:
+        assert list(generator) == list(range(n))
 
 
 def test_sys_exit_in_a_worker_is_an_error_that_says_so() -> None:
@@ -187,61 +183,48 @@ def test_sys_exit_in_a_worker_is_an_error_that_says_so() -> None:
         list(load_with_workers(loader_of(lambda item: sys.exit(3)), range(9), 2))
 
 
-def test_a_run_with_shared_memory_ends_quietly_on_this_python(stage: Scene) -> None:
-    main = stage.start(["-"], stdin=PROGRAM.format(shared=True, then="break").encode())
-    assert line(main) == "under way"
-    assert main.wait(30) == 0
-    assert stage.left_after() == {}
-
-
-@BOTH
-def test_an_exception_is_raised_as_what_it_is(*, shared: bool) -> None:
+def test_an_exception_is_raised_as_what_it_is() -> None:
     def load(item: int) -> Any:
         return picture(1 // (item - 30))
 
     with pytest.raises(ZeroDivisionError) as caught:
-        list(load_with_workers(loader_of(load), range(40), 2, shared))
+        list(load_with_workers(loader_of(load), range(40), 2))
     assert "item 30 (30)" in caught.value.__notes__[0]
 
 
-def test_arrays_may_change_their_size_on_the_way() -> None:
-    sizes = [100_000, 10, 3_000_000, 0, 70_000, 5_000_000]
-    with load_with_workers(loader_of(np.ones), sizes, 2, True) as generator:
-        assert [array.sum() for array in generator] == sizes
+def of_all_kinds(item: int) -> Any:
+    kind = ["uint8", "float32", ">i2", "complex128"][item % 4]
+    return tuple(np.full((item, n, 7), item, kind) for n in range(item % 3))
 
 
-def test_items_may_be_of_any_sizes_shapes_and_dtypes() -> None:
-    def load(item: int) -> Any:
-        kind = ["uint8", "float32", ">i2", "complex128"][item % 4]
-        return tuple(np.full((item, n, 7), item, kind) for n in range(item % 3))
+def four_of_a_size(item: int) -> Any:
+    return tuple(np.full(50_000, item + n) for n in range(4))
 
-    with load_with_workers(loader_of(load), range(60), 2, True) as generator:
-        for item, found in enumerate(generator):
+
+@pytest.mark.parametrize(
+    ("load", "items", "n_workers", "n_blocks"),
+    [
+        (lambda n: (np.ones(n),), [100_000, 10, 3_000_000, 0, 70_000, 5_000_000], 2, None),
+        (of_all_kinds, range(60), 2, None),
+        (four_of_a_size, range(20), 1, 1),
+    ],
+)
+def test_items_may_be_any_number_of_arrays_of_any_sizes_shapes_and_dtypes(
+    load: Any, items: Any, n_workers: int, n_blocks: Any
+) -> None:
+    with load_with_workers(loader_of(load), items, n_workers, True, n_blocks) as generator:
+        for item, found in zip(items, generator, strict=True):
             expected = load(item)
             assert [(a.dtype, a.shape) for a in found] == [(a.dtype, a.shape) for a in expected]
             np.testing.assert_equal(found, expected)
 
 
-def test_several_arrays_of_equal_size_are_fine_with_one_worker_and_one_block() -> None:
-    def load(item: int) -> Any:
-        return tuple(np.full(50_000, item + n) for n in range(4))
-
-    with load_with_workers(loader_of(load), range(20), 1, True, 1) as generator:
-        for item, found in enumerate(generator):
-            assert [int(array[-1]) for array in found] == [item + n for n in range(4)]
+def test_an_empty_source_gives_nothing() -> None:
+    assert list(load_with_workers(loader_of(picture), [], 2)) == []
+    assert list(load_with_workers(loader_of(picture), iter(()), 2)) == []
 
 
-@BOTH
-def test_an_empty_source_gives_nothing(*, shared: bool) -> None:
-    with load_with_workers(loader_of(picture), [], 2, shared) as generator:
-        assert list(generator) == []
-    assert list(load_with_workers(loader_of(picture), iter(()), 2, shared)) == []
-
-
-@BOTH
-def test_of_an_endless_source_only_so_much_is_taken_ahead_and_break_is_prompt(
-    *, shared: bool
-) -> None:
+def test_of_an_endless_source_only_so_much_is_taken_ahead_and_break_is_prompt() -> None:
     taken = []
 
     def source() -> Iterator[int]:
@@ -249,7 +232,7 @@ def test_of_an_endless_source_only_so_much_is_taken_ahead_and_break_is_prompt(
             taken.append(i)
             yield i
 
-    found = list(islice(load_with_workers(loader_of(picture), source(), 2, shared), 2))
+    found = list(islice(load_with_workers(loader_of(picture), source(), 2), 2))
     assert [int(item) for _, item in found] == [0, 1]
     assert len(taken) <= 8
 
@@ -258,37 +241,23 @@ def test_of_an_endless_source_only_so_much_is_taken_ahead_and_break_is_prompt(
             time.sleep(1000)
         return item
 
-    for _ in load_with_workers(loader_of(hang), source(), 2, shared):
+    for _ in load_with_workers(loader_of(hang), source(), 2):
         break  # and the workers that sleep are gone, or this would take long
 
 
-@BOTH
-def test_a_view_that_is_kept_stays_what_it_was(*, shared: bool) -> None:
+def test_a_view_that_is_kept_stays_what_it_was() -> None:
     kept = []
-    with load_with_workers(loader_of(picture), range(60), 2, shared) as generator:
+    with load_with_workers(loader_of(picture), range(60), 2) as generator:
         for array, _ in generator:
             kept.append(array[10:20, ::100])
     assert all((array == item % 251).all() for item, array in enumerate(kept))
 
 
-@BOTH
-def test_num_worker_may_be_left_out(*, shared: bool) -> None:
-    with load_with_workers(loader_of(picture), range(9), None, shared) as generator:
-        assert [int(item) for _, item in generator] == list(range(9))
-
-
-def test_children_do_not_outlive_a_parent_that_kills_itself(stage: Scene) -> None:
-    then = "os.kill(os.getpid(), 9)"
-    main = stage.start(["-"], stdin=PROGRAM.format(shared=True, then=then).encode())
-    assert line(main) == "under way"
-    assert stage.left_after() == {}
-
-
 # --- what its page shows and it does not do -------------------------------------------------
 
 
-def test_what_is_returned_is_also_a_plain_iterable() -> None:
-    found = [int(item) for _, item in load_with_workers(loader_of(picture), range(9), 2)]
+def test_what_is_returned_is_also_a_plain_iterable_and_num_worker_may_be_left_out() -> None:
+    found = [int(item) for _, item in load_with_workers(loader_of(picture), range(9))]
     assert found == list(range(9))
 
 

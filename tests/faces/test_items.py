@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Generator
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
@@ -64,26 +64,17 @@ def test_a_loader_that_lacks_a_method_is_refused() -> None:
 
 
 def test_what_is_not_acceptable_is_refused_before_anything_starts() -> None:
-    for name, value in (
-        ("num_worker", -1),
-        ("num_worker", 1.5),
-        ("memory_pool_block_count", "8"),
-        ("memory_bytes", 0),
-        ("order", "random"),
-        ("on_error", "drop"),
-        ("max_skips", 3),
-        ("timeout_s", 0),
-        ("start_method", "thread"),
-    ):
-        arguments: dict[str, Any] = {name: value}
+    bad: list[tuple[str, Any]] = [("num_worker", -1), ("num_worker", 1.5), ("memory_bytes", 0)]
+    bad += [("memory_pool_block_count", "8"), ("order", "random"), ("on_error", "drop")]
+    bad += [("max_skips", 3), ("timeout_s", 0), ("start_method", "thread")]
+    for name, value in bad:
         with pytest.raises(InvalidArgument, match=name):
-            load_with_workers(SAME, [], **arguments)
+            load_with_workers(SAME, [], **{name: value})
     with pytest.raises(InvalidArgument, match="items must be iterable; found 7"):
         load_with_workers(SAME, 7)  # type: ignore[arg-type]
+    path_refused = r"items must be an iterable.*ShardLoader\('out/', "
     for make in (load, load_with_workers):
-        with pytest.raises(
-            InvalidArgument, match=r"items must be an iterable.*ShardLoader\('out/', "
-        ):
+        with pytest.raises(InvalidArgument, match=path_refused):
             make(SAME, "out/")
     with pytest.raises(InvalidArgument, match="Made.load"):
         list(load_with_workers(loader_of(threading.Lock().acquire), [1], 1))
@@ -185,18 +176,10 @@ def test_a_stop_iteration_does_not_end_the_loop_as_if_all_had_come(method: str) 
         list(load(loader_of(**functions), range(3)))
 
 
-@pytest.mark.parametrize(
-    ("method", "kind"),
-    [
-        ("make_request", KeyboardInterrupt),
-        ("load", KeyboardInterrupt),
-        ("post_process", KeyboardInterrupt),
-        ("make_request", SystemExit),
-        ("post_process", SystemExit),
-        ("make_request", ValueError),
-        ("post_process", ValueError),
-    ],
-)
+HERE = product(["make_request", "post_process"], [KeyboardInterrupt, SystemExit, ValueError])
+
+
+@pytest.mark.parametrize(("method", "kind"), [("load", KeyboardInterrupt), *HERE])
 def test_what_is_no_failure_of_load_is_raised_as_it_is_also_where_items_are_skipped(
     method: str, kind: type[BaseException]
 ) -> None:
@@ -297,33 +280,26 @@ def test_a_fork_of_the_program_ends_nothing_of_it() -> None:
     assert ends == ["end"]
 
 
-def test_whoever_asks_while_it_waits_is_refused_and_it_goes_on() -> None:
-    refused: list[Any] = []
+def test_whoever_asks_while_it_starts_or_waits_is_refused_and_it_goes_on() -> None:
+    asked: list[str] = []
+
+    def ask(when: str) -> None:
+        with pytest.raises(InvalidArgument, match="another thread is waiting"):
+            next(loading)
+        asked.append(when)
+
+    def begin() -> InlinePool:
+        ask("it starts")
+        return InlinePool(lambda item: item)
 
     def source() -> Generator[int, None, None]:
         yield 0
-        with pytest.raises(InvalidArgument, match="another thread is waiting") as caught:
-            next(loading)
-        refused.append(caught)
+        ask("it waits")
         yield 1
 
-    loading = load_with_workers(SAME, source(), 1)
+    loading = ItemIteration(begin, SAME, source(), None)
     assert list(loading) == [0, 1]
-    assert len(refused) == 1
-
-
-def test_whoever_asks_while_it_starts_is_refused_and_it_starts_once() -> None:
-    begun: list[InlinePool] = []
-
-    def begin() -> InlinePool:
-        with pytest.raises(InvalidArgument, match="another thread is waiting"):
-            next(loading)
-        begun.append(InlinePool(lambda item: item))
-        return begun[-1]
-
-    loading = ItemIteration(begin, SAME, range(3), None)
-    assert list(loading) == [0, 1, 2]
-    assert len(begun) == 1
+    assert asked == ["it starts", "it waits"]
 
 
 def test_one_that_its_own_source_closes_keeps_no_memory() -> None:
@@ -355,8 +331,9 @@ def test_it_is_one_pass_as_of_any_generator() -> None:
     for item in loading:
         if item == 2:
             break
-    assert list(loading) == [3, 4]
-    assert list(loading) == []
+    assert (list(loading), list(loading)) == ([3, 4], [])
+    with pytest.raises(ClosedError, match="has ended"), loading:
+        pass
 
 
 def test_one_that_was_closed_before_its_end_does_not_look_like_an_empty_one() -> None:
@@ -364,13 +341,6 @@ def test_one_that_was_closed_before_its_end_does_not_look_like_an_empty_one() ->
         next(generator)
     with pytest.raises(ClosedError, match="call load_with_workers again"):
         next(generator)
-
-
-def test_one_that_is_over_is_not_begun_again_by_a_with() -> None:
-    with load_with_workers(SAME, [1], 1) as generator:
-        assert list(generator) == [1]
-        with pytest.raises(ClosedError, match="has ended"), generator:
-            pass
 
 
 def test_after_an_error_it_is_over() -> None:

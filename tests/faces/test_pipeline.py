@@ -37,6 +37,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 pytestmark = pytest.mark.usefixtures("warm_zygote")
 
+POOL = ThreadPoolExecutor(1)
+
 
 def _plus_one(item: int) -> int:
     return item + 1
@@ -61,20 +63,25 @@ async def _twice_awaited(item: int) -> AsyncIterator[tuple[int, int]]:
 # --- what goes through --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("function", [_plus_one, _plus_one_awaited])
-@pytest.mark.parametrize("order", ["input", "completion"])
-def test_a_function_is_called_for_every_item(function: Any, order: Any) -> None:
-    pipeline = Pipeline(range(100)).pipe(function, concurrency=4, order=order)
-    found = list(pipeline)
-    assert (found if order == "input" else sorted(found)) == list(range(1, 101))
+PAIRS = [(item, i) for item in range(50) for i in range(2)]
 
 
-@pytest.mark.parametrize("function", [_twice, _twice_awaited])
+@pytest.mark.parametrize(
+    ("function", "executor", "expected"),
+    [
+        (_plus_one, None, list(range(1, 51))),
+        (_plus_one_awaited, None, list(range(1, 51))),
+        (_twice, None, PAIRS),
+        (_twice_awaited, None, PAIRS),
+        (_twice, "process", PAIRS),
+    ],
+)
 @pytest.mark.parametrize("order", ["input", "completion"])
-def test_every_result_of_a_generator_goes_on_by_itself(function: Any, order: Any) -> None:
-    pipeline = Pipeline(range(50)).pipe(function, concurrency=4, order=order)
+def test_a_function_is_called_for_every_item_and_every_result_goes_on_by_itself(
+    function: Any, executor: Any, expected: list[Any], order: Any
+) -> None:
+    pipeline = Pipeline(range(50)).pipe(function, concurrency=4, order=order, executor=executor)
     found = list(pipeline)
-    expected = [(item, i) for item in range(50) for i in range(2)]
     assert (found if order == "input" else sorted(found)) == expected
 
 
@@ -142,28 +149,18 @@ def test_a_pipeline_is_not_changed_by_what_is_added_to_it() -> None:
     assert (list(base), list(longer)) == ([0, 1, 2, 3], [1, 2, 3, 4])
 
 
-def test_what_the_source_raises_comes_behind_what_it_has_given() -> None:
+@pytest.mark.parametrize("options", [{}, {"on_error": "skip", "max_skips": 9}])
+def test_what_the_source_raises_comes_behind_what_it_has_given(options: dict[str, Any]) -> None:
     def source() -> Iterator[int]:
         yield from range(5)
         raise OSError("gone")
 
     found = []
     with pytest.raises(OSError, match="gone") as caught:
-        for item in Pipeline(source()).pipe(_plus_one, concurrency=3):
+        for item in Pipeline(source(), **options).pipe(_plus_one, concurrency=3):
             found.append(item)
     assert sorted(found) == [1, 2, 3, 4, 5]
     assert caught.value.__notes__ == ["in source, item 5"]
-
-
-def test_what_the_source_raises_is_not_skipped() -> None:
-    def source() -> Iterator[int]:
-        yield 0
-        raise OSError("gone")
-
-    iterator = iter(Pipeline(source(), on_error="skip", max_skips=9))
-    assert next(iterator) == 0
-    with pytest.raises(OSError, match="gone"):
-        next(iterator)
 
 
 @pytest.mark.parametrize("argument", ["aggregator", "transfer_fn"])
@@ -194,9 +191,10 @@ def test_batches_keep_the_order_of_input_whichever_is_aggregated_first() -> None
     assert list(loader) == [[0, 1], [2, 3], [4, 5]]
 
 
-def test_a_coroutine_that_nobody_would_await_is_an_error() -> None:
+@pytest.mark.parametrize("executor", [None, "process"])
+def test_a_coroutine_that_nobody_would_await_is_an_error(executor: Any) -> None:
     with pytest.raises(TransformError, match="define it with `async def`"):
-        list(Pipeline(range(3)).pipe(lambda item: _plus_one_awaited(item)))
+        list(Pipeline(range(3)).pipe(lambda item: _plus_one_awaited(item), executor=executor))
 
 
 @pytest.mark.parametrize("order", ["input", "completion"])
@@ -232,24 +230,14 @@ def test_many_iterators_of_one_loader_do_not_disturb_each_other() -> None:
     assert list(zip(loader, loader, strict=True)) == [(i, i) for i in range(1, 31)]
 
 
-def test_threads_may_each_iterate_one_loader() -> None:
+def test_threads_may_each_iterate_one_loader_or_share_an_iterator_to_its_end() -> None:
     loader = DataLoader(range(60), preprocessor=_plus_one, batch_size=7, output_order="input")
     expected = list(loader)
+    iterator = iter(Pipeline(range(300)).pipe(_plus_one).sink(1))
     with ThreadPoolExecutor(4) as pool:
         assert all(found == expected for found in pool.map(lambda _: list(loader), range(8)))
-
-
-def test_threads_may_share_an_iterator_and_all_come_to_its_end() -> None:
-    iterator = iter(Pipeline(range(300)).pipe(_plus_one).sink(1))
-    with ThreadPoolExecutor(3) as pool:
         shares = list(pool.map(lambda _: list(iterator), range(3)))
     assert sorted(itertools.chain(*shares)) == list(range(1, 301))
-
-
-def test_all_calls_of_a_slow_function_run_at_once() -> None:
-    barrier = threading.Barrier(5)
-    pipeline = Pipeline(range(10)).pipe(lambda item: barrier.wait(PATIENCE_S), concurrency=5)
-    assert len(list(pipeline)) == 10
 
 
 def test_preprocessor_and_aggregator_have_so_many_threads_together() -> None:
@@ -290,17 +278,23 @@ def test_so_many_results_wait_for_the_loop_and_no_more(kind: Any, buffer_size: i
         assert n_made <= n_got + buffer_size + 2  # one is out, one is being made
 
 
-def test_all_calls_of_an_async_function_run_at_once() -> None:
-    n_inside = 0
+@pytest.mark.parametrize("is_async", [False, True])
+def test_all_calls_of_a_function_run_at_once(*, is_async: bool) -> None:
+    barrier, n_inside = threading.Barrier(5), 0
 
-    async def meet(item: int) -> int:
+    def meet(item: int) -> int:
+        barrier.wait(PATIENCE_S)
+        return item
+
+    async def meet_awaited(item: int) -> int:
         nonlocal n_inside
         n_inside += 1
         while n_inside % 5:
             await asyncio.sleep(0)
         return item
 
-    assert list(Pipeline(range(5)).pipe(meet, concurrency=5, order="input")) == list(range(5))
+    function: Any = meet_awaited if is_async else meet
+    assert list(Pipeline(range(5)).pipe(function, concurrency=5, order="input")) == list(range(5))
 
 
 # --- in processes, and in executors -------------------------------------------------------------
@@ -349,11 +343,6 @@ def test_arrays_of_processes_lie_in_the_shared_memory_that_workers_wrote() -> No
         (found,) = [name for start, end, name in _maps() if start <= address < end]
         assert found.startswith("/memfd:shardio")
         assert array.base is not None
-
-
-def test_a_generator_in_a_process_gives_all_its_results() -> None:
-    pipeline = Pipeline(range(4)).pipe(_twice, executor="process", order="input")
-    assert list(pipeline) == [(item, i) for item in range(4) for i in range(2)]
 
 
 def test_a_long_generator_in_a_process_is_not_run_ahead_of_the_loop(tmp_path: Path) -> None:
@@ -420,7 +409,7 @@ async def _breaks_at_one_awaited(item: int) -> AsyncIterator[tuple[int, int]]:
     [
         (_breaks_at_one, None),
         (_breaks_at_one, "process"),
-        (_breaks_at_one, ThreadPoolExecutor(1)),
+        (_breaks_at_one, POOL),
         (_breaks_at_one_awaited, None),
     ],
     ids=["thread", "process", "executor", "async"],
@@ -515,11 +504,6 @@ def test_what_a_thread_of_a_pipeline_dies_of_does_not_end_the_program() -> None:
         list(Pipeline([Odd()]).pipe(lambda item: 1 // 0))
 
 
-def test_a_coroutine_that_a_process_would_not_await_is_an_error() -> None:
-    with pytest.raises(TransformError, match="define it with `async def`"):
-        list(Pipeline(range(3)).pipe(lambda item: _plus_one_awaited(item), executor="process"))
-
-
 def test_workers_that_are_killed_lose_nothing_and_are_replaced() -> None:
     seen, found = set(), []
     for array, pid in Pipeline(range(30)).pipe(_array, executor="process", order="input"):
@@ -609,36 +593,32 @@ def test_calls_that_an_executor_has_not_begun_are_not_made_once_a_loader_is_clos
         next(iterator)
 
 
-@pytest.mark.parametrize("executor", ["process", ThreadPoolExecutor(1)])
-def test_async_functions_run_in_the_event_loop_only(executor: Any) -> None:
-    with pytest.raises(InvalidArgument, match="runs in an event loop"):
-        Pipeline(range(3)).pipe(_plus_one_awaited, executor=executor)
-
-
 @pytest.mark.parametrize(
     ("make", "found"),
     [
+        (lambda P: P("out/"), r"source must be an iterable.*ShardLoader\('out/', batch_size\)"),
+        (lambda P: P(5), "source must be iterable"),
+        (lambda P: P(MapIterator), "found <class 'shardio"),
+        (lambda P: P([1], max_skips=1), "max_skips is for on_error='skip'"),
+        (lambda P: P([1]).pipe(None), "function must be a function"),
+        (lambda P: P([1]).pipe(str, concurrency=0), "concurrency must be an integer"),
+        (lambda P: P([1]).pipe(str, order="random"), "order must be one of"),
+        (lambda P: P([1]).pipe(str, executor="thread"), "executor must be None"),
+        (lambda P: P([1]).pipe(str, name=5), "name must be a string"),
         (
-            lambda: Pipeline("out/"),
-            r"source must be an iterable.*ShardLoader\('out/', batch_size\)",
+            lambda P: P([1]).pipe(_plus_one_awaited, executor="process"),
+            "runs in an event loop.*'process'",
         ),
-        (lambda: Pipeline(5), "source must be iterable"),  # type: ignore[arg-type]
-        (lambda: Pipeline(MapIterator), "found <class 'shardio"),  # type: ignore[arg-type]
-        (lambda: Pipeline([1], max_skips=1), "max_skips is for on_error='skip'"),
-        (lambda: Pipeline([1]).pipe(None), "function must be a function"),  # type: ignore[arg-type]
-        (lambda: Pipeline([1]).pipe(str, concurrency=0), "concurrency must be an integer"),
-        (lambda: Pipeline([1]).pipe(str, order="random"), "order must be one of"),  # type: ignore[arg-type]
-        (lambda: Pipeline([1]).pipe(str, executor="thread"), "executor must be None"),  # type: ignore[arg-type]
-        (lambda: Pipeline([1]).pipe(str, name=5), "name must be a string"),  # type: ignore[arg-type]
-        (lambda: Pipeline([1]).aggregate(0), "n must be an integer from 1"),
-        (lambda: Pipeline([1]).aggregate(2, drop_last=None), "drop_last must be"),  # type: ignore[arg-type]
-        (lambda: Pipeline([1]).sink(0), "buffer must be an integer from 1"),
-        (lambda: Pipeline([1]).sink(timeout=0), "timeout must be a number of seconds"),
+        (lambda P: P([1]).pipe(_plus_one_awaited, executor=POOL), "event loop; found executor=<"),
+        (lambda P: P([1]).aggregate(0), "n must be an integer from 1"),
+        (lambda P: P([1]).aggregate(2, drop_last=None), "drop_last must be"),
+        (lambda P: P([1]).sink(0), "buffer must be an integer from 1"),
+        (lambda P: P([1]).sink(timeout=0), "timeout must be a number of seconds"),
     ],
 )
 def test_a_bad_argument_is_refused_before_anything_runs(make: Any, found: str) -> None:
     with pytest.raises(InvalidArgument, match=found):
-        make()
+        make(Pipeline)
 
 
 # --- the end ------------------------------------------------------------------------------------
@@ -806,7 +786,12 @@ def test_nothing_that_an_error_has_seen_is_kept_once_it_was_raised(where: str) -
     assert loader.stats().stages
 
 
-def test_closing_ends_what_is_under_way() -> None:
+def test_an_iterator_is_over_after_an_error_and_closing_ends_what_is_under_way() -> None:
+    failing = iter(Pipeline([1, 0, 1]).pipe(lambda item: 1 // item))
+    assert next(failing) == 1
+    with pytest.raises(ZeroDivisionError):
+        next(failing)
+    assert list(failing) == []
     with Pipeline(range(100)).pipe(_plus_one) as pipeline:
         iterator = iter(pipeline)
         assert next(iterator) == 1
@@ -814,14 +799,6 @@ def test_closing_ends_what_is_under_way() -> None:
         next(iterator)
     with pytest.raises(ClosedError):
         iter(pipeline)
-
-
-def test_an_iterator_is_over_after_an_error() -> None:
-    iterator = iter(Pipeline([1, 0, 1]).pipe(lambda item: 1 // item))
-    assert next(iterator) == 1
-    with pytest.raises(ZeroDivisionError):
-        next(iterator)
-    assert list(iterator) == []
 
 
 def test_a_slow_source_is_named_when_it_is_overdue() -> None:
@@ -921,39 +898,28 @@ class Counter:
         self.at = state
 
 
+LETTERS = dict(enumerate("abcdefghijklmnopqrst"))
+SOURCES: dict[str, Any] = {
+    "sequence": lambda: range(20),
+    "map": lambda: MapIterator(LETTERS),
+    "state": Counter,
+}
+FUNCTIONS: dict[str, Any] = {
+    "one": lambda item: [item],
+    "many": _twice,
+    "dropped": lambda item: None if item in (1, 4, 7, "b", "e", "h") else item,
+}
+
+
 @pytest.mark.parametrize("n_taken", [0, 1, 3, 6])
-@pytest.mark.parametrize(
-    "source",
-    [lambda: range(20), lambda: MapIterator(dict(enumerate("abcdefghijklmnopqrst"))), Counter],
-    ids=["sequence", "map", "state"],
-)
-@pytest.mark.parametrize("preprocessor", [lambda item: [item], _twice], ids=["one", "many"])
-def test_a_loader_goes_on_behind_the_last_result(
-    source: Any, preprocessor: Any, n_taken: int
-) -> None:
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_loader_goes_on_behind_the_last_result(source: str, function: str, n_taken: int) -> None:
     def make() -> DataLoader:
-        return DataLoader(
-            source(),
-            preprocessor=preprocessor,
-            batch_size=3,
-            transfer_fn=tuple,
-            output_order="input",
-        )
+        options: dict[str, Any] = {"batch_size": 3, "transfer_fn": tuple, "output_order": "input"}
+        return DataLoader(SOURCES[source](), preprocessor=FUNCTIONS[function], **options)
 
     whole, resumed = _resumed(make, n_taken)
-    assert resumed == whole
-
-
-def test_what_was_dropped_does_not_shift_the_position() -> None:
-    def make() -> DataLoader:
-        return DataLoader(
-            range(30),
-            preprocessor=lambda item: None if item % 3 == 1 else item,
-            batch_size=4,
-            output_order="input",
-        )
-
-    whole, resumed = _resumed(make, 3)
     assert resumed == whole
 
 
@@ -962,15 +928,9 @@ def test_a_loader_goes_on_in_the_midst_of_what_a_generator_gave_before_it_failed
     executor: Any,
 ) -> None:
     def make() -> DataLoader:
-        return DataLoader(
-            range(4),
-            preprocessor=_breaks_at_one,
-            num_threads=1,
-            executor=executor,
-            output_order="input",
-            on_error="skip",
-            max_skips=1,
-        )
+        options: dict[str, Any] = {"num_threads": 1, "on_error": "skip", "max_skips": 1}
+        options |= {"executor": executor, "output_order": "input"}
+        return DataLoader(range(4), preprocessor=_breaks_at_one, **options)
 
     whole, resumed = _resumed(make, 3)
     assert resumed == whole == [(0, 0), (0, 1), (1, 0), (2, 0), (2, 1), (3, 0), (3, 1)]
@@ -1056,11 +1016,8 @@ def test_a_map_iterator_gives_values_in_the_order_of_its_sampler() -> None:
     assert list(backwards) == list(backwards) == [3, 1]
     assert len(MapIterator(values, ["c", "a"])) == 2
     assert list(MapIterator([5, 6, 7])) == [5, 6, 7]
-    assert list(DataLoader(MapIterator(values, "cab"), preprocessor=_plus_one, num_threads=1)) == [
-        4,
-        2,
-        3,
-    ]
+    loader = DataLoader(MapIterator(values, "cab"), preprocessor=_plus_one, num_threads=1)
+    assert list(loader) == [4, 2, 3]
 
 
 @pytest.mark.parametrize(
