@@ -28,6 +28,7 @@ from shardio.order.sampling import (
     Listed,
     Weighted,
     WeightedSampler,
+    count,
     cumulative_weights,
     draw_without_replacement,
     holds_positions,
@@ -134,21 +135,11 @@ def _tokens(
 
 
 def _count(state: Mapping[str, Any], name: str) -> int:
-    found = state.get(name)
-    if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found <= _MAX:
-        raise InvalidArgument(
-            f"load_state_dict: the state's {name} must be an integer from 0 to {_MAX}; "
-            f"found {found!r}"
-        )
-    return found
+    return count(f"load_state_dict: the state's {name}", state.get(name), 0, _MAX)
 
 
 class EpochSampler:
-    """The samples of each epoch and their order.
-
-    Raises:
-        InvalidArgument: the sampler, its weights or the order do not fit the dataset.
-    """
+    """The samples of each epoch and their order; refuses those that do not fit the dataset."""
 
     def __init__(self, view: SampleView, options: LoaderOptions) -> None:
         self.samples, self.seed = samples_of(view), options.seed
@@ -294,11 +285,7 @@ def _hash_of(numbers: npt.NDArray[Any]) -> str:
 
 
 class Epochs:
-    """The epochs of a loader, for one rank.
-
-    Raises:
-        InvalidArgument: the sampler or its weights do not fit the dataset.
-    """
+    """The epochs of a loader, for one rank."""
 
     def __init__(self, view: SampleView, options: LoaderOptions) -> None:
         self.epoch_sampler = EpochSampler(view, options)

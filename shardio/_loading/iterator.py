@@ -35,12 +35,8 @@ _EVERY_BLOCK: Final = -1
 class BatchAssembler:
     """Assembles the batches of a loader from the blocks that its engine fills and owns.
 
-    Args:
-        engine: the engine.
-        adapter: the converter of arrays to tensors; None for arrays.
-        dataset: the loader's dataset.
-        reuses: True if a batch is valid only until the next batch is requested.
-        most_skips: the maximum number of samples that may be skipped in an epoch.
+    The adapter converts arrays to tensors; with None, batches have arrays. If `reuses` is True, a
+    batch is valid only until the next one is requested.
     """
 
     def __init__(
@@ -187,15 +183,8 @@ _LINE_EVERY_S: Final = 10.0
 class ProgressBar:
     """An iterator over batches that shows the progress, and keeps no reference to a batch.
 
-    On a terminal, the progress is a bar, otherwise occasional lines.
-
-    Args:
-        batches: the iterator to wrap.
-        n_batches: the number of batches of the epoch.
-        n_done: the number of batches consumed before this iteration.
-        stats: a function that returns the loading figures.
-        title: the text before the bar.
-        file: the output; standard error by default.
+    On a terminal, the progress is a bar, otherwise occasional lines. `n_batches` counts the whole
+    epoch, and `n_done` the batches consumed before this iteration.
     """
 
     def __init__(

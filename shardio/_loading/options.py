@@ -242,10 +242,6 @@ def _option(check: Callable[..., Any], *args: Any, default: Callable[[], Any] | 
     return field(metadata={"checked": checked})
 
 
-def _none() -> None:
-    """Return None, as the default of an option that may remain None."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
     """The options of a ShardLoader, checked and with defaults filled in; see ShardLoader.
@@ -258,7 +254,7 @@ class LoaderOptions:
     batch_size: int = _option(count, 1)
     shuffle: Shuffle = _option(check_shuffle)
     seed: int = _option(count, 0)
-    sampler: Sampler | None = _option(check_sampler, default=_none)
+    sampler: Sampler | None = _option(check_sampler, default=lambda: None)
     num_workers: int = _option(
         count, 0, _MAX_WORKERS, default=lambda: min(usable_cpus(), _MAX_WORKERS)
     )
@@ -266,10 +262,10 @@ class LoaderOptions:
     batch_transform: Callable[..., Any] | None = _option(user_function, "batch")
     output: Output = _option(one_of, OUTPUTS)
     device: str | tuple[str, ...] | None
-    tail: Tail = _option(one_of, get_args(Tail), default=_none)
+    tail: Tail = _option(one_of, get_args(Tail), default=lambda: None)
     rank: int
     world_size: int
-    prefetch: int | None = _option(count, 0, default=_none)
+    prefetch: int | None = _option(count, 0, default=lambda: None)
     memory_bytes: int = _option(count, 1, default=default_budget)
     on_error: OnError
     max_skips: int | None

@@ -12,12 +12,12 @@ import pickle
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 
 from shardio._engine.dispatch.counters import IterationCounters
-from shardio._engine.dispatch.thread_workers import GENERATOR_LOCK
+from shardio._engine.dispatch.thread_workers import GENERATOR_LOCK, ThreadWorkers
 from shardio._engine.dispatch.worker import (
     CANCELLED,
     COUNTERS,
@@ -48,9 +48,6 @@ from shardio.batch.batch import Skipped
 from shardio.batch.layout import BlockLayout
 from shardio.errors import ClosedError
 from shardio.samples.view import SampleView
-
-if TYPE_CHECKING:
-    from shardio._engine.dispatch.thread_workers import ThreadWorkers
 
 
 class InlineWorker:
@@ -340,8 +337,6 @@ def _pool(
     batch_spec: BatchSpec, n_workers: int, start_method: StartMethod
 ) -> WorkerPool | ThreadWorkers:
     if start_method == "thread":
-        from shardio._engine.dispatch.thread_workers import ThreadWorkers
-
         return ThreadWorkers(n_workers, batch_spec)
     target = functools.partial(work, batch_spec)
     return WorkerPool(n_workers, target, preload=_PRELOAD, start=start_method)

@@ -92,10 +92,7 @@ def _ring_lines(n_records: int) -> int:
 
 
 class CounterTable:
-    """The counters of `n_slots` iterations and all workers, in a sparse file.
-
-    Owns the memory; the caller owns the descriptor `fd`, which is sent to the workers.
-    """
+    """The counters of `n_slots` iterations and all workers; the caller owns its descriptor `fd`."""
 
     def __init__(self, n_slots: int, n_workers: int, n_records: int = N_RECORDS) -> None:
         self.n_workers, self._n_records = n_workers, n_records
@@ -194,14 +191,7 @@ class IterationTimer:
         row_bytes: int,
         words: npt.NDArray[np.uint64],
     ) -> LoadingStats:
-        """Return the figures of the iteration so far.
-
-        Args:
-            partition: the positions of the iteration.
-            n_handed_over: the next step to deliver.
-            row_bytes: the bytes of a sample's fixed-size fields.
-            words: the counters of the iteration, summed over the workers.
-        """
+        """Return the figures so far; `n_handed_over` is the next step, `words` are the counters."""
         elapsed_ns = (now_ns() if self.ended_ns is None else self.ended_ns) - self.began_ns
         # Each batch adds the time of its request to `entered_ns`, and the time of its receipt to
         # `left_ns`. If a request has no receipt, the loop is waiting for that batch now.

@@ -98,12 +98,7 @@ def crash_error(
 ) -> WorkerDied | ShardChanged:
     """Return the error of a batch whose worker has crashed.
 
-    Args:
-        how: a description of the exit.
-        by_signal: the signal that killed the worker, if any.
-        claims: the samples that the worker was reading.
-        where: a phrase that names the batch; appended to the message.
-        dataset: the main process's instance, for the names and sizes of its files.
+    `how` describes the exit; `where` is a phrase that names the batch, the end of the message.
     """
     text = f"{how}, {claims.text}{where}"
     if by_signal != signal.SIGBUS:

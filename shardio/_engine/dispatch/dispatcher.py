@@ -37,13 +37,10 @@ class Dispatcher:
     the engine's lock.
 
     Args:
-        batch_spec: the specification of batches.
-        dataset: the main process's own instance; used for error messages.
-        backend: the workers that fill blocks.
-        iterations: the running iterations.
-        pool: the blocks.
+        batch_spec, dataset: what batches contain; the dataset is the main process's instance.
+        backend, iterations, pool: the workers, the running iterations, and the blocks.
         n_blocks: the number of blocks that one iteration should have.
-        memory_bytes: the budget for all blocks together; used in messages.
+        memory_bytes: the budget for all blocks together, for messages.
     """
 
     def __init__(

@@ -232,12 +232,7 @@ class Engine:
             self._lay_out(schemas)
 
     def layout(self) -> BlockLayout:
-        """Return the layout of batches; wait until the first sample has been transformed.
-
-        Raises:
-            TransformError: the transform failed.
-            BatchTimeout: the transform takes longer than `timeout_s`.
-        """
+        """Return the layout of batches; wait until the first sample has been transformed."""
         with self._lock:
             self._check_usable()
             if self._layout is not None:

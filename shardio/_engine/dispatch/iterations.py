@@ -68,11 +68,7 @@ class EpochIteration:
     """The plan of the next iteration; None if the next one must not be begun ahead."""
 
     def take_skips(self, step: int, most: int) -> tuple[Skipped, ...]:
-        """Return the skipped samples of the step that is being delivered, in order.
-
-        Raises:
-            TooManySkipped: more than `most` samples have been skipped, this step included.
-        """
+        """Return the skipped samples of a delivered step; refuse more than `most` in all steps."""
         found = self.skips.pop(step, ())
         self.n_skipped += len(found)
         if self.n_skipped <= most:
@@ -153,11 +149,7 @@ class IterationTable:
         return sum(each.schedule.n_in_flight for each in each_cancelled)
 
     def begin(self, plan: EpochPlan, schedule: Schedule, layout: BlockLayout) -> EpochIteration:
-        """Begin an iteration.
-
-        Raises:
-            InvalidArgument: N_SLOTS iterations are running.
-        """
+        """Begin an iteration, unless N_SLOTS are running."""
         if not self._free_slots:
             raise InvalidArgument(
                 f"{N_SLOTS} iterations over one loader are running, the maximum number; release "
@@ -178,8 +170,7 @@ class IterationTable:
     def begin_ahead(self, before: EpochIteration) -> EpochIteration | None:
         """Begin the successor of an iteration before a loop requests it.
 
-        Return None if the successor must not begin now, because another iteration needs the
-        workers.
+        Return None if it must not begin now, because another iteration needs the workers.
         """
         plan = before.successor
         is_full = not self._free_slots

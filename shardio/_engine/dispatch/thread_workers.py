@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
@@ -131,15 +132,14 @@ _Message = tuple[bytes, tuple[int, ...]]
 
 
 class _SharedState:
-    """The state shared by the pool and its threads; the last user releases it."""
+    """The state shared by the pool and its threads."""
 
     def __init__(self) -> None:
         self.answers: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self.is_closing = False
-        self._maps: dict[int, tuple[BlockMap, int]] = {}
-        """The map and the descriptor of each block, by the inode of its file."""
-        self._lock = threading.RLock()  # reentrant, because a finalizer may close the pool
-        self._n_users = 1
+        self.maps: dict[int, BlockMap] = {}
+        """The map of each block, by the inode of its file."""
+        self._lock = threading.Lock()
 
     def call(self, key: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         """Call a user function with the global generators seeded by `key`."""
@@ -151,36 +151,19 @@ class _SharedState:
             GENERATOR_LOCK.end(threading.current_thread())
 
     def map_of(self, fd: int, most_bytes: int | None) -> BlockMap:
-        """Return the map of a block, shared by all threads; take ownership of `fd`.
-
-        A block is used by one thread at a time.
-        """
+        """Return the map of a block, which all threads share in turn, and which owns `fd`."""
         file = os.fstat(fd).st_ino  # unique while the file is mapped
         with self._lock:
-            if file in self._maps:
+            if file in self.maps:
                 os.close(fd)
-                return self._maps[file][0]
-            try:
-                found = BlockMap(fd, most_bytes)
-            except BaseException:
-                os.close(fd)
-                raise
-            self._maps[file] = found, fd
-            return found
-
-    def enter(self) -> None:
-        """Register a user of the shared state."""
-        with self._lock:
-            self._n_users += 1
-
-    def leave(self) -> None:
-        """Unregister a user; the last user releases the maps."""
-        with self._lock:
-            self._n_users -= 1
-            if not self._n_users:
-                for _, fd in self._maps.values():
+            else:
+                try:
+                    self.maps[file] = BlockMap(fd, most_bytes)
+                except BaseException:
                     os.close(fd)
-                self._maps.clear()
+                    raise
+                weakref.finalize(self.maps[file], os.close, fd).atexit = False
+            return self.maps[file]
 
 
 class _ThreadWorker(BatchWorker):
@@ -244,7 +227,6 @@ class ThreadWorkers(Closing):
 
     def _start(self, index: int) -> tuple[queue.SimpleQueue[_Message | None], threading.Thread]:
         inbox: queue.SimpleQueue[_Message | None] = queue.SimpleQueue()
-        self._common.enter()
         thread = threading.Thread(
             target=_serve,
             args=(index, self._batch_spec, inbox, self._common),
@@ -314,7 +296,7 @@ class ThreadWorkers(Closing):
                 if thread is not threading.current_thread():  # a finalizer may run in a worker
                     thread.join(max(0.0, end_s - time.monotonic()))
                     GENERATOR_LOCK.end(thread)
-            common.leave()
+            common.maps.clear()  # an abandoned thread keeps the maps that it uses
 
     def _check_usable(self) -> None:
         if self._common.is_closing:
@@ -347,7 +329,6 @@ def _serve(
         while not inbox.empty():
             for fd in (inbox.get() or (b"", ()))[1]:
                 os.close(fd)
-        common.leave()
 
 
 def _stack(frame: FrameType | None) -> str:

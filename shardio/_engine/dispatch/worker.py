@@ -234,6 +234,7 @@ class BatchWorker(Closing):
         """Close the decoders and files, then the dataset."""
         if hasattr(self, "_filler"):
             self._filler.close()
+        self._blocks.clear()
         self._dataset.close()
 
     def _new_filler(self, view: SampleView) -> Filler:
