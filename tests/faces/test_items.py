@@ -332,8 +332,13 @@ def test_it_is_one_pass_as_of_any_generator() -> None:
         if item == 2:
             break
     assert (list(loading), list(loading)) == ([3, 4], [])
-    with pytest.raises(ClosedError, match="has ended"), loading:
-        pass
+
+
+def test_one_that_is_over_is_not_begun_again_by_a_with() -> None:
+    with load_with_workers(SAME, [1], 1) as generator:
+        assert list(generator) == [1]
+        with pytest.raises(ClosedError, match="has ended"), generator:
+            pass
 
 
 def test_one_that_was_closed_before_its_end_does_not_look_like_an_empty_one() -> None:
