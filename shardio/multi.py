@@ -55,8 +55,8 @@ class MultiLoader(Closing):
         verbose: True prints the path of the socket, and the workers that have finished, to standard
             error.
         nokill: True lets earlier iterations continue when another one begins.
-        prefix: the beginning of the path of the socket's folder, which exists while workers connect
-            and is accessible to this user only.
+        prefix: the beginning of the path of the socket's folder, which is accessible to this user
+            only and exists for a moment.
         memory_bytes: the limit for samples that workers have sent and that are not delivered yet.
             The same limit applies separately to the blocks that hold larger arrays.
         timeout_s: the time to wait for a sample before BatchTimeout is raised, whose message shows

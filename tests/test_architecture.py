@@ -474,7 +474,6 @@ MAY_CHANGE_FILES = {
     "shardio._workers.processes.linux": "memory files",
     "shardio._workers.processes.shared_memory": "memory files",
     "shardio._workers.processes.stack_dumps": "memory files",
-    "shardio._workers.processes.zygote": "removes the folder of a socket; imports nothing more",
     "shardio._workers.tasks.zeromq": "makes the folder of a socket",
     "shardio.storage.fs": "all other changes",
 }

@@ -52,7 +52,7 @@ from shardio import MultiLoader
 race(MultiLoader(dataset, workers={N_WORKERS}))
 """
 THEIRS: Final = f"""{DATASET}
-import pickle
+import pickle, tempfile
 import webdataset.multi, zmq
 
 def reader(dataset, sockname, index, num_workers):
@@ -65,7 +65,8 @@ def reader(dataset, sockname, index, num_workers):
     context.term()  # waits until all is sent
 
 webdataset.multi.reader = reader
-race(webdataset.multi.MultiLoader(dataset, workers={N_WORKERS}))
+with tempfile.TemporaryDirectory() as folder:  # its socket's file stays there
+    race(webdataset.multi.MultiLoader(dataset, workers={N_WORKERS}, prefix=folder + "/"))
 """
 
 

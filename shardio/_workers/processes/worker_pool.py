@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -24,7 +23,7 @@ from shardio._workers.processes.pool_state import PoolState, WorkerExit, WorkerH
 from shardio._workers.processes.serialization import pack
 from shardio._workers.processes.stack_dumps import ask_for_stacks
 from shardio._workers.processes.worker_main import EXECUTE, FORK, Start, Target
-from shardio._workers.processes.zygote import CLEANUP, REQUEST, acquire
+from shardio._workers.processes.zygote import REQUEST, acquire
 from shardio.errors import ClosedError, InvalidArgument, WorkerDied
 
 __all__ = ["Channel", "WorkerPool", "WorkerExit", "Event", "Failed", "Message"]
@@ -114,16 +113,6 @@ class WorkerPool(Closing):
             self._watch.queue(worker, message, fds)
         except (BrokenPipeError, ConnectionResetError):
             return  # `wait` reports the worker's exit
-
-    def set_cleanup_folder(self, folder: str) -> None:
-        """Register a folder to be removed if this process is killed; "" for none.
-
-        The new folder replaces the one registered before, which the caller must remove.
-        """
-        with self._held.lock:
-            if self._held.session is not None and not self._held.is_closing:
-                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                    self._held.session.send(CLEANUP + os.fsencode(folder))
 
     def signal(self, index: int, number: int) -> bool:
         """Send a signal to worker `index`; return False if its process is not running."""

@@ -10,7 +10,6 @@ their exits.
 
     main -> zygote   control   names of modules to import         + the zygote's socket of a session
     main -> zygote   session   REQUEST (place, way)               + channel, payload, the pool's fds
-    main -> zygote   session   CLEANUP, path of a folder to remove if main exits; empty for none
     zygote -> main   session   REPLY STARTED (place, pid)         + pidfd of the worker
     zygote -> main   session   REPLY EXITED (place, pid, how, status)
     zygote -> main   session   REPLY NOT_STARTED (place, errno)
@@ -27,7 +26,6 @@ and end it. Both may be called in any thread; a finalizer that interrupts one of
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import gc
 import os
@@ -57,7 +55,6 @@ from shardio.errors import UnsupportedEnvironment
 
 __all__ = [
     "ASK_FOR_STACKS",
-    "CLEANUP",
     "EXITED",
     "GRACE_S",
     "NOT_STARTED",
@@ -75,7 +72,6 @@ __all__ = [
 REQUEST = struct.Struct("<IB")  # index of the worker in its pool, action (see `worker_main`)
 REPLY = struct.Struct("<BIiii")  # kind, place, pid, how (CLD_*), status
 STARTED, EXITED, NOT_STARTED = 1, 2, 3
-CLEANUP = b"folder "
 
 GRACE_S = 0.1
 
@@ -116,7 +112,6 @@ class _Session:
         self.replies: deque[tuple[bytes, list[int]]] = deque()  # replies that are not sent yet
         self.is_ending = False  # True once the main process has closed the pool
         self.kill_at_s: float | None = None  # monotonic; set while ending, until workers are killed
-        self.cleanup_folder = b""  # the folder to remove if the main process exits
 
 
 class _Zygote:
@@ -138,7 +133,7 @@ class _Zygote:
             # Handle one event at a time, because handling it may close the descriptor of the next.
             for fd, mask in self.epoll.poll(self._pause_s(), 1):
                 if fd == self.main_pidfd:
-                    self._leave()
+                    os._exit(0)  # the kernel then kills the workers
                 elif fd == self.control.fileno():
                     self._open_session()
                 elif fd in self.session_of:
@@ -155,9 +150,9 @@ class _Zygote:
         try:
             data, ancillary, flags, _ = self.control.recvmsg(*RECEIVE)
         except ConnectionResetError:
-            self._leave()
+            os._exit(0)
         if not data:  # the main process has released the zygote
-            self._leave()
+            os._exit(0)
         (fd,) = unpack_fds(ancillary, flags)
         self.sessions[fd] = _Session(socket.socket(fileno=fd))
         self.epoll.register(fd, select.EPOLLIN)
@@ -181,25 +176,13 @@ class _Zygote:
             # The main process exited with replies unread; the next call reports the end.
             except ConnectionResetError:
                 return
-            if data.startswith(CLEANUP):
-                session.cleanup_folder = data.removeprefix(CLEANUP)
-            elif data:
+            if data:
                 self._start_worker(session, data, unpack_fds(ancillary, flags))
             else:
                 session.is_ending = True
                 session.kill_at_s = time.monotonic() + GRACE_S
                 self._watch(session)
                 self._close_if_over(session)
-
-    def _leave(self) -> NoReturn:
-        """Remove the registered folders and exit; the kernel then kills the workers."""
-        for session in self.sessions.values():
-            with contextlib.suppress(OSError):
-                if session.cleanup_folder:
-                    for entry in os.scandir(session.cleanup_folder):
-                        os.unlink(entry)
-                    os.rmdir(session.cleanup_folder)
-        os._exit(0)
 
     def _start_worker(self, session: _Session, data: bytes, fds: tuple[int, ...]) -> None:
         place, way = REQUEST.unpack(data)

@@ -12,7 +12,6 @@ For num_workers=0, `InlinePool` calls the function in this process, for one call
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
 import struct
@@ -36,16 +35,16 @@ from shardio._workers.processes.channel import (
 from shardio._workers.processes.limits import require
 from shardio._workers.processes.linux import keep_freed_memory, this_process, yield_to_main
 from shardio._workers.processes.serialization import (
+    ValuePickler,
     add_note,
     as_failure,
     pack_failure,
-    pickle_out_of_band,
     shortened,
     unpack_failure,
 )
 from shardio._workers.processes.stack_dumps import answer_with_stacks, map_steps
 from shardio._workers.tasks.failure_policy import ErrorBudget
-from shardio._workers.tasks.values import PackedValue, pack_value, write_value
+from shardio._workers.tasks.values import PackedValue, ValuePacker, write_value
 from shardio.errors import BatchTimeout, InsufficientMemory, InvalidArgument
 
 _MAX: Final = 64
@@ -91,6 +90,7 @@ class ResultChunks:
 
     def __init__(self, results: Iterator[Any], name: str) -> None:
         self._results, self._name = results, name
+        self._pickler = ValuePickler(_ALONE_BYTES)
         self._large: list[Any] = []  # results that each need a separate chunk
         self.n_passed_over = 0
         """The number of results to skip, which the main process received from an earlier worker."""
@@ -120,11 +120,10 @@ class ResultChunks:
             if self.n_passed_over:
                 self.n_passed_over -= 1
                 continue
-            file, apart = io.BytesIO(), list[pickle.PickleBuffer]()
-            pickle_out_of_band(value, file, apart, _ALONE_BYTES)
+            pickled, apart = self._pickler.dumps(value)
             if not apart:
-                found.append(_Pickled(file.getvalue()))
-                n_bytes += len(file.getbuffer())
+                found.append(_Pickled(pickled))
+                n_bytes += len(pickled)
             elif found:
                 self._large.append(value)
                 return
@@ -221,7 +220,7 @@ class _Caller:
     ) -> None:
         self._function, self._most_bytes, self._is_called = function, most_bytes, is_called
         self._channel, self._pid = channel, this_process.pid
-        self.blocks: dict[int, BlockMap] = {}
+        self._packer, self.blocks = ValuePacker(), dict[int, BlockMap]()
         self._suspended: dict[int, ResultChunks] = {}
 
     def answer(self, message: bytes) -> bytes:
@@ -239,7 +238,7 @@ class _Caller:
                 value.n_passed_over += n_passed_over
                 value, n_results = self._next_chunk(step, value)
             taken_ns = now_ns() - start_ns
-            found = pack_value(value)
+            found = self._packer.pack(value)
             if found.n_bytes <= MAX_INLINE_BYTES:
                 head = ANSWER.pack(CallOutcome.INLINE, n_results, number, step, 0, taken_ns)
                 return head + found.to_bytes()

@@ -23,8 +23,8 @@ from shardio._workers.processes.channel import Channel
 from shardio._workers.processes.linux import keep_freed_memory, this_process, yield_to_main
 from shardio._workers.processes.serialization import pack_failure, text_of
 from shardio._workers.processes.stack_dumps import answer_with_stacks
-from shardio._workers.tasks.values import LentBlocks, pack_value
-from shardio._workers.tasks.zeromq import zeromq
+from shardio._workers.tasks.values import LentBlocks, ValuePacker
+from shardio._workers.tasks.zeromq import address_of, zeromq
 from shardio.errors import TransformError
 
 HEAD: Final = struct.Struct("<IIQ")
@@ -45,12 +45,11 @@ OVERHEAD_BYTES: Final = 256
 class MessageKind(IntEnum):
     """The kind of a message."""
 
-    HELLO = 1  # the worker is connected
-    SAMPLE = 2
-    IN_BLOCK = 3  # a sample, in a block
-    SKIPPED = 4  # an exception instead of a sample
-    FAILED = 5  # an exception that ended the worker's iteration
-    END = 6  # no more samples; the head has this worker's sample count instead of an index
+    SAMPLE = 1
+    IN_BLOCK = 2  # a sample, in a block
+    SKIPPED = 3  # an exception instead of a sample
+    FAILED = 4  # an exception that ended the worker's iteration
+    END = 5  # no more samples; the head has this worker's sample count instead of an index
 
 
 class Command(IntEnum):
@@ -87,16 +86,15 @@ def send_all(
     may_skip: bool,  # noqa: FBT001  # bound by position, as a target of a pool
     channel: Channel,
 ) -> None:
-    """Iterate the dataset and send its samples to the address that arrives on the channel.
-
-    This is the function that runs in a worker.
+    """Iterate the dataset in a worker and send its samples.
 
     Args:
         dataset: the dataset, iterated once.
         n_workers: the number of workers.
         most_bytes: the maximum number of bytes in flight from this worker.
         may_skip: True if the iteration continues after a sample that failed.
-        channel: the channel of this worker; its descriptors are the stack files of all workers.
+        channel: the channel of this worker; its descriptors are the stack files of all workers, and
+            the `path_fd` of the receiver.
     """
     global _here
     yield_to_main()
@@ -106,13 +104,10 @@ def send_all(
     # webdataset reads these variables.
     os.environ["WORKER"], os.environ["NUM_WORKERS"] = map(str, _here)
     zmq = zeromq()
-    address = channel.recv()
-    if address is None:
-        return
     with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
         socket.linger = 0  # at the end, messages are unsent only if the main process is gone
         socket.sndhwm = 0  # credit limits the bytes, so the message count needs no limit
-        socket.connect(os.fsdecode(address))
+        socket.connect(address_of(channel.fds[-1]))
         sender = SampleSender(socket, channel, most_bytes, may_skip=may_skip)
         with suppress(MainExited):
             sender.send_samples(dataset)
@@ -129,12 +124,11 @@ class SampleSender:
     def __init__(self, socket: Any, channel: Channel, most_bytes: int, *, may_skip: bool) -> None:
         self._socket, self._channel, self._most_bytes = socket, channel, most_bytes
         self._may_skip, self._pid = may_skip, this_process.pid
-        self._lent_blocks = LentBlocks()
+        self._packer, self._lent_blocks = ValuePacker(_MIN_APART_BYTES), LentBlocks()
         self._n_under_way = self._n_sent = 0
 
     def send_samples(self, dataset: Iterable[Any]) -> None:
-        """Send HELLO, then every sample or its exception, then the end of the iteration."""
-        self._send(MessageKind.HELLO)
+        """Send every sample or its exception, then the end of the iteration."""
         try:
             samples = iter(dataset)
             while self._send_next(samples):
@@ -170,7 +164,7 @@ class SampleSender:
 
     def _send_sample(self, sample: Any) -> None:
         try:
-            packed = pack_value(sample, _MIN_APART_BYTES)
+            packed = self._packer.pack(sample)
         except Exception as error:
             raise TransformError(
                 f"sample {self._n_sent} of worker {self._channel.index} cannot be pickled: "

@@ -1,14 +1,12 @@
 """One iteration of a dataset by several workers, each of which iterates the whole dataset.
 
         main                                             worker
-  A  WorkerPool(send_all, dataset), Receiver ──────────▶ loads dataset and ZeroMQ
-  B     address ───────────────────────────────────────▶ connects
-  C     hide: the folder is removed ◀──────── HELLO ═══
-  D     next ◀══════════════════════════════ SAMPLE ═══ iterates
-  E     credit: bytes that were handed over ───────────▶ continues sending
+  A  Receiver, WorkerPool(send_all, dataset) ──────────▶ loads dataset and ZeroMQ, connects
+  B     next ◀══════════════════════════════ SAMPLE ═══ iterates
+  C     credit: bytes that were handed over ───────────▶ continues sending
         blocks, for larger samples (BlockLender) ──────▶ fills them, asks for more
-  F     the count is checked ◀═════════════════ END ═══
-  G     goodbye ───────────────────────────────────────▶ exits
+  D     the count is checked ◀═════════════════ END ═══
+  E     goodbye ───────────────────────────────────────▶ exits
 
 ═ is the ZeroMQ socket, ─ the pool's channels.
 """
@@ -70,7 +68,7 @@ class _Sender:
     """The main process's state of one worker."""
 
     def __init__(self) -> None:
-        self.is_connected = self.ended_with_a_skip = False
+        self.ended_with_a_skip = False
         self.n_arrived = self.n_skipped = 0
         """The count of samples handed over or skipped, and the count of skipped samples alone."""
         self.n_owed = 0
@@ -119,7 +117,7 @@ class SampleStream(Closing):
         self._lock = threading.RLock()  # a ZeroMQ socket must be used by one thread at a time
         self._block_lender = BlockLender(n_workers, most_bytes)
         self._owned: list[Closing] = []
-        """The pool and the receiver, in order of creation."""
+        """The receiver and, before it, the pool, which is closed first."""
         held = self._owned, self._block_lender, self._stacks
         self._finalizer = Finalizer(self, _let_go, self._pid, *held, self._lock)
         self._going = dict(enumerate(_Sender() for _ in range(n_workers)))
@@ -135,15 +133,11 @@ class SampleStream(Closing):
             target = functools.partial(
                 send_all, dataset, n_workers, most_bytes // n_workers, may_skip
             )
-            self._pool = WorkerPool(
-                n_workers, target, fds=self._stacks, preload=_PRELOAD, start=start
-            )
-            self._owned.append(self._pool)
             self._receiver = Receiver(prefix, n_workers)
             self._owned.append(self._receiver)
-            self._pool.set_cleanup_folder(os.path.dirname(self._receiver.path))
-            for worker in range(n_workers):
-                self._pool.send(worker, os.fsencode(self._receiver.address))
+            fds = [*self._stacks, self._receiver.path_fd]
+            self._pool = WorkerPool(n_workers, target, fds=fds, preload=_PRELOAD, start=start)
+            self._owned.insert(0, self._pool)
         except BaseException:
             self.close()
             raise
@@ -213,52 +207,33 @@ class SampleStream(Closing):
         return message
 
     def _open(self, message: bytes) -> Any:
-        """Process a message; return the sample in it, or _NO_SAMPLE."""
-        kind, worker, number = HEAD.unpack_from(message)
-        payload, sender = memoryview(message)[HEAD.size :], self._going[worker]
-        if number != sender.n_arrived:
-            raise WorkerDied(
-                f"worker {worker} sent {number} samples, and {sender.n_arrived} arrived"
-            )
-        if kind == MessageKind.SAMPLE:
-            self._owe(worker, len(payload))
-            # Copy the payload, because the caller may write to its arrays.
-            return self._sample(worker, memoryview(bytearray(payload)))
-        if kind == MessageKind.IN_BLOCK:
-            block, n_bytes = PLACE.unpack(payload)
-            self._owe(worker, n_bytes)
-            memory = self._block_lender.hand_over(worker, block, n_bytes)
-            self._lend()
-            return self._sample(worker, memory)
-        self._owe(worker, 0)
-        if kind == MessageKind.HELLO:
-            sender.is_connected = True
-            if all(each.is_connected for each in self._going.values()):
-                self._receiver.hide()
-                self._pool.set_cleanup_folder("")
-        elif kind == MessageKind.END:
-            self._release_worker(worker)
-        else:
-            error = unpack_failure(payload, f"worker {worker}, at sample {number} of it")
-            if kind == MessageKind.FAILED:
-                raise error
-            self._skip(worker, error)
-            sender.ended_with_a_skip = True
-        return _NO_SAMPLE
-
-    def _sample(self, worker: int, memory: Bytes | memoryview) -> Any:
-        """Return the sample in memory, or _NO_SAMPLE if it cannot be unpickled and is skipped.
+        """Process a message; return the sample in it, or _NO_SAMPLE.
 
         Raises:
             TransformError: the sample cannot be unpickled, and may not be skipped.
         """
-        sender = self._going[worker]
+        kind, worker, number = HEAD.unpack_from(message)
+        sender, payload = self._going[worker], memoryview(message)[HEAD.size :]
+        if number != sender.n_arrived:
+            raise WorkerDied(
+                f"worker {worker} sent {number} samples, and {sender.n_arrived} arrived"
+            )
+        memory: Bytes | memoryview = payload
+        if kind == MessageKind.IN_BLOCK:
+            memory = self._block_lender.hand_over(worker, *PLACE.unpack(payload))
+            self._lend()
+        elif kind != MessageKind.SAMPLE:
+            self._open_other(MessageKind(kind), worker, payload)
+            return _NO_SAMPLE
+        sender.n_owed += len(memory) + OVERHEAD_BYTES
+        if sender.n_owed >= self._least_credit_bytes:
+            self._send_credit(worker)
         sender.ended_with_a_skip = False
         try:
             sample = read_value(memory)
         except Exception as error:  # noqa: BLE001  # raised, or reported with the skipped samples
             failure = TransformError(
-                f"sample {sender.n_arrived} of worker {worker} cannot be unpickled: "
+                f"sample {number} of worker {worker} cannot be unpickled: "
                 f"{type(error).__name__}: {text_of(error)}"
             )
             failure.__cause__ = error
@@ -266,6 +241,19 @@ class SampleStream(Closing):
             return _NO_SAMPLE
         sender.n_arrived += 1
         return sample
+
+    def _open_other(self, kind: MessageKind, worker: int, payload: memoryview) -> None:
+        """Process a message without a sample."""
+        sender = self._going[worker]
+        sender.n_owed += OVERHEAD_BYTES
+        if kind == MessageKind.END:
+            self._release_worker(worker)
+            return
+        error = unpack_failure(payload, f"worker {worker}, at sample {sender.n_arrived} of it")
+        if kind == MessageKind.FAILED:
+            raise error
+        self._skip(worker, error)
+        sender.ended_with_a_skip = True
 
     def _skip(self, worker: int, error: BaseException) -> None:
         """Skip the next sample of a worker, or raise `error`, with which the sample failed.
@@ -279,13 +267,6 @@ class SampleStream(Closing):
         number = sender.n_arrived
         sender.n_arrived, sender.n_skipped = number + 1, sender.n_skipped + 1
         self._error_budget.skip(number, WorkerInfo(worker, len(self._pool)), error)
-
-    def _owe(self, worker: int, n_bytes: int) -> None:
-        """Count a handed-over message with a sample of n_bytes; send credit if it is enough."""
-        sender = self._going[worker]
-        sender.n_owed += n_bytes + OVERHEAD_BYTES
-        if sender.n_owed >= self._least_credit_bytes:
-            self._send_credit(worker)
 
     def _send_credit(self, worker: int) -> None:
         """Send a worker the credit for the samples that were handed over."""

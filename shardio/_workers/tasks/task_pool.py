@@ -62,7 +62,7 @@ class PendingCall:
         self.step, self.item, self.request = step, item, request
         self.block: Block | None = None
         self.n_bytes, self.n_crashes = 0, 0
-        self.memory: bytearray | None = None
+        self.memory: memoryview | None = None
         """The value, if it came with the answer."""
         self.error: BaseException | None = None
         """The error that made the item be skipped."""
@@ -106,10 +106,8 @@ class PendingCall:
             TransformError: the value cannot be unpickled.
             InsufficientMemory: there is no memory for the value.
         """
-        memory: Bytes | memoryview = memoryview(b"")
-        if self.memory is not None:
-            memory = memoryview(self.memory)
-        elif self.block is not None:
+        memory: Bytes | memoryview = memoryview(b"") if self.memory is None else self.memory
+        if self.block is not None:
             block, self.block = self.block, None
             memory = blocks.hand_over(block, self.n_bytes, is_spare=is_last)
         try:
@@ -385,7 +383,7 @@ class TaskPool(Closing):
             return
         if outcome == CallOutcome.INLINE:
             call.give_back(self._blocks)
-            call.memory = bytearray(memoryview(answer)[DESCRIPTOR_BYTES:])
+            call.memory = memoryview(answer)[DESCRIPTOR_BYTES:]
         elif call.block is not None:
             self._blocks.see(call.block, n_bytes)
             call.n_bytes = n_bytes
@@ -421,7 +419,7 @@ class TaskPool(Closing):
             value = None if self._on_crash is None else self._on_crash(call.item, place, died)
             if value is not None:
                 call.give_back(self._blocks)
-                call.memory = bytearray(pack_value(value).to_bytes())
+                call.memory = memoryview(pack_value(value).to_bytes())
                 self._schedule.done(worker, step)
                 del tasks[step]
             elif call.n_crashes == MAX_CRASHES:

@@ -18,7 +18,6 @@ view the block. When the last array is gone, any worker may receive the block.
 
 from __future__ import annotations
 
-import io
 import pickle
 import struct
 import warnings
@@ -31,7 +30,7 @@ from shardio._base.callers import caller_stacklevel
 from shardio._base.classes import Closing
 from shardio._workers.processes.blocks import Block, BlockMap, BlockPool, Bytes
 from shardio._workers.processes.limits import require
-from shardio._workers.processes.serialization import pickle_out_of_band
+from shardio._workers.processes.serialization import ValuePickler
 
 _HEAD: Final = struct.Struct("<QQ")
 _ALIGNMENT: Final = 64
@@ -55,22 +54,35 @@ class PackedValue(NamedTuple):
         return memory
 
 
-def pack_value(value: Any, least_bytes: int = 0) -> PackedValue:
-    """Pickle a value, except the memory of its arrays of at least `least_bytes`.
+class ValuePacker:
+    """A packer of values, used in one thread.
 
-    Raises any exception that parts of the value raise when they are pickled.
+    Args:
+        least_bytes: the size from which arrays are kept out of the pickle.
     """
-    file, apart = io.BytesIO(), list[pickle.PickleBuffer]()
-    pickle_out_of_band(value, file, apart, least_bytes)
-    skeleton = file.getvalue()
-    if not apart:
-        head = _HEAD.pack(0, len(skeleton)) + skeleton
-        return PackedValue(head, [], len(head))
-    buffers = [buffer.raw() for buffer in apart]
-    sizes = [buffer.nbytes for buffer in buffers]
-    head = struct.pack(f"<{2 + len(sizes)}Q", len(sizes), len(skeleton), *sizes) + skeleton
-    *_, n_bytes = _places(sizes, len(head))
-    return PackedValue(head, buffers, n_bytes)
+
+    def __init__(self, least_bytes: int = 0) -> None:
+        self._pickler = ValuePickler(least_bytes)
+
+    def pack(self, value: Any) -> PackedValue:
+        """Pack a value.
+
+        Raises any exception that parts of the value raise when they are pickled.
+        """
+        skeleton, apart = self._pickler.dumps(value)
+        if not apart:
+            head = _HEAD.pack(0, len(skeleton)) + skeleton
+            return PackedValue(head, [], len(head))
+        buffers = [buffer.raw() for buffer in apart]
+        sizes = [buffer.nbytes for buffer in buffers]
+        head = struct.pack(f"<{2 + len(sizes)}Q", len(sizes), len(skeleton), *sizes) + skeleton
+        *_, n_bytes = _places(sizes, len(head))
+        return PackedValue(head, buffers, n_bytes)
+
+
+def pack_value(value: Any) -> PackedValue:
+    """Pack a single value, as `ValuePacker` does."""
+    return ValuePacker().pack(value)
 
 
 def write_value(packed: PackedValue, target: memoryview) -> None:
@@ -83,12 +95,17 @@ def write_value(packed: PackedValue, target: memoryview) -> None:
 
 
 def read_value(memory: Bytes | memoryview) -> Any:
-    """Return the value in memory; its arrays are views that keep the memory alive."""
+    """Return the value in memory; its arrays are views that keep the memory alive.
+
+    Read-only memory is copied first, because the caller may write to the arrays.
+    """
     view = memoryview(memory)  # type: ignore[arg-type]  # an array has memory, too
     n_buffers, n_skeleton = _HEAD.unpack_from(view)
     # Here and below: the pickle was written by a worker, and is never stored data.
     if not n_buffers:
         return pickle.loads(view[_HEAD.size :])
+    if view.readonly:
+        view = memory = memoryview(bytearray(view))
     sizes = struct.unpack_from(f"<{n_buffers}Q", view, _HEAD.size)
     start = _HEAD.size + 8 * n_buffers
     end = start + n_skeleton

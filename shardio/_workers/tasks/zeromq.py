@@ -1,17 +1,15 @@
-"""The main process's ZeroMQ socket for samples, in a folder that only this user can enter."""
+"""ZeroMQ: its import, and the main process's socket for samples."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
 from shardio._base.classes import Closing
 from shardio._workers.processes.linux import check_files, files_explained
 from shardio.errors import InvalidArgument, UnsupportedEnvironment, install_hint
-from shardio.storage.fs import remove_tree
 
 OWN_FILES: Final = 16
 """An upper bound for the files that a ZeroMQ context and socket open, without connections."""
@@ -60,10 +58,14 @@ def check_prefix(prefix: Any) -> str:
 
 
 class Receiver(Closing):
-    """A ZeroMQ socket and, until `hide`, its folder. It owns both; use it in one thread at a time.
+    """A ZeroMQ socket that receives samples; owned and used by one thread at a time.
+
+    The socket has a name only while the constructor runs. Processes connect by the descriptor
+    `path_fd`, which Linux resolves to the socket even after the name is removed. No other process
+    can therefore connect, and no name is left behind if this process is killed.
 
     Args:
-        prefix: the prefix of the folder, as returned by `check_prefix`.
+        prefix: the prefix of the socket's folder, as returned by `check_prefix`.
         n_senders: the number of processes that will connect.
 
     Raises:
@@ -73,23 +75,21 @@ class Receiver(Closing):
     def __init__(self, prefix: str, n_senders: int) -> None:
         self._zmq = zeromq()
         check_files(OWN_FILES + n_senders)
-        parent, name = os.path.split(prefix)
-        self._folder: Path | None = Path(tempfile.mkdtemp(prefix=name, dir=parent))
-        self.path = os.fspath(self._folder / _NAME)
+        self.path_fd = -1
         self._context = self._zmq.Context()
         self._socket = self._context.socket(self._zmq.PULL)
+        parent, name = os.path.split(prefix)
         try:
             self._socket.linger = 0
             self._socket.rcvhwm = 0  # credit limits the bytes, so the message count needs no limit
-            self._socket.bind(self.address)
+            with files_explained(), tempfile.TemporaryDirectory(prefix=name, dir=parent) as folder:
+                path = os.path.join(folder, _NAME)
+                self.address = f"ipc://{path}"
+                self._socket.bind(self.address)
+                self.path_fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except BaseException:
             self.close()
             raise
-
-    @property
-    def address(self) -> str:
-        """The address that workers connect to."""
-        return f"ipc://{self.path}"
 
     def fileno(self) -> int:
         """Return a descriptor that is readable if a message arrives after `take` returned None."""
@@ -104,15 +104,15 @@ class Receiver(Closing):
             return None
         return found
 
-    def hide(self) -> None:
-        """Remove the folder: workers stay connected, and no other process can connect."""
-        if self._folder is not None:
-            with files_explained():
-                remove_tree(self._folder)
-            self._folder = None
-
     def close(self) -> None:
-        """Close the socket and remove the folder. Idempotent."""
+        """Close the socket. Idempotent."""
         self._socket.close()
         self._context.term()
-        self.hide()
+        if self.path_fd >= 0:
+            os.close(self.path_fd)
+            self.path_fd = -1
+
+
+def address_of(path_fd: int) -> str:
+    """Return the address of a `Receiver` in a process that has inherited its `path_fd`."""
+    return f"ipc:///proc/self/fd/{path_fd}"
