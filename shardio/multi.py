@@ -14,9 +14,8 @@ from shardio._loading.options import OnError, most_skips, one_of, refuse_path, s
 from shardio._workers.processes.serialization import shortened
 from shardio._workers.processes.worker_main import Start
 from shardio._workers.tasks.failure_policy import ErrorBudget
-from shardio._workers.tasks.sample_sender import WorkerInfo, worker_info
 from shardio._workers.tasks.sample_stream import SampleStream
-from shardio._workers.tasks.zeromq import check_prefix, zeromq
+from shardio._workers.tasks.zeromq import WorkerInfo, check_prefix, worker_info, zeromq
 from shardio.errors import InvalidArgument
 from shardio.order.sampling import count
 from shardio.serving.client.protocol import parse_all

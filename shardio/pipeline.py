@@ -19,15 +19,15 @@ from shardio._workers.processes.linux import Finalizer, interrupts_held
 from shardio._workers.processes.serialization import shortened
 from shardio._workers.tasks.executors import create_executors
 from shardio._workers.tasks.pipeline_runner import PipelineRunner
-from shardio._workers.tasks.pipeline_spec import (
+from shardio._workers.tasks.stage import (
     BatchStep,
     PipelineStart,
     PipeStep,
+    SourceItem,
     Where,
     checked_where,
     user_call,
 )
-from shardio._workers.tasks.stage import SourceItem
 from shardio.errors import ClosedError, InvalidArgument
 from shardio.order.sampling import count
 

@@ -105,7 +105,7 @@ HOMES_OF_PACKAGES = {
 }
 LOADED_LATE = {"av", "PIL", "jax", "obstore", "simplejpeg", "torch", "zmq"}
 PROCESS_ENTRIES = (
-    "shardio._workers.tasks.sample_sender",
+    "shardio._workers.tasks.zeromq",
     "shardio._engine.dispatch.worker",
     "shardio._workers.processes.zygote",
 )
@@ -292,8 +292,8 @@ def test_the_map_of_the_library_names_functions_that_their_files_define() -> Non
         ("shardio.shard.reader", "shardio", True),
         ("shardio.shard.reader", "shardio.nowhere", True),
         ("shardio.nowhere", "shardio.errors", True),
-        ("shardio._workers.tasks.task_pool", "shardio._workers.processes.channel", False),
-        ("shardio._workers.processes.channel", "shardio._workers.tasks.task_pool", True),
+        ("shardio._workers.tasks.task_pool", "shardio._workers.processes.worker_main", False),
+        ("shardio._workers.processes.worker_main", "shardio._workers.tasks.task_pool", True),
         ("shardio._engine.dispatch.engine", "shardio._engine.filling.filler", False),
         ("shardio._engine.filling.filler", "shardio._engine.dispatch.engine", True),
         ("shardio.conversion.api", "shardio._engine.filling.filler", True),

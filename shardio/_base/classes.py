@@ -7,8 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Generic, Self, TypeVar, overload
 
-__all__ = ["cached_property"]
-
 
 class Closing(ABC):
     """A context manager that calls `close` on exit, also after an exception."""

@@ -7,8 +7,7 @@ from typing import Any, Final, NamedTuple, Self
 
 from shardio._loading.options import refuse_path
 from shardio._workers.processes.serialization import shortened
-from shardio._workers.tasks.pipeline_spec import SourcePosition
-from shardio._workers.tasks.stage import SourceItem
+from shardio._workers.tasks.stage import SourceItem, SourcePosition
 from shardio.errors import InvalidArgument
 from shardio.order.sampling import count
 

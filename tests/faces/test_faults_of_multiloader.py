@@ -19,9 +19,8 @@ import pytest
 from shardio import MultiLoader, WorkerDied
 from shardio._workers.processes.blocks import Block, Bytes
 from shardio._workers.processes.worker_pool import Message, WorkerExit
-from shardio._workers.tasks.sample_sender import WANT
 from shardio._workers.tasks.values import ValueBlocks
-from shardio._workers.tasks.zeromq import Receiver, zeromq
+from shardio._workers.tasks.zeromq import WANT, Receiver, zeromq
 from shardio.errors import TransformError, UnsupportedEnvironment
 from tests.faces.multi_datasets import (
     NEEDS_ZEROMQ,

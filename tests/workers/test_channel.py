@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from shardio._workers.processes.channel import (
+from shardio._workers.processes.worker_main import (
     DESCRIPTOR_BYTES,
     MAX_MESSAGE_BYTES,
     pack_message,

@@ -10,7 +10,7 @@ import pytest
 
 from shardio._workers.tasks.executors import create_executors
 from shardio._workers.tasks.pipeline_runner import PipelineRunner
-from shardio._workers.tasks.pipeline_spec import PipeStep, user_call
+from shardio._workers.tasks.stage import PipeStep, user_call
 from shardio.errors import ClosedError
 from tests.loading import PATIENCE_S
 

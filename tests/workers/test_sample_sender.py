@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio._workers.processes import channel as channel_module
-from shardio._workers.processes.channel import Channel
+from shardio._workers.processes import worker_main as channel_module
 from shardio._workers.processes.shared_memory import reserve_memory_file
+from shardio._workers.processes.worker_main import Channel
 from shardio._workers.tasks import values
 from shardio._workers.tasks.failure_policy import ErrorBudget
-from shardio._workers.tasks.sample_sender import (
+from shardio._workers.tasks.sample_stream import SampleStream
+from shardio._workers.tasks.values import pack_value
+from shardio._workers.tasks.zeromq import (
     HEAD,
     OVERHEAD_BYTES,
     PLACE,
@@ -25,8 +27,6 @@ from shardio._workers.tasks.sample_sender import (
     MessageKind,
     SampleSender,
 )
-from shardio._workers.tasks.sample_stream import SampleStream
-from shardio._workers.tasks.values import pack_value
 from shardio.errors import InsufficientMemory, UnsupportedEnvironment, WorkerDied
 
 

@@ -15,8 +15,8 @@ from shardio._engine.dispatch.worker import (
     unpack_done,
     unpack_task,
 )
-from shardio._workers.processes.channel import DESCRIPTOR_BYTES, MAX_MESSAGE_BYTES
 from shardio._workers.processes.serialization import MAX_ERROR_BYTES
+from shardio._workers.processes.worker_main import DESCRIPTOR_BYTES, MAX_MESSAGE_BYTES
 
 U16, U32, U64 = (st.integers(0, (1 << n) - 1) for n in (16, 32, 64))
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardio._workers.tasks.pipeline_spec import user_call
-from shardio._workers.tasks.stage import ListBatcher, SourceItem, Stage, StageJob
+from shardio._workers.tasks.stage import ListBatcher, SourceItem, Stage, StageJob, user_call
 
 
 def _entry(i: int) -> tuple[SourceItem, int]:

@@ -14,7 +14,7 @@ from types import FrameType
 
 import pytest
 
-from shardio._workers.processes.channel import MAX_MESSAGE_BYTES
+from shardio._workers.processes.worker_main import MAX_MESSAGE_BYTES
 from shardio._workers.processes.worker_pool import (
     Channel,
     Event,
@@ -139,7 +139,7 @@ def test_descriptors_of_events_that_nobody_waited_for_are_closed() -> None:
     before = _open_fds()
     pool = WorkerPool(1, give)
     assert select.select([pool._held.workers[0].end], [], [], PATIENCE_S)[0]
-    pool._watch._receive(pool._held.workers[0])
+    pool._held._receive(pool._held.workers[0])
     pool.close()
     assert _open_fds() == before
 

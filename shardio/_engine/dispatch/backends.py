@@ -37,10 +37,14 @@ from shardio._engine.dispatch.worker import (
 from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, Schemas
 from shardio._engine.filling.filler import Filler, LeftOut, RowByRowFiller
 from shardio._workers.processes.blocks import Block
-from shardio._workers.processes.channel import DESCRIPTOR_BYTES, pack_message, unpack_message
 from shardio._workers.processes.serialization import unpack_error
 from shardio._workers.processes.shared_memory import SharedArray, pack_shared
-from shardio._workers.processes.worker_main import Start
+from shardio._workers.processes.worker_main import (
+    DESCRIPTOR_BYTES,
+    Start,
+    pack_message,
+    unpack_message,
+)
 from shardio._workers.processes.worker_pool import Message, WorkerExit, WorkerPool
 from shardio._workers.tasks.failure_policy import CrashLoop
 from shardio._workers.tasks.schedule import DEPTH

@@ -34,8 +34,7 @@ from shardio._workers.processes.global_generators import (
     restore_generators,
 )
 from shardio._workers.processes.linux import interrupts_held, this_process
-from shardio._workers.processes.pool_events import Event, Failed, Message
-from shardio._workers.processes.pool_state import WorkerExit
+from shardio._workers.processes.pool_state import Event, Failed, Message, WorkerExit
 from shardio._workers.processes.stack_dumps import shortened
 from shardio._workers.processes.zygote import GRACE_S
 from shardio.errors import ClosedError

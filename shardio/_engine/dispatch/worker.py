@@ -29,17 +29,17 @@ from shardio._engine.dispatch.counters import IterationCounters
 from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, Schemas, receive_view
 from shardio._engine.filling.filler import Filler, LeftOut, RowByRowFiller
 from shardio._workers.processes.blocks import BlockMap
-from shardio._workers.processes.channel import (
+from shardio._workers.processes.linux import keep_freed_memory, yield_to_main
+from shardio._workers.processes.serialization import pack_error
+from shardio._workers.processes.shared_memory import sparse_memory_file, unpack_shared
+from shardio._workers.processes.stack_dumps import answer_with_stacks
+from shardio._workers.processes.worker_main import (
     DESCRIPTOR_BYTES,
     MAX_MESSAGE_BYTES,
     Channel,
     pack_message,
     unpack_message,
 )
-from shardio._workers.processes.linux import keep_freed_memory, yield_to_main
-from shardio._workers.processes.serialization import pack_error
-from shardio._workers.processes.shared_memory import sparse_memory_file, unpack_shared
-from shardio._workers.processes.stack_dumps import answer_with_stacks
 from shardio._workers.tasks.schedule import QUICK_NS
 from shardio.batch.batch import Skipped
 from shardio.batch.layout import BlockLayout

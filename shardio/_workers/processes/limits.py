@@ -17,23 +17,6 @@ from typing import NamedTuple
 
 from shardio.errors import InsufficientMemory
 
-__all__ = [
-    "CgroupLevel",
-    "MemoryLimit",
-    "available_bytes",
-    "default_budget",
-    "levels",
-    "limits",
-    "page_cache_limits",
-    "quota_cpus",
-    "read_number",
-    "read_text",
-    "require",
-    "require_page_cache",
-    "usable_cpus",
-]
-
-
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 

@@ -25,27 +25,6 @@ from shardio._base.classes import Closing
 from shardio.errors import InsufficientMemory, UnsupportedEnvironment
 from shardio.storage.fs import max_file_bytes
 
-__all__ = [
-    "WakeupEvent",
-    "Finalizer",
-    "check_files",
-    "die_with_parent",
-    "end_process",
-    "explain_files",
-    "files_explained",
-    "has_ended",
-    "file_limit_explained",
-    "interrupts_held",
-    "keep_freed_memory",
-    "memory_file",
-    "name_process",
-    "open_pidfd",
-    "read_umask",
-    "resize_memory_file",
-    "this_process",
-    "yield_to_main",
-]
-
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3

@@ -1,6 +1,9 @@
-"""The kernel objects of a worker pool, and their release.
+"""The state of a worker pool: its kernel objects, the events on them, and their release.
 
-The objects are separate from the pool, because a finalizer releases them after the pool is gone.
+The state is separate from the pool, because a finalizer releases it after the pool is gone.
+Received events stay in the state until `WorkerPool.wait` returns them, and every step can be
+repeated on the same state. A KeyboardInterrupt at any moment thus neither loses nor duplicates an
+event.
 """
 
 from __future__ import annotations
@@ -14,13 +17,19 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from itertools import repeat
+from collections.abc import Iterator, Sequence
+from itertools import islice, repeat, starmap
 from typing import NamedTuple
 
-from shardio._workers.processes.channel import RECEIVE, Received, unpack_fds
 from shardio._workers.processes.linux import WakeupEvent, end_process, has_ended
-from shardio._workers.processes.zygote import GRACE_S, REPLY, STARTED, Zygote, release
+from shardio._workers.processes.worker_main import (
+    LOST_FDS,
+    RECEIVE,
+    Ancillary,
+    Received,
+    unpack_fds,
+)
+from shardio._workers.processes.zygote import EXITED, GRACE_S, REPLY, STARTED, Zygote, release
 from shardio.errors import UnsupportedEnvironment
 
 # The time to wait after SIGKILL until the kernel has ended the processes.
@@ -29,7 +38,27 @@ _PATIENCE_S = 0.8
 Arrival = tuple[int, Received]  # the worker's index, and the result of `recvmsg`
 Rights = list[tuple[int, int, "array.array[int]"]]
 
-RECEIVE_NOW = (RECEIVE[0], RECEIVE[1], RECEIVE[2] | socket.MSG_DONTWAIT)
+_RECEIVE_NOW = (RECEIVE[0], RECEIVE[1], RECEIVE[2] | socket.MSG_DONTWAIT)
+# The same arguments of `recvmsg`, as the iterables that `map` takes.
+_ONE_RECEIVE = tuple((argument,) for argument in _RECEIVE_NOW)
+
+# Plain ints, because operators of enum members are slow.
+_READABLE, _WRITABLE = int(select.EPOLLIN), int(select.EPOLLOUT)
+
+
+class Message(NamedTuple):
+    """A message from a worker: `data`, and descriptors `fds`, which the receiver owns."""
+
+    worker: int
+    data: bytes
+    fds: tuple[int, ...] = ()
+
+
+class Failed(NamedTuple):
+    """The pool's function raised in a worker, or could not be unpickled; a WorkerExit follows."""
+
+    worker: int
+    text: str
 
 
 class WorkerExit(NamedTuple):
@@ -37,7 +66,7 @@ class WorkerExit(NamedTuple):
 
     The process was killed by `signal`, or exited with `exit_code`: 0 if the function returned, 1 if
     it raised (a Failed event precedes this). Both are None if the process could not be started.
-    `pid` is None if the process could not be started or the zygote exited meanwhile.
+    `pid` is None then, and if the zygote exited meanwhile.
     """
 
     worker: int
@@ -63,27 +92,17 @@ class WorkerExit(NamedTuple):
         return f"worker {self.worker}{process} {self.end}"
 
 
+Event = Message | Failed | WorkerExit
+
+
 class WorkerHandle:
     """The main process's side of one worker; a restart replaces it."""
-
-    __slots__ = (
-        "arrivals",
-        "end",
-        "ended",
-        "failure",
-        "index",
-        "outgoing",
-        "outgoing_fds",
-        "pid",
-        "pidfd",
-        "sent",
-    )
 
     def __init__(self, index: int, end: socket.socket) -> None:
         self.index = index
         self.end = end
         # An infinite iterator of (index, result of `recvmsg`): taking an item calls `recvmsg` once.
-        received = map(end.recvmsg, *map(repeat, RECEIVE_NOW))
+        received = map(end.recvmsg, *map(repeat, _RECEIVE_NOW))
         self.arrivals: Iterator[Arrival] = zip(repeat(index), received, strict=False)
         self.pid: int | None = None
         self.pidfd: int | None = None
@@ -123,125 +142,347 @@ class PoolState:
         self.gone: list[WorkerHandle] = []  # exited workers that are not reported yet
         self.is_closing = False
         self.is_closed = False
+        self._by_fd: dict[int, WorkerHandle] = {}
 
+    def add_zygote(self) -> None:
+        """Watch the zygote and the session of the pool."""
+        if self.zygote is not None and self.session is not None:
+            self.epoll.register(self.session, _READABLE)
+            self.epoll.register(self.zygote.pidfd, _READABLE)
 
-def end_all(held: PoolState) -> None:
-    """End the workers, wait until they have exited, and close everything.
+    def add(self, worker: WorkerHandle) -> None:
+        """Watch the channel of a worker."""
+        self._by_fd[worker.end.fileno()] = worker
+        self.epoll.register(worker.end, _READABLE)
 
-    Idle workers exit when their channel is shut down; others are killed after GRACE_S. In a fork of
-    the owner this does nothing, because a fork that exits must not end its parent's workers.
-    """
-    if os.getpid() != held.owner_pid:
-        return
-    held.is_closing = True
-    _shut_sockets(held)
-    with held.lock:
-        if held.is_closed:
-            return
-        held.is_closed = True
-        try:
-            # If no descriptor is available, the workers are killed below.
-            with contextlib.suppress(OSError):
-                _release_zygote(held)
-        finally:  # even if a second Ctrl-C interrupts the wait
-            _let_go(held)
+    def add_bell(self) -> None:
+        """Create and watch a wakeup event."""
+        self.bell = WakeupEvent()
+        self.epoll.register(self.bell, _READABLE)
 
+    def gather(self, timeout_s: float | None) -> list[Event]:
+        """Wait until there is an event, and return all events.
 
-def _shut_sockets(held: PoolState) -> None:
-    """Shut down the main process's side of every socket; this also wakes a `wait` in a thread.
+        The list is empty after a timeout or a wakeup. The events stay in `intake` and `gone`, which
+        the caller must clear.
+        """
+        end_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            if self.letters:
+                self._read_letters()
+            if self.intake or self.gone:
+                if events := self._events():
+                    return events
+                self.intake.clear()
+            try:
+                ready = self.epoll.poll(timeout_s, 64)
+            except (OSError, ValueError):
+                if self.is_closing:  # closed by a signal handler during the call
+                    return []
+                raise
+            if not ready or self.is_closing:
+                return []
+            has_rung = False
+            for fd, mask in ready:
+                worker = self._by_fd.get(fd)
+                if worker is None:
+                    has_rung |= self._handle_other(fd)
+                    continue
+                if mask & _WRITABLE:
+                    self._flush(worker)
+                if mask != _WRITABLE:
+                    self._receive(worker)
+            if end_s is not None:
+                timeout_s = max(0.0, end_s - time.monotonic())
+            if has_rung:  # receive the events that arrived at the same time, then return
+                end_s = timeout_s = 0.0
 
-    Closing would not suffice: while a fork has a copy of a socket, the other side does not notice.
-    """
-    ends = [(worker.end, socket.SHUT_RDWR) for worker in held.workers]
-    if held.session is not None:
-        ends.append((held.session, socket.SHUT_WR))  # the zygote must still report the exits
-    for end, how in ends:
-        try:
-            end.shutdown(how)
-        except OSError:  # already closed, here or on the other side
-            continue
-
-
-def _release_zygote(held: PoolState) -> None:
-    zygote = held.zygote
-    if zygote is None:
-        return
-    zygote_pidfd = os.dup(zygote.pidfd)  # the release below may close the original
-    try:
-        if not _is_over(held, zygote_pidfd, GRACE_S):
-            _kill(held)
-        held.zygote = None
-        release(zygote)
-        give_up_s = time.monotonic() + _PATIENCE_S
-        _is_over(held, zygote_pidfd, _PATIENCE_S)
-        for worker in held.workers:
-            if worker.pidfd is not None:
-                has_ended(worker.pidfd, give_up_s - time.monotonic())
-    finally:
-        os.close(zygote_pidfd)
-
-
-def _is_over(held: PoolState, zygote_pidfd: int, timeout_s: float) -> bool:
-    """Read the zygote's last replies; return True when all have arrived, False after a timeout."""
-    if held.session is None:
-        return True
-    poll = select.poll()
-    poll.register(held.session, select.POLLIN)
-    poll.register(zygote_pidfd, select.POLLIN)
-    give_up_s = time.monotonic() + timeout_s
-    while ready := poll.poll(max(0.0, give_up_s - time.monotonic()) * 1000):
-        is_zygote_gone = any(fd == zygote_pidfd for fd, _ in ready)
-        try:
-            letter: Received = held.session.recvmsg(*RECEIVE_NOW)
-        except BlockingIOError:
-            if is_zygote_gone:
-                return True
-            continue
-        except ConnectionResetError:  # the next calls return the zygote's earlier replies
-            continue
-        if not letter[0]:
+    def _handle_other(self, fd: int) -> bool:
+        """Handle a ready descriptor that is not a worker's; return True for the wakeup event."""
+        if self.bell is not None and fd == self.bell.fileno():
+            self.bell.clear()
             return True
-        held.letters.append(letter)
-        _note_starts(held)
-    return False
+        if self.session is not None and fd == self.session.fileno():
+            self._receive_letter(self.session)
+        else:
+            self._lose_zygote()
+        return False
 
+    def queue(self, worker: WorkerHandle, message: bytes, fds: Sequence[int]) -> None:
+        """Queue a message for which the socket had no room, with duplicates of its fds."""
+        if not worker.outgoing:
+            self.epoll.modify(worker.end, _READABLE | _WRITABLE)
+        copies = array.array("i", map(os.dup, fds))
+        worker.outgoing_fds.extend(copies)
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, copies)] if copies else []
+        worker.outgoing.append(([message], rights))
 
-def _note_starts(held: PoolState) -> None:
-    """Record the pidfds of workers that were started since the last `wait`."""
-    while held.letters:
-        data, ancillary, flags, _ = held.letters[0]
-        kind, place, pid, _, _ = REPLY.unpack(data) if data else (0, 0, 0, 0, 0)
-        if kind == STARTED:
-            (held.workers[place].pidfd,) = unpack_fds(ancillary, flags)
-            held.workers[place].pid = pid
-        held.letters.popleft()
-
-
-def _kill(held: PoolState) -> None:
-    for worker in held.workers:
-        if worker.pidfd is not None:
-            end_process(worker.pidfd)
-
-
-def _let_go(held: PoolState) -> None:
-    # The error means that descriptors ran out, which was reported before.
-    with contextlib.suppress(UnsupportedEnvironment):
-        _note_starts(held)
-    _kill(held)
-    if held.zygote is not None:
-        release(held.zygote)
-        held.zygote = None
-    for worker in held.workers:
-        worker.close()
-    # Close descriptors that arrived with events that were never returned.
-    for _, (_, ancillary, flags, _) in held.intake:
-        for fd in unpack_fds(ancillary, flags):
+    def _flush(self, worker: WorkerHandle) -> None:
+        """Send queued messages as long as the socket has room for them."""
+        try:
+            # The result of each send is stored before the next send, so Ctrl-C cannot cause a
+            # message to be sent twice.
+            unsent = worker.outgoing[len(worker.sent) :]
+            worker.sent.extend(starmap(worker.end.sendmsg, unsent))
+        except BlockingIOError:
+            return
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the worker's exit will be reported
+        self.epoll.modify(worker.end, _READABLE)
+        done_fds = worker.outgoing_fds
+        worker.outgoing, worker.outgoing_fds, worker.sent = [], [], []
+        for fd in done_fds:
             os.close(fd)
-    for fd in held.own_fds:
+
+    def _receive(self, worker: WorkerHandle) -> None:
+        # One call moves data from the kernel to the list, so no signal handler can run in between.
+        try:
+            self.intake.extend(islice(worker.arrivals, 1))
+        except (BlockingIOError, ConnectionResetError):
+            return  # a reset is reported once; queued data can still be received afterwards
+
+    def _receive_letter(self, session: socket.socket) -> None:
+        try:
+            self.letters.extend(map(session.recvmsg, *_ONE_RECEIVE))
+        except (BlockingIOError, ConnectionResetError):
+            return
+
+    def _events(self) -> list[Event]:
+        """Convert everything received so far into events.
+
+        If Ctrl-C interrupts a call, the next call has the same state.
+        """
+        events: list[Event] = []
+        workers = self.workers
+        for index, (data, ancillary, flags, _) in self.intake:
+            if data:
+                fds = unpack_fds(ancillary, flags) if ancillary or flags & LOST_FDS else ()
+                events.append(tuple.__new__(Message, (index, data, fds)))
+            elif ancillary:
+                events.append(Failed(index, _failure(workers[index], ancillary, flags)))
+            else:
+                self._stop_listening(workers[index])
+        for worker in self.gone:
+            if worker.ended is not None:
+                if worker.ended.pid is None and worker.failure is not None:
+                    events.append(Failed(worker.index, worker.failure))
+                events.append(worker.ended)
+        return events
+
+    def _read_letters(self) -> None:
+        """Handle the zygote's replies; remove each reply once it is completely handled."""
+        while self.letters:
+            data, ancillary, flags, _ = self.letters[0]
+            if not data:  # the zygote has exited, which its pidfd reports too
+                self._ignore(self.session)
+            else:
+                kind, place, pid, how, status = REPLY.unpack(data)
+                worker = self.workers[place]
+                if kind == STARTED:
+                    (worker.pidfd,) = unpack_fds(ancillary, flags)
+                    worker.pid = pid
+                elif kind == EXITED and how == os.CLD_EXITED:
+                    self._on_worker_exit(worker, WorkerExit(place, pid, None, status))
+                elif kind == EXITED:
+                    self._on_worker_exit(worker, WorkerExit(place, pid, status, None))
+                else:
+                    why = os.strerror(status)
+                    worker.failure = f"the operating system refused to start a process: {why}"
+                    self._on_worker_exit(worker, WorkerExit(place, None, None, None))
+            self.letters.popleft()
+
+    def _lose_zygote(self) -> None:
+        """Record the exit of every worker: the kernel kills all workers when the zygote exits."""
+        zygote = self.zygote
+        if zygote is None or self.session is None:
+            return
+        n_letters = -1
+        while n_letters != len(self.letters):
+            n_letters = len(self.letters)
+            self._receive_letter(self.session)
+            if self.letters and not self.letters[-1][0]:
+                break
+        self._read_letters()
+        exit_code = zygote.exit_code()
+        if exit_code and all(worker.pid is None for worker in self.workers):
+            raise zygote.unsuitable(f"with exit code {exit_code} before it could start a worker")
+        for worker in self.workers:
+            if worker.ended is None:
+                _await_end(worker)
+                self._on_worker_exit(
+                    worker, WorkerExit(worker.index, worker.pid, int(signal.SIGKILL), None)
+                )
+        self._ignore(self.session)
+        self._ignore(zygote.pidfd)
+        self.zygote = None
+        release(zygote)
+
+    def _on_worker_exit(self, worker: WorkerHandle, died: WorkerExit) -> None:
+        """Receive everything that an exited worker has sent, then record its exit."""
+        if worker.ended is not None:
+            return
+        intake = self.intake
+        while worker.end.fileno() in self._by_fd:
+            try:
+                intake.extend(islice(worker.arrivals, 1))
+            except ConnectionResetError:
+                continue
+            # The socket is empty but still open, in a process that the worker started.
+            except BlockingIOError:
+                break
+            _, (data, ancillary, _, _) = intake[-1]
+            if not data and not ancillary:
+                break
+        self._stop_listening(worker)
+        if worker not in self.gone:
+            self.gone.append(worker)
+        worker.ended = died
+
+    def _stop_listening(self, worker: WorkerHandle) -> None:
+        self._ignore(worker.end)
+        self._by_fd.pop(worker.end.fileno(), None)
+
+    def _ignore(self, source: socket.socket | int | None) -> None:
+        """Remove a descriptor from the epoll; `close` is not enough if a fork has a copy of it."""
+        if source is None:
+            return
+        try:
+            self.epoll.unregister(source)
+        except FileNotFoundError:
+            return
+
+    def end(self) -> None:
+        """End the workers, wait until they have exited, and close everything.
+
+        Idle workers exit when their channel is shut down; others are killed after GRACE_S. In a
+        fork of the owner this does nothing: a fork that exits must not end its parent's workers.
+        """
+        if os.getpid() != self.owner_pid:
+            return
+        self.is_closing = True
+        self._shut_sockets()
+        with self.lock:
+            if self.is_closed:
+                return
+            self.is_closed = True
+            try:
+                # If no descriptor is available, the workers are killed below.
+                with contextlib.suppress(OSError):
+                    self._release_zygote()
+            finally:  # even if a second Ctrl-C interrupts the wait
+                self._let_go()
+
+    def _shut_sockets(self) -> None:
+        """Shut down the main process's side of every socket; this also wakes a `wait` in a thread.
+
+        Closing would not suffice: the other side does not notice while a fork has a copy.
+        """
+        ends = [(worker.end, socket.SHUT_RDWR) for worker in self.workers]
+        if self.session is not None:
+            ends.append((self.session, socket.SHUT_WR))  # the zygote must still report the exits
+        for end, how in ends:
+            try:
+                end.shutdown(how)
+            except OSError:  # already closed, here or on the other side
+                continue
+
+    def _release_zygote(self) -> None:
+        zygote = self.zygote
+        if zygote is None:
+            return
+        zygote_pidfd = os.dup(zygote.pidfd)  # the release below may close the original
+        try:
+            if not self._is_over(zygote_pidfd, GRACE_S):
+                self._kill()
+            self.zygote = None
+            release(zygote)
+            give_up_s = time.monotonic() + _PATIENCE_S
+            self._is_over(zygote_pidfd, _PATIENCE_S)
+            for worker in self.workers:
+                if worker.pidfd is not None:
+                    has_ended(worker.pidfd, give_up_s - time.monotonic())
+        finally:
+            os.close(zygote_pidfd)
+
+    def _is_over(self, zygote_pidfd: int, timeout_s: float) -> bool:
+        """Read the zygote's last replies; return False if they do not all arrive in time."""
+        if self.session is None:
+            return True
+        poll = select.poll()
+        poll.register(self.session, select.POLLIN)
+        poll.register(zygote_pidfd, select.POLLIN)
+        give_up_s = time.monotonic() + timeout_s
+        while ready := poll.poll(max(0.0, give_up_s - time.monotonic()) * 1000):
+            is_zygote_gone = any(fd == zygote_pidfd for fd, _ in ready)
+            try:
+                letter: Received = self.session.recvmsg(*_RECEIVE_NOW)
+            except BlockingIOError:
+                if is_zygote_gone:
+                    return True
+                continue
+            except ConnectionResetError:  # the next calls return the zygote's earlier replies
+                continue
+            if not letter[0]:
+                return True
+            self.letters.append(letter)
+            self._note_starts()
+        return False
+
+    def _note_starts(self) -> None:
+        """Record the pidfds of workers that were started since the last `wait`."""
+        while self.letters:
+            data, ancillary, flags, _ = self.letters[0]
+            kind, place, pid, _, _ = REPLY.unpack(data) if data else (0, 0, 0, 0, 0)
+            if kind == STARTED:
+                (self.workers[place].pidfd,) = unpack_fds(ancillary, flags)
+                self.workers[place].pid = pid
+            self.letters.popleft()
+
+    def _kill(self) -> None:
+        for worker in self.workers:
+            if worker.pidfd is not None:
+                end_process(worker.pidfd)
+
+    def _let_go(self) -> None:
+        # The error means that descriptors ran out, which was reported before.
+        with contextlib.suppress(UnsupportedEnvironment):
+            self._note_starts()
+        self._kill()
+        if self.zygote is not None:
+            release(self.zygote)
+            self.zygote = None
+        for worker in self.workers:
+            worker.close()
+        # Close descriptors that arrived with events that were never returned.
+        for _, (_, ancillary, flags, _) in self.intake:
+            for fd in unpack_fds(ancillary, flags):
+                os.close(fd)
+        for fd in self.own_fds:
+            os.close(fd)
+        self.intake, self.gone, self.own_fds = [], [], []
+        if self.session is not None:
+            self.session.close()
+        if self.bell is not None:
+            self.bell.close()
+        self.epoll.close()
+
+
+def _await_end(worker: WorkerHandle) -> None:
+    """Wait until a worker that the kernel is killing has exited."""
+    if worker.pidfd is not None:
+        has_ended(worker.pidfd, 1.0)
+        return
+    # The zygote exited while it started this worker, so only the channel shows the exit.
+    poll = select.poll()
+    poll.register(worker.end, 0)
+    poll.poll(1000)
+
+
+def _failure(worker: WorkerHandle, ancillary: Ancillary, flags: int) -> str:
+    """Return the text that a failed worker sent in a memory file."""
+    if worker.failure is None:
+        (fd,) = unpack_fds(ancillary, flags)
+        n_bytes = os.fstat(fd).st_size
+        worker.failure = os.pread(fd, n_bytes, 0).decode("utf-8", "replace")
         os.close(fd)
-    held.intake, held.gone, held.own_fds = [], [], []
-    if held.session is not None:
-        held.session.close()
-    if held.bell is not None:
-        held.bell.close()
-    held.epoll.close()
+    return worker.failure

@@ -27,12 +27,9 @@ from typing import Any, Final
 import cloudpickle  # type: ignore[import-untyped]  # it has no annotations
 import numpy as np
 
-from shardio._workers.processes.channel import MAX_MESSAGE_BYTES
 from shardio._workers.processes.linux import memory_file, read_umask
+from shardio._workers.processes.worker_main import MAX_MESSAGE_BYTES
 from shardio.errors import InvalidArgument, TransformError
-
-__all__ = ["pack", "pickled", "unpack"]
-
 
 MAX_ERROR_BYTES: Final = MAX_MESSAGE_BYTES - 32
 """The maximum length of a packed error, which is sent in one message after a header."""

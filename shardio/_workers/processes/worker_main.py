@@ -1,10 +1,19 @@
-"""The first steps of a new worker, either a fork of the zygote or a new interpreter.
+"""A worker process: its channel to the main process, and its first steps.
 
-This module imports nothing slow, because the main process reads its constants.
+A channel is a SOCK_SEQPACKET socket pair. The kernel keeps message boundaries, each process notices
+when the other exits, and the sockets have no names in the file system.
+
+A message that may be too long for the socket consists of a header of DESCRIPTOR_BYTES bytes and a
+payload. `pack_message` moves a long payload to a memory file; the message then has the header, one
+extra byte and the file descriptor.
+
+A new worker is a fork of the zygote, or a new interpreter. This module imports nothing slow,
+because the main process and the zygote import it.
 """
 
 from __future__ import annotations
 
+import array
 import contextlib
 import gc
 import importlib
@@ -12,13 +21,144 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal, NoReturn
 
-from shardio._workers.processes.channel import Channel
-from shardio._workers.processes.linux import name_process
+from shardio._workers.processes.linux import memory_file, name_process
+from shardio.errors import InvalidArgument, UnsupportedEnvironment
 
-__all__ = ["EXECUTE", "FORK", "Start", "Target", "execute", "preload", "run"]
+# Messages of this size fit into the smallest default socket buffer.
+MAX_MESSAGE_BYTES = 65536
+# The kernel's limit for one message (SCM_MAX_FD).
+MAX_FDS = 253
+
+# A plain int, because operators of enum members are slow.
+LOST_FDS = int(socket.MSG_CTRUNC)
+
+Ancillary = list[tuple[int, int, bytes]]
+Received = tuple[bytes, Ancillary, int, object]
+
+# The arguments of `recvmsg`: room for the longest message and its descriptors; close on exec.
+RECEIVE = (MAX_MESSAGE_BYTES, socket.CMSG_SPACE(4 * MAX_FDS), socket.MSG_CMSG_CLOEXEC)
+
+
+class Channel:
+    """A worker's socket of its channel; owned by the worker, closed when its process exits.
+
+    `index` is the worker's index in its pool; `fds` are the descriptors given to the pool.
+    """
+
+    __slots__ = ("_recvmsg", "_send", "_socket", "fds", "index")
+
+    def __init__(self, index: int, end: socket.socket, fds: tuple[int, ...]) -> None:
+        self.index = index
+        self.fds = fds
+        self._socket = end
+        self._send = end.send
+        self._recvmsg = end.recvmsg
+
+    def fileno(self) -> int:
+        """Return the descriptor to poll; it is readable if `recv` would not block."""
+        return self._socket.fileno()
+
+    def send(self, message: bytes, fds: Sequence[int] = ()) -> None:
+        """Send a message of 1 to MAX_MESSAGE_BYTES bytes; block while the socket's buffer is full.
+
+        The caller keeps `fds`. Raises BrokenPipeError if the main process has closed the pool.
+        """
+        if fds or not 0 < len(message) <= MAX_MESSAGE_BYTES:
+            check_message(message, fds)
+            socket.send_fds(self._socket, [message], list(fds))
+        else:
+            self._send(message)
+
+    def recv(self) -> bytes | None:
+        """Wait for a message; return None if the main process has closed the pool.
+
+        Raises InvalidArgument if the message carries descriptors, which `recv_fds` receives.
+        """
+        data, ancillary, flags, _ = self._receive()
+        if ancillary or flags & LOST_FDS:
+            n_fds = len(unpack_fds(ancillary, flags))
+            raise InvalidArgument(
+                f"worker {self.index} received {n_fds} file descriptors through Channel.recv(); "
+                "receive messages that carry descriptors with recv_fds()"
+            )
+        return data or None
+
+    def recv_fds(self) -> tuple[bytes, tuple[int, ...]] | None:
+        """Wait for a message and its descriptors; the caller then owns the descriptors."""
+        data, ancillary, flags, _ = self._receive()
+        if ancillary or flags & LOST_FDS:
+            return (data, unpack_fds(ancillary, flags)) if data else None
+        return (data, ()) if data else None
+
+    def report_failure(self, text: str) -> None:
+        """Send the text of an exception, as an empty message with a memory file."""
+        fd = memory_file(text.encode("utf-8", "backslashreplace"))
+        socket.send_fds(self._socket, [b""], [fd])
+
+    def _receive(self) -> Received:
+        try:
+            return self._recvmsg(*RECEIVE)
+        except ConnectionResetError:
+            # Raised once if the main process closed its socket with messages unread. Messages that
+            # the main process sent earlier are still queued, so receive again.
+            return self._recvmsg(*RECEIVE)
+
+
+def check_message(message: bytes, fds: Sequence[int]) -> None:
+    """Raise InvalidArgument unless a channel can transport the message."""
+    if not 0 < len(message) <= MAX_MESSAGE_BYTES:
+        raise InvalidArgument(
+            f"a message to or from a worker has 1 to {MAX_MESSAGE_BYTES} bytes, this one "
+            f"has {len(message)}; send more in a memory file, by its descriptor"
+        )
+    if len(fds) > MAX_FDS:
+        raise InvalidArgument(f"a message carries at most {MAX_FDS} descriptors, not {len(fds)}")
+
+
+def unpack_fds(ancillary: Ancillary, flags: int) -> tuple[int, ...]:
+    """Return the descriptors in the ancillary data from `recvmsg`."""
+    if flags & LOST_FDS:
+        raise UnsupportedEnvironment(
+            "file descriptors sent to or from a worker were lost: this process has reached its "
+            "limit of open files; raise that limit with `ulimit -n`"
+        )
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return tuple(fds)
+
+
+DESCRIPTOR_BYTES: Final = 32
+"""The length of the header at the start of each task and each reply."""
+
+
+@contextlib.contextmanager
+def pack_message(parcel: bytes) -> Iterator[tuple[bytes, tuple[int, ...]]]:
+    """Yield the message to send and its file descriptors, which are closed on leaving the block."""
+    if len(parcel) <= MAX_MESSAGE_BYTES:
+        yield parcel, ()
+        return
+    fd = memory_file(parcel[DESCRIPTOR_BYTES:])
+    try:
+        yield parcel[: DESCRIPTOR_BYTES + 1], (fd,)
+    finally:
+        os.close(fd)
+
+
+def unpack_message(message: bytes, fds: Sequence[int]) -> bytes:
+    """Return the header and payload of a received message, and close its file descriptors."""
+    if not fds:
+        return message
+    (fd,) = fds
+    try:
+        return message[:DESCRIPTOR_BYTES] + os.pread(fd, os.fstat(fd).st_size, 0)
+    finally:
+        os.close(fd)
+
 
 Start = Literal["zygote", "spawn"]
 """The start method of workers: fork the zygote, or also execute a new interpreter in the fork."""

@@ -1,6 +1,6 @@
 """A pool of worker processes: start, watch, restart and stop them.
 
-`pool_events` waits for events, `pool_state` ends the processes, and `zygote` starts them.
+`pool_state` waits for events and ends the processes, and `zygote` starts them.
 """
 
 from __future__ import annotations
@@ -11,18 +11,27 @@ import socket
 from collections.abc import Sequence
 
 from shardio._base.classes import Closing
-from shardio._workers.processes.channel import MAX_FDS, MAX_MESSAGE_BYTES, Channel, check_message
-from shardio._workers.processes.linux import (
-    Finalizer,
-    WakeupEvent,
-    interrupts_held,
-    this_process,
+from shardio._workers.processes.linux import Finalizer, interrupts_held, this_process
+from shardio._workers.processes.pool_state import (
+    Event,
+    Failed,
+    Message,
+    PoolState,
+    WorkerExit,
+    WorkerHandle,
 )
-from shardio._workers.processes.pool_events import Event, Failed, Message, PoolEventLoop
-from shardio._workers.processes.pool_state import PoolState, WorkerExit, WorkerHandle, end_all
 from shardio._workers.processes.serialization import pack
 from shardio._workers.processes.stack_dumps import ask_for_stacks
-from shardio._workers.processes.worker_main import EXECUTE, FORK, Start, Target
+from shardio._workers.processes.worker_main import (
+    EXECUTE,
+    FORK,
+    MAX_FDS,
+    MAX_MESSAGE_BYTES,
+    Channel,
+    Start,
+    Target,
+    check_message,
+)
 from shardio._workers.processes.zygote import REQUEST, acquire
 from shardio.errors import ClosedError, InvalidArgument, WorkerDied
 
@@ -58,8 +67,7 @@ class WorkerPool(Closing):
         self._preload = tuple(preload)
         self._action = EXECUTE if start == "spawn" else FORK
         self._held = PoolState()
-        self._watch = PoolEventLoop(self._held)
-        self._finalizer = Finalizer(self, end_all, self._held)
+        self._finalizer = Finalizer(self, self._held.end)
         try:
             with interrupts_held():
                 self._acquire_zygote()
@@ -102,7 +110,7 @@ class WorkerPool(Closing):
                 return
             raise WorkerDied(f"worker {index} has died and was not restarted")
         if worker.outgoing:
-            self._watch.queue(worker, message, fds)
+            held.queue(worker, message, fds)
             return
         try:
             if fds:
@@ -110,7 +118,7 @@ class WorkerPool(Closing):
             else:
                 worker.end.send(message)
         except BlockingIOError:
-            self._watch.queue(worker, message, fds)
+            held.queue(worker, message, fds)
         except (BrokenPipeError, ConnectionResetError):
             return  # `wait` reports the worker's exit
 
@@ -137,8 +145,7 @@ class WorkerPool(Closing):
 
     def enable_nudge(self) -> None:
         """Allow `nudge` to end a wait. Call this in the thread that waits, before any `nudge`."""
-        self._held.bell = WakeupEvent()
-        self._watch.add_bell()
+        self._held.add_bell()
 
     def nudge(self) -> None:
         """Make the current or next `wait` return with the events so far; callable in any thread."""
@@ -155,7 +162,7 @@ class WorkerPool(Closing):
         if held.is_closing or this_process.pid != held.owner_pid:
             self._check_usable()
         with held.lock:
-            events = [] if held.is_closing else self._watch.gather(timeout_s)
+            events = [] if held.is_closing else held.gather(timeout_s)
         if not events:
             self._check_usable()  # closed by another thread, or by a signal handler in this one
         # No function is called from here to the caller, so no KeyboardInterrupt can occur.
@@ -181,7 +188,7 @@ class WorkerPool(Closing):
         Workers have GRACE_S to exit by themselves. Idempotent, and callable in any thread.
         """
         with interrupts_held():
-            end_all(self._held)  # waits for another thread that may be closing
+            self._held.end()  # waits for another thread that may be closing
             self._finalizer.detach()
 
     def _check_usable(self) -> None:
@@ -200,7 +207,7 @@ class WorkerPool(Closing):
         if held.session is not None:
             held.session.close()
         held.session = held.zygote.open_session(self._preload)
-        self._watch.add_zygote()
+        held.add_zygote()
 
     def _start(self, index: int) -> WorkerHandle:
         """Request a worker; the zygote's later reply confirms the start."""
@@ -217,5 +224,5 @@ class WorkerPool(Closing):
                 except (BrokenPipeError, ConnectionResetError):
                     pass  # the zygote has exited, which `wait` notices by the zygote's pidfd
         worker = WorkerHandle(index, ours)
-        self._watch.add(worker)
+        held.add(worker)
         return worker

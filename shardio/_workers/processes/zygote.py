@@ -41,7 +41,6 @@ import time
 from collections import deque
 from typing import NoReturn
 
-from shardio._workers.processes.channel import RECEIVE, unpack_fds
 from shardio._workers.processes.linux import (
     die_with_parent,
     end_process,
@@ -50,24 +49,15 @@ from shardio._workers.processes.linux import (
     name_process,
     open_pidfd,
 )
-from shardio._workers.processes.worker_main import EXECUTE, execute, preload, run
+from shardio._workers.processes.worker_main import (
+    EXECUTE,
+    RECEIVE,
+    execute,
+    preload,
+    run,
+    unpack_fds,
+)
 from shardio.errors import UnsupportedEnvironment
-
-__all__ = [
-    "ASK_FOR_STACKS",
-    "EXITED",
-    "GRACE_S",
-    "NOT_STARTED",
-    "PRELOAD",
-    "REPLY",
-    "REQUEST",
-    "STARTED",
-    "Zygote",
-    "acquire",
-    "release",
-    "serve",
-]
-
 
 REQUEST = struct.Struct("<IB")  # index of the worker in its pool, action (see `worker_main`)
 REPLY = struct.Struct("<BIiii")  # kind, place, pid, how (CLD_*), status

@@ -26,12 +26,6 @@ import numpy.typing as npt
 from shardio._base.classes import Closing
 from shardio._base.statistics import ItemStats, now_ns
 from shardio._workers.processes.blocks import BlockMap
-from shardio._workers.processes.channel import (
-    DESCRIPTOR_BYTES,
-    Channel,
-    pack_message,
-    unpack_message,
-)
 from shardio._workers.processes.limits import require
 from shardio._workers.processes.linux import keep_freed_memory, this_process, yield_to_main
 from shardio._workers.processes.serialization import (
@@ -43,6 +37,12 @@ from shardio._workers.processes.serialization import (
     unpack_failure,
 )
 from shardio._workers.processes.stack_dumps import answer_with_stacks, map_steps
+from shardio._workers.processes.worker_main import (
+    DESCRIPTOR_BYTES,
+    Channel,
+    pack_message,
+    unpack_message,
+)
 from shardio._workers.tasks.failure_policy import ErrorBudget
 from shardio._workers.tasks.values import PackedValue, ValuePacker, write_value
 from shardio.errors import BatchTimeout, InsufficientMemory, InvalidArgument

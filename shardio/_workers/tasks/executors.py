@@ -19,8 +19,7 @@ from shardio._workers.tasks.pipeline_runner import (
     StageExecutor,
     describe_job,
 )
-from shardio._workers.tasks.pipeline_spec import PipeStep, UserCall, checked
-from shardio._workers.tasks.stage import Stage, StageJob
+from shardio._workers.tasks.stage import PipeStep, Stage, StageJob, UserCall, checked
 from shardio._workers.tasks.task_pool import TaskPool
 from shardio.errors import InsufficientMemory, UnsupportedEnvironment
 

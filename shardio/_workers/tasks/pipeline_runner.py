@@ -26,20 +26,18 @@ from shardio._workers.processes.linux import interrupts_held, this_process
 from shardio._workers.processes.serialization import add_note, as_failure, shortened
 from shardio._workers.processes.stack_dumps import shortened as without_ours
 from shardio._workers.tasks.failure_policy import ErrorBudget
-from shardio._workers.tasks.pipeline_spec import (
-    BatchStep,
-    PipelineStart,
-    PipeStep,
-    SourcePosition,
-    UserCall,
-)
 from shardio._workers.tasks.stage import (
+    BatchStep,
     Entry,
     ListBatcher,
     OutputQueue,
+    PipelineStart,
+    PipeStep,
     SourceItem,
+    SourcePosition,
     Stage,
     StageJob,
+    UserCall,
 )
 from shardio.errors import BatchTimeout, ClosedError, TooManySkipped
 

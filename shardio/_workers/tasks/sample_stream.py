@@ -33,18 +33,18 @@ from shardio._workers.processes.stack_dumps import stack_files, timeout_error
 from shardio._workers.processes.worker_main import Start
 from shardio._workers.processes.worker_pool import Failed, WorkerExit, WorkerPool
 from shardio._workers.tasks.failure_policy import ErrorBudget
-from shardio._workers.tasks.sample_sender import (
+from shardio._workers.tasks.values import BlockLender, read_value
+from shardio._workers.tasks.zeromq import (
     HEAD,
     OVERHEAD_BYTES,
     PLACE,
     WORD,
     Command,
     MessageKind,
+    Receiver,
     WorkerInfo,
     send_all,
 )
-from shardio._workers.tasks.values import BlockLender, read_value
-from shardio._workers.tasks.zeromq import Receiver
 from shardio.errors import ClosedError, TransformError, WorkerDied
 
 _NO_SAMPLE: Final = object()

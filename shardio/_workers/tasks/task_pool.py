@@ -20,12 +20,16 @@ from typing import Any, Final
 from shardio._base.classes import Closing
 from shardio._base.statistics import ItemStats
 from shardio._workers.processes.blocks import Block, Bytes
-from shardio._workers.processes.channel import DESCRIPTOR_BYTES, pack_message, unpack_message
 from shardio._workers.processes.limits import default_budget
 from shardio._workers.processes.linux import Finalizer, files_explained
 from shardio._workers.processes.serialization import pickled, shortened, text_of, unpack_failure
 from shardio._workers.processes.stack_dumps import StepFiles, describe_workers
-from shardio._workers.processes.worker_main import Start
+from shardio._workers.processes.worker_main import (
+    DESCRIPTOR_BYTES,
+    Start,
+    pack_message,
+    unpack_message,
+)
 from shardio._workers.processes.worker_pool import Failed, Message, WorkerExit, WorkerPool
 from shardio._workers.tasks.calls import ANSWER, CallOutcome, CallRequest, call_for_main, pack_call
 from shardio._workers.tasks.failure_policy import MAX_CRASHES, CrashLoop, ErrorBudget
