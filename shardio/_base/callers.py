@@ -18,13 +18,8 @@ _Result = TypeVar("_Result")
 def takes_rng(name: str, given: str, function: Callable[..., Any]) -> bool:
     """Return True if a user's function must be called as f(given, rng), not as f(given).
 
-    Args:
-        name: the option that holds the function, for the message.
-        given: the name of the first parameter, for the message.
-        function: the user's function.
-
-    Raises:
-        InvalidArgument: the function takes other arguments.
+    Raises InvalidArgument if the function takes other arguments; `name` is the option that holds
+    the function.
     """
     try:
         signature = inspect.signature(function)
@@ -43,16 +38,9 @@ def takes_rng(name: str, given: str, function: Callable[..., Any]) -> bool:
 def refuse_unknown_options(
     name: str, given: Iterable[str], known: Iterable[str], habits: Mapping[str, str]
 ) -> None:
-    """Raise an error for an unknown option of a function; the message says what to write instead.
+    """Raise TypeError if an option in `given` is unknown; the message says what to write instead.
 
-    Args:
-        name: the name of the function, for the message.
-        given: the names of the options that the caller passed.
-        known: the names of the function's options.
-        habits: advice for options that other libraries have, by name.
-
-    Raises:
-        TypeError: an option is unknown.
+    `name` is the function's name; `habits` has advice for options that other libraries have.
     """
     known = list(known)
     for option in given:

@@ -57,9 +57,9 @@ _Value = TypeVar("_Value")
 class cached_property(Generic[_Value]):  # lower case: a decorator, like `property`
     """A property that is computed once and then stored in the object's `__dict__`.
 
-    There is no lock: two threads may both compute the value on first use; the value computed last
-    is kept. Before Python 3.12, `functools.cached_property` has one lock per property for all
-    objects of a class. A process that is forked while another thread holds the lock deadlocks.
+    There is no lock: two threads may both compute the value, and the last one is kept. Before
+    Python 3.12, `functools.cached_property` has one lock for all objects of a class, and a process
+    that is forked while another thread holds the lock deadlocks.
     """
 
     def __init__(self, compute: Callable[[Any], _Value]) -> None:

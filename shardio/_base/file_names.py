@@ -50,10 +50,9 @@ def utf8_name(name: str) -> str:
 
 
 def check_encodable(path: str | os.PathLike[str], what: str) -> None:
-    """Check that the file system encoding can encode a path, as it can every path listed by Python.
+    """Raise InvalidArgument if the file system encoding cannot encode a path.
 
-    Raises:
-        InvalidArgument: the path cannot be encoded; the message starts with `what`.
+    The message starts with `what`. Every path that Python lists can be encoded.
     """
     try:
         os.fsencode(path)

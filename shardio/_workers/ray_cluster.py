@@ -38,11 +38,7 @@ _PATIENCE_S: Final = 10.0
 
 
 def ray_module() -> Any:
-    """Import Ray on first use, and return it.
-
-    Raises:
-        UnsupportedEnvironment: Ray is not installed.
-    """
+    """Import Ray on first use, and return it."""
     try:
         import ray
     except ModuleNotFoundError as error:
@@ -53,13 +49,7 @@ def ray_module() -> Any:
 
 
 def connect(ray: Any, address: str | None) -> None:
-    """Connect to a cluster, or start Ray on this machine; disable its logs.
-
-    Usage reports are disabled unless RAY_USAGE_STATS_ENABLED is set.
-
-    Raises:
-        UnsupportedEnvironment: the cluster cannot be reached.
-    """
+    """Connect to a cluster, or start Ray on this machine, without logs and usage reports."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     place = address or os.environ.get("RAY_ADDRESS") or "local"
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -78,11 +68,7 @@ def connect(ray: Any, address: str | None) -> None:
 
 
 def _refuse_silence(place: str) -> None:
-    """Check that an address with host and port accepts connections; Ray would wait for minutes.
-
-    Raises:
-        OSError: the address accepts no connections.
-    """
+    """Raise OSError unless the host and port accept connections; Ray would wait for minutes."""
     host, _, port = place.removeprefix("ray://").rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), _PATIENCE_S).close()
@@ -105,8 +91,8 @@ _WATCH_S: Final = 0.5
 def do_job(held: list[Any], sees: str, version: str, value: Any) -> Any:
     """Run a job; return its result, or the exception that it raised.
 
-    `held` contains the reference to the function. `sees` is a path that must exist on this machine,
-    and `version` is the version of shardio on the machine that submits jobs.
+    `held` contains the reference to the function. `sees` is a path that must exist on this machine;
+    `version` is shardio's version on the machine that submits jobs.
     """
     try:
         _end_with(os.getppid())
@@ -169,12 +155,10 @@ EngineName = Literal["local", "ray"]
 MAX_LOST: Final = 8
 """A job is given up after the loss of this many machines, because the job may be the cause.
 
-If it is unknown whether the lost machines ran the job, the limit is at least the number of running
-machines.
+If the lost machines may not have run the job, the limit is at least the number of running machines.
 """
 _LOOK_S: Final = 5.0
-_AHEAD: Final = 2
-"""The number of jobs submitted per CPU of the cluster, including the running one."""
+_AHEAD: Final = 2  # jobs submitted per CPU of the cluster, including the running one
 
 V = TypeVar("V")
 R = TypeVar("R")
@@ -232,10 +216,6 @@ class Cluster(Closing):
         engine: the engine that specifies the cluster.
         sees: a path that must exist on every machine.
         n_at_once: the number of jobs at a time; by default twice the number of CPUs of the cluster.
-
-    Raises:
-        UnsupportedEnvironment: there is no cluster at the address.
-        InvalidArgument: `n_at_once` is not positive.
     """
 
     def __init__(
@@ -276,9 +256,9 @@ class Cluster(Closing):
 
         Args:
             function: the job; sent to each process once, by cloudpickle.
-            next_job: a function that returns another job (an index and a value), or None. The
-                function is called whenever there is room, even after it has returned None.
-            name_of: a function that describes a job, given its index, for messages.
+            next_job: returns another job (an index and a value), or None; called whenever there is
+                room, even after it has returned None.
+            name_of: describes the job with an index, for messages.
 
         Raises:
             WorkerDied: too many processes crashed, or machines were lost, on one job.

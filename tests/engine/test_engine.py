@@ -308,4 +308,4 @@ def test_what_a_worker_left_of_a_cancelled_pass_is_not_held_against_the_next(
     engine.dispatcher.apply_finalizers()
     engine.dispatcher._route(WorkerLost(0, "worker 0 was killed by signal 9", 9))
     assert not (origins["status"] == CLAIMED).any()
-    assert len(engine._iterations) == 0 and engine.pool.has_idle
+    assert len(engine._iterations) == 0 and engine.pool.n_idle

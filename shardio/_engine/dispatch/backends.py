@@ -309,10 +309,7 @@ class WorkerBackend:
 
     def worker_stacks(self) -> list[tuple[str, str]]:
         """Return the name and Python stacks of each worker."""
-        if self._hello is None:
-            return []
-        stacks = self._pool.stacks(self._hello[1][STACKS:])
-        return list(zip(self._pool.names(), stacks, strict=True))
+        return [] if self._hello is None else self._pool.named_stacks(self._hello[1][STACKS:])
 
     def _on_worker_exit(self, died: WorkerExit) -> str:
         """Replace a worker that has exited; return a description of its exit."""

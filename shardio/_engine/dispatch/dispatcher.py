@@ -89,7 +89,7 @@ class Dispatcher:
             timer.waited_ns += now_ns() - start_ns
             if not is_answered and timeout_s is not None:
                 end_s = self.extended(end_s, timeout_s, _named(iteration, step))
-            has_blocks = pool.has_idle or len(pool) < self._n_blocks or not schedule.wants_block
+            has_blocks = pool.n_idle or len(pool) < self._n_blocks or not schedule.wants_block
             if has_blocks or not schedule.n_in_flight:
                 self.apply_finalizers()
                 self.assign_tasks(iteration)

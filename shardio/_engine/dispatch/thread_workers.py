@@ -235,10 +235,6 @@ class ThreadWorkers(Closing):
         thread.start()
         return inbox, thread
 
-    def names(self) -> list[str]:
-        """Return the name of each worker, for messages."""
-        return [f"worker {i} ({thread.name})" for i, thread in enumerate(self._threads)]
-
     def send(self, index: int, message: bytes, fds: Sequence[int] = ()) -> None:
         """Send a message to worker `index` without blocking; the caller keeps its `fds`."""
         self._check_usable()
@@ -269,10 +265,13 @@ class ThreadWorkers(Closing):
         self._check_usable()  # closed by another thread, or by a signal handler in this one
         return [event for event in events if event is not None]
 
-    def stacks(self, fds: Sequence[int]) -> list[str]:
-        """Return the Python stacks of all workers."""
+    def named_stacks(self, fds: Sequence[int]) -> list[tuple[str, str]]:
+        """Return the name and Python stacks of each worker."""
         frames = sys._current_frames()
-        return [_stack(frames.get(thread.ident or 0)) for thread in self._threads]
+        return [
+            (f"worker {i} ({thread.name})", _stack(frames.get(thread.ident or 0)))
+            for i, thread in enumerate(self._threads)
+        ]
 
     def restart(self, index: int) -> None:
         """Replace a worker that has exited."""

@@ -2,10 +2,9 @@
 
 A block is an anonymous memory file: it has no name, cannot leak, and is passed by descriptor. The
 main process creates and owns all blocks. A batch that the caller holds has a *lease*: an array over
-the whole block, kept alive by all other arrays and tensors of the batch. (For a view of a view,
-NumPy sets `base` to the last array in the chain, which is the lease, because the lease's own base
-is a map.) When the last view is gone, a finalizer appends the lease to a deque. The finalizer does
-nothing else, because it may run in any thread at any moment.
+the whole block, kept alive by all views of it. (NumPy sets the `base` of a view of a view to the
+last array in the chain: the lease, whose own base is a map.) When the last view is gone, a
+finalizer appends the lease to a deque, and does nothing else: it may run in any thread at any time.
 """
 
 from __future__ import annotations
@@ -45,11 +44,10 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class BlockMap:
-    """A mapping of a block's memory file, in the main process or a worker; follows its growth.
+    """A mapping of a block's memory file that follows its growth; borrows the descriptor.
 
-    The mapping borrows the descriptor. Views of an earlier, smaller mapping stay valid, because
-    both mappings share the pages. `most` is the maximum size of the block in bytes: memory_bytes,
-    the limit for all blocks together; None for no limit.
+    Views of an earlier, smaller mapping stay valid, because both mappings share the pages. `most`
+    is the maximum size of the block in bytes: the limit for all blocks together, or None.
     """
 
     def __init__(self, fd: int, most: int | None = None) -> None:
@@ -69,10 +67,7 @@ class BlockMap:
         return min(status.st_size, status.st_blocks * _STAT_BLOCK)
 
     def note_growth(self, n_bytes: int | None = None) -> None:
-        """Remap if the file has outgrown the mapping.
-
-        `n_bytes` is the file's size; None reads it with fstat.
-        """
+        """Remap if the file, of n_bytes or as long as fstat says, has outgrown the mapping."""
         if (os.fstat(self._fd).st_size if n_bytes is None else n_bytes) > len(self.bytes):
             self._map()
 
@@ -114,13 +109,11 @@ class Block(BlockMap):
             os.close(self.fd)
             raise
         self.use = 0
-        self.n_counted = 0
-        """The number of bytes that this block contributes to the size of the pool."""
-        self.known_to: set[int] = set()
-        """The workers that have received the descriptor."""
+        self.n_counted = 0  # bytes that this block contributes to the size of the pool
+        self.known_to: set[int] = set()  # the workers that have received the descriptor
 
     def trim(self, n_bytes: int) -> None:
-        """Free the memory after the first n_bytes; `grow` allocates it again.
+        """Free the memory after the first n_bytes, which `grow` allocates again.
 
         The file keeps its length: maps stay valid, and read zeros in the freed part.
         """
@@ -132,17 +125,12 @@ class Block(BlockMap):
 
 
 class _Lease(weakref.ref[Any]):
-    """A weak reference that records the end of a lease.
-
-    This takes a third of the time of `weakref.finalize`.
-    """
+    """A weak reference that records the end of a lease, in a third of `weakref.finalize`'s time."""
 
     __slots__ = ("memory", "number")
 
-    number: int
-    """The index of the block; negative for a copy."""
-    memory: mmap.mmap
-    """The memory of a copy, kept until the copy is returned."""
+    number: int  # the index of the block; negative for a copy
+    memory: mmap.mmap  # the memory of a copy, kept until the copy is returned
 
 
 class BlockPool:
@@ -151,39 +139,32 @@ class BlockPool:
     Args:
         block_bytes: the size of a new block.
         budget: the total number of bytes up to which blocks are created.
-        is_trimmed: True to free the memory of blocks that are returned while the budget is
-            exceeded; `grow` must be called before such a block is used again.
+        is_trimmed: free the memory of blocks that are returned while the budget is exceeded; `grow`
+            must be called before such a block is used again.
     """
 
     def __init__(self, block_bytes: int, budget: int, *, is_trimmed: bool = False) -> None:
         self.block_bytes = block_bytes
         self._budget, self._is_trimmed = budget, is_trimmed
-        self.n_bytes = 0
-        """The number of bytes of memory of all blocks together."""
+        self.n_bytes = 0  # of all blocks together
         # A block takes at most two descriptors per process: one for the block, one for its map.
         self._most = max(2, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
         self._blocks: list[Block] = []
         self._idle: list[int] = []
         self._returned: deque[_Lease] = deque()
-        # Not a method of the pool, because a lease must not keep the pool alive. Not a Python
-        # function, because Ctrl-C could interrupt it.
+        # No method of the pool, which a lease must not keep alive, and no Python function, which
+        # Ctrl-C could interrupt.
         self._end_lease = self._returned.append
         self.kept: dict[tuple[int, int], Any] = {}
         """A cache of arrays or tensors over the blocks, for the code that wraps blocks."""
         self._leases: dict[int, _Lease] = {}
-        self.n_copies = 0
-        """The number of batches that were copied out of their blocks."""
+        self.n_copies = 0  # of batches out of their blocks
 
     def __getitem__(self, number: int) -> Block:
         return self._blocks[number]
 
     def __len__(self) -> int:
         return len(self._blocks)
-
-    @property
-    def has_idle(self) -> bool:
-        """True if a block is idle."""
-        return bool(self._idle)
 
     @property
     def n_idle(self) -> int:
@@ -210,12 +191,7 @@ class BlockPool:
             return None
 
     def make_extra(self) -> int:
-        """Create a block regardless of the budget and return its index.
-
-        Raises:
-            InsufficientMemory: there is no memory for the block.
-            UnsupportedEnvironment: too many files are open.
-        """
+        """Create a block regardless of the budget and return its index."""
         with interrupts_held(), files_explained():
             block = Block(len(self._blocks), self.block_bytes, self._budget)
             self._blocks.append(block)
@@ -248,8 +224,7 @@ class BlockPool:
 
     @property
     def _has_budget(self) -> bool:
-        # Compare the number of blocks first: with many workers, this comparison usually decides,
-        # and the property is read often.
+        # The number of blocks first: with many workers it usually decides, and this is read often.
         return len(self._blocks) < self._most and self.n_bytes + self.block_bytes <= self._budget
 
     def give_back(self, number: int) -> None:
@@ -265,25 +240,19 @@ class BlockPool:
         """Return an array over the whole block; the lease ends when its last view is gone."""
         block = self._blocks[number]
         leased: Bytes = np.ndarray(block.bytes.shape, _BYTE, block.map, block.start)
-        lease = _Lease(leased, self._end_lease)
+        self._leases[number] = lease = _Lease(leased, self._end_lease)
         lease.number = number
-        self._leases[number] = lease
         return leased
 
     def copy(self, number: int, n_bytes: int) -> Bytes:
-        """Copy the first n_bytes of a block to separate memory, leased like a block.
-
-        Raises:
-            InsufficientMemory: the memory is not available.
-        """
+        """Copy the first n_bytes of a block to separate memory, leased like a block."""
         require(n_bytes, "copies of batches, because all blocks are held by batches still in use")
         memory = mmap.mmap(-1, n_bytes)
         np.frombuffer(memory, np.uint8)[:] = self._blocks[number].bytes[:n_bytes]
         leased: Bytes = np.ndarray((n_bytes,), np.uint8, memory)
         self.n_copies += 1
-        lease = _Lease(leased, self._end_lease)
+        self._leases[-self.n_copies] = lease = _Lease(leased, self._end_lease)
         lease.number, lease.memory = -self.n_copies, memory
-        self._leases[-self.n_copies] = lease
         return leased
 
     def take_back_returned(self, settle: Callable[[], None] | None) -> None:

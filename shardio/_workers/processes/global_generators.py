@@ -1,11 +1,9 @@
 """Seed, save and restore the global random generators of Python, NumPy and torch.
 
-Of torch's generators, only that of the CPU is handled. It is seeded only if user code has imported
-torch, because shardio does not import torch. If user code imports torch later, the generator is
-seeded at the end of that import; its first draws then do not depend on whether the process had
-already imported torch.
-Seeding the generator directly takes 1 µs; `torch.manual_seed` takes 110 µs, because it also queues
-seeds for uninitialized devices.
+Of torch's generators, only that of the CPU is handled, and only if user code has imported torch. If
+user code imports torch later, the generator is seeded at the end of that import; its first draws
+then do not depend on whether the process had already imported torch. Seeding the generator directly
+takes 1 µs; `torch.manual_seed` takes 110 µs, because it queues seeds for uninitialized devices.
 """
 
 from __future__ import annotations
@@ -38,8 +36,8 @@ def seed_generators(key: int) -> None:
 def seed_generators_of_worker() -> None:
     """Seed the generators of a new worker process from the system's entropy.
 
-    A fork inherits NumPy's state, and torch starts with the same state in every process; Python
-    reseeds its own generator after a fork.
+    A fork inherits NumPy's state, and torch always starts with the same state; Python reseeds its
+    own generator after a fork.
     """
     np.random.seed()
     _seed_torch(int.from_bytes(os.urandom(8), "little"))
@@ -55,8 +53,8 @@ def generator_states() -> States:
 def restore_generators(states: States) -> None:
     """Restore the states that `generator_states` returned.
 
-    If torch was imported after that call, torch's generator gets the seed that was pending at the
-    time of the call or, if no seed was pending, the state of a new generator.
+    If torch was imported after that call, its generator gets the seed that was pending then or, if
+    none was, the state of a new generator.
     """
     random.setstate(states[0])
     np.random.set_state(states[1])
@@ -92,13 +90,11 @@ class _TorchImport:
     seed: int | None = None
 
     def expect(self, seed: int) -> None:
-        """Seed torch's generator when torch is imported."""
         self.seed = seed
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
 
     def cancel(self) -> None:
-        """Do not seed torch's generator when torch is imported."""
         self.seed = None
         if self in sys.meta_path:
             sys.meta_path.remove(self)
@@ -119,7 +115,6 @@ class _TorchImport:
         return None
 
     def finish(self) -> None:
-        """Seed the generator of torch, which has just been imported."""
         torch, seed = _torch_generator(), self.seed
         self.cancel()
         if torch is not None and seed is not None:
@@ -133,12 +128,10 @@ class _SeedingLoader(Loader):
         self._loader = loader
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Create the module as its loader does."""
         made: ModuleType | None = self._loader.create_module(spec)
         return made
 
     def exec_module(self, module: ModuleType) -> None:
-        """Execute the module as its loader does, and seed the generator."""
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader

@@ -1,8 +1,8 @@
 """The limits on CPUs and memory of this process.
 
 Every control group from the process's own up to the root can set a limit, so all groups are read,
-through both versions of the kernel's interface. Functions have a parameter for the root of the file
-system, so that tests can simulate other machines.
+through both versions of the kernel's interface. `root` is the root of the file system, so that
+tests can simulate other machines.
 
 Inside a control group, reserving too much memory raises no error; the kernel's out-of-memory killer
 kills the process instead. `require` therefore checks first, and raises an error with figures.
@@ -30,8 +30,8 @@ class CgroupLevel(NamedTuple):
 def levels(controller: str, root: str = "/") -> list[CgroupLevel]:
     """Return the groups that may limit this process through `controller`, its own group first.
 
-    A version 2 group is included even if the controller is not enabled in it; the files of the
-    controller are then missing there. The list is empty on systems without control groups.
+    A version 2 group is included even if the controller is not enabled in it: the controller's
+    files are then missing there.
     """
     places = _group_paths(read_text(os.path.join(root, "proc/self/cgroup")), controller)
     found = []
@@ -85,9 +85,7 @@ def _version(kind: str, options: list[str], controller: str) -> int:
 
 
 def _relative_group(group: str, mounted_group: str) -> str:
-    """Return the path of `group` relative to the group that is visible at the mount point.
-
-    The path is "" if the groups are equal, or if `group` is not below `mounted_group`.
+    """Return the path of `group` below the group that is visible at the mount point, or "".
 
     In a container, the mounted group is often the process's own group. A group outside the
     container's view is shown as `/../…`; only the mounted group can then be read.
@@ -107,17 +105,17 @@ def _unescape(text: str) -> str:
 
 
 def usable_cpus() -> int:
-    """Return the number of CPUs in this process's affinity, limited by its group's quota.
-
-    A quota is rounded up to a whole number: with 1.5 CPUs, two busy processes use the whole quota.
-    """
+    """Return the number of CPUs in this process's affinity, at most its groups' quota."""
     n_allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     n_cpus, n_quota = n_allowed or 1, quota_cpus()
     return n_cpus if n_quota is None else min(n_cpus, n_quota)
 
 
 def quota_cpus(root: str = "/") -> int | None:
-    """Return the number of CPUs that the control groups' quotas allow; None without a quota."""
+    """Return the number of CPUs that the control groups' quotas allow; None without a quota.
+
+    A quota is rounded up: with 1.5 CPUs, two busy processes use the whole quota.
+    """
     quotas = (_quota_us(level) for level in levels("cpu", root))
     counts = [max(1, -(-quota // period)) for quota, period in quotas if quota > 0 and period > 0]
     return min(counts, default=None)
@@ -144,7 +142,7 @@ _STRICT = 2  # the value of vm.overcommit_memory at which the kernel never overc
 
 
 class MemoryLimit(NamedTuple):
-    """The number of bytes still available under one limit; `name` names the limit in messages."""
+    """The number of bytes still available under a limit; `name` names the limit in messages."""
 
     n_bytes: int
     name: str
@@ -154,8 +152,7 @@ def available_bytes() -> int:
     """Return the number of bytes that this process can safely allocate now.
 
     The result is the minimum of the memory available on the machine, the memory left in each
-    control group of this process (page cache counts as free, because it can be reclaimed), and the
-    address space left under RLIMIT_AS.
+    control group (the page cache counts as free), and the address space left under RLIMIT_AS.
     """
     return _tightest().n_bytes
 
@@ -166,18 +163,14 @@ def default_budget() -> int:
 
 
 def require(n_bytes: int, what: str, hint: str = _DEFAULT_HINT) -> None:
-    """Raise InsufficientMemory unless n_bytes are free for `what`.
-
-    `what` is a plural, such as "12 blocks of 1 MiB"; `hint` tells the user what to do, and ends the
-    message.
-    """
+    """Raise InsufficientMemory, with a hint, unless n_bytes are free for `what`, a plural."""
     _require_within(_tightest(), n_bytes, what, hint)
 
 
 def require_page_cache(n_bytes: int, what: str, hint: str) -> None:
     """Raise InsufficientMemory unless n_bytes are free for pages of files.
 
-    Limits on address space and committed memory do not apply to page cache.
+    Limits on address space and committed memory do not apply to them.
     """
     _require_within(_least(page_cache_limits()), n_bytes, what, hint)
 
@@ -191,10 +184,7 @@ def _require_within(tightest: MemoryLimit, n_bytes: int, what: str, hint: str) -
 
 
 def limits(root: str = "/") -> list[MemoryLimit]:
-    """Return all limits that are set in files below `root`; RLIMIT_AS is not in a file.
-
-    The list is empty if the kernel reports none, as on systems without /proc.
-    """
+    """Return all limits that are set in files below `root`; none on systems without /proc."""
     return [*page_cache_limits(root), *_commit_limits(root)]
 
 
@@ -239,7 +229,7 @@ def _commit_limits(root: str) -> list[MemoryLimit]:
 
 
 def _group_limit(level: CgroupLevel) -> MemoryLimit | None:
-    """Return the room in one control group: limit - usage + page cache; None without a limit."""
+    """Return limit - usage + page cache of a control group; None without a limit."""
     folder = level.folder
     if level.version == 2:
         # Above "high" the kernel throttles the process, which is as bad for a loader as a kill.

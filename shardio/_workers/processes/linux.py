@@ -40,7 +40,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _ThisProcess:
-    """Caches `pid`, the id of this process, across forks; os.getpid() is slow for each batch."""
+    """A cache of this process's `pid` that follows forks; os.getpid() is slow for each batch."""
 
     def __init__(self) -> None:
         self.note_pid()
@@ -55,10 +55,7 @@ this_process = _ThisProcess()
 
 @contextlib.contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Defer Ctrl-C during a short step that must not be interrupted.
-
-    Other threads never receive a KeyboardInterrupt.
-    """
+    """Defer Ctrl-C during a short step; threads other than the main one never receive it."""
     with _handler_held(lambda handler, given: handler(*given)):
         # Block the signal only while interrupts are recorded: another thread may receive a late
         # interrupt, which must not leave the mask changed.
@@ -72,8 +69,8 @@ def interrupts_held() -> Iterator[None]:
 class Finalizer(weakref.finalize):  # type: ignore[type-arg]  # not subscriptable at run time
     """A `weakref.finalize` that does not swallow Ctrl-C.
 
-    Python discards exceptions that are raised while an object is collected. An interrupt is
-    therefore sent again after the collection. Explicit calls behave normally.
+    Python discards exceptions that are raised while an object is collected; an interrupt is
+    therefore sent again afterwards. Explicit calls behave normally.
     """
 
     __slots__ = ()
@@ -107,22 +104,19 @@ def _is_in_finalizer(frame: FrameType | None) -> bool:
     return frame is not None
 
 
-class _HeldInterrupts:
+class _HeldInterrupts(list[Given]):
     """A temporary SIGINT handler that records the signals."""
 
-    def __init__(self) -> None:
-        self.came: list[Given] = []
-
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        self.came.append((number, frame))
+        self.append((number, frame))
 
 
 @contextlib.contextmanager
 def _handler_held(then: Callable[[Handler, Given], object]) -> Iterator[None]:
     """Record interrupts; at the end, call `then` with the program's handler for each.
 
-    Blocking the signal in this thread is not enough: the kernel then sends the signal to another
-    thread, such as one of NumPy's, and Python still calls the handler in the main thread.
+    Blocking the signal in this thread is not enough: the kernel sends the signal to another thread,
+    such as one of NumPy's, and Python still calls the handler in the main thread.
     """
     handler = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
@@ -135,7 +129,7 @@ def _handler_held(then: Callable[[Handler, Given], object]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-        for given in held.came:
+        for given in held:
             then(handler, given)
 
 
@@ -163,7 +157,7 @@ def explain_files(error: OSError) -> None:
 def check_files(n_files: int) -> None:
     """Raise UnsupportedEnvironment unless n_files more files can be opened.
 
-    Call this before ZeroMQ opens files, because ZeroMQ aborts the program if it cannot open one.
+    ZeroMQ aborts the program if it cannot open one.
     """
     with interrupts_held(), files_explained(), contextlib.ExitStack() as opened:
         for _ in range(n_files):
@@ -171,19 +165,19 @@ def check_files(n_files: int) -> None:
 
 
 def open_pidfd(pid: int) -> int:
-    """Open a file descriptor for a process; it is readable once the process has exited.
+    """Open a descriptor, owned by the caller, that is readable once a process has exited.
 
-    The caller owns the descriptor, which is closed on exec. Raises ProcessLookupError if there is
-    no such process, UnsupportedEnvironment if the kernel has no pidfds.
+    Raises ProcessLookupError if there is no such process, UnsupportedEnvironment if the kernel has
+    no pidfds.
     """
     if not hasattr(os, "pidfd_open"):
         raise _missing_call("pidfd_open", f"this is {sys.platform}")
     try:
-        return os.pidfd_open(pid)
+        with files_explained():
+            return os.pidfd_open(pid)
     except ProcessLookupError:
         raise
     except OSError as error:
-        explain_files(error)
         raise _missing_call("pidfd_open", str(error)) from error
 
 
@@ -196,17 +190,14 @@ def has_ended(pidfd: int, timeout_s: float | None = 0.0) -> bool:
 
 def end_process(pidfd: int) -> None:
     """Send SIGKILL to the process of `pidfd`, unless it has exited."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
 def memory_file(*parts: bytes) -> int:
-    """Create an anonymous file in memory that contains `parts`, concatenated.
+    """Create an anonymous file in memory that contains `parts`; the caller owns the descriptor.
 
-    The caller owns the descriptor, which is closed on exec. Read the file with `os.pread`, because
-    the file offset is at the end, and is shared by all processes that receive the descriptor.
+    Read the file with `os.pread`: the offset is at the end, and shared by all processes.
     """
     if not hasattr(os, "memfd_create"):
         raise _missing_call("memfd_create", f"this is {sys.platform}")
@@ -228,11 +219,7 @@ def memory_file(*parts: bytes) -> int:
 
 
 def resize_memory_file(fd: int, n_bytes: int, what: str) -> None:
-    """Set the length of a memory file for `what`; its pages take memory when they are touched.
-
-    Raises:
-        InsufficientMemory: RLIMIT_FSIZE does not allow a file of n_bytes.
-    """
+    """Set the length of a memory file for `what`; its pages take memory when they are touched."""
     with file_limit_explained(n_bytes, what):
         os.ftruncate(fd, n_bytes)
 
@@ -255,8 +242,8 @@ def file_limit_explained(n_bytes: int, what: str) -> Iterator[None]:
 def die_with_parent(parent_pid: int) -> None:
     """Ask the kernel to kill this process when its parent exits; exit if the parent has exited.
 
-    The kernel also sends the signal when the *thread* of the parent that forked this process exits,
-    so the parent must have a single thread.
+    The kernel also does so when the *thread* that forked this process exits, so the parent must
+    have a single thread.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent_pid:  # the parent exited before prctl: there will be no signal
@@ -271,22 +258,20 @@ def name_process(name: str) -> None:
 def yield_to_main() -> None:
     """Prevent this process from preempting others on its CPU when it wakes up.
 
-    If there are as many workers as CPUs, a worker that wakes up for a task must not preempt the
-    main process in the middle of a step. The gain varies a lot between runs.
+    A worker that wakes up for a task must not preempt the main process in the middle of a step. The
+    gain varies a lot between runs.
     """
-    try:
+    with contextlib.suppress(OSError):  # refused by some sandboxes and by the inherited policy
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    except OSError:  # optional; refused by some sandboxes and by the inherited policy
-        return
 
 
 def keep_freed_memory() -> None:
     """Keep up to 128 MiB of freed memory in this process for reuse.
 
-    By default, glibc returns arrays of 128 KiB and more to the kernel as soon as they are freed,
-    and the kernel zeroes every page of the next arrays. If each sample allocates two arrays of 600
-    KB, the zeroing takes nine tenths of the time. Arrays above 32 MiB are still returned. Malloc
-    settings in the environment take precedence; with another libc nothing is changed.
+    By default, glibc returns arrays of 128 KiB and more to the kernel when they are freed, and the
+    kernel zeroes every page of the next arrays: nine tenths of the time if each sample allocates
+    two arrays of 600 KB. Arrays above 32 MiB are still returned. Malloc settings in the environment
+    take precedence; with another libc nothing is changed.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if "glibc.malloc." in tunables or not _OF_MALLOC.isdisjoint(os.environ):
@@ -313,10 +298,7 @@ def _missing_call(call: str, found: str) -> UnsupportedEnvironment:
 
 
 class WakeupEvent(Closing):
-    """A kernel event that can be polled by its descriptor. It owns the descriptor until `close`.
-
-    `ring` and `close` may be called in any thread.
-    """
+    """A kernel event that can be polled; `ring` and `close` may be called in any thread."""
 
     def __init__(self) -> None:
         with files_explained():
@@ -326,7 +308,7 @@ class WakeupEvent(Closing):
         self._is_closed = False
 
     def fileno(self) -> int:
-        """Return the descriptor, which is readable from `ring` to `clear`."""
+        """Return a descriptor that is readable from `ring` to `clear`."""
         return self._fd
 
     def ring(self) -> None:
@@ -337,10 +319,8 @@ class WakeupEvent(Closing):
 
     def clear(self) -> None:
         """Clear the event."""
-        try:
+        with contextlib.suppress(BlockingIOError):  # the event was not set
             os.eventfd_read(self._fd)
-        except BlockingIOError:  # the event was not set
-            return
 
     def close(self) -> None:
         """Close the descriptor. Idempotent."""

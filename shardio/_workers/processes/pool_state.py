@@ -47,7 +47,7 @@ _READABLE, _WRITABLE = int(select.EPOLLIN), int(select.EPOLLOUT)
 
 
 class Message(NamedTuple):
-    """A message from a worker: `data`, and descriptors `fds`, which the receiver owns."""
+    """A message from a worker; the receiver owns the descriptors `fds`."""
 
     worker: int
     data: bytes
@@ -242,16 +242,11 @@ class PoolState:
             return  # a reset is reported once; queued data can still be received afterwards
 
     def _receive_letter(self, session: socket.socket) -> None:
-        try:
+        with contextlib.suppress(BlockingIOError, ConnectionResetError):
             self.letters.extend(map(session.recvmsg, *_ONE_RECEIVE))
-        except (BlockingIOError, ConnectionResetError):
-            return
 
     def _events(self) -> list[Event]:
-        """Convert everything received so far into events.
-
-        If Ctrl-C interrupts a call, the next call has the same state.
-        """
+        """Convert everything received so far into events, without a change of the state."""
         events: list[Event] = []
         workers = self.workers
         for index, (data, ancillary, flags, _) in self.intake:
@@ -344,12 +339,9 @@ class PoolState:
 
     def _ignore(self, source: socket.socket | int | None) -> None:
         """Remove a descriptor from the epoll; `close` is not enough if a fork has a copy of it."""
-        if source is None:
-            return
-        try:
-            self.epoll.unregister(source)
-        except FileNotFoundError:
-            return
+        if source is not None:
+            with contextlib.suppress(FileNotFoundError):
+                self.epoll.unregister(source)
 
     def end(self) -> None:
         """End the workers, wait until they have exited, and close everything.
@@ -381,10 +373,8 @@ class PoolState:
         if self.session is not None:
             ends.append((self.session, socket.SHUT_WR))  # the zygote must still report the exits
         for end, how in ends:
-            try:
+            with contextlib.suppress(OSError):  # already closed, here or on the other side
                 end.shutdown(how)
-            except OSError:  # already closed, here or on the other side
-                continue
 
     def _release_zygote(self) -> None:
         zygote = self.zygote

@@ -1,9 +1,9 @@
 """Serialization between the main process and its workers: functions, values and exceptions.
 
 An exception that can be unpickled keeps its class; any other becomes a TransformError with the same
-text. A function is sent together with the main process's environment, in one memory file. Pickle is
-only used between a program and its own workers. Large arrays are pickled out of band, so that their
-memory is copied only once.
+text. A function is sent together with the main process's environment, in one memory file. Large
+arrays are pickled out of band, so that their memory is copied only once. Everything that is
+unpickled here comes from this program's own processes, never from stored data.
 """
 
 from __future__ import annotations
@@ -36,10 +36,7 @@ MAX_ERROR_BYTES: Final = MAX_MESSAGE_BYTES - 32
 
 
 def pack_error(error: BaseException) -> bytes:
-    """Pickle an exception and its cause, in at most MAX_ERROR_BYTES.
-
-    An exception that is too large or cannot be pickled becomes a TransformError with its text.
-    """
+    """Pickle an exception and, if possible, its cause, in at most MAX_ERROR_BYTES."""
     limit = MAX_ERROR_BYTES
     for cause in (error.__cause__, None):
         packed = _pickle_error(error, cause)
@@ -73,7 +70,7 @@ def unpack_error(packed: bytes) -> BaseException:
     """Return the exception that a worker sent, with its cause."""
     try:
         found: BaseException
-        found, found.__cause__ = pickle.loads(packed)  # sent by a worker, never stored data
+        found, found.__cause__ = pickle.loads(packed)
     except Exception as failure:  # noqa: BLE001  # user classes may raise anything
         return TransformError(f"a worker failed, and its exception cannot be unpickled: {failure}")
     return found
@@ -88,7 +85,6 @@ def pack_failure(error: BaseException, is_called: str) -> bytes:
 
 def unpack_failure(failure: bytes | memoryview, where: str) -> BaseException:
     """Return the exception that a function raised, with a note; `where` names the function."""
-    # Sent by a worker, never stored data.
     packed_error, text = pickle.loads(failure)
     error = unpack_error(packed_error)
     add_note(error, f"in {where}:\n\n{text}")
@@ -175,10 +171,7 @@ class ValuePickler:
 
 
 def _reduce_code(code: CodeType) -> Any:
-    """Reduce a function's code, and keep its file name, which tracebacks show.
-
-    Since 3.1.3, cloudpickle replaces the name.
-    """
+    """Reduce a function's code with its file name, which cloudpickle 3.1.3 replaces."""
     make, parts = cloudpickle.Pickler.dispatch_table[CodeType](code)
     return make, tuple(code.co_filename if part == _DYNAMIC_CODE else part for part in parts)
 
@@ -197,10 +190,7 @@ class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
 
 
 def _reduce_array(least_bytes: int, array: Any) -> Any:
-    """Reduce an array to its shape, dtype and memory, if these determine the array.
-
-    NumPy pickles all parts of a dtype with every array, which takes twice the time.
-    """
+    """Reduce an array to shape, dtype and memory if these determine it: half of NumPy's time."""
     if type(array) is np.memmap:  # send the values of a memory map
         array = array.view(np.ndarray)
     dtype, flags = array.dtype, array.flags
@@ -231,8 +221,7 @@ def pack(target: Callable[..., object]) -> int:
     """Write `target` and this process's environment to a memory file; the caller owns it.
 
     Functions and classes of `__main__`, and of modules that are not found through `sys.path`, are
-    pickled by value, others by name. Values that they refer to are copied in their present state.
-    Raises InvalidArgument if something cannot be pickled.
+    pickled by value, others by name. Raises InvalidArgument if something cannot be pickled.
     """
     # In messages, show the user's function instead of the engine's function that wraps it.
     known = target.args[0] if isinstance(target, partial) and target.args else target
@@ -250,10 +239,10 @@ def pack(target: Callable[..., object]) -> int:
 
 
 def pickled(value: object, hint: str, known: object = None) -> bytes:
-    """Pickle a value for this process's own workers, by the rules of `pack`.
+    """Pickle a value by the rules of `pack`.
 
-    Raises InvalidArgument if something cannot be pickled. `hint` tells the user what to do about
-    locks, open files, generators and the like; `known` is shown in place of `value`, if given.
+    Raises InvalidArgument if something cannot be pickled. The message ends with `hint`, and shows
+    `known` in place of `value`, if given.
     """
     buffer = io.BytesIO()
     with _registry_lock:
@@ -274,7 +263,7 @@ def pickled(value: object, hint: str, known: object = None) -> bytes:
 def unpack(fd: int) -> Callable[..., Any]:
     """Apply the environment that `pack` recorded to this process, and return the function.
 
-    Read by offset and leave `fd` open, because other workers read the same file.
+    The file is read by offset, because other workers read the same file.
     """
     stored = _read_all(fd)
     (n_bytes,) = _HEADER.unpack_from(stored)
@@ -353,7 +342,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 def _is_importable(name: str) -> bool:
     """Return True if a new process with this `sys.path` would find the module `name`.
 
-    `importlib.util.find_spec` does not tell this, because it first looks in `sys.modules`.
+    `importlib.util.find_spec` first looks in `sys.modules`.
     """
     if name == "__main__" or name not in sys.modules:
         return True  # cloudpickle itself handles both cases

@@ -2,8 +2,8 @@
 
 Allocating a block in pages of 2 MiB takes a seventh of the time of 4 KiB pages, and copies to and
 from the block are faster, because the CPU caches the addresses of few pages only. Linux collapses
-small pages into large ones on request (`MADV_COLLAPSE`, 6.1 and later), even if shared memory has
-no large pages by default. If the kernel cannot collapse pages, the memory has ordinary pages.
+small pages into large ones on request (`MADV_COLLAPSE`, 6.1 and later); where it cannot, the memory
+has ordinary pages.
 """
 
 from __future__ import annotations
@@ -33,14 +33,12 @@ LARGE_BYTES: Final = 2 << 20
 """The size of a large page on CPUs with small pages of 4 KiB; elsewhere requests are refused."""
 
 _STEP_BYTES: Final = 16 * LARGE_BYTES
-"""The bytes per request. Requests are few and large, because each makes all CPUs return their
-reserved pages.
-"""
+"""The bytes per request, many because each makes all CPUs return their reserved pages."""
 _MAX_NS: Final = 10_000_000
 """The maximum time per large page, after which no more large pages are requested.
 
-A large page takes 0.2 ms if one is free; small pages for the same memory take 2 ms. But if memory
-is fragmented, the kernel must first move other pages.
+A large page takes 0.2 ms if one is free, small pages for the same memory 2 ms. But if memory is
+fragmented, the kernel must first move other pages.
 """
 
 _MAP_NORESERVE: Final = 0x4000
@@ -60,11 +58,7 @@ class _KernelSupport:
 
 
 def take_large_pages(fd: int, n_bytes: int) -> None:
-    """Try to allocate the first n_bytes of an empty memory file in large pages.
-
-    A remainder shorter than a large page stays empty, and so does any part for which the kernel has
-    no large page.
-    """
+    """Allocate the first n_bytes of an empty memory file in large pages, if there are any."""
     n_large = n_bytes // LARGE_BYTES * LARGE_BYTES
     if not (n_large and _KernelSupport.is_asked):
         return
@@ -88,9 +82,6 @@ def map_whole(fd: int, n_bytes: int, n_backed: int) -> tuple[mmap.mmap, int]:
     """Map a memory file with all its pages; return the map and the file's offset in it.
 
     The map is aligned to large pages if the address space has room for it.
-
-    Raises:
-        OSError: there are no addresses, or no memory for the kernel's page tables.
     """
     try:
         memory, first = _map_aligned(fd, n_bytes) if n_bytes >= LARGE_BYTES else _map_plain(fd)
@@ -109,8 +100,8 @@ def _map_plain(fd: int) -> tuple[mmap.mmap, int]:
 def _map_aligned(fd: int, n_bytes: int) -> tuple[mmap.mmap, int]:
     """Map a file aligned to large pages; return the map and the file's offset in it.
 
-    Python's mmap cannot choose the address. The file is therefore mapped over a part of a larger
-    anonymous map, and both are unmapped together.
+    Python's mmap cannot choose the address: the file is mapped over a part of a larger anonymous
+    map, and both are unmapped together.
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     memory = mmap.mmap(-1, n_bytes + LARGE_BYTES, flags)
@@ -135,15 +126,6 @@ def reserve_memory_file(n_bytes: int, what: str) -> int:
         with refusals_explained(n_bytes, what):
             os.posix_fallocate(fd, 0, n_bytes)
     return fd
-
-
-def sparse_memory_file(n_bytes: int, what: str) -> int:
-    """Create a memory file whose pages take memory only when they are touched.
-
-    If no memory is left at that time, the kernel kills the process. The caller owns the descriptor.
-    """
-    with _new_memory_file(n_bytes, what) as fd:
-        return fd
 
 
 @contextlib.contextmanager
@@ -178,22 +160,22 @@ def refusals_explained(n_bytes: int, what: str) -> Iterator[None]:
 
 
 _MAX_RESERVED: Final = 64 << 20
-"""The maximum number of marks whose memory is allocated in advance.
+"""The maximum number of marks whose memory is allocated in advance."""
 
-The memory of larger bitmaps is allocated when pages are touched.
-"""
+
+def sparse_memory_file(n_bytes: int, what: str) -> int:
+    """Create a memory file, owned by the caller, whose pages take memory when they are touched.
+
+    If no memory is left at that time, the kernel kills the process.
+    """
+    with _new_memory_file(n_bytes, what) as fd:
+        return fd
 
 
 def create_bitmap_file(n_marks: int) -> int:
-    """Create a memory file for a verification bitmap; the caller owns the descriptor.
-
-    Raises:
-        InsufficientMemory: the memory is not available.
-    """
-    what = "the marks of verified units"
-    if n_marks > _MAX_RESERVED:
-        return sparse_memory_file(n_marks, what)
-    return reserve_memory_file(max(1, n_marks), what)
+    """Create a memory file for a verification bitmap; the caller owns the descriptor."""
+    create = reserve_memory_file if n_marks <= _MAX_RESERVED else sparse_memory_file
+    return create(max(1, n_marks), "the marks of verified units")
 
 
 class SharedArray:
@@ -205,11 +187,7 @@ class SharedArray:
 
     @classmethod
     def of(cls, numbers: npt.NDArray[Any], what: str) -> Self:
-        """Copy `numbers` to a memory file.
-
-        Raises:
-            InsufficientMemory: there is not enough memory for `what`.
-        """
+        """Copy `numbers` to a memory file; `what` names them in errors."""
         fd = reserve_memory_file(max(1, numbers.nbytes), what)
         try:
             written = _mapped(fd, numbers.dtype, len(numbers), mmap.ACCESS_WRITE)
@@ -253,10 +231,7 @@ class _SharingUnpickler(pickle.Unpickler):
 
 
 def pack_shared(value: Any) -> tuple[bytes, list[int]]:
-    """Return a value as a message, and the descriptors of its shared arrays to send with it.
-
-    The arrays keep ownership of the descriptors.
-    """
+    """Return a value as a message, and its shared arrays' descriptors, which the arrays own."""
     pickler = _SharingPickler(file := io.BytesIO())
     pickler.dump(value)
     return file.getvalue(), [array.fd for array in pickler.found]

@@ -30,8 +30,7 @@ class StepFiles(Closing):
     """The step and stack files of all workers, owned from `open` until `close`."""
 
     def __init__(self) -> None:
-        self.stacks: list[int] = []
-        """For each worker, the file for its stacks."""
+        self.stacks: list[int] = []  # for each worker, the file for its stacks
         self._fds = list[int]()
         self._steps: Steps = np.zeros((0, 2), np.uint64)
 
@@ -67,14 +66,12 @@ def map_steps(fd: int) -> Steps:
 
 
 _PATIENCE_S: Final = 1.0
-_QUIET_S: Final = 0.02
-"""The time without growth after which stacks count as complete."""
-_OURS: Final = str(Path(__file__).parents[2] / "_")
-"""The start of the path of shardio's private modules, which call the user's code."""
+_QUIET_S: Final = 0.02  # the time without growth after which stacks count as complete
+_OURS: Final = str(Path(__file__).parents[2] / "_")  # where shardio's private modules lie
 
 
 def stack_files(n_workers: int) -> Iterator[int]:
-    """Create the file of each worker, one by one; the caller owns the descriptors."""
+    """Create a file for the stacks of each worker; the caller owns the descriptors."""
     return (memory_file() for _ in range(n_workers))
 
 
@@ -93,11 +90,10 @@ def timeout_error(
     """Return the error for a timeout, with the activity of every worker.
 
     Args:
-        what: a phrase that names the missing batch or result.
-        path: the path of the dataset.
+        what: the missing batch or result, and `path` its dataset.
         timeout_s: the time that the loop waited.
         workers: the name and the stacks of each worker.
-        tasks_of: a function that describes the unanswered tasks of a worker, given its index.
+        tasks_of: describes the unanswered tasks of a worker, given its index.
     """
     first = f"{what} of {path} did not arrive within {timeout_s:g} s"
     return BatchTimeout("\n".join([first, *describe_workers(workers, tasks_of)]))
@@ -121,8 +117,7 @@ def ask_for_stacks(fds: Sequence[int], send: Callable[[int, int], bool]) -> list
 
     Args:
         fds: for each worker, the file that it writes to.
-        send: a function that sends a signal to a worker, given its index and the signal; returns
-            False if there is no process.
+        send: sends a signal to the worker with an index; returns False if there is no process.
     """
     for fd in fds:  # the worker writes at the shared file offset: reset it too
         os.ftruncate(fd, 0)

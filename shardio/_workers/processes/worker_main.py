@@ -64,7 +64,7 @@ class Channel:
     def send(self, message: bytes, fds: Sequence[int] = ()) -> None:
         """Send a message of 1 to MAX_MESSAGE_BYTES bytes; block while the socket's buffer is full.
 
-        The caller keeps `fds`. Raises BrokenPipeError if the main process has closed the pool.
+        The caller keeps `fds`. Raises BrokenPipeError if the pool was closed.
         """
         if fds or not 0 < len(message) <= MAX_MESSAGE_BYTES:
             check_message(message, fds)
@@ -73,10 +73,7 @@ class Channel:
             self._send(message)
 
     def recv(self) -> bytes | None:
-        """Wait for a message; return None if the main process has closed the pool.
-
-        Raises InvalidArgument if the message carries descriptors, which `recv_fds` receives.
-        """
+        """Wait for a message without descriptors; return None if the pool was closed."""
         data, ancillary, flags, _ = self._receive()
         if ancillary or flags & LOST_FDS:
             n_fds = len(unpack_fds(ancillary, flags))
@@ -102,8 +99,8 @@ class Channel:
         try:
             return self._recvmsg(*RECEIVE)
         except ConnectionResetError:
-            # Raised once if the main process closed its socket with messages unread. Messages that
-            # the main process sent earlier are still queued, so receive again.
+            # Raised once if the main process closed its socket with messages unread; the messages
+            # that it sent earlier are still queued.
             return self._recvmsg(*RECEIVE)
 
 
@@ -170,9 +167,6 @@ Target = Callable[[Channel], object]
 
 _Fds = tuple[int, ...]
 
-GIVEN_AT: Final = 2
-"""The index of the pool's first descriptor in a request; channel and payload come first."""
-
 
 def preload(names: tuple[str, ...]) -> None:
     """Import modules that workers will need, for all forks of this process.
@@ -182,17 +176,14 @@ def preload(names: tuple[str, ...]) -> None:
     for name in names:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    # Exclude all present objects from garbage collection, which would write to their pages in a
-    # worker and thus copy the pages. Do not collect before: only 500 of 36,000 objects are garbage,
-    # and finding them takes 12 ms.
+    # A garbage collection in a worker would write to the pages of all present objects, and thus
+    # copy them. Do not collect before: only 500 of 36,000 objects are garbage, and finding them
+    # takes 12 ms.
     gc.freeze()
 
 
 def execute(place: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
-    """Replace this process, a fork of the zygote, by a new interpreter.
-
-    Settings of the process survive, such as the signal that it receives if the zygote exits.
-    """
+    """Replace this process, a fork of the zygote, by a new interpreter; its settings survive."""
     for fd in fds:
         os.set_inheritable(fd, True)
     code = (
@@ -214,25 +205,21 @@ def begin(place: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
 
 
 def run(place: int, fds: _Fds) -> NoReturn:
-    """Run the pool's function in this new worker, report a failure to the main process, and exit.
+    """Run the pool's function in this worker, report a failure to the main process, and exit.
 
-    Args:
-        place: the index of the worker in its pool.
-        fds: the descriptors of the worker's channel and the payload, then those given to the pool.
+    `fds` are the descriptors of the channel and the payload, then those given to the pool.
     """
     name_process("shardio-worker")
     gc.enable()
-    # Import this late, because the main process imports this module before it needs NumPy.
-    from shardio._workers.processes.global_generators import seed_generators_of_worker
-
-    seed_generators_of_worker()
-    channel_fd, cargo_fd = fds[:GIVEN_AT]
-    channel = Channel(place, socket.socket(fileno=channel_fd), fds[GIVEN_AT:])
+    channel_fd, cargo_fd, *given = fds
+    channel = Channel(place, socket.socket(fileno=channel_fd), tuple(given))
     code = 0
     try:
-        # Import this late, because the main process imports this module before cloudpickle.
+        # Import these late: the main process imports this module before NumPy and cloudpickle.
+        from shardio._workers.processes.global_generators import seed_generators_of_worker
         from shardio._workers.processes.serialization import unpack
 
+        seed_generators_of_worker()
         target: Target = unpack(cargo_fd)
         os.close(cargo_fd)
         target(channel)
@@ -248,7 +235,6 @@ def _report(channel: Channel, error: BaseException) -> None:
     # Leave out the frame of `run` itself.
     frames = error.__traceback__.tb_next if error.__traceback__ else None
     text = "".join(traceback.format_exception(type(error), error, frames))
-    try:
+    # If the main process has closed the pool, this usually also caused `error`.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         channel.report_failure(text)
-    except (BrokenPipeError, ConnectionResetError):
-        return  # the main process has closed the pool; usually, this also caused `error`

@@ -44,8 +44,8 @@ class WorkerPool(Closing):
     `target` is pickled by cloudpickle. `fds` are duplicated and available as `channel.fds` in every
     worker; `preload` names modules that the zygote imports before it forks. Messages may be sent
     immediately: they wait in the socket until the worker runs. `send`, `wait` and `restart` must
-    not run in two threads at once; `close` may be called in any thread. A pool that is
-    garbage-collected, or still open when the interpreter exits, is closed then.
+    not run in two threads at once. A pool that is garbage-collected, or open when the interpreter
+    exits, is closed then.
 
     Raises InvalidArgument if `target` cannot be pickled, and UnsupportedEnvironment if processes
     cannot be started here.
@@ -95,9 +95,9 @@ class WorkerPool(Closing):
     def send(self, index: int, message: bytes, fds: Sequence[int] = ()) -> None:
         """Send a message of 1 to MAX_MESSAGE_BYTES bytes to worker `index`, without blocking.
 
-        If the socket has no room, the message is queued and sent by a later call of `wait`. The
-        caller keeps `fds`. A message to a worker that has exited is dropped; once `wait` has
-        returned the WorkerExit, WorkerDied is raised instead.
+        If the socket has no room, a later call of `wait` sends the message. The caller keeps `fds`.
+        A message to a worker that has exited is dropped; once `wait` has returned the WorkerExit,
+        WorkerDied is raised instead.
         """
         held = self._held
         if held.is_closing or this_process.pid != held.owner_pid:
@@ -134,14 +134,11 @@ class WorkerPool(Closing):
                 return False
         return True
 
-    def names(self) -> list[str]:
-        """Return the name of each worker for messages."""
+    def named_stacks(self, fds: Sequence[int]) -> list[tuple[str, str]]:
+        """Return the name and Python stacks of each worker; `fds` are their stack files."""
         known = ["" if pid is None else f" (process {pid})" for pid in self.pids()]
-        return [f"worker {i}{process}" for i, process in enumerate(known)]
-
-    def stacks(self, fds: Sequence[int]) -> list[str]:
-        """Return the Python stacks of all workers; `fds` are their stack files, in order."""
-        return ask_for_stacks(fds, self.signal)
+        names = [f"worker {i}{process}" for i, process in enumerate(known)]
+        return list(zip(names, ask_for_stacks(fds, self.signal), strict=True))
 
     def enable_nudge(self) -> None:
         """Allow `nudge` to end a wait. Call this in the thread that waits, before any `nudge`."""

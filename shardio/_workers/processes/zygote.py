@@ -1,9 +1,8 @@
 """The zygote: a small single-threaded process that forks workers for the main process.
 
 The zygote is started by exec, so it has none of the main process's threads, locks or memory. It has
-imported NumPy and the codecs, so that forking a worker takes only a few milliseconds. It never
-imports the user's `__main__` or tinygrad. The class `Zygote` is the main process's handle;
-`worker_main` is the code of a new worker.
+imported NumPy and the codecs, so that forking a worker takes only a few milliseconds, and never
+imports the user's `__main__` or tinygrad. The class `Zygote` is the main process's handle.
 
 Every pool has a *session*: a socket pair by which the main process requests workers and learns of
 their exits.
@@ -20,12 +19,12 @@ exit the zygote shuts down its side too. When the main process exits, for any re
 exits, and the kernel kills the workers.
 
 The main process has one zygote for all its pools. `acquire` and `release` count its users, start it
-and end it. Both may be called in any thread; a finalizer that interrupts one of them may call
-`release`.
+and end it, in any thread; a finalizer that interrupts one of them may call `release`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import os
@@ -71,8 +70,7 @@ ASK_FOR_STACKS = signal.SIGRTMIN + 7
 
 def serve(control_fd: int, main_pidfd: int, modules: tuple[str, ...]) -> NoReturn:
     """Run the zygote until the main process exits or shuts down the control socket."""
-    # Close all inherited descriptors except these two. If a pipe stayed open here, its readers
-    # would never see the end of the data.
+    # If an inherited pipe stayed open here, its readers would never see the end of the data.
     os.closerange(max(control_fd, main_pidfd) + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     os.set_inheritable(control_fd, False)
     os.set_inheritable(main_pidfd, False)
@@ -219,8 +217,7 @@ class _Zygote:
         self._close_if_over(session)
 
     def _reply(self, session: _Session, data: bytes, pidfd: int | None = None) -> None:
-        # Duplicate the pidfd: the worker may exit, and its pidfd be closed, before the reply is
-        # sent.
+        # The worker may exit, and its pidfd be closed, before the reply is sent.
         session.replies.append((data, [] if pidfd is None else [os.dup(pidfd)]))
         self._flush(session)
 
@@ -240,8 +237,7 @@ class _Zygote:
         self._watch(session)
 
     def _watch(self, session: _Session) -> None:
-        # If the session is ending, use edge triggering: otherwise the end of file on its socket
-        # would wake the zygote all the time.
+        # While the session is ending, the end of file on its socket must not wake the zygote again.
         mask = select.EPOLLET if session.is_ending else select.EPOLLIN
         self.epoll.modify(session.socket, mask | (select.EPOLLOUT if session.replies else 0))
 
@@ -250,7 +246,7 @@ class _Zygote:
         if session.is_ending and not session.workers and not session.replies:
             self.epoll.unregister(session.socket)
             del self.sessions[session.socket.fileno()]
-            # Closing is not enough, because another process may have a copy of this socket.
+            # Another process may have a copy of this socket, so closing is not enough.
             session.socket.shutdown(socket.SHUT_RDWR)
             session.socket.close()
 
@@ -282,11 +278,8 @@ _CONTROL_FD, _MAIN_PIDFD = 3, 4
 class Zygote:
     """The main process's handle for a zygote; owned by `acquire` and `release`.
 
-    `pidfd` is readable once the process has exited. The constructor does not wait for the imports
-    of the process (0.6 ms).
-
-    Raises:
-        UnsupportedEnvironment: the interpreter cannot be executed.
+    `pidfd` is readable once the process has exited. The constructor takes 0.6 ms, because it does
+    not wait for the imports of the process.
     """
 
     def __init__(self) -> None:
@@ -318,16 +311,14 @@ class Zygote:
     def open_session(self, preload: tuple[str, ...]) -> socket.socket:
         """Open a session for one pool, and return its socket, which the caller then owns.
 
-        `preload` names modules to import before workers are forked. If the zygote has exited, the
-        other socket of the session is already closed.
+        `preload` names modules to import before workers are forked.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             names = " ".join(preload).encode()
-            try:
+            # If the zygote has exited, callers notice by its pidfd.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 socket.send_fds(self._control, [names or b" "], [theirs.fileno()])
-            except (BrokenPipeError, ConnectionResetError):
-                pass  # the zygote has exited, which callers notice by its pidfd
         return ours
 
     def is_running(self) -> bool:
@@ -353,10 +344,8 @@ class Zygote:
         """Kill and reap the zygote's process; the kernel then kills its workers."""
         end_process(self.pidfd)
         has_ended(self.pidfd, 1.0)
-        try:
+        with contextlib.suppress(ChildProcessError):  # reaped by other code of this program
             os.waitpid(self.pid, 0)
-        except ChildProcessError:
-            pass  # reaped by other code of this program
         os.close(self.pidfd)
         self._control.close()
 
@@ -376,18 +365,16 @@ def acquire() -> Zygote:
 def release(zygote: Zygote) -> None:
     """Drop one use of `zygote`; dropping the last use ends the process before this returns.
 
-    If `acquire` or `release` is running in another thread, or in an interrupted frame of this
-    thread, the running call drops the use before it returns.
+    If a call of `acquire` or `release` is in progress, that call drops the use before it returns.
     """
     _released.append(zygote)
     _settle()
 
 
 def _settle() -> None:
-    """Handle queued releases, unless another call is about to do so.
+    """Handle queued releases, unless the holder of the lock is about to do so.
 
-    Never wait for the lock, because a finalizer may have interrupted the code that holds it. The
-    holder of the lock calls this function after releasing it.
+    Never wait for the lock: a finalizer may have interrupted the code that holds it.
     """
     global _current
     while _released and _lock.acquire(blocking=False):

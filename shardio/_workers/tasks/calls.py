@@ -6,8 +6,6 @@ the result if it is small; a larger result is in the block that came with the ca
 The results of a generator are sent in chunks, which the main process requests one after another. A
 chunk is a list of results, or a `FailedCall` if the generator has raised. Each result is pickled
 when it is yielded, because the generator may then write to the same array again.
-
-For num_workers=0, `InlinePool` calls the function in this process, for one caller at a time.
 """
 
 from __future__ import annotations
@@ -47,12 +45,12 @@ from shardio._workers.tasks.failure_policy import ErrorBudget
 from shardio._workers.tasks.values import PackedValue, ValuePacker, write_value
 from shardio.errors import BatchTimeout, InsufficientMemory, InvalidArgument
 
+# A chunk ends when its results reach a count, a size or a time. A result that has an array of at
+# least _ALONE_BYTES is a chunk of its own.
 _MAX: Final = 64
 _MAX_BYTES: Final = 64 << 10
 _MAX_NS: Final = 10_000_000
-"""The maximum count, bytes and time of the results in a chunk; the first limit reached ends it."""
 _ALONE_BYTES: Final = 16 << 10
-"""A result that has an array of at least this size is sent as a separate chunk."""
 _END: Final = object()
 
 
@@ -81,19 +79,13 @@ class _Pickled:
 
 
 class ResultChunks:
-    """The remaining results of a generator.
-
-    Args:
-        results: the generator.
-        name: the name of the function in messages.
-    """
+    """The remaining results of a generator; `name` is the function's name in messages."""
 
     def __init__(self, results: Iterator[Any], name: str) -> None:
         self._results, self._name = results, name
         self._pickler = ValuePickler(_ALONE_BYTES)
         self._large: list[Any] = []  # results that each need a separate chunk
-        self.n_passed_over = 0
-        """The number of results to skip, which the main process received from an earlier worker."""
+        self.n_passed_over = 0  # results to skip, because an earlier worker has sent them
         self.is_over = False
 
     def take(self) -> list[Any] | FailedCall:
@@ -161,11 +153,9 @@ class CallOutcome(IntEnum):
     FORKED = 4  # the call also returned in a fork of the worker; the fork has exited
 
 
-def pack_call(
-    request_kind: CallRequest, block: int = 0, step: int = 0, n_passed_over: int = 0
-) -> bytes:
+def pack_call(kind: CallRequest, block: int = 0, step: int = 0, n_passed_over: int = 0) -> bytes:
     """Pack a message from the main process, without the item of a call."""
-    return CALL.pack(request_kind, 0, block, step, n_passed_over, 0)
+    return CALL.pack(kind, 0, block, step, n_passed_over, 0)
 
 
 def call_for_main(
@@ -174,7 +164,7 @@ def call_for_main(
     """Call the function for one item after another until the main process closes the channel.
 
     Args:
-        function: a function of an item; returns a value, or `ResultChunks`, sent one by one.
+        function: returns a value for an item, or `ResultChunks`, sent one by one.
         most_bytes: the maximum size of a block.
         is_called: the name of the function in messages.
         channel: the channel of this worker; its first descriptor is the file for `map_steps`.
@@ -199,8 +189,7 @@ def call_for_main(
 
 
 class _Here:
-    line: npt.NDArray[np.uint64] | None = None
-    """The two words of this process in the step file, if it is a worker."""
+    line: npt.NDArray[np.uint64] | None = None  # a worker's two words in the step file
 
 
 _here: Final = _Here()
@@ -282,13 +271,7 @@ class _Caller:
 
 
 class SingleCaller:
-    """A guard for a `with` block that only one caller may be in; any other gets an error at once.
-
-    A second call in the same thread gets the error too.
-
-    Args:
-        refusal: the message of the error.
-    """
+    """A guard for a `with` block that one caller may be in; any other gets an error at once."""
 
     def __init__(self, refusal: str) -> None:
         self._refusal, self._lock = refusal, threading.Lock()
@@ -302,13 +285,7 @@ class SingleCaller:
 
 
 class InlinePool(Closing):
-    """A pool for one item at a time, in this process; `take` calls the function.
-
-    Args:
-        function: a function of an item; nothing is pickled.
-        max_skips: the number of items that may fail and be skipped; None raises the first failure.
-        is_called: the name of the function in messages.
-    """
+    """A `TaskPool` for num_workers=0: one item at a time, for which `take` calls the function."""
 
     def __init__(
         self,
@@ -319,7 +296,6 @@ class InlinePool(Closing):
     ) -> None:
         self._function, self._is_called = function, is_called
         self.error_budget = ErrorBudget(max_skips)
-        """The skipped items, and the maximum number of them."""
         self._waiting: list[tuple[Any, Any]] = []
         self.n_put = self._n_taken = self._calling_ns = 0
         self._has_ended = False
@@ -357,11 +333,7 @@ class InlinePool(Closing):
     def take(self) -> tuple[int, Any] | None:
         """Call the function with the queued item; return the item's index and the value.
 
-        Return None if there is no item, or if it failed and is skipped.
-
-        Raises:
-            Exception: raised by the function, with a note that names the item.
-            TooManySkipped: more items failed than may be skipped.
+        Return None if there is no item, or if the item failed and is skipped.
         """
         if not self._waiting:
             return None

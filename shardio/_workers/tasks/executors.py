@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
@@ -32,8 +33,8 @@ def create_executors(
 ) -> dict[Stage, StageExecutor]:
     """Create the executors of a pipeline's stages.
 
-    All async stages share an event loop. Other stages run in threads, which stages of the same
-    thread group share, unless their step names an executor.
+    All async stages share an event loop. Other stages whose step names no executor run in threads,
+    which stages of the same thread group share.
     """
     found: dict[Stage, StageExecutor] = {}
     asynchronous: list[Stage] = []
@@ -62,18 +63,12 @@ class ThreadExecutor(StageExecutor):
     Threads are started on demand. Only one thread is woken at a time; this thread wakes the next if
     there are more jobs. If functions are quick, one thread runs all jobs, and none is woken in
     vain.
-
-    Args:
-        runner: the pipeline runner that receives the results.
-        stages: the stages, in the order of the pipeline.
-        n_threads: the maximum number of threads.
     """
 
     def __init__(self, runner: PipelineRunner, stages: Sequence[Stage], n_threads: int) -> None:
         self._runner, self._stages, self._n_left = runner, stages[::-1], n_threads
-        self._idle: list[
-            threading.Lock
-        ] = []  # a stack: the thread that became idle last wakes first
+        # A stack: the thread that became idle last wakes first.
+        self._idle: list[threading.Lock] = []
         self._is_waking = self._is_closed = False
         self._left: list[Any] = []
 
@@ -150,7 +145,7 @@ class ThreadExecutor(StageExecutor):
         except BaseException as error:  # noqa: BLE001  # the user's function may raise anything
             runner.fail(job, error, now_ns() - start_ns)
         else:
-            runner.finish(job, value, now_ns() - start_ns)
+            runner.finish(job, (value,), now_ns() - start_ns)
 
     def _go_on(self, job: StageJob) -> None:
         """Advance a generator until it ends or the pipeline has no room for more results."""
@@ -161,7 +156,7 @@ class ThreadExecutor(StageExecutor):
             try:
                 value = next(job.results)
             except StopIteration:
-                self._runner.end(job, now_ns() - start_ns)
+                self._runner.finish(job, (), now_ns() - start_ns)
                 return
             if not self._runner.give(job, (value,), now_ns() - start_ns):
                 if self._runner.is_closed:
@@ -172,12 +167,7 @@ class ThreadExecutor(StageExecutor):
 
 
 class AsyncExecutor(StageExecutor):
-    """An executor of stages with async functions. It owns a thread and an event loop.
-
-    Args:
-        runner: the pipeline runner that receives the results.
-        stages: the stages, in the order of the pipeline.
-    """
+    """An executor of stages with async functions. It owns a thread and an event loop."""
 
     def __init__(self, runner: PipelineRunner, stages: Sequence[Stage]) -> None:
         self._runner, self._stages = runner, stages[::-1]
@@ -196,10 +186,8 @@ class AsyncExecutor(StageExecutor):
 
     def close(self) -> None:
         """Stop the event loop, which cancels all coroutines."""
-        try:
+        with contextlib.suppress(RuntimeError):  # the loop is already closed
             self._loop.call_soon_threadsafe(self._loop.stop)
-        except RuntimeError:  # the loop is already closed
-            return
 
     def _run(self) -> None:
         """Run the event loop until the executor is closed."""
@@ -259,7 +247,7 @@ class AsyncExecutor(StageExecutor):
                 return
             self._runner.fail(job, error, now_ns() - start_ns)
         else:
-            self._runner.finish(job, value, now_ns() - start_ns)
+            self._runner.finish(job, (value,), now_ns() - start_ns)
         self._begin()
 
     async def _go_on(self, job: StageJob, results: Any) -> None:
@@ -272,18 +260,12 @@ class AsyncExecutor(StageExecutor):
                 await room.wait()
             start_ns = now_ns()
             del value
-        self._runner.end(job, now_ns() - start_ns)
+        self._runner.finish(job, (), now_ns() - start_ns)
         self._begin()
 
 
 class ProcessExecutor(StageExecutor):
-    """An executor of one stage in worker processes: a TaskPool, and a thread that drives the pool.
-
-    Args:
-        runner: the pipeline runner that receives the results.
-        stage: the stage whose jobs are run.
-        n_workers: the number of processes.
-    """
+    """An executor of one stage in worker processes: a TaskPool, and a thread that drives it."""
 
     def __init__(self, runner: PipelineRunner, stage: Stage, n_workers: int) -> None:
         self._runner, self._stage, self._n_workers = runner, stage, n_workers
@@ -328,7 +310,7 @@ class ProcessExecutor(StageExecutor):
         stage = self._stage
         try:
             with TaskPool(
-                _chunked(stage.call, stage.name),
+                partial(_in_chunks, stage.call, stage.name),
                 self._n_workers,
                 most_items=stage.concurrency,
                 in_order=False,  # the stage keeps the order, if needed
@@ -403,17 +385,11 @@ class _ReportingBudget(ErrorBudget):
 
 
 class FutureExecutor(ThreadExecutor):
-    """An executor whose thread submits jobs to an executor that the caller owns.
-
-    Args:
-        runner: the pipeline runner that receives the results.
-        stage: the stage whose jobs are submitted.
-        executor: the executor that runs the jobs.
-    """
+    """An executor whose thread submits jobs to an executor that the caller owns."""
 
     def __init__(self, runner: PipelineRunner, stage: Stage, executor: Executor) -> None:
         super().__init__(runner, [stage], 1)
-        self._executor, self._function = executor, _in_one(stage.call, stage.name)
+        self._executor, self._function = executor, partial(_in_one, stage.call, stage.name)
         self._futures: set[Future[Any]] = set()
 
     def close(self) -> None:
@@ -450,35 +426,30 @@ class FutureExecutor(ThreadExecutor):
 def _conclude(runner: PipelineRunner, job: StageJob, value: Any, busy_ns: int) -> None:
     """Report the result of a job to the pipeline runner; `value` is the complete result."""
     if not job.stage.call.yields_many:
-        runner.finish(job, value, busy_ns)
+        runner.finish(job, (value,), busy_ns)
     elif isinstance(value, FailedCall):
         runner.fail(job, value.error, busy_ns, value.found)
     else:
-        runner.finish_with(job, value, busy_ns)
+        runner.finish(job, value, busy_ns)
 
 
-def _in_one(call: UserCall, name: str) -> Callable[[Any], Any]:
-    """Wrap a call to return all results of a generator at once, as a list or a `FailedCall`."""
-    return partial(_all_results if call.yields_many else _one_result, call.function, name)
+# Top-level functions, because they are pickled.
 
 
-def _chunked(call: UserCall, name: str) -> Callable[[Any], Any]:
-    """Wrap a call to return the results of a generator as `ResultChunks`."""
-    return partial(_chunks_of if call.yields_many else _one_result, call.function, name)
-
-
-def _one_result(function: Callable[[Any], Any], name: str, item: Any) -> Any:
-    return checked(function(item))
-
-
-def _all_results(function: Callable[[Any], Any], name: str, item: Any) -> list[Any] | FailedCall:
+def _in_one(call: UserCall, name: str, item: Any) -> Any:
+    """Return the result of a call, or all results of a generator: a list or a `FailedCall`."""
+    if not call.yields_many:
+        return checked(call.function(item))
     found: list[Any] = []
     try:
-        found.extend(function(item))
+        found.extend(call.function(item))
     except BaseException as error:  # noqa: BLE001  # the user's function may raise anything
         return FailedCall(found, error, name)
     return found
 
 
-def _chunks_of(function: Callable[[Any], Any], name: str, item: Any) -> ResultChunks:
-    return ResultChunks(iter(function(item)), name)
+def _in_chunks(call: UserCall, name: str, item: Any) -> Any:
+    """Return the result of a call, or the `ResultChunks` of a generator."""
+    if not call.yields_many:
+        return checked(call.function(item))
+    return ResultChunks(iter(call.function(item)), name)

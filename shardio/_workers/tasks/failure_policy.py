@@ -21,39 +21,25 @@ MAX_CRASHES: Final = 2
 
 
 class CrashLoop:
-    """A counter of the crashes since a worker last completed something.
-
-    Args:
-        n_workers: the number of workers.
-    """
+    """A counter of the crashes since a worker last completed something."""
 
     def __init__(self, n_workers: int) -> None:
         self._most = 2 * n_workers + MAX_CRASHES
-        self.n_crashes = 0
-        """The number of crashes; the owner resets it whenever a worker completes something."""
+        self.n_crashes = 0  # the owner resets it whenever a worker completes something
 
     def count(self, how: str) -> None:
-        """Count a crash; `how` describes the exit.
-
-        Raises:
-            UnsupportedEnvironment: workers were restarted about twice each without success.
-        """
+        """Count a crash; raise UnsupportedEnvironment after about two restarts of each worker."""
         self.n_crashes += 1
         if self.n_crashes > self._most:
             raise UnsupportedEnvironment(f"workers crash before they do anything: {how}")
 
 
 class ErrorBudget:
-    """The number of items that may fail and be skipped.
-
-    Args:
-        most: the maximum number of skipped items; None if the first failure is raised.
-    """
+    """The skipped items; at most `most` may be, or none if it is None."""
 
     def __init__(self, most: int | None) -> None:
         self.most = most
         self.skipped: list[SkippedItem] = []
-        """The items skipped so far."""
 
     def forgives(self, error: BaseException) -> bool:
         """Return True if an item that failed with this error may be skipped."""
@@ -61,11 +47,7 @@ class ErrorBudget:
         return self.most is not None and is_its_own
 
     def skip(self, index: int, item: Any, error: BaseException) -> None:
-        """Record that an item is skipped.
-
-        Raises:
-            TooManySkipped: more items failed than may be skipped.
-        """
+        """Record that an item is skipped; raise TooManySkipped if more are than may be."""
         found = SkippedItem(index, shortened(item), type(error).__name__, text_of(error))
         self.skipped.append(found)
         n_skipped = len(self.skipped)

@@ -50,11 +50,7 @@ def late(
 ) -> BatchTimeout:
     """Return the error for a late result, with the running calls and the stacks of their threads.
 
-    Args:
-        number: the index of the result.
-        timeout_s: the time that the loop waited.
-        jobs: the jobs that have started.
-        elsewhere: lines that describe jobs that do not run in threads of this process.
+    `elsewhere` has lines that describe jobs that do not run in threads of this process.
     """
     lines = [f"result {number} did not arrive within {timeout_s:g} s"]
     at_work = [job for job in jobs if not job.is_suspended]
@@ -102,20 +98,14 @@ class StageExecutor(ABC):
         """Start no more jobs, and do not wait for running ones. Called without the lock."""
 
     def tell(self) -> list[str]:
-        """Return lines that describe the jobs that do not run in threads of this process.
-
-        May be called in any thread.
-        """
+        """Return lines that describe the jobs that do not run in threads of this process."""
         return []
 
 
 ExecutorFactory = Callable[
     ["PipelineRunner", Mapping[Stage, PipeStep | None]], Mapping[Stage, StageExecutor]
 ]
-"""A function that creates the executor of every stage, given the runner and each stage's step.
-
-The step of the source is None.
-"""
+"""Creates the executor of every stage, given the runner and each stage's step (source: None)."""
 
 
 class PipelineRunner(Closing):
@@ -124,7 +114,7 @@ class PipelineRunner(Closing):
     Args:
         source: an iterable or async iterable of items, or of SourcePosition objects.
         steps: the steps of the pipeline.
-        create_executors: a function that creates the executors (`executors.create_executors`).
+        create_executors: `executors.create_executors`.
         n_buffered: the number of results that may wait for the loop.
         most_skips: the number of failed calls whose items may be skipped; None raises all errors.
         start: the position at which the source begins.
@@ -291,11 +281,7 @@ class PipelineRunner(Closing):
         else:
             self._source.supply(job, (SourceItem(index, index, index, index + 1), value))
 
-    def finish(self, job: StageJob, value: Any, busy_ns: int) -> None:
-        """Accept the only result of a job."""
-        self.finish_with(job, (value,), busy_ns)
-
-    def finish_with(self, job: StageJob, values: Iterable[Any], busy_ns: int) -> None:
+    def finish(self, job: StageJob, values: Iterable[Any], busy_ns: int) -> None:
         """Accept the last results of a job."""
         stage = job.stage
         with self.lock:
@@ -306,10 +292,6 @@ class PipelineRunner(Closing):
                 stage.give(job, value)
             stage.finish(job)
             self._settle(self._places[stage])
-
-    def end(self, job: StageJob, busy_ns: int) -> None:
-        """Record that a job has no more results."""
-        self.finish_with(job, (), busy_ns)
 
     def fail(
         self, job: StageJob, error: BaseException, busy_ns: int, values: Iterable[Any] = ()
@@ -324,11 +306,7 @@ class PipelineRunner(Closing):
             stage.busy_ns += busy_ns
             for value in values:
                 stage.give(job, value)
-            refusal = self._refusal(job, failure)
-            if refusal is None:
-                stage.skip(job)
-            else:
-                stage.fail(job, refusal)
+            stage.fail(job, self._refusal(job, failure))
             self._settle(self._places[stage])
 
     def _place_of(self, job: StageJob) -> str:

@@ -49,19 +49,15 @@ from shardio.errors import ClosedError, TransformError, WorkerDied
 
 _NO_SAMPLE: Final = object()
 _PRELOAD: Final = ("zmq", send_all.__module__)
+# The interval at which the main process checks for exited workers while samples arrive.
 _LOOK_EVERY_S: Final = 0.1
-"""The interval at which the main process checks for exited workers while samples arrive."""
+# After a worker's exit, its messages count as complete once none has arrived for _QUIET_S, at the
+# latest after _MAX_S.
 _QUIET_S: Final = 0.05
 _MAX_S: Final = 1.0
-"""After a worker's exit, its messages count as complete once none has arrived for _QUIET_S, at the
-latest after _MAX_S.
-"""
-_SOON_MS: Final = 1
-"""The time without a sample after which pending credit is sent."""
-_LONG_S: Final = 0.01
-"""The time of a wait for a sample after which workers get more blocks, to shorten later waits."""
-_CREDITS: Final = 16
-"""The maximum number of parts in which a worker's credit is sent, unless the loop waits."""
+_SOON_MS: Final = 1  # the time without a sample after which pending credit is sent
+_LONG_S: Final = 0.01  # the wait for a sample after which workers get more blocks
+_CREDITS: Final = 16  # the parts in which a worker's credit is sent, unless the loop waits
 
 
 class _Sender:
@@ -69,10 +65,9 @@ class _Sender:
 
     def __init__(self) -> None:
         self.ended_with_a_skip = False
-        self.n_arrived = self.n_skipped = 0
-        """The count of samples handed over or skipped, and the count of skipped samples alone."""
-        self.n_owed = 0
-        """The handed-over bytes for which the worker has not received credit yet."""
+        self.n_arrived = 0  # samples that were handed over or skipped
+        self.n_skipped = 0
+        self.n_owed = 0  # handed-over bytes for which the worker has not received credit yet
         self.last_words = ""
 
     @property
@@ -95,8 +90,8 @@ class SampleStream(Closing):
         most_bytes: the maximum number of bytes in flight from all workers together.
         timeout_s: the time to wait for a sample; None for no limit.
         start: the start method of workers.
-        error_budget: the budget that decides which failed samples are skipped.
-        say: a function that receives a line of text about each event.
+        error_budget: the budget for failed samples.
+        say: called with a line of text about each event.
     """
 
     def __init__(
@@ -116,14 +111,13 @@ class SampleStream(Closing):
         self._stacks = list(stack_files(n_workers))
         self._lock = threading.RLock()  # a ZeroMQ socket must be used by one thread at a time
         self._block_lender = BlockLender(n_workers, most_bytes)
-        self._owned: list[Closing] = []
-        """The receiver and, before it, the pool, which is closed first."""
+        self._owned: list[Closing] = []  # the receiver and, before it, the pool, closed first
         held = self._owned, self._block_lender, self._stacks
         self._finalizer = Finalizer(self, _let_go, self._pid, *held, self._lock)
+        # The workers that have not finished.
         self._going = dict(enumerate(_Sender() for _ in range(n_workers)))
-        """The workers that have not finished."""
+        # Messages that arrived before the exit of a worker was handled.
         self._saved: deque[bytes] = deque()
-        """Messages that arrived before the exit of a worker was handled."""
         self._loss: WorkerExit | None = None
         self._look_at_s = 0.0
         self._least_credit_bytes = most_bytes // n_workers // _CREDITS
@@ -161,7 +155,7 @@ class SampleStream(Closing):
             if self._is_over and isinstance(error, ClosedError):  # another thread saw the end
                 raise StopIteration from None
             # If the iteration was closed elsewhere, every further call raises ClosedError.
-            self._is_over = self._finalizer.alive
+            self._is_over = self._is_over or self._finalizer.alive
             self.close()
             raise
 
@@ -190,11 +184,7 @@ class SampleStream(Closing):
         raise StopIteration
 
     def _take(self) -> bytes | None:
-        """Return the next message, or None.
-
-        Raises:
-            WorkerDied: a worker has crashed, and no message is left.
-        """
+        """Return the next message, or None; raise WorkerDied after the last of a crashed worker."""
         now_s = time.monotonic()
         if now_s > self._look_at_s and self._loss is None:
             self._look_at_s = now_s + _LOOK_EVERY_S
@@ -207,11 +197,7 @@ class SampleStream(Closing):
         return message
 
     def _open(self, message: bytes) -> Any:
-        """Process a message; return the sample in it, or _NO_SAMPLE.
-
-        Raises:
-            TransformError: the sample cannot be unpickled, and may not be skipped.
-        """
+        """Process a message; return the sample in it, or _NO_SAMPLE."""
         kind, worker, number = HEAD.unpack_from(message)
         sender, payload = self._going[worker], memoryview(message)[HEAD.size :]
         if number != sender.n_arrived:
@@ -256,11 +242,7 @@ class SampleStream(Closing):
         sender.ended_with_a_skip = True
 
     def _skip(self, worker: int, error: BaseException) -> None:
-        """Skip the next sample of a worker, or raise `error`, with which the sample failed.
-
-        Raises:
-            TooManySkipped: more samples failed than may be skipped.
-        """
+        """Skip the next sample of a worker, or raise `error`, with which the sample failed."""
         if not self._error_budget.forgives(error):
             raise error
         sender = self._going[worker]
@@ -345,10 +327,7 @@ class SampleStream(Closing):
         self._lend()
 
     def _has_come_to_its_end(self, exited: int) -> bool:
-        """Receive all messages that have arrived.
-
-        Return True if the exited worker has sent its last message.
-        """
+        """Receive all messages; return True if the exited worker has sent its last one."""
         end_s = time.monotonic() + _MAX_S
         poll = select.poll()
         poll.register(self._receiver, select.POLLIN)
@@ -362,8 +341,7 @@ class SampleStream(Closing):
         return any(kind in ends and worker == exited for kind, worker, _ in heads)
 
     def _overdue(self) -> Exception:
-        stacks = self._pool.stacks(self._stacks)
-        workers = list(zip(self._pool.names(), stacks, strict=True))
+        workers = self._pool.named_stacks(self._stacks)
         return timeout_error("a sample", self._is_of, self._timeout_s, workers, self._at_work)
 
     def _at_work(self, worker: int) -> list[str]:

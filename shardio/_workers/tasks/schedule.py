@@ -1,9 +1,8 @@
-"""The schedule of steps: assigned, done, delivered, free. A pure state machine driven by events.
+"""The schedule of one iteration's steps: a pure state machine, whose decisions others carry out.
 
-A Schedule belongs to one iteration of an epoch. Steps, workers and blocks are indices to it;
-`dispatcher` and `task_pool` carry out its decisions. Steps are assigned in order, and delivered in
-order or, by `deliver_any`, as they become ready. Each block is in one state: free, in flight (with
-its step and worker), lost (with its step, which must be done again), ready, or delivered.
+Steps, workers and blocks are indices. Steps are assigned in order, and delivered in order or, by
+`deliver_any`, as they become ready. Each block is in one state: free, in flight (with its step and
+worker), lost (with its step, which must be done again), ready, or delivered.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ class Schedule:
     """
 
     def __init__(self, first: int, last: int, n_workers: int, depth: int = DEPTH) -> None:
-        self.next_step = first
-        """The next step to deliver; with `deliver_any`, the number of delivered steps."""
+        self.next_step = first  # to deliver; with `deliver_any`, the count of delivered steps
         self._next_assigned, self._last = first, last
         self._base_depth, self._full = depth, max(depth, QUICK_DEPTH)
         self._is_quick = [False] * n_workers
@@ -57,10 +55,8 @@ class Schedule:
         self._failed: dict[int, BaseException] = {}
         self._lost: dict[int, int] = {}
         self._free: deque[int] = deque()
-        self.n_in_flight = 0
-        """The number of assigned tasks without an answer."""
-        self.n_circulating = 0
-        """The number of blocks that are free, in flight, lost or ready."""
+        self.n_in_flight = 0  # assigned tasks without an answer
+        self.n_circulating = 0  # blocks that are free, in flight, lost or ready
 
     @property
     def is_over(self) -> bool:
@@ -88,11 +84,7 @@ class Schedule:
 
     @property
     def is_low(self) -> bool:
-        """True if a worker may soon be idle.
-
-        Otherwise, tasks should be sent later: several then share a message, which suits quick
-        workers.
-        """
+        """True if a worker may soon be idle; otherwise, tasks sent later share a message."""
         return self._n_low > 0
 
     @property
@@ -164,8 +156,7 @@ class Schedule:
 
         A slow worker with as many tasks as a quick one would delay all steps after its own.
         """
-        # With a depth of 1, even a quick worker has only one task at a time.
-        if self._base_depth == 1:
+        if self._base_depth == 1:  # one task at a time, even for a quick worker
             return
         self._is_quick[worker] = is_quick
         full, depth = self._full, QUICK_DEPTH if is_quick else self._base_depth
@@ -209,9 +200,7 @@ class Schedule:
     def deliver(self) -> int | None:
         """Return the block of the next step if it is ready; the caller has the block until `free`.
 
-        Raises:
-            BaseException: the error recorded by `failed` for this step, raised once; the iteration
-                is then over.
+        If the step has failed, raise its error once; the iteration is then over.
         """
         block = self._ready.pop(self.next_step, None)
         if block is not None:
@@ -219,20 +208,15 @@ class Schedule:
             self.n_circulating -= 1
         elif self.next_step in self._failed:
             self._last = self.next_step
-            # Do not bind the error to a name: its traceback refers to the loop, and the cycle would
-            # keep the loader alive.
+            # Not bound to a name: the traceback refers to the loop, and would keep its loader.
             raise self._failed.pop(self.next_step)
         return block
 
     def deliver_any(self) -> tuple[int, int] | None:
-        """Return the step that became ready first, and its block; None if no step is ready.
+        """Return the step that became ready first, and its block; do not use with `deliver`.
 
-        Return None once the iteration is over, even if further steps are done. This must not be
-        used together with `deliver`.
-
-        Raises:
-            BaseException: the error recorded by `failed` for a step, if no step is ready; the
-                iteration is then over.
+        If no step is ready and one has failed, raise its error; the iteration is then over. Return
+        None if no step is ready, or the iteration is over.
         """
         if self.is_over:
             return None

@@ -46,11 +46,7 @@ class UserCall:
 
 
 def user_call(name: str, function: Any) -> UserCall:
-    """Classify a function; an object that supports indexing becomes a function of the index.
-
-    Raises:
-        InvalidArgument: `function` can neither be called nor indexed.
-    """
+    """Classify a function; an object that supports indexing becomes a function of the index."""
     if not callable(function):
         look_up = getattr(function, "__getitem__", None)
         if look_up is None or isinstance(function, str | bytes):
@@ -90,11 +86,7 @@ Where = Literal["process"] | Executor | None
 
 
 def checked_where(executor: Any) -> Where:
-    """Return `executor` if it is None, "process" or an Executor.
-
-    Raises:
-        InvalidArgument: `executor` is something else.
-    """
+    """Return `executor`; raise InvalidArgument if it is not None, "process" or an Executor."""
     if executor is None or executor == "process" or isinstance(executor, Executor):
         return executor  # type: ignore[no-any-return]
     raise InvalidArgument(
@@ -104,10 +96,7 @@ def checked_where(executor: Any) -> Where:
 
 
 class PipeStep(NamedTuple):
-    """A step that calls a function for every item.
-
-    Steps with the same `thread_group` share `concurrency` threads.
-    """
+    """A function to call for every item; steps of a `thread_group` share `concurrency` threads."""
 
     call: UserCall
     name: str
@@ -125,17 +114,14 @@ class PipeStep(NamedTuple):
 
 
 class BatchStep(NamedTuple):
-    """A step that collects items into lists of `n`; a shorter last list is kept or dropped."""
+    """The collection of items into lists of `n`; a shorter last list is kept or dropped."""
 
     n: int
     drop_last: bool
 
 
 class SourcePosition(NamedTuple):
-    """An item, with the states of its source before and after it.
-
-    The state before the item is used to repeat it, the state after it to continue.
-    """
+    """An item, with the states of its source before it, to repeat it, and after it, to continue."""
 
     before: Any
     after: Any
@@ -160,8 +146,8 @@ class SourceItem(NamedTuple):
     """The source items of a result, and the source's states before and after these items.
 
     To resume after the result, the source continues from `after`. But if a generator yields several
-    results for an item, the source continues from `before`, and the first `n_given` results of the
-    generator, up to and including this result, are skipped.
+    results for an item, the source continues from `before`, and the generator's first `n_given`
+    results, this one included, are skipped.
     """
 
     first: int
@@ -187,8 +173,7 @@ class StageJob:
     step: int
     origin: SourceItem
     item: Any
-    results: Any = None
-    """The generator, if any; for a worker process, the item's index in the task pool."""
+    results: Any = None  # a generator; for a worker process, the item's index in the task pool
     n_given: int = 0
     began_ns: int = 0
     thread_id: int = 0
@@ -208,8 +193,7 @@ class Stage:
         concurrency: the maximum number of running jobs.
         in_order: True to deliver results in input order; False as they become ready.
         yields_many: True if a job may have any number of results.
-        n_passed_over: the number of the first job's results to skip, because they were delivered
-            before.
+        n_passed_over: the number of the first job's results that were delivered before.
     """
 
     name: str
@@ -219,16 +203,12 @@ class Stage:
     yields_many: bool = False
     n_passed_over: int = 0
     inputs: deque[Entry] = field(default_factory=deque)
-    out: deque[Entry] = field(default_factory=deque)
-    """The results that still have to be moved to the next stage."""
+    out: deque[Entry] = field(default_factory=deque)  # results that the next stage has not taken
     running: dict[int, StageJob] = field(default_factory=dict)
-    error: Exception | None = None
-    """The error with which the stage has failed; no results follow those in `out`."""
+    error: Exception | None = None  # the stage has failed; no results follow those in `out`
     has_reported_end: bool = False
-    is_halted: bool = False
-    """True if no more jobs may start, because a later stage has failed."""
-    n_workers: int = 1
-    """The number of jobs that can run at the same time."""
+    is_halted: bool = False  # a later stage has failed, so no more jobs may start
+    n_workers: int = 1  # the number of jobs that can run at the same time
     n_in: int = 0
     n_supplied: int = 0
     n_out: int = 0
@@ -237,10 +217,9 @@ class Stage:
     busy_ns: int = 0
     waiting_ns: int = 0
     _n_begun: int = 0
-    _next_step: int = 0
-    """The next step in input order; without an order, the number of finished jobs."""
+    _next_step: int = 0  # in input order; without an order, the number of finished jobs
+    # The steps that finished before their turn, each with its error or None.
     _done: dict[int, Exception | None] = field(default_factory=dict)
-    """The steps that finished before their turn, each with its error or None."""
     _suspended: dict[int, StageJob] = field(default_factory=dict)
     _held: dict[int, list[Entry]] = field(default_factory=dict)
     _is_ended: bool = False
@@ -338,10 +317,7 @@ class Stage:
             self._held.setdefault(step, []).append(entry)
 
     def may_go_on(self, job: StageJob) -> bool:
-        """Return True if a job may yield another result; otherwise suspend the job.
-
-        `begin` returns a suspended job when it may resume.
-        """
+        """Return True if a job may yield another result; otherwise suspend the job for `begin`."""
         if self._may_give(job.step, is_next=True):
             return True
         self._suspended[job.step] = job
@@ -351,26 +327,21 @@ class Stage:
     def _may_give(self, step: int, *, is_next: bool) -> bool:
         if self.in_order and step != self._next_step:
             return len(self._held.get(step, ())) < _AHEAD
-        # Resume a suspended job only when all results were taken: waking a thread for every item
-        # would take more time than most items.
+        # Resume a suspended job only when all results were taken: most items take less time than
+        # waking a thread.
         return len(self.out) < (_MAX_OUT if is_next else 1)
 
-    def finish(self, job: StageJob) -> None:
-        """Record that a job is done."""
-        self._settle(job, None)
+    def fail(self, job: StageJob, error: Exception | None) -> None:
+        """Record that a job has failed; the stage fails when the job's results are due.
 
-    def skip(self, job: StageJob) -> None:
-        """Record that a job has failed and its item is dropped."""
+        Without `error`, the job's item is skipped.
+        """
         self.n_failed += 1
-        self.finish(job)
+        # No new jobs may start after an error, because later results are not delivered.
+        self._has_failed = self._has_failed or error is not None
+        self.finish(job, error)
 
-    def fail(self, job: StageJob, error: Exception) -> None:
-        """Record that a job has failed; the stage fails when the job's results are due."""
-        self.n_failed += 1
-        self._has_failed = True  # no new jobs may start, because later results are not delivered
-        self._settle(job, error)
-
-    def _settle(self, job: StageJob, error: Exception | None) -> None:
+    def finish(self, job: StageJob, error: Exception | None = None) -> None:
         """Record the end of a job, and move to `out` the results that are next in order."""
         del self.running[job.step]
         self._done[job.step] = error
@@ -468,8 +439,7 @@ class OutputQueue:
     def __init__(self, most: int) -> None:
         self.entries: deque[Entry] = deque()
         self.is_over = False
-        self.error: Exception | None = None
-        """The error to raise after all results."""
+        self.error: Exception | None = None  # to raise after all results
         self.n_taken = self.waiting_ns = 0
         self._most = most
         self._is_awaited = False

@@ -39,45 +39,21 @@ from shardio.errors import BatchTimeout, TransformError, WorkerDied
 
 
 class PendingCall:
-    """The state of one item; its block belongs to the pool's `ValueBlocks`.
+    """The state of the item with the index `step`; its block belongs to the pool's `ValueBlocks`.
 
-    Args:
-        step: the index of the item.
-        item: the item, for messages.
-        request: the pickled argument of the function.
+    `item` is shown in messages; `request` is the pickled argument of the function.
     """
-
-    __slots__ = (
-        "block",
-        "error",
-        "is_begun",
-        "is_suspended",
-        "item",
-        "memory",
-        "n_bytes",
-        "n_crashes",
-        "n_given",
-        "request",
-        "step",
-        "worker",
-    )
 
     def __init__(self, step: int, item: Any, request: bytes) -> None:
         self.step, self.item, self.request = step, item, request
         self.block: Block | None = None
         self.n_bytes, self.n_crashes = 0, 0
-        self.memory: memoryview | None = None
-        """The value, if it came with the answer."""
-        self.error: BaseException | None = None
-        """The error that made the item be skipped."""
+        self.memory: memoryview | None = None  # the value, if it came with the answer
+        self.error: BaseException | None = None  # for which the item is skipped
         self.worker: int | None = None
-        """The worker that the item is assigned to."""
-        self.is_begun = self.is_suspended = False
-        """`is_begun` is True if the item was sent to its worker. `is_suspended` is True if a
-        generator waits until its next results are requested.
-        """
-        self.n_given = 0
-        """The number of results of the generator that have arrived."""
+        self.is_begun = False  # True if the item was sent to its worker
+        self.is_suspended = False  # True if a generator waits until results are requested
+        self.n_given = 0  # results of the generator that have arrived
 
     @property
     def named(self) -> str:
@@ -104,12 +80,7 @@ class PendingCall:
             self.block = None
 
     def value(self, blocks: ValueBlocks, is_called: str, *, is_last: bool) -> Any:
-        """Return the function's value; its arrays keep the block as long as they are held.
-
-        Raises:
-            TransformError: the value cannot be unpickled.
-            InsufficientMemory: there is no memory for the value.
-        """
+        """Return the function's value; its arrays keep the block as long as they are held."""
         memory: Bytes | memoryview = memoryview(b"") if self.memory is None else self.memory
         if self.block is not None:
             block, self.block = self.block, None
@@ -144,17 +115,12 @@ class TaskPool(Closing):
         memory_bytes: the budget for the blocks of all values, and the limit for one value; by
             default half of the available memory.
         max_skips: the number of items that may fail and be skipped; None raises the first failure.
-        start_method: the start method of workers.
         preload: the names of modules to import before workers start.
         is_called: the name of the function in messages.
-        on_crash: a function to call when a worker has crashed on an item, with the item, the place
-            in it (see `note_place`) and the worker's exit; returns a value for the item, or None to
-            try again in another worker.
+        on_crash: called when a worker has crashed on an item, with the item, the place in it (see
+            `note_place`) and the worker's exit; returns a value for the item, or None to try again
+            in another worker.
         held_fds: descriptors that workers keep open, such as that of a lock.
-
-    Raises:
-        InvalidArgument: the function cannot be pickled.
-        UnsupportedEnvironment: processes cannot be started here.
     """
 
     def __init__(
@@ -177,8 +143,7 @@ class TaskPool(Closing):
         self._most_items = DEPTH * n_workers + 2 if most_items is None else most_items
         self._on_crash = on_crash
         budget = default_budget() if memory_bytes is None else memory_bytes
-        self.error_budget = ErrorBudget(max_skips)
-        """The skipped items, and the maximum number of them; the owner may add items."""
+        self.error_budget = ErrorBudget(max_skips)  # the owner may add items
         self._schedule = Schedule(0, ENDLESS, n_workers, depth)
         self._calls: dict[int, PendingCall] = {}
         self._parts: deque[PendingCall] = deque()
@@ -237,10 +202,8 @@ class TaskPool(Closing):
     def put(self, request: Any, item: Any = None) -> int:
         """Queue a call of the function with `request`; return the item's index, from 0 up.
 
-        Messages show `item` or, if it is None, `request`.
-
-        Raises:
-            InvalidArgument: `request` cannot be pickled.
+        Messages show `item` or, if it is None, `request`. Raises InvalidArgument if `request`
+        cannot be pickled.
         """
         if not self.has_room:
             raise AssertionError("there is no room for another item")
@@ -264,8 +227,7 @@ class TaskPool(Closing):
         """Return the index and value of a finished item, or None, without waiting.
 
         Raises:
-            Exception: raised by the function, with a note that names the item; the pool is then
-                over.
+            Exception: raised by the function, with a note that names the item; the pool is over.
             TooManySkipped: more items failed than may be skipped.
             WorkerDied: two workers crashed on the item.
             InsufficientMemory: there is no memory for the value.
@@ -304,13 +266,7 @@ class TaskPool(Closing):
         return None if found is None else found[0]
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until a value may be ready, the timeout has passed, or `nudge` is called.
-
-        Raises:
-            UnsupportedEnvironment: no worker can be started here.
-            TransformError: the function cannot be unpickled in a worker.
-            ClosedError: the pool is closed.
-        """
+        """Wait until a value may be ready, the timeout has passed, or `nudge` is called."""
         self._send_waiting()
         for event in self._pool.wait(timeout_s):
             if isinstance(event, Message):
@@ -334,8 +290,7 @@ class TaskPool(Closing):
 
     def at_work(self, named: Callable[[int], str]) -> list[str]:
         """Return lines that describe each worker's activity; `named(i)` describes item i."""
-        stacks = self._pool.stacks(self._step_files.stacks)
-        workers = list(zip(self._pool.names(), stacks, strict=True))
+        workers = self._pool.named_stacks(self._step_files.stacks)
         return describe_workers(workers, lambda w: [named(i) for i in self._begun_by(w)])
 
     def _begun_by(self, worker: int) -> list[int]:

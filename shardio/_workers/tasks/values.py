@@ -11,9 +11,8 @@ Pickle's out-of-band buffers follow the rest of the pickle, each aligned to 64 b
 TaskPool receives a block with each item. A worker that iterates a dataset by itself requests a
 block when it has a large sample and no block; from then on, the main process sends the worker a few
 blocks in advance, as far as memory allows (`BlockLender` in the main process, `LentBlocks` in the
-worker).
-A block belongs to a worker until the block's content is handed over, and then to the arrays that
-view the block. When the last array is gone, any worker may receive the block.
+worker). A block belongs to a worker until the block's content is handed over, and then to the
+arrays that view the block. When the last array is gone, any worker may receive the block.
 """
 
 from __future__ import annotations
@@ -39,11 +38,9 @@ _ALIGNMENT: Final = 64
 class PackedValue(NamedTuple):
     """A value that is ready to be written: its pickle, and the uncopied memory of its arrays."""
 
-    head: bytes
-    """The sizes and the pickle."""
+    head: bytes  # the sizes and the pickle
     buffers: list[memoryview]
-    n_bytes: int
-    """The total size in bytes."""
+    n_bytes: int  # in total
 
     def to_bytes(self) -> bytes | bytearray:
         """Return the packed value in memory of its own."""
@@ -55,20 +52,13 @@ class PackedValue(NamedTuple):
 
 
 class ValuePacker:
-    """A packer of values, used in one thread.
-
-    Args:
-        least_bytes: the size from which arrays are kept out of the pickle.
-    """
+    """A packer of values for one thread; the memory of arrays of `least_bytes` stays uncopied."""
 
     def __init__(self, least_bytes: int = 0) -> None:
         self._pickler = ValuePickler(least_bytes)
 
     def pack(self, value: Any) -> PackedValue:
-        """Pack a value.
-
-        Raises any exception that parts of the value raise when they are pickled.
-        """
+        """Pack a value; raise any exception that parts of the value raise."""
         skeleton, apart = self._pickler.dumps(value)
         if not apart:
             head = _HEAD.pack(0, len(skeleton)) + skeleton
@@ -124,10 +114,8 @@ def _places(sizes: Sequence[int], end: int) -> list[int]:
     return [*places, end]
 
 
-_FIRST_BYTES: Final = 1 << 18
-"""The initial size of a block, before the size of values is known."""
-_N_RECENT: Final = 32
-"""The number of recent values that predict the size of the next."""
+_FIRST_BYTES: Final = 1 << 18  # the size of a block before the size of values is known
+_N_RECENT: Final = 32  # recent values that predict the size of the next
 
 
 class ValueBlocks(Closing):
@@ -168,15 +156,10 @@ class ValueBlocks(Closing):
         return max(1, self._budget // self._pool.block_bytes)
 
     def take(self, *, is_needed: bool = False) -> Block | None:
-        """Return a block for a value; None if memory allows no further block in use.
+        """Return a block for a value; None if memory allows no further block in use, or if closed.
 
-        Return None also after `close`, because a new block would leak.
-
-        Args:
-            is_needed: True to exceed the limit, if otherwise nothing could finish.
-
-        Raises:
-            InsufficientMemory: there is no memory for a single block.
+        `is_needed` exceeds the limit, if otherwise nothing could finish. Raises InsufficientMemory
+        if there is no memory for a single block.
         """
         pool = self._pool
         pool.take_back_returned(None)
@@ -208,9 +191,6 @@ class ValueBlocks(Closing):
 
         The content is copied if a lease would leave too few blocks for the workers, unless
         `is_spare` is True.
-
-        Raises:
-            InsufficientMemory: there is no memory for the copy.
         """
         pool = self._pool
         if self._n_enough is not None and self._n_under_way > min(self._n_enough, self._most):
@@ -241,27 +221,20 @@ class ValueBlocks(Closing):
         self._pool.close()
 
 
-_FEW: Final = 4
-"""The initial number of blocks per worker: one being written, the others in flight."""
-_HELD: Final = 2
-"""The number of samples that any loop holds, the current and the next; these are not copied."""
+_FEW: Final = 4  # the initial number of blocks per worker: one being written, others in flight
+_HELD: Final = 2  # samples that any loop holds, the current and the next; these are not copied
 
 
 class BlockLender(Closing):
-    """The main process's blocks for samples, each lent to a worker.
-
-    Args:
-        n_workers: the number of workers that fill blocks.
-        memory_bytes: the budget for all blocks.
-    """
+    """The main process's blocks for samples, each lent to a worker."""
 
     def __init__(self, n_workers: int, memory_bytes: int) -> None:
         self._blocks = ValueBlocks(None, memory_bytes)
         self._of_worker: list[dict[int, Block]] = [{} for _ in range(n_workers)]
+        # For each worker that has requested a block, the number of blocks to lend.
         self._n_each: dict[int, int] = {}
-        """For each worker that has requested a block, the number of blocks to lend."""
+        # The workers that have requested a block since the last long wait of the loop.
         self._were_held_up = set[int]()
-        """The workers that have requested a block since the last long wait of the loop."""
         self._are_known = False  # True once the size of samples is known
 
     def ask(self, worker: int) -> None:
@@ -282,12 +255,8 @@ class BlockLender(Closing):
     def give(self, send: Callable[[int, int, Sequence[int]], object]) -> None:
         """Send blocks to the workers that have requested one and have too few.
 
-        Args:
-            send: a function to call with a worker, a block's index, and a list with the block's
-                descriptor, empty if the worker already has it.
-
-        Raises:
-            InsufficientMemory: there is no memory for a single block.
+        `send` is called with a worker, a block's index, and a list with the block's descriptor,
+        empty if the worker already has it.
         """
         for worker in self._n_each:
             # Give each worker one block even beyond the budget, because the blocks of other workers
@@ -319,9 +288,6 @@ class BlockLender(Closing):
 
         The content is copied if the loop holds more samples than memory allows and this is the
         worker's last block.
-
-        Raises:
-            InsufficientMemory: there is no memory for the copy.
         """
         block = self._of_worker[worker].pop(number)
         self._blocks.see(block, n_bytes)
@@ -365,8 +331,7 @@ class LentBlocks:
     def fill(self, packed: PackedValue) -> int:
         """Write a value to a block, which then belongs to the main process; return its index.
 
-        Raises:
-            InsufficientMemory: there is no memory for the value; the block stays in this object.
+        If there is no memory for the value, the block stays in this object.
         """
         number = self._idle[-1]
         # Map the block only now, so that an error is reported for the sample.

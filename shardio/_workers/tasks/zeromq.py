@@ -36,20 +36,14 @@ from shardio._workers.processes.worker_main import Channel
 from shardio._workers.tasks.values import LentBlocks, ValuePacker
 from shardio.errors import InvalidArgument, TransformError, UnsupportedEnvironment, install_hint
 
-OWN_FILES: Final = 16
-"""An upper bound for the files that a ZeroMQ context and socket open, without connections."""
+OWN_FILES: Final = 16  # a bound for the files of a context and socket, without connections
 _NAME: Final = "samples"
-_RANDOM_LETTERS: Final = 8  # as in the names that `tempfile.mkdtemp` makes
-_MAX_BYTES: Final = 107
-"""The maximum length of the path of a socket, set by the kernel."""
+_RANDOM_LETTERS: Final = 8  # as in the names of temporary folders
+_MAX_BYTES: Final = 107  # the kernel's maximum for the path of a socket
 
 
 def zeromq(user: str = "MultiLoader") -> ModuleType:
-    """Import pyzmq; the error for a missing package names `user`.
-
-    Raises:
-        UnsupportedEnvironment: pyzmq is not installed.
-    """
+    """Import pyzmq; the error for a missing package names `user`."""
     try:
         import zmq
         import zmq.utils.z85  # zmq itself does not import it
@@ -64,8 +58,7 @@ def zeromq(user: str = "MultiLoader") -> ModuleType:
 def check_prefix(prefix: Any) -> str:
     """Return the absolute path of a prefix for the folder of a socket.
 
-    Raises:
-        InvalidArgument: no such folder can be created, or the path of the socket is too long.
+    Raises InvalidArgument if no such folder can be created, or a socket's path would be too long.
     """
     if not isinstance(prefix, str | os.PathLike):
         raise InvalidArgument(f"prefix must be the beginning of a path; found {prefix!r}")
@@ -144,12 +137,9 @@ def address_of(path_fd: int) -> str:
 
 
 HEAD: Final = struct.Struct("<IIQ")
-PLACE: Final = struct.Struct("<QQ")
-"""The index of a block, and the number of bytes of the sample in it."""
-WORD: Final = struct.Struct("<QQ")
-"""A message from the main process to a worker: a `Command` and a number."""
-WANT: Final = b"?"
-"""The message by which a worker requests a block for a large sample."""
+PLACE: Final = struct.Struct("<QQ")  # the index of a block, and the bytes of the sample in it
+WORD: Final = struct.Struct("<QQ")  # from the main process to a worker: a `Command` and a number
+WANT: Final = b"?"  # the message by which a worker requests a block for a large sample
 MIN_IN_BLOCK_BYTES: Final = 64 << 10
 """The minimum size of samples sent in a block: 70 KiB take 31 µs there, 41 µs in a message."""
 _MIN_APART_BYTES: Final = 4 << 10
@@ -169,7 +159,7 @@ class MessageKind(IntEnum):
 
 
 class Command(IntEnum):
-    """The command of a message from the main process."""
+    """A command of the main process."""
 
     CREDIT = 1  # the number of bytes handed over since the last credit
     BLOCK = 2  # a block that may be filled; its descriptor is attached the first time
