@@ -17,31 +17,35 @@ from tests.loading import TWO_FIELDS, two_fields, write_dataset
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
 # What the workers do when it ends: wait, since all blocks are full; sleep, or sit in a C call that
-# holds the GIL, in a transform; and with no workers, nothing.
+# holds the GIL, in a transform; and with no workers, nothing. They are forks of the zygote, other
+# programs, or a thread: one, because transforms run one at a time, and it hangs in one.
 BUSY = {
-    "ahead": "transform = None",
+    "ahead": "",
     "asleep": "transform = linger",
     "in C": "transform = spin",
     "not there": "num_workers = 0",
+    "spawned": "transform, start_method = linger, 'spawn'",
+    "a thread": "num_workers, transform, start_method = 1, linger, 'thread'",
 }
+STUCK_WORKERS = ["asleep", "in C", "spawned", "a thread"]
 
 PROGRAM = f"""{STUCK}
-import os, signal, sys, threading
+import gc, os, signal, sys, threading
 from shardio import ShardLoader
 from shardio._workers.processes import zygote as launch
 
-num_workers, transform = 2, None
+num_workers, transform, start_method = 2, None, "zygote"
 {{busy}}
 
-def load():
+def load(**options):
     return ShardLoader({{folder!r}}, 4, output={{output!r}}, num_workers=num_workers,
-                       transform=transform)
+                       start_method=start_method, **dict(transform=transform) | options)
 
 {{then}}
 """
 
 STAY = """
-print('left', flush=True)
+print('left', threading.active_count(), flush=True)
 time.sleep(1000)
 """
 
@@ -113,7 +117,7 @@ gc.disable()  # a loader goes by itself, not when the garbage collector happens 
 for told in sys.stdin:
     names = {'load': load}
     exec(json.loads(told), names)
-    print('left', flush=True)
+    print('left', 1, flush=True)
 """
 
 STAYING = """
@@ -149,7 +153,7 @@ def _assert_gone(stage: Scene, but: set[int] | None = None) -> None:
     print(f"gone after {time.monotonic() - start_s:.2f} s")
 
 
-@pytest.fixture(scope="module", params=BUSY)
+@pytest.fixture(scope="module", params=["ahead", "asleep", "in C", "not there"])
 def told(request: pytest.FixtureRequest, folder: str) -> Iterator[Told]:
     """Start a program that leaves its loaders as instructed; return it and its scene."""
     with scene() as stage:
@@ -161,9 +165,25 @@ def test_nothing_is_left_once_a_loader_was_left(told: Told, how: str) -> None:
     stage, main = told
     assert main.stdin is not None
     main.stdin.write(json.dumps(LEAVING[how]).encode() + b"\n")
-    assert line(main) == "left"
+    assert line(main) == "left 1"
     _assert_gone(stage, but={main.pid})
     assert stage.files_in_dev_shm() == []
+
+
+@pytest.mark.parametrize("busy", ["spawned", "a thread"])
+@pytest.mark.parametrize("how", ["break", "close in the body"])
+def test_nothing_is_left_of_a_loader_with_another_start_method(
+    stage: Scene, folder: str, how: str, busy: str
+) -> None:
+    # A thread that sleeps cannot be ended; one that waits for work can.
+    then = (
+        LEAVING[how].replace("load()", "load(transform=None)")
+        if busy == "a thread"
+        else LEAVING[how]
+    )
+    main = stage.start(_program(folder, then + STAY, busy))
+    assert line(main) == "left 1"
+    _assert_gone(stage, but={main.pid})
 
 
 @pytest.mark.parametrize("first", [0, 13], ids=["first sample", "later sample"])
@@ -172,7 +192,6 @@ def test_nothing_is_left_after_an_error_of_the_loop(
     stage: Scene, folder: str, failure: str, first: int
 ) -> None:
     then = f"""
-import gc
 gc.disable()  # the loader goes by itself, not when the garbage collector happens to run
 
 def transform(sample):
@@ -192,7 +211,7 @@ except RuntimeError as error: print(type(error).__name__, flush=True)
 """
     main = stage.start(_program(folder, then + STAY))
     expected = "WorkerDied" if "_exit" in failure else "TransformError"
-    assert [line(main), line(main), line(main)] == [expected, expected, "left"]
+    assert [line(main), line(main), line(main)] == [expected, expected, "left 1"]
     _assert_gone(stage, but={main.pid})
 
 
@@ -202,11 +221,11 @@ def test_nothing_is_left_once_a_loader_of_tensors_was_left(
     stage: Scene, folder: str, how: str
 ) -> None:
     main = stage.start(_program(folder, LEAVING[how] + STAY, output="tinygrad"))
-    assert line(main) == "left"
+    assert line(main).startswith("left")
     _assert_gone(stage, but={main.pid})
 
 
-@pytest.mark.parametrize("busy", ["ahead", "asleep", "in C"])
+@pytest.mark.parametrize("busy", ["ahead", *STUCK_WORKERS])
 @pytest.mark.parametrize(
     ("end", "exit_code"),
     [
@@ -227,9 +246,9 @@ def test_nothing_is_left_when_the_program_ends_in_a_loop(
     _assert_gone(stage)
 
 
-@pytest.mark.parametrize("busy", ["ahead", "asleep", "in C"])
+@pytest.mark.parametrize("busy", ["ahead", *STUCK_WORKERS])
 @pytest.mark.parametrize("send", [os.kill, os.killpg], ids=["main", "group"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
 def test_nothing_is_left_after_a_signal_in_a_loop(
     stage: Scene,
     folder: str,
@@ -239,14 +258,14 @@ def test_nothing_is_left_after_a_signal_in_a_loop(
 ) -> None:
     main = stage.start(_program(folder, STAYING, busy))
     assert line(main) == "ready"
-    stage.wait_for_processes(4)
+    stage.wait_for_processes(1 if busy == "a thread" else 4)
     assert stage.files_in_dev_shm() == []
     send(main.pid, number)
     assert main.wait(PATIENCE_S) != 0
     _assert_gone(stage)
 
 
-@pytest.mark.parametrize("busy", ["asleep", "in C"])
+@pytest.mark.parametrize("busy", ["asleep", "in C", "a thread"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_after_a_signal_while_main_waits_for_a_batch(
     stage: Scene, folder: str, number: signal.Signals, busy: str
@@ -256,6 +275,63 @@ def test_nothing_is_left_after_a_signal_while_main_waits_for_a_batch(
     assert [line(main), line(main)] == ["0", "1"]
     os.killpg(main.pid, number)
     assert main.wait(PATIENCE_S) != 0
+    _assert_gone(stage)
+
+
+@pytest.mark.parametrize("busy", ["asleep", "a thread"])
+def test_ctrl_c_twice_in_quick_succession_leaves_nothing(
+    stage: Scene, folder: str, busy: str
+) -> None:
+    main = stage.start(_program(folder, STAYING, busy))
+    assert line(main) == "ready"
+    os.killpg(main.pid, signal.SIGINT)
+    time.sleep(0.01)
+    os.killpg(main.pid, signal.SIGINT)
+    assert main.wait(PATIENCE_S) != 0
+    _assert_gone(stage)
+
+
+@pytest.mark.parametrize("busy", ["ahead", "a thread"])
+def test_loaders_that_threads_make_and_iterate_leave_nothing(
+    stage: Scene, folder: str, busy: str
+) -> None:
+    then = """
+def loop():  # a print is two pieces, and the threads print at once
+    with load(transform=None) as loader:
+        if sum(batch.n_rows for batch in loader) == 64: print('whole\\n', end='', flush=True)
+    for batch in load(transform=None): break
+
+threads = [threading.Thread(target=loop) for _ in range(3)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+gc.collect()
+"""
+    main = stage.start(_program(folder, then + STAY, busy))
+    assert [line(main) for _ in range(4)] == ["whole"] * 3 + ["left 1"]
+    _assert_gone(stage, but={main.pid})
+
+
+def test_a_cell_of_a_notebook_that_is_run_again_replaces_what_it_had(
+    stage: Scene, folder: str
+) -> None:
+    then = """
+cell = '''
+shift = 100 * n
+def prepare(sample): return {"label": sample["label"] + shift}
+loader = load(transform=prepare)
+for batch in loader: break
+print(int(batch["label"][0]), flush=True)
+'''
+space = {"load": load}
+for n in range(3):
+    space["n"] = n
+    exec(cell, space)
+time.sleep(1000)
+"""
+    main = stage.start(_program(folder, then))
+    assert [line(main) for _ in range(3)] == ["0", "100", "200"]
+    stage.wait_for_processes(4)  # main, zygote, and the workers of the last
+    main.kill()
     _assert_gone(stage)
 
 
@@ -367,7 +443,10 @@ time.sleep(1000)
     _assert_gone(stage, but={main.pid})
 
 
-def test_a_fork_of_main_keeps_no_worker_and_no_batch_alive(stage: Scene, folder: str) -> None:
+@pytest.mark.parametrize("busy", ["asleep", "in C", "spawned"])
+def test_a_fork_of_main_keeps_no_worker_and_no_batch_alive(
+    stage: Scene, folder: str, busy: str
+) -> None:
     then = """
 loader = load()
 for batch in loader:
@@ -375,7 +454,7 @@ for batch in loader:
     if fork_pid: print(fork_pid, flush=True)
     time.sleep(1000)
 """
-    main = stage.start(_program(folder, then, "asleep"))
+    main = stage.start(_program(folder, then, busy))
     fork_pid = int(line(main))
     main.kill()
     _assert_gone(stage, but={fork_pid})

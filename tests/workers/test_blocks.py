@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
-from shardio._workers.processes import shared_memory
 from shardio._workers.processes.blocks import Block, BlockMap, BlockPool
 from shardio._workers.processes.shared_memory import reserve_memory_file
 from shardio.errors import InsufficientMemory
@@ -41,21 +40,12 @@ def refusing(number: int) -> Callable[..., NoReturn]:
 # Memory files.
 
 
-def test_a_memory_file_is_reserved_and_has_no_name() -> None:
-    fd = reserve_memory_file(3 * MIB + 5, "a test")
-    try:
-        found = os.fstat(fd)
-        assert found.st_size == 3 * MIB + 5
-        assert found.st_blocks * 512 >= 3 * MIB
-        assert found.st_nlink == 0
-        assert not os.get_inheritable(fd)
-    finally:
-        os.close(fd)
-
-
-def test_nobody_can_take_mapped_pages_away() -> None:
+def test_a_memory_file_is_reserved_and_nobody_can_take_mapped_pages_away() -> None:
     fd = reserve_memory_file(MIB, "a test")
     try:
+        found = os.fstat(fd)
+        assert (found.st_size, found.st_blocks * 512, found.st_nlink) == (MIB, MIB, 0)
+        assert not os.get_inheritable(fd)
         with pytest.raises(PermissionError):
             os.ftruncate(fd, MIB - 1)
         os.ftruncate(fd, 2 * MIB)
@@ -70,26 +60,26 @@ def test_a_memory_file_larger_than_memory_is_refused_before_anything_is_reserved
     before = n_descriptors()
     with pytest.raises(InsufficientMemory, match="3 elephants need"):
         reserve_memory_file(1 << 60, "3 elephants")
+    with pytest.raises(InsufficientMemory, match="a block need"):
+        BlockPool(1 << 60, 1 << 61).make()
     assert n_descriptors() == before
 
 
 @pytest.mark.usefixtures("swept")
-@pytest.mark.parametrize("number", [errno.ENOMEM, errno.ENOSPC])
-def test_memory_that_others_took_meanwhile_is_memory_short(
-    monkeypatch: pytest.MonkeyPatch, number: int
+@pytest.mark.parametrize(
+    ("number", "kind", "said"),
+    [
+        (errno.ENOMEM, InsufficientMemory, f"refused {MIB} bytes for a test"),
+        (errno.ENOSPC, InsufficientMemory, f"refused {MIB} bytes for a test"),
+        (errno.EINTR, InterruptedError, "Interrupted"),
+    ],
+)
+def test_memory_that_others_took_meanwhile_is_memory_short_and_leaves_no_descriptor(
+    monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception], said: str
 ) -> None:
     before = n_descriptors()
     monkeypatch.setattr(os, "posix_fallocate", refusing(number))
-    with pytest.raises(InsufficientMemory, match=f"refused {MIB} bytes for a test"):
-        reserve_memory_file(MIB, "a test")
-    assert n_descriptors() == before
-
-
-@pytest.mark.usefixtures("swept")
-def test_another_refusal_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = n_descriptors()
-    monkeypatch.setattr(os, "posix_fallocate", refusing(errno.EINTR))
-    with pytest.raises(InterruptedError):
+    with pytest.raises(kind, match=said):
         reserve_memory_file(MIB, "a test")
     assert n_descriptors() == before
 
@@ -115,13 +105,6 @@ def block() -> Any:
     os.close(made.fd)
 
 
-def test_all_maps_of_a_block_show_the_same_memory(block: Block) -> None:
-    other = BlockMap(block.fd)
-    other.bytes[100] = 7
-    assert block.bytes[100] == 7
-    assert len(other.bytes) == len(block.bytes) == 64 * KIB
-
-
 def test_a_block_grows_to_whole_pages_and_never_shrinks(block: Block) -> None:
     block.grow(64 * KIB + 1)
     assert len(block.bytes) == os.fstat(block.fd).st_size == 68 * KIB
@@ -130,7 +113,10 @@ def test_a_block_grows_to_whole_pages_and_never_shrinks(block: Block) -> None:
 
 
 def test_the_other_side_sees_growth_when_it_looks(block: Block) -> None:
-    worker = BlockMap(block.fd)
+    before, worker = block.map, BlockMap(block.fd)
+    block.note_growth()
+    block.note_growth(64 * KIB)
+    assert block.map is before  # there was none
     worker.grow(MIB)
     worker.bytes[-1] = 9
     assert len(block.bytes) == 64 * KIB
@@ -140,19 +126,8 @@ def test_the_other_side_sees_growth_when_it_looks(block: Block) -> None:
     worker.grow(2 * MIB)
     another.note_growth()
     assert len(another.bytes) == 2 * MIB
-
-
-def test_a_block_that_the_other_side_has_grown_is_large_enough(block: Block) -> None:
-    BlockMap(block.fd).grow(MIB)
-    block.grow(500 * KIB)
-    assert len(block.bytes) == os.fstat(block.fd).st_size == MIB
-
-
-def test_looking_for_growth_where_there_is_none_keeps_the_map(block: Block) -> None:
-    before = block.map
-    block.note_growth()
-    block.note_growth(64 * KIB)
-    assert block.map is before
+    block.grow(1500 * KIB)
+    assert len(block.bytes) == os.fstat(block.fd).st_size == 2 * MIB
 
 
 def test_views_from_before_the_growth_stay_views_of_the_same_memory(block: Block) -> None:
@@ -219,19 +194,14 @@ def pool() -> Any:
     made.close()
 
 
-def test_blocks_are_numbered_and_given_back_to_be_taken_again(pool: BlockPool) -> None:
-    assert pool.take_idle() is None
-    assert [pool.make(), pool.make()] == [0, 1]
-    assert (len(pool), pool.n_bytes) == (2, 128 * KIB)
-    assert pool[1].number == 1
+def test_blocks_are_made_up_to_the_budget_and_there_is_always_a_first_one(pool: BlockPool) -> None:
+    assert [pool.make() for _ in range(6)] == [0, 1, 2, 3, None, None]
+    assert (len(pool), pool.n_bytes, pool[1].number, pool.take_idle()) == (4, 256 * KIB, 1, None)
     pool.give_back(0)
     pool.give_back(1)
     assert {pool.take_idle(), pool.take_idle()} == {0, 1}
-    assert pool.take_idle() is None
-
-
-def test_no_block_is_made_beyond_the_budget(pool: BlockPool) -> None:
-    assert [pool.make() for _ in range(6)] == [0, 1, 2, 3, None, None]
+    with closing(BlockPool(64 * KIB, budget=1)) as small:
+        assert [small.make(), small.make()] == [0, None]
 
 
 def test_a_block_that_grew_counts_with_its_size(pool: BlockPool) -> None:
@@ -258,12 +228,6 @@ def test_blocks_are_trimmed_beyond_the_budget_and_only_there() -> None:
         assert pool.n_bytes == 256 * KIB
 
 
-def test_there_is_always_a_first_block() -> None:
-    pool = BlockPool(64 * KIB, budget=1)
-    assert [pool.make(), pool.make()] == [0, None]
-    pool.close()
-
-
 def test_without_memory_for_the_first_block_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = BlockPool(64 * KIB, budget=MIB)
     monkeypatch.setattr(os, "posix_fallocate", refusing(errno.ENOMEM))
@@ -275,16 +239,6 @@ def test_without_memory_for_the_first_block_that_is_said(monkeypatch: pytest.Mon
     assert pool.make() is None
     assert len(pool) == 1
     pool.close()
-
-
-def test_memory_is_asked_for_with_every_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(shared_memory, "require", lambda n_bytes, what: asked.append(n_bytes))
-    pool = BlockPool(64 * KIB, budget=MIB)
-    pool.make()
-    pool.make()
-    pool.close()
-    assert asked == [64 * KIB] * 2
 
 
 # Leases.
@@ -302,20 +256,17 @@ def leased(pool: BlockPool) -> tuple[int, Any]:
     return number, pool.lease(number)
 
 
-def test_a_lease_is_memory_over_the_whole_block(pool: BlockPool) -> None:
-    number, memory = leased(pool)
-    memory[-1] = 5
-    assert len(memory) == 64 * KIB
-    assert pool[number].bytes[-1] == 5
-    assert memory.flags.writeable
-
-
-def test_a_block_comes_back_once_when_its_lease_is_dropped(pool: BlockPool) -> None:
-    number, memory = leased(pool)
-    assert returned(pool) == []
-    del memory
-    assert returned(pool) == [number]
-    assert returned(pool) == []
+def test_a_block_comes_back_once_when_the_last_view_of_its_lease_is_gone(pool: BlockPool) -> None:
+    held = dict(leased(pool) for _ in range(4))
+    for number in (2, 0, 3, 1):
+        held[number][-1] = 5
+        assert (len(held[number]), pool[number].bytes[-1]) == (64 * KIB, 5)
+        views = [held[number][i : i + 10] for i in range(20)]
+        del held[number]
+        while views:
+            assert returned(pool) == []
+            views.pop()
+        assert (returned(pool), returned(pool)) == ([number], [])
 
 
 VIEWS: dict[str, Callable[[Any], Any]] = {
@@ -358,16 +309,6 @@ def test_a_copy_keeps_nothing(pool: BlockPool, kind: str) -> None:
     del memory
     assert returned(pool) == [number]
     del kept
-
-
-def test_the_last_of_many_views_ends_the_lease(pool: BlockPool) -> None:
-    number, memory = leased(pool)
-    views = [memory[i : i + 10] for i in range(20)]
-    del memory
-    while views:
-        assert returned(pool) == []
-        views.pop()
-    assert returned(pool) == [number]
 
 
 def test_the_device_settles_once_before_blocks_come_back(pool: BlockPool) -> None:
@@ -416,13 +357,6 @@ def test_a_block_may_be_leased_over_and_over(pool: BlockPool) -> None:
         assert memory[0] == i
 
 
-def test_leases_of_several_blocks_end_each_for_itself(pool: BlockPool) -> None:
-    held = dict(leased(pool) for _ in range(4))
-    for number in (2, 0, 3, 1):
-        del held[number]
-        assert returned(pool) == [number]
-
-
 def test_a_lease_stays_valid_when_its_block_grows(pool: BlockPool) -> None:
     number, memory = leased(pool)
     memory[:] = 3
@@ -450,26 +384,16 @@ def test_a_block_grows_as_far_as_the_budget_of_all_and_no_further(pool: BlockPoo
 
 
 @pytest.mark.usefixtures("swept")
-def test_closing_closes_every_descriptor() -> None:
-    before = n_descriptors()
-    pool = BlockPool(64 * KIB, budget=MIB)
-    for _ in range(8):
-        pool.make()
-    assert n_descriptors() >= before + 8
-    pool.close()
-    pool.close()
-    assert n_descriptors() == before
-    assert len(pool) == 0
-
-
-@pytest.mark.usefixtures("swept")
 def test_many_pools_leave_no_descriptor_and_no_map() -> None:
     descriptors, maps = n_descriptors(), n_maps()
     for _ in range(50):
         pool = BlockPool(64 * KIB, budget=MIB)
         number, memory = leased(pool)
         pool[number].grow(100 * KIB)
+        pool.make()
         pool.close()
+        pool.close()
+        assert len(pool) == 0
         del pool, memory
     gc.collect()
     assert (n_descriptors(), n_maps()) == (descriptors, maps)

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -80,7 +81,14 @@ def test_a_block_has_its_size_and_all_maps_show_the_same_memory(n_bytes: int) ->
     rng = np.random.default_rng(n_bytes)
     other.bytes[:] = rng.integers(0, 256, n_bytes, np.uint8)
     np.testing.assert_array_equal(block.bytes, other.bytes)
+    earlier = block.bytes
+    block.grow(n_bytes + 2 * LARGE_BYTES)
+    assert not block.bytes[n_bytes:].any()
+    np.testing.assert_array_equal(block.bytes[:n_bytes], earlier)
     os.close(block.fd)
+    with closing(BlockPool(n_bytes, 1 << 30)) as pool:
+        leased = pool.lease(pool.make_extra())
+        assert address_of(leased) == address_of(pool[0].bytes)
 
 
 @pytest.mark.skipif(not kernel_collapses(), reason="this kernel makes no large pages of memfds")
@@ -164,44 +172,3 @@ def test_a_block_is_mapped_where_there_are_addresses_but_not_the_number_of_maps(
     block.bytes[-1] = 7
     assert os.pread(block.fd, 1, 2 * LARGE_BYTES - 1) == b"\7"
     os.close(block.fd)
-
-
-def test_a_block_grows_past_the_size_of_a_large_page() -> None:
-    block = Block(0, 4096)
-    block.bytes[:] = 3
-    earlier = block.bytes
-    block.grow(2 * LARGE_BYTES)
-    assert len(block.bytes) == 2 * LARGE_BYTES
-    assert block.bytes[:4096].all()
-    assert not block.bytes[4096:].any()
-    earlier[0] = 9
-    assert block.bytes[0] == 9
-    os.close(block.fd)
-
-
-def test_a_lease_begins_where_its_block_does() -> None:
-    pool = BlockPool(2 * LARGE_BYTES + 100, 1 << 30)
-    number = pool.make_extra()
-    pool[number].bytes[:] = np.arange(len(pool[number].bytes)) % 251
-    leased = pool.lease(number)
-    assert address_of(leased) == address_of(pool[number].bytes)
-    np.testing.assert_array_equal(leased, pool[number].bytes)
-    pool.close()
-    assert leased[-1] == (len(leased) - 1) % 251  # what is held outlives the pool
-
-
-def test_addresses_are_given_back_with_the_last_view() -> None:
-    def mapped() -> int:
-        return sum(
-            1 for line in Path("/proc/self/maps").read_text().splitlines() if "memfd" in line
-        )
-
-    before = mapped()
-    block = Block(0, 3 * LARGE_BYTES)
-    view = block.bytes[5:]
-    os.close(block.fd)
-    assert mapped() == before + 1
-    del block
-    assert mapped() == before + 1
-    del view
-    assert mapped() == before

@@ -25,9 +25,14 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     return found
 
 
-def test_what_is_freed_is_kept_up_to_128_mib_in_arrays_of_32(allocator: Allocator) -> None:
+def test_what_is_freed_is_kept_up_to_128_mib_in_arrays_of_32_if_the_libc_has_mallopt(
+    allocator: Allocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.cpu.hwcaps=-AVX2")
     linux.keep_freed_memory()
     assert allocator.told == {-1: 128 << 20, -3: 32 << 20}
+    monkeypatch.setattr(linux, "_libc", object())  # any other call would raise
+    linux.keep_freed_memory()
 
 
 @pytest.mark.parametrize(
@@ -44,31 +49,4 @@ def test_what_the_environment_says_of_malloc_stands(
 ) -> None:
     monkeypatch.setenv(name, value)
     linux.keep_freed_memory()
-    assert allocator.told == {}
-
-
-def test_tunables_of_anything_else_do_not_matter(
-    allocator: Allocator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.cpu.hwcaps=-AVX2")
-    linux.keep_freed_memory()
-    assert allocator.told
-
-
-class OtherLibc:
-    """One without mallopt, which keeps what it was asked for."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
-    def __getattr__(self, name: str) -> object:
-        self.asked.append(name)
-        raise AttributeError(name)
-
-
-def test_another_libc_is_left_alone(allocator: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = OtherLibc()
-    monkeypatch.setattr(linux, "_libc", other)
-    linux.keep_freed_memory()
-    assert other.asked == ["mallopt"]
     assert allocator.told == {}

@@ -79,13 +79,6 @@ def test_without_order_each_result_comes_once(
     assert sorted(_drive(stage, n_items, data.draw)) == expected
 
 
-def test_no_more_jobs_begin_than_may_be_under_way() -> None:
-    stage = _stage(2)
-    for i in range(5):
-        stage.put(_entry(i))
-    assert [stage.begin() is not None for _ in range(3)] == [True, True, False]
-
-
 def test_nothing_begins_while_a_result_is_not_taken() -> None:
     stage = _stage(2)
     for i in range(3):
@@ -151,19 +144,6 @@ def test_a_failure_comes_after_all_that_is_before_it_and_nothing_behind_it_begin
     assert (stage.is_over, stage.last_words) == (True, error)
 
 
-def test_an_error_from_before_a_stage_comes_behind_its_last_result() -> None:
-    stage, error = _stage(), ValueError("x")
-    stage.put(_entry(0))
-    stage.end(error)
-    job = stage.begin()
-    assert job is not None
-    stage.give(job, "last")
-    stage.finish(job)
-    assert not stage.is_over
-    assert _values(stage) == ["last"]
-    assert (stage.is_over, stage.last_words) == (True, error)
-
-
 def test_a_stage_that_is_halted_begins_nothing() -> None:
     stage = _stage()
     stage.put(_entry(0))
@@ -190,11 +170,3 @@ def test_what_is_left_at_the_end_is_a_shorter_list_unless_it_is_to_be_dropped_or
     batches.end(error)
     found += _values(batches)
     assert (found, batches.is_over, batches.last_words) == (expected, True, error)
-
-
-def test_a_batch_is_of_the_items_from_its_first_to_its_last() -> None:
-    batches = ListBatcher(3, drop_last=False)
-    for i in (4, 5, 6):
-        batches.put(_entry(i))
-    origin, items = batches.out[0]
-    assert (str(origin), origin.after, items) == ("items 4 to 6", 7, [4, 5, 6])

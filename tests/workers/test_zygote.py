@@ -20,7 +20,6 @@ from shardio._workers.processes import zygote as zygotes
 from shardio._workers.processes.worker_pool import (
     Channel,
     Event,
-    Failed,
     Message,
     WorkerExit,
     WorkerPool,
@@ -265,18 +264,3 @@ def test_a_system_without_memory_files_is_unsuitable(monkeypatch: pytest.MonkeyP
     monkeypatch.delattr(os, "memfd_create")
     with pytest.raises(UnsupportedEnvironment, match="memfd_create"):
         WorkerPool(1, lambda channel: None)
-
-
-@pytest.mark.usefixtures("warm_zygote")
-def test_a_module_that_is_missing_in_the_worker_is_named_by_its_failure() -> None:
-    class Needs:
-        def __reduce__(self) -> tuple[Callable[..., object], tuple[str]]:
-            return __import__, ("this_is_nothing",)
-
-        def __call__(self, channel: Channel) -> None:
-            pass
-
-    with WorkerPool(1, Needs()) as pool:
-        (failed,) = pool.wait(PATIENCE_S)[:1]
-        assert isinstance(failed, Failed)
-        assert "No module named 'this_is_nothing'" in failed.text

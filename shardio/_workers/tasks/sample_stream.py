@@ -155,7 +155,8 @@ class SampleStream(Closing):
             if self._is_over and isinstance(error, ClosedError):  # another thread saw the end
                 raise StopIteration from None
             # If the iteration was closed elsewhere, every further call raises ClosedError.
-            self._is_over = self._is_over or self._finalizer.alive
+            if self._finalizer.alive:
+                self._is_over = True
             self.close()
             raise
 

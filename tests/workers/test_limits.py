@@ -1,3 +1,5 @@
+"""The limits of memory and CPUs, on machines that are folders of files."""
+
 from __future__ import annotations
 
 import os
@@ -8,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from shardio._workers.processes import limits as memory
+from shardio._workers.processes import limits as module
 from shardio._workers.processes.limits import (
     MemoryLimit,
     available_bytes,
     default_budget,
     limits,
+    quota_cpus,
     require,
+    usable_cpus,
 )
 from shardio.errors import InsufficientMemory
 
@@ -82,10 +86,7 @@ def least(root: str) -> int:
 def test_without_control_groups_what_the_machine_has_available_counts(tmp_path: Path) -> None:
     root = write(tmp_path, machine(available_mib=300))
     assert limits(root) == [MemoryLimit(300 * MIB, "MemAvailable of this machine")]
-
-
-def test_without_proc_nothing_is_known(tmp_path: Path) -> None:
-    assert limits(str(tmp_path)) == []
+    assert limits(str(tmp_path / "empty")) == []
 
 
 def test_strict_overcommit_caps_at_what_is_not_yet_committed(tmp_path: Path) -> None:
@@ -115,34 +116,33 @@ def test_the_tightest_level_above_the_process_counts(tmp_path: Path, version: in
     assert found.name.endswith("/a/b")
 
 
-def test_a_group_beside_the_process_does_not_count(tmp_path: Path) -> None:
-    files = in_v2("/a/mine") | v2("/a/other", MIB, 0) | v2("/b", MIB, 0)
-    assert least(write(tmp_path, machine() | files)) == 8000 * MIB
-
-
-def test_a_group_that_is_over_its_limit_leaves_nothing(tmp_path: Path) -> None:
-    root = write(tmp_path, machine() | in_v2("/job") | v2("/job", 10 * MIB, 12 * MIB))
-    assert least(root) == 0
-
-
-def test_a_group_without_a_limit_does_not_count(tmp_path: Path) -> None:
-    root = write(tmp_path, machine() | in_v2("/job") | v2("/job", "max", 12 * MIB))
-    assert least(root) == 8000 * MIB
-
-
-def test_the_mark_above_which_a_group_is_stalled_counts_as_a_limit(tmp_path: Path) -> None:
-    figures = v2("/job", 500 * MIB, 12 * MIB, high=112 * MIB)
-    assert least(write(tmp_path, machine() | in_v2("/job") | figures)) == 100 * MIB
-
-
-def test_in_a_container_that_sees_only_its_own_group_that_group_counts(tmp_path: Path) -> None:
-    files = in_v1("/docker/1f", mounted="/docker/1f") | v1("", 200 * MIB, 20 * MIB)
-    assert least(write(tmp_path, machine() | files)) == 180 * MIB
-
-
-def test_a_group_out_of_sight_leaves_the_topmost_that_is_seen(tmp_path: Path) -> None:
-    files = in_v2("/../sibling") | v2("", 200 * MIB, 20 * MIB) | v2("/sibling", MIB, 0)
-    assert least(write(tmp_path, machine() | files)) == 180 * MIB
+@pytest.mark.parametrize(
+    ("files", "n_mib"),
+    [
+        pytest.param(
+            in_v2("/a/mine") | v2("/a/other", MIB, 0) | v2("/b", MIB, 0), 8000, id="others"
+        ),
+        pytest.param(in_v2("/job") | v2("/job", 10 * MIB, 12 * MIB), 0, id="over the limit"),
+        pytest.param(in_v2("/job") | v2("/job", "max", 12 * MIB), 8000, id="no limit"),
+        pytest.param(
+            in_v2("/job") | v2("/job", 500 * MIB, 12 * MIB, high=112 * MIB), 100, id="stalled above"
+        ),
+        pytest.param(
+            in_v1("/docker/1f", mounted="/docker/1f") | v1("", 200 * MIB, 20 * MIB),
+            180,
+            id="a container that sees only its own group",
+        ),
+        pytest.param(
+            in_v2("/../sibling") | v2("", 200 * MIB, 20 * MIB) | v2("/sibling", MIB, 0),
+            180,
+            id="a group out of sight leaves the topmost that is seen",
+        ),
+    ],
+)
+def test_the_limits_of_the_groups_of_this_process_count(
+    tmp_path: Path, files: dict[str, object], n_mib: int
+) -> None:
+    assert least(write(tmp_path, machine() | files)) == n_mib * MIB
 
 
 def test_a_mount_point_with_a_space_is_found(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_demand_within_the_limits_is_granted_and_one_above_names_both_figures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        memory, "limits", lambda: [MemoryLimit(9 * MIB, "a box"), MemoryLimit(3 * MIB, "b")]
+        module, "limits", lambda: [MemoryLimit(9 * MIB, "a box"), MemoryLimit(3 * MIB, "b")]
     )
     require(3 * MIB, "3 blocks")
     with pytest.raises(
@@ -179,14 +179,14 @@ def test_a_demand_within_the_limits_is_granted_and_one_above_names_both_figures(
 
 
 def test_the_budget_is_half_of_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "limits", lambda: [MemoryLimit(9 * MIB, "a box")])
+    monkeypatch.setattr(module, "limits", lambda: [MemoryLimit(9 * MIB, "a box")])
     assert (available_bytes(), default_budget()) == (9 * MIB, 9 * MIB // 2)
 
 
 def test_where_nothing_is_known_the_size_of_the_machine_is_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory, "limits", list[MemoryLimit])
+    monkeypatch.setattr(module, "limits", list[MemoryLimit])
     n_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert available_bytes() == n_bytes
 
@@ -208,3 +208,62 @@ def test_a_limit_of_the_address_space_counts_with_what_is_mapped_already() -> No
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["True", "True"]
+
+
+# CPUs.
+
+CPU_V1: dict[str, object] = {
+    "proc/self/cgroup": "3:cpu,cpuacct:/a/b",
+    "proc/self/mountinfo": "41 31 0:38 / /sys/fs/cgroup rw - cgroup cgroup rw,cpu,cpuacct",
+}
+
+
+@pytest.mark.parametrize(
+    ("version", "quota", "expected"),
+    [
+        (2, "max 100000", None),
+        (2, "100000 100000", 1),
+        (2, "150000 100000", 2),
+        (2, "1000 100000", 1),
+        (1, "-1", None),
+        (1, "250000", 3),
+        (1, "200000", 2),
+    ],
+)
+def test_a_quota_counts_as_the_next_whole_number(
+    tmp_path: Path, version: int, quota: str, expected: int | None
+) -> None:
+    base = "sys/fs/cgroup/a/b/cpu."
+    files = {f"{base}max": quota} if version == 2 else {f"{base}cfs_quota_us": quota}
+    files |= {f"{base}cfs_period_us": "100000"}
+    root = write(tmp_path, (in_v2("/a/b") if version == 2 else CPU_V1) | files)
+    assert quota_cpus(root) == expected
+
+
+def test_the_tightest_quota_above_the_process_counts(tmp_path: Path) -> None:
+    files = {
+        "sys/fs/cgroup/a/b/cpu.max": "400000 100000",
+        "sys/fs/cgroup/a/cpu.max": "90000 30000",
+        "sys/fs/cgroup/c/cpu.max": "100000 100000",
+    }
+    assert quota_cpus(write(tmp_path, in_v2("/a/b") | files)) == 3
+
+
+def test_without_control_groups_there_is_no_quota(tmp_path: Path) -> None:
+    assert quota_cpus(str(tmp_path)) is None
+
+
+def test_affinity_and_quota_are_both_caps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2, 5})
+    counts = []
+    for quota in (None, 2, 8):
+        monkeypatch.setattr(module, "quota_cpus", lambda quota=quota: quota)
+        counts.append(usable_cpus())
+    assert counts == [3, 2, 3]
+
+
+def test_without_affinity_every_cpu_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 7)
+    monkeypatch.setattr(module, "quota_cpus", lambda: None)
+    assert usable_cpus() == 7
