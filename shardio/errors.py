@@ -141,14 +141,8 @@ class ShardChanged(ShardCorrupt):
         offset: int | None = None,
     ) -> ShardChanged:
         """Set those of the attributes that are None yet; return self."""
-        if self.section is None:
-            self.section = section
-        if self.field is None:
-            self.field = field
-        if self.sample is None:
-            self.sample = sample
-        if self.offset is None:
-            self.offset = offset
+        given = {"section": section, "field": field, "sample": sample, "offset": offset}
+        vars(self).update({name: given[name] for name in given if getattr(self, name) is None})
         return self
 
 

@@ -233,6 +233,8 @@ class Cluster(Closing):
         self._n_lost: Counter[int] = Counter()
         self._n_lost_meanwhile: Counter[int] = Counter()
         self._dead: set[str] = set()
+        self._submit: Callable[[Any], Any]  # these two are set by `run`
+        self._name_of: Callable[[int], str]
         self._looked_s = 0.0
         self._is_told = self._is_owner = False
 
@@ -272,14 +274,14 @@ class Cluster(Closing):
         # unpickle the function for each job.
         held = [self._ray.put(function)]
         do = functools.partial(remote(do_job).remote, held, self._sees, __version__)
-        self._dead = self._dead_nodes()
+        self._submit, self._name_of, self._dead = do, name_of, self._dead_nodes()
         while True:
             while len(self._running) < self._room() and (job := next_job()) is not None:
-                self._running[do(job[1])] = job
+                self._running[self._submit(job[1])] = job
             if not self._running:
                 return
             if (done := self._next_done()) is None:
-                self._repeat_all(do, name_of)
+                self._repeat_all()
                 continue
             number, value = job = self._running.pop(done)
             copies = [each for each, (n, _) in self._running.items() if n == number]
@@ -287,11 +289,11 @@ class Cluster(Closing):
                 result = self._ray.get(done)
             except self._ray.exceptions.RayError as error:
                 if isinstance(error, self._lost):
-                    self._note_loss(number, name_of, error)
+                    self._note_loss(number, error)
                 elif not copies:
-                    self._record_failure(error, number, name_of)
+                    self._record_failure(number, error)
                 if not copies:
-                    self._running[do(value)] = job
+                    self._running[self._submit(value)] = job
                 continue
             if isinstance(result, Exception):
                 raise result
@@ -334,20 +336,20 @@ class Cluster(Closing):
         self._looked_s = time.monotonic()
         return {node["NodeID"] for node in self._ray.nodes() if not node["Alive"]}
 
-    def _repeat_all(self, do: Callable[[Any], Any], name_of: Callable[[int], str]) -> None:
+    def _repeat_all(self) -> None:
         """Submit all jobs again, because any may be lost; the first result of each job counts."""
         self._dead |= self._dead_nodes()
         n_may_be_lost = max(MAX_LOST, sum(node["Alive"] for node in self._ray.nodes()))
         for number, value in {number: value for number, value in self._running.values()}.items():
             self._n_lost_meanwhile[number] += 1
             if self._n_lost_meanwhile[number] >= n_may_be_lost:
-                raise WorkerDied(f"{n_may_be_lost} machines were lost on {name_of(number)}")
-            self._running[do(value)] = number, value
+                raise WorkerDied(f"{n_may_be_lost} machines were lost on {self._name_of(number)}")
+            self._running[self._submit(value)] = number, value
 
-    def _note_loss(self, number: int, name_of: Callable[[int], str], error: Exception) -> None:
+    def _note_loss(self, number: int, error: Exception) -> None:
         self._n_lost[number] += 1
         if self._n_lost[number] == MAX_LOST:
-            raise WorkerDied(f"{MAX_LOST} machines were lost on {name_of(number)}") from error
+            raise WorkerDied(f"{MAX_LOST} machines were lost on {self._name_of(number)}") from error
 
     def _refuse_lack_of_gpus(self) -> None:
         """Raise UnsupportedEnvironment if no machine has enough GPUs; Ray would wait silently."""
@@ -364,15 +366,15 @@ class Cluster(Closing):
             return self._n_at_once
         return _AHEAD * max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
-    def _record_failure(self, error: Exception, number: int, name_of: Callable[[int], str]) -> None:
+    def _record_failure(self, number: int, error: Exception) -> None:
         """Record a job that failed without a result; raise unless it may be repeated."""
         found = self._ray.exceptions
         if isinstance(error, found.WorkerCrashedError | found.OutOfMemoryError):
             self._n_crashes[number] += 1
             if self._n_crashes[number] == MAX_CRASHES:
                 raise WorkerDied(
-                    f"{MAX_CRASHES} processes ended on {name_of(number)}; of the last one Ray "
-                    f"says: {first_line(error)}"
+                    f"{MAX_CRASHES} processes ended on {self._name_of(number)}; of the last one "
+                    f"Ray says: {first_line(error)}"
                 ) from error
         elif "No module named 'shardio" in str(error):
             raise UnsupportedEnvironment(
@@ -380,7 +382,7 @@ class Cluster(Closing):
                 f"{__version__} on all of them"
             ) from error
         else:
-            raise WorkerDied(f"Ray failed on {name_of(number)}: {error}") from error
+            raise WorkerDied(f"Ray failed on {self._name_of(number)}: {error}") from error
 
     def _cancel(self, references: Sequence[Any]) -> None:
         """Cancel jobs whose results are no longer needed."""

@@ -12,7 +12,6 @@ import os
 import random
 import sys
 from collections.abc import Sequence
-from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Final
@@ -102,41 +101,30 @@ class _TorchImport:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find torch with the other finders, and wrap their loader."""
+        """Find torch with the other finders, and let its loader seed the generator."""
         if name != "torch":
             return None
         for finder in sys.meta_path:
             if finder is not self and hasattr(finder, "find_spec"):
                 spec: ModuleSpec | None = finder.find_spec(name, path, target)
                 if spec is not None:
-                    if spec.loader is not None:
-                        spec.loader = _SeedingLoader(spec.loader)
+                    self._extend(spec.loader)
                     return spec
         return None
 
-    def finish(self) -> None:
-        torch, seed = _torch_generator(), self.seed
-        self.cancel()
-        if torch is not None and seed is not None:
-            torch.manual_seed(seed)
+    def _extend(self, loader: Any) -> None:
+        """Make a loader seed torch's generator after the next module that it executes."""
 
+        def execute_and_seed(module: ModuleType) -> None:
+            del loader.exec_module  # the method of its class remains
+            loader.exec_module(module)
+            torch, seed = _torch_generator(), self.seed
+            self.cancel()
+            if torch is not None and seed is not None:
+                torch.manual_seed(seed)
 
-class _SeedingLoader(Loader):
-    """A wrapper of torch's loader that seeds the generator after the import and removes itself."""
-
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        made: ModuleType | None = self._loader.create_module(spec)
-        return made
-
-    def exec_module(self, module: ModuleType) -> None:
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        _TORCH_IMPORT.finish()
+        if loader is not None:
+            loader.exec_module = execute_and_seed
 
 
 _TORCH_IMPORT: Final = _TorchImport()

@@ -200,24 +200,26 @@ class SampleStream(Closing):
     def _open(self, message: bytes) -> Any:
         """Process a message; return the sample in it, or _NO_SAMPLE."""
         kind, worker, number = HEAD.unpack_from(message)
-        sender, payload = self._going[worker], memoryview(message)[HEAD.size :]
+        sender = self._going[worker]
         if number != sender.n_arrived:
             raise WorkerDied(
                 f"worker {worker} sent {number} samples, and {sender.n_arrived} arrived"
             )
-        memory: Bytes | memoryview = payload
+        memory: Bytes | bytes = message
+        start = HEAD.size
         if kind == MessageKind.IN_BLOCK:
-            memory = self._block_lender.hand_over(worker, *PLACE.unpack(payload))
+            place = PLACE.unpack_from(message, start)
+            memory, start = self._block_lender.hand_over(worker, *place), 0
             self._lend()
         elif kind != MessageKind.SAMPLE:
-            self._open_other(MessageKind(kind), worker, payload)
+            self._open_other(MessageKind(kind), worker, memoryview(message)[start:])
             return _NO_SAMPLE
-        sender.n_owed += len(memory) + OVERHEAD_BYTES
+        sender.n_owed += len(memory) - start + OVERHEAD_BYTES
         if sender.n_owed >= self._least_credit_bytes:
             self._send_credit(worker)
         sender.ended_with_a_skip = False
         try:
-            sample = read_value(memory)
+            sample = read_value(memory, start)
         except Exception as error:  # noqa: BLE001  # raised, or reported with the skipped samples
             failure = TransformError(
                 f"sample {number} of worker {worker} cannot be unpickled: "

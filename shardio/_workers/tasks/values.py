@@ -84,18 +84,18 @@ def write_value(packed: PackedValue, target: memoryview) -> None:
         target[start : start + buffer.nbytes] = buffer
 
 
-def read_value(memory: Bytes | memoryview) -> Any:
-    """Return the value in memory; its arrays are views that keep the memory alive.
+def read_value(memory: Bytes | bytes | memoryview, start: int = 0) -> Any:
+    """Return the value at `start` in memory; its arrays are views that keep the memory alive.
 
     Read-only memory is copied first, because the caller may write to the arrays.
     """
     view = memoryview(memory)  # type: ignore[arg-type]  # an array has memory, too
-    n_buffers, n_skeleton = _HEAD.unpack_from(view)
+    n_buffers, n_skeleton = _HEAD.unpack_from(view, start)
     # Here and below: the pickle was written by a worker, and is never stored data.
     if not n_buffers:
-        return pickle.loads(view[_HEAD.size :])
+        return pickle.loads(view[start + _HEAD.size :])
     if view.readonly:
-        view = memory = memoryview(bytearray(view))
+        return read_value(memoryview(bytearray(view[start:])))
     sizes = struct.unpack_from(f"<{n_buffers}Q", view, _HEAD.size)
     start = _HEAD.size + 8 * n_buffers
     end = start + n_skeleton

@@ -258,7 +258,6 @@ class SampleSender:
             sample = next(samples, _END)
             if sample is _END:
                 return False
-            self._check_process()
             self._send_sample(sample)
         except MainExited:
             raise
@@ -279,6 +278,7 @@ class SampleSender:
         if packed.n_bytes < MIN_IN_BLOCK_BYTES:
             self._send(MessageKind.SAMPLE, packed.to_bytes(), packed.n_bytes)
             return
+        self._check_process()  # a fork must not write to the worker's blocks
         if not self._lent_blocks:
             self._ask_for_block()
         number, n_bytes = self._lent_blocks.fill(packed), packed.n_bytes
