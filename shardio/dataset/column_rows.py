@@ -37,10 +37,7 @@ _Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ColumnLocation:
-    """The location of a column in a shard file: `n_rows` rows, the first at `offset`.
-
-    If `file` is given, it is the state that the file at `path` must still have.
-    """
+    """A column in the file at `path`: n_rows rows, from `offset`; `file` is its expected state."""
 
     path: str
     offset: int
@@ -54,10 +51,7 @@ class ColumnRange:
     The range is divided into parts, one per file. The start of each part is a multiple of the
     stride. Therefore the whole range is one array of rows, `rows`, and a batch over any number of
     shards is one gather. `slots[i]` is the index in `rows` of the first row of part i. Reading
-    unmapped addresses or the gaps between parts kills the process.
-
-    The memory is valid until `close()`, or until the object is garbage-collected; no view may
-    outlive the object.
+    unmapped addresses or the gaps between parts kills the process. No view may outlive the object.
 
     Args:
         stride: the distance between rows in bytes.
@@ -95,7 +89,7 @@ class ColumnRange:
             : n_slots * stride
         ].reshape(n_slots, stride)
 
-    def map(self, part: int, place: ColumnLocation) -> None:
+    def attach(self, part: int, place: ColumnLocation) -> None:
         """Map the column of a file into a part that is not mapped yet and is large enough.
 
         Raises:
@@ -121,7 +115,7 @@ class ColumnRange:
         if self._is_scattered:
             disable_readahead_at(address, n_bytes)
 
-    def unmap(self, part: int) -> None:
+    def detach(self, part: int) -> None:
         """Unmap a part, if it is mapped."""
         if n_bytes := self._mapped.pop(part, 0):
             clear_reserved(self._address + int(self.slots[part]) * self._stride, n_bytes)
@@ -149,46 +143,25 @@ _PREFAULTED_ROWS: Final = 512
 """The number of rows touched and then copied together: a third of the entries of a CPU's TLB."""
 
 
-class MappedRows:
-    """A column of many files in one address range. It owns the range until `close`.
-
-    The range has a part for every shard; the shard's file is mapped into this part.
+class MappedRows(ColumnRange):
+    """A column of many files in one address range, with a part for every shard. It owns the range.
 
     Args:
         stride, row_bytes: the size of a row with and without padding.
-        starts, counts: for each shard, the index of its first row in the dataset, and its row
-            count.
+        starts: for each shard, the index of its first row in the dataset.
+        counts: the maximum number of rows of each part.
     """
 
-    def __init__(self, stride: int, row_bytes: int, starts: Rows, counts: Rows) -> None:
-        self._use_range(ColumnRange(stride, counts.tolist()), stride, row_bytes)
-        self._shift = self._range.slots - starts
-
-    def _use_range(self, parts: ColumnRange, stride: int, row_bytes: int) -> None:
-        """Copy rows from this range."""
-        self.maps_per_shard = parts.maps_per_shard
-        """The number of maps per attached shard."""
-        self._range, self._row_bytes = parts, row_bytes
+    def __init__(self, stride: int, row_bytes: int, starts: Rows, counts: Sequence[int]) -> None:
+        super().__init__(stride, counts)
+        self._row_bytes, self._shift = row_bytes, self.slots - starts
         self._prefaulted, self._n_at_once = None, sys.maxsize
         if row_bytes in _PREFAULTED_BYTES:
-            middle = row_bytes // 2
-            self._prefaulted, self._n_at_once = self._range.rows[:, middle], _PREFAULTED_ROWS
+            self._prefaulted, self._n_at_once = self.rows[:, row_bytes // 2], _PREFAULTED_ROWS
         self._scratch: RowBytes | None = None
         if stride != row_bytes:
             self._n_at_once = min(self._n_at_once, max(1, _SCRATCH_BYTES // stride))
             self._scratch = np.empty((self._n_at_once, stride), np.uint8)
-
-    def attach(self, shard: int, place: ColumnLocation) -> None:
-        """Map the file of a shard.
-
-        Raises:
-            ShardNotFound, ShardChanged, UnsupportedEnvironment: as in `ColumnRange.map`.
-        """
-        self._range.map(shard, place)
-
-    def detach(self, shard: int) -> None:
-        """Unmap the file of a shard."""
-        self._range.unmap(shard)
 
     def place(self, rows: Rows, shards: Rows) -> Rows:
         """Return the indices within the address range of `rows`, which are in `shards`."""
@@ -211,20 +184,12 @@ class MappedRows:
             # waits for one page after another. Touch the middle: the copy prefetches the start.
             self._prefaulted[slots]
         if self._scratch is None:
-            self._range.rows.take(slots, axis=0, out=out, mode="clip")
+            self.rows.take(slots, axis=0, out=out, mode="clip")
             return
         # Copy rows with their padding: np.take would first copy the whole array if it had gaps.
         scratch = self._scratch[: len(slots)]
-        self._range.rows.take(slots, axis=0, out=scratch, mode="clip")
+        self.rows.take(slots, axis=0, out=scratch, mode="clip")
         out[:] = scratch[:, : self._row_bytes]
-
-    def disable_readahead(self) -> None:
-        """Disable read-ahead for the range."""
-        self._range.disable_readahead()
-
-    def close(self) -> None:
-        """Unmap everything. Idempotent."""
-        self._range.close()
 
 
 class PooledRows(MappedRows):
@@ -234,7 +199,8 @@ class PooledRows(MappedRows):
     while it is attached, its rows are located when they are copied, not by `place`.
 
     Args:
-        stride, row_bytes, starts, counts: as in MappedRows.
+        stride, row_bytes, starts: as in MappedRows.
+        counts: the row count of each shard.
         max_parts: the maximum number of attached shards.
     """
 
@@ -243,8 +209,8 @@ class PooledRows(MappedRows):
     ) -> None:
         n_parts = min(max_parts, len(counts))
         largest = int(counts.max(initial=0))
-        self._use_range(ColumnRange(stride, [largest] * n_parts), stride, row_bytes)
-        self._starts, self._shift = starts, np.zeros(len(counts), np.int64)
+        super().__init__(stride, row_bytes, starts[:n_parts], [largest] * n_parts)
+        self._starts, self._shift = starts, np.zeros(len(starts), np.int64)
         self._parts: dict[int, int] = {}
         self._free = list(range(n_parts))
 
@@ -252,16 +218,16 @@ class PooledRows(MappedRows):
         """Map the file of a shard into a free part."""
         if not self._free:  # rebuild the list: Ctrl-C may have interrupted an update of it
             taken = self._parts.values()
-            self._free = [part for part in range(len(self._range.slots)) if part not in taken]
+            self._free = [part for part in range(len(self.slots)) if part not in taken]
         part = self._free[-1]
-        self._range.map(part, place)
+        super().attach(part, place)
         self._parts[shard] = self._free.pop()
-        self._shift[shard] = self._range.slots[part] - self._starts[shard]
+        self._shift[shard] = self.slots[part] - self._starts[shard]
 
     def detach(self, shard: int) -> None:
         """Unmap the file of a shard and free its part."""
         if (part := self._parts.pop(shard, None)) is not None:
-            self._range.unmap(part)
+            super().detach(part)
             self._free.append(part)
 
     def place(self, rows: Rows, shards: Rows) -> Rows:

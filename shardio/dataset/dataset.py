@@ -171,7 +171,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         return (sample for shard in range(len(self.shards)) for sample in self.samples(shard))
 
     def reader(self, shard: int, name: str | None = None) -> ShardReader:
-        """Return the reader of a shard, opened if needed; the dataset owns it.
+        """Return the reader of a shard, opened if needed; the dataset owns the reader.
 
         With a `name`, return the reader of the file with this field: the shard itself, or the file
         of an added column.
@@ -278,10 +278,9 @@ _N_THREADS: Final = 16
 
 
 class ShardSamples(NamedTuple):
-    """Samples in one shard.
+    """Samples in one shard: their indices (`numbers`), and their rows in the shard.
 
-    `numbers` are the samples' indices, `rows` their rows in the shard. `reader` returns the reader
-    of the file with a field; the reader may only be used in `find`.
+    `reader` returns the reader of the file with a field; it may be used only in `find`.
     """
 
     shard: int

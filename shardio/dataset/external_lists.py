@@ -19,7 +19,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, overload
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -50,13 +50,9 @@ _MAX_BYTES: Final = 1 << 48
 
 @dataclass(frozen=True, slots=True)
 class ExternalList:
-    """A reference from a generation to a file with a long list. Immutable.
+    """A reference from a generation to the file of a long list; `count` is its length. Immutable.
 
-    Args:
-        path: the file.
-        id: the xxh3-128 hash of the content, as hex digits.
-        n_bytes: the size of the file.
-        count: the number of entries.
+    `id` is the xxh3-128 hash of the content, as hex digits.
     """
 
     path: Path
@@ -73,7 +69,6 @@ class ExternalList:
 
         Raises:
             DatasetCorrupt: the file is missing, or was changed after it was written.
-            OSError: the file cannot be read.
         """
         refuse_links_outside(self.path.parent.parent, self.path)
         try:
@@ -89,6 +84,11 @@ class ExternalList:
                 f"{self.id}, found {len(content)} of {found}; {_HINT}"
             )
         return content
+
+
+def is_hex(value: object, n_digits: int) -> bool:
+    """Return True for a string of `n_digits` lower-case hex digits."""
+    return isinstance(value, str) and len(value) == n_digits and not value.strip("0123456789abcdef")
 
 
 def is_long(entries: Sized) -> bool:
@@ -117,9 +117,8 @@ def parse_external_list(content: Mapping[str, Any], kind: str, place: Path) -> E
         DatasetCorrupt: the reference is invalid.
     """
     id, n_bytes, count = (content.get(key) for key in ("id", "bytes", "count"))
-    is_id = isinstance(id, str) and len(id) == 32 and not id.strip("0123456789abcdef")
     if (
-        not is_id
+        not is_hex(id, 32)
         or type(n_bytes) is not int
         or type(count) is not int
         or not (0 < n_bytes <= _MAX_BYTES and 0 < count <= _MAX_COUNT)
@@ -151,11 +150,7 @@ def external_list_names(content: Mapping[str, Any]) -> set[str]:
 
 
 def write_external_list(path: Path, content: bytes) -> None:
-    """Write a list durably, unless the file exists with this content.
-
-    Raises:
-        OSError: writing failed.
-    """
+    """Write a list durably, unless the file exists with this content."""
     with contextlib.suppress(OSError, DatasetCorrupt):
         if read_file(path) == content:
             return
@@ -163,15 +158,11 @@ def write_external_list(path: Path, content: bytes) -> None:
 
 
 def remove_unreferenced(folder: Path, among: Collection[str] | None = None) -> None:
-    """Remove external lists that no generation in `folder` refers to.
+    """Remove external lists that no generation in `folder` refers to, of those named in `among`.
 
-    With `among` None, the caller must hold the folder's lock, because another writer may be about
-    to publish a reference. If a generation cannot be read, nothing is removed, because it may refer
-    to any list.
-
-    Args:
-        folder: the folder of the generations.
-        among: the names of the files that may be removed; None for all.
+    With `among` None, all lists may be removed, and the caller must hold the folder's lock, because
+    another writer may be about to publish a reference. If a generation cannot be read, nothing is
+    removed, because the generation may refer to any list.
     """
     found = {path.name for kind in (SHARDS, INPUTS) for path in folder.glob(f"*.{kind}")}
     found = found if among is None else found & {*among}
@@ -195,11 +186,7 @@ MAX_NAME_BYTES: Final = 255
 
 
 class ShardList(Sequence[ShardSummary]):
-    """The shards in an external list. Immutable.
-
-    Args:
-        part: the reference to the list.
-        content: the content of the file.
+    """The shards in the external list `part`, whose file has this content. Immutable.
 
     Raises:
         DatasetCorrupt: the content is invalid.
@@ -233,11 +220,7 @@ class ShardList(Sequence[ShardSummary]):
     def __len__(self) -> int:
         return self.part.count
 
-    @overload
-    def __getitem__(self, index: int) -> ShardSummary: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[ShardSummary, ...]: ...
-    def __getitem__(self, index: int | slice) -> ShardSummary | tuple[ShardSummary, ...]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return tuple(self[i] for i in range(*index.indices(len(self))))
         i = range(len(self))[index]
@@ -268,11 +251,7 @@ class ShardList(Sequence[ShardSummary]):
 
 
 def pack_shards(shards: Sequence[ShardSummary]) -> bytes:
-    """Serialize shards as an external list.
-
-    Raises:
-        SchemaError: a name cannot be encoded.
-    """
+    """Serialize shards as an external list; raise SchemaError if a name cannot be encoded."""
     if isinstance(shards, ShardList):
         return shards.content
     try:
@@ -321,11 +300,7 @@ def shard_names(shards: Sequence[ShardSummary]) -> list[str]:
 
 
 class ShardsWithSchemas(Sequence[tuple[ShardSummary, Schema]]):
-    """All shards of several groups, group after group, each shard with its group's schema.
-
-    Args:
-        groups: the schema and the shards of each group; all groups have the same number of shards.
-    """
+    """All shards of several groups of equal length, each shard with the schema of its group."""
 
     def __init__(self, groups: Sequence[tuple[Schema, Sequence[ShardSummary]]]) -> None:
         self._groups, self._n = groups, len(groups[0][1])
@@ -350,9 +325,6 @@ Input = Mapping[str, Any]
 class InputList(Sequence[Input]):
     """The inputs in an external list, which is read on first use.
 
-    Args:
-        part: the reference to the list.
-
     Raises:
         DatasetCorrupt: (on first use) the file is missing, damaged or invalid.
     """
@@ -360,14 +332,10 @@ class InputList(Sequence[Input]):
     def __init__(self, part: ExternalList) -> None:
         self.part = part
 
-    def read_bytes(self) -> bytes:
-        """Return the verified content of the file."""
-        return self.part.read()
-
     @cached_property
     def entries(self) -> tuple[Input, ...]:
         """All inputs."""
-        path, content = self.part.path, self.read_bytes()
+        path, content = self.part.path, self.part.read()
         try:
             found = tuple(json.loads(line) for line in content.splitlines())
             check_json(found)
@@ -384,11 +352,7 @@ class InputList(Sequence[Input]):
     def __len__(self) -> int:
         return self.part.count
 
-    @overload
-    def __getitem__(self, index: int) -> Input: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Input, ...]: ...
-    def __getitem__(self, index: int | slice) -> Input | tuple[Input, ...]:
+    def __getitem__(self, index: Any) -> Any:
         return self.entries[index]
 
     def __iter__(self) -> Iterator[Input]:
@@ -407,14 +371,9 @@ class InputList(Sequence[Input]):
 
 
 def pack_inputs(inputs: Iterable[Input]) -> bytes:
-    """Serialize inputs as an external list.
-
-    Raises:
-        SchemaError: an input cannot be represented in JSON.
-        DatasetCorrupt: the inputs are an external list that is damaged.
-    """
+    """Serialize inputs as an external list; raise SchemaError if JSON cannot represent one."""
     if isinstance(inputs, InputList):
-        return inputs.read_bytes()
+        return inputs.part.read()
     # Dump twice: the first dump converts keys to strings, so that the second one sorts strings.
     plain = [json.loads(canonical_json(dict(entry))) for entry in inputs]
     check_json(plain)
@@ -426,11 +385,7 @@ def _lines(inputs: Iterable[object]) -> bytes:
 
 
 def check_inputs(inputs: Sequence[Any], place: Path) -> None:
-    """Check the structure of inputs; `place` names the file in messages.
-
-    Raises:
-        DatasetCorrupt: an input is invalid.
-    """
+    """Raise DatasetCorrupt unless all inputs are valid; `place` is the file, for the message."""
     for i, entry in enumerate(inputs):
         if not isinstance(entry, dict):
             raise DatasetCorrupt(f"{place}: every entry of 'inputs' must be a dict")

@@ -2,9 +2,7 @@
 
 A unit is a range of bytes with one hash. One table for all files has a mark for each unit: a byte
 that records whether the unit was verified. If not all files can be open at a time, the table is
-laid out before any file is opened. The number of units is then computed from the schema and the
-number of samples. The number of packets and chunks of streams is unknown at this time; an upper
-bound is computed from the file size.
+laid out before any file is opened, from upper bounds of the numbers of units.
 """
 
 from __future__ import annotations
@@ -28,23 +26,6 @@ from shardio.shard.verification import Rows, Verify
 from shardio.shard.writer import ShardSummary
 from shardio.storage.content import PreadFile
 from shardio.storage.file_access import Access, lazy_zeros, prefetch_ends
-
-
-def check_mark_count(reader: ShardReader, limit: int) -> None:
-    """Check that a shard has at most `limit` units.
-
-    Raises:
-        ShardCorrupt: the shard has more hashes than its size permits.
-    """
-    if reader.units.n_marks > limit:
-        raise ShardCorrupt(
-            "the shard has more hashes than its size permits",
-            code="section",
-            path=reader.path,
-            expected=limit,
-            found=reader.units.n_marks,
-        )
-
 
 Marks = npt.NDArray[np.uint8]
 
@@ -95,15 +76,7 @@ class DatasetFiles(ABC):
         return self._first_files.get(name, 0)
 
     def reader(self, shard: int, name: str | None = None) -> ShardReader:
-        """Return the reader of a shard, opened if needed; this object owns it.
-
-        With a `name`, return the reader of the file with this field: the shard itself, or the file
-        of an added column.
-
-        Raises:
-            DatasetCorrupt: the file is not the one that the generation names.
-            IndexError: there is no such shard.
-        """
+        """Return the reader of a shard, or of its file with a field; see `Dataset.reader`."""
         first_file = 0 if name is None else self._first_files.get(name, 0)
         return self.open_files.reader(first_file + self._numbers[shard])
 
@@ -133,9 +106,9 @@ class DatasetFiles(ABC):
 
     @abstractmethod
     def open_metadata(self, shard: int, name: str) -> ShardReader:
-        """Open a file to read its index, without downloading it. Thread-safe.
+        """Open a file where it is stored, to read its index; the caller owns the reader.
 
-        The caller owns the reader, which does not share marks with other readers.
+        Thread-safe. The reader does not share marks with other readers.
         """
 
     @property
@@ -159,22 +132,16 @@ class DatasetFiles(ABC):
 
     @abstractmethod
     def file_numbers(self, name: str | None = None) -> Rows:
-        """Return the index of each shard's file among the distinct files of the group.
-
-        `name` is a field of the group; None for the group of the shards.
-        """
+        """Return the index of each shard's file among the distinct files of a field's group."""
 
     @abstractmethod
     def mark_bounds(self, name: str) -> Rows:
-        """Return an upper bound of the number of units of each file in a group.
-
-        `name` is the added field of the group; "" for the group of the shards.
-        """
+        """Return an upper bound of the number of units of each file in the group `name`."""
 
     def files_of_shard(self, shard: int, name: str | None = None) -> list[tuple[ShardSummary, str]]:
         """Return the files of a shard, or the file with one of its fields, each with its path."""
-        names = [None, *self._first_files] if name is None else [name]
-        summaries = [self.summaries(each)[shard] for each in names]
+        groups = self._groups if name is None else [self._group(name)]
+        summaries = [group.shards[shard] for group in groups]
         return [(summary, self.path_of(summary)) for summary in summaries]
 
     def summaries(self, name: str | None = None) -> Sequence[ShardSummary]:
@@ -201,11 +168,7 @@ class DatasetFiles(ABC):
         return reader
 
     def check_lengths(self, shards: Rows) -> None:
-        """Check that no open file of these shards was truncated since it was mapped.
-
-        Raises:
-            ShardChanged: a file is truncated; the message names the first one.
-        """
+        """Raise ShardChanged if an open file of these shards was truncated since it was mapped."""
         for shard in distinct(shards).tolist():
             for file in range(shard, len(self._groups) * self.n_shards, self.n_shards):
                 if (reader := self.open_files.reader_if_open(file)) is not None:
@@ -218,10 +181,7 @@ class DatasetFiles(ABC):
 
     @property
     def n_marks(self) -> int:
-        """The number of units of all files; computing it opens every file.
-
-        If `is_partial`, no file is opened, and the number is an upper bound.
-        """
+        """The number of units, which opens every file; an upper bound of it if `is_partial`."""
         return int(self._mark_starts()[-1])
 
     def _mark_starts(self) -> Rows:
@@ -244,10 +204,7 @@ class DatasetFiles(ABC):
             self._mark(file, reader)
 
     def marks_of(self, name: str) -> tuple[Marks, Rows]:
-        """Return the marks of all files, and the start of each shard's marks for one field.
-
-        Opens files as `n_marks` does.
-        """
+        """Return the marks of all files, and the start of each shard's marks for one field."""
         marks, firsts = self._all_marks()
         first_file = self.first_file(name)
         return marks, firsts[first_file : first_file + self.n_shards]
@@ -262,9 +219,17 @@ class DatasetFiles(ABC):
     def _mark(self, file: int, reader: ShardReader) -> None:
         """Make a reader store its marks in the common table."""
         if self._marks is not None:
-            first_file, end = self._mark_starts()[file : file + 2].tolist()
-            check_mark_count(reader, end - first_file)
-            reader.units.marks = self._marks[first_file : first_file + reader.units.n_marks]
+            first, end = self._mark_starts()[file : file + 2].tolist()
+            n_marks = reader.units.n_marks
+            if n_marks > end - first:
+                raise ShardCorrupt(
+                    "the shard has more hashes than its size permits",
+                    code="section",
+                    path=reader.path,
+                    expected=end - first,
+                    found=n_marks,
+                )
+            reader.units.marks = self._marks[first : first + n_marks]
 
     def disable_readahead(self) -> None:
         """Disable read-ahead for mapped files."""
@@ -277,15 +242,13 @@ class DatasetFiles(ABC):
 
 
 class ShardFiles(DatasetFiles):
-    """The files of one dataset. Owns the open files and their storage until `close`.
+    """The files of one dataset. Owns the open files and `storage` until `close`.
 
     Args:
         storage: the storage of the files.
-        groups: as in DatasetFiles.
+        groups, access, path: as in DatasetFiles.
         n_samples: the number of samples of each shard.
         verify: when hashes are checked, as in ShardReader.
-        access: the access method, "mmap" or "pread".
-        path: the dataset, for messages.
     """
 
     def __init__(
@@ -308,7 +271,7 @@ class ShardFiles(DatasetFiles):
         self.access = access
 
     def open_file(self, shard: int, name: str) -> ShardReader:
-        """Pin and open a file; unpin the file when no view of the file exists any more."""
+        """Pin and open a file; the file is unpinned when no view of it exists any more."""
         return self._open_from(self._group(name), shard, self._storage.pin)
 
     def open_metadata(self, shard: int, name: str) -> ShardReader:
@@ -358,7 +321,7 @@ class ShardFiles(DatasetFiles):
         except BaseException:
             self._storage.unpin(summary)
             raise
-        # Unpin the file when no view of the file exists any more, including the user's views.
+        # Also the user's views of the file keep it pinned.
         held = weakref.finalize(reader.content, self._storage.unpin, summary)
         held.atexit = False
         return reader

@@ -46,15 +46,12 @@ class ColumnGather:
     It owns the address ranges, if files are mapped.
 
     Args:
-        name, field: the column.
         files: the open files of the dataset; borrowed.
         first: the index of the first file with the column; the files of other shards follow.
         is_mapped: True if files are mapped, False if they are read.
         starts, counts: for each shard, the index of its first row in the dataset, and its row
             count.
-        marks: the marks of verified units of all files, shared; defined in files.py.
-        first_marks: the start of each shard's marks.
-        verify: "off", "first" or "always".
+        marks, first_marks: the marks of all files, shared, and the start of each shard's marks.
     """
 
     def __init__(
@@ -97,11 +94,11 @@ class ColumnGather:
             self._open_shard(shard)
 
     def _new_rows(self, stride: int, row_bytes: int) -> MappedRows | FileRows:
-        """Return an object that copies rows of attached shards; no shard is attached yet."""
+        """Return an object that copies rows of shards, to which no shard is attached yet."""
         if not self._is_mapped:
             return FileRows(stride, self._starts)
         if self._files.max_open is None:
-            return MappedRows(stride, row_bytes, self._starts, self._counts)
+            return MappedRows(stride, row_bytes, self._starts, self._counts.tolist())
         return PooledRows(stride, row_bytes, self._starts, self._counts, self._files.max_open)
 
     def _open(self, shard: int) -> ShardReader:

@@ -32,6 +32,7 @@ from shardio.dataset.external_lists import (
     add_external_list,
     check_inputs,
     has_external_lists,
+    is_hex,
     is_long,
     pack_inputs,
     pack_shards,
@@ -89,11 +90,9 @@ _MAX_BYTES: Final = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class ColumnGroup:
-    """A column that was added later. Immutable.
+    """A column that was added later: the schema has one field. Immutable.
 
-    Args:
-        schema: the schema of the column's shards, with one field.
-        shards: the shards of the column, in the order of the dataset's shards.
+    `shards` are in the order of the dataset's shards.
     """
 
     schema: Schema
@@ -126,22 +125,13 @@ def whole_schema(schema: Schema, column_groups: Sequence[ColumnGroup]) -> Schema
     return Schema(fields)
 
 
-def is_hex(value: object, n_digits: int) -> bool:
-    """Return True for a string of `n_digits` lower-case hex digits."""
-    return isinstance(value, str) and len(value) == n_digits and not value.strip("0123456789abcdef")
-
-
 def describe_schema(schema: Schema) -> Any:
     """Return a schema as JSON."""
     return json.loads(schema.to_json())
 
 
 def parse_schema(content: object) -> Schema:
-    """Parse the output of `describe_schema`.
-
-    Raises:
-        SchemaError, ShardUnsupported: the schema is invalid, or written by a newer version.
-    """
+    """Parse the output of `describe_schema`; raise SchemaError or ShardUnsupported."""
     return Schema.from_json(canonical_json(content))
 
 
@@ -193,11 +183,7 @@ def describe_column_group(group: ColumnGroup, external_lists: dict[str, bytes]) 
 def parse_column_groups(
     content: Any, shards: Sequence[ShardSummary], place: Path
 ) -> tuple[ColumnGroup, ...]:
-    """Parse the column groups of `shards` in the generation file `place`.
-
-    Raises:
-        DatasetCorrupt, SchemaError, ShardUnsupported, KeyError, TypeError: a group is invalid.
-    """
+    """Parse the column groups of `shards` in the generation file `place`."""
     found = []
     for entry in content:
         if type(entry) is not dict or type(entry.get("shards")) not in (list, dict):
@@ -294,13 +280,9 @@ class Generation:
         return tuple(each.part for each in lists if isinstance(each, ShardList | InputList))
 
     def check_inputs(self) -> None:
-        """Verify external inputs, before work that ends in publishing the next generation.
-
-        Raises:
-            DatasetCorrupt: the list is missing or damaged.
-        """
+        """Verify external inputs, before work that ends in publishing the next generation."""
         if isinstance(self.inputs, InputList):
-            self.inputs.read_bytes()
+            self.inputs.part.read()
 
     @property
     def n_samples(self) -> int:
@@ -321,7 +303,6 @@ def describe_generation(generation: Generation, external_lists: dict[str, bytes]
 
     Raises:
         SchemaError: a value cannot be represented in JSON.
-        DatasetCorrupt: the inputs are an external list that is damaged.
     """
     content = {
         "format_version": f"{MAJOR}.{MINOR}",
@@ -346,11 +327,10 @@ def describe_generation(generation: Generation, external_lists: dict[str, bytes]
         "column_groups": [
             describe_column_group(group, external_lists) for group in generation.column_groups
         ],
-        "required": _required(
-            has_lists=bool(external_lists), has_column_groups=bool(generation.column_groups)
-        ),
     }
-    return content | {key: value for key, value in extras.items() if value}
+    found = content | {key: value for key, value in extras.items() if value}
+    required = _required(found)
+    return found | ({"required": required} if required else {})
 
 
 def _describe_inputs(inputs: Sequence[Mapping[str, Any]], external_lists: dict[str, bytes]) -> Any:
@@ -359,13 +339,10 @@ def _describe_inputs(inputs: Sequence[Mapping[str, Any]], external_lists: dict[s
     return [dict(entry) for entry in inputs]
 
 
-def _required(*, has_lists: bool, has_column_groups: bool) -> list[str]:
-    """Return the features that a reader must support."""
-    return [
-        name
-        for name, is_so in ((_EXTERNAL_LISTS, has_lists), (_COLUMN_GROUPS, has_column_groups))
-        if is_so
-    ]
+def _required(content: Mapping[str, Any]) -> list[str]:
+    """Return the features that a reader of a generation's JSON must support."""
+    lists = [_EXTERNAL_LISTS] if has_external_lists(content) else []
+    return [*lists, _COLUMN_GROUPS] if content.get("column_groups") else lists
 
 
 def parse_generation(content: dict[str, Any], place: Path) -> Generation:
@@ -437,10 +414,7 @@ def _check_required(content: dict[str, Any], place: Path) -> None:
             f"{place}: needs {', '.join(map(repr, unknown))}, which this shardio cannot read; "
             "a newer one may"
         )
-    expected = _required(
-        has_lists=has_external_lists(content), has_column_groups=bool(content.get("column_groups"))
-    )
-    if content.get("required") != (expected or None):
+    if content.get("required") != (_required(content) or None):
         raise DatasetCorrupt(
             f"{place}: 'required' must name {_EXTERNAL_LISTS!r} if a list is external, then "
             f"{_COLUMN_GROUPS!r} if there are column groups, each once, and be left out otherwise; "
@@ -462,12 +436,8 @@ def _check_kinds(content: dict[str, Any], place: Path) -> None:
     if not is_hex(content["lineage"], 16):
         found = content["lineage"]
         raise DatasetCorrupt(f"{place}: expected a lineage of 16 hex digits, found {found!r}")
-    for key, kind in {
-        "subsets": dict,
-        "stats": dict,
-        "operation": dict,
-        "column_groups": list,
-    }.items():
+    kinds = {"subsets": dict, "stats": dict, "operation": dict, "column_groups": list}
+    for key, kind in kinds.items():
         # These keys must be left out if they are empty, so that equal content gives equal files.
         if key in content and (type(content[key]) is not kind or not content[key]):
             raise DatasetCorrupt(

@@ -64,11 +64,7 @@ def holds_dataset(folder: str | os.PathLike[str]) -> bool:
 
 
 def check_folder_name(name: str | os.PathLike[str]) -> None:
-    """Check that a name is possible for a folder.
-
-    Raises:
-        InvalidArgument: the name is empty, or invalid in a file system.
-    """
+    """Raise InvalidArgument if the name of a folder is empty, or invalid in a file system."""
     text = os.fspath(name)
     if not text:
         raise InvalidArgument(
@@ -80,15 +76,7 @@ def check_folder_name(name: str | os.PathLike[str]) -> None:
 
 
 def refuse_existing(folder: str | os.PathLike[str], *, exclude: str = "") -> None:
-    """Raise DatasetExists unless `folder` is missing or empty.
-
-    Args:
-        folder: the folder of a new dataset.
-        exclude: the name of an entry that may exist.
-
-    Raises:
-        DatasetExists: `folder` is a file, or not empty.
-    """
+    """Raise DatasetExists unless `folder` is missing or empty, apart from the entry `exclude`."""
     path = Path(folder)
     if path.is_dir():
         if holds_dataset(path):
@@ -109,11 +97,7 @@ _MAX_NUMBER: Final = 999_999
 
 
 def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
-    """Return validated class names as a tuple.
-
-    Raises:
-        InvalidArgument: a name is not a string, or not unique.
-    """
+    """Return class names as a tuple; raise InvalidArgument unless they are distinct strings."""
     if not isinstance(classes, list | tuple) or not all(isinstance(n, str) for n in classes):
         raise InvalidArgument(f"classes must be a list of names; found {classes!r}")
     if twice := [name for name, n in Counter(classes).items() if n > 1]:
@@ -157,11 +141,10 @@ def publish(
     )
     root, external_lists = Path(folder), dict[str, bytes]()
     content = to_checksummed_json(describe_generation(generation, external_lists))
-    if not external_lists:
-        _publish(root, generation, content, external_lists)
-        return generation
-    make_folder(root / GENERATIONS)
-    with _locked(root / GENERATIONS):  # else a failing writer could remove a list of `generation`
+    with contextlib.ExitStack() as stack:
+        if external_lists:  # without the lock, a failing writer could remove a list of `generation`
+            make_folder(root / GENERATIONS)
+            stack.enter_context(_locked(root / GENERATIONS))
         _publish(root, generation, content, external_lists)
     return generation
 
@@ -172,12 +155,7 @@ def publish_next(
     """Publish the generation after `previous`, which differs from `previous` only in `changes`.
 
     All new files that the generation names must be complete in `folder`. Readers of `previous` are
-    not affected.
-
-    Args:
-        folder: the dataset.
-        previous: the generation that was read.
-        changes: attributes of a Generation: shards, column_groups, classes, inputs, subsets, ….
+    not affected. `changes` are attributes of a Generation: shards, column_groups, classes, ….
 
     Raises:
         DatasetConflict: another writer has published in the meantime; its work is unchanged.
@@ -218,7 +196,6 @@ def recover(folder: str | os.PathLike[str]) -> Generation:
     Raises:
         DatasetNotFound, DatasetCorrupt, ShardUnsupported: as in `load`.
         DatasetConflict: the file system has no locks, and there was such a generation.
-        OSError: writing failed.
     """
     root = Path(folder)
     if not holds_dataset(root):
@@ -272,12 +249,8 @@ def _locked(folder: Path) -> Iterator[bool]:
 
 
 def _write_pointer(root: Path, generation: Generation) -> None:
-    pointer = {
-        "format": _FORMAT,
-        "version": _VERSION,
-        "generation": generation.number,
-        "lineage": generation.lineage,
-    }
+    pointer = {"generation": generation.number, "lineage": generation.lineage}
+    pointer |= {"format": _FORMAT, "version": _VERSION}
     write_atomic(root / POINTER, to_checksummed_json(pointer), exclusive=False)
 
 
@@ -357,11 +330,7 @@ def load(folder: str | os.PathLike[str]) -> Generation:
 
 
 def read_pointer(folder: str | os.PathLike[str]) -> tuple[int, object]:
-    """Return the number and the lineage in `dataset.json`.
-
-    Raises:
-        DatasetNotFound, DatasetCorrupt, ShardUnsupported: as in `load`.
-    """
+    """Return the number and the lineage in `dataset.json`; raise as `load` does."""
     root = Path(folder)
     pointer_path = root / POINTER
     if not root.is_dir():
@@ -385,6 +354,11 @@ def read_pointer(folder: str | os.PathLike[str]) -> tuple[int, object]:
             f"{pointer_path}: expected a generation from 1 to {_MAX_NUMBER}, found {number!r}"
         )
     return number, pointer.get("lineage")
+
+
+def generation_numbers(folder: str | os.PathLike[str]) -> list[int]:
+    """Return the numbers of all generation files, published or not, in ascending order."""
+    return sorted(int(path.stem) for path in Path(folder, GENERATIONS).glob("[0-9]" * 6 + ".json"))
 
 
 def load_generation(folder: str | os.PathLike[str], number: int) -> Generation:

@@ -1,9 +1,7 @@
 """The open files of a dataset, and the storage that holds them: a folder, or an object store.
 
 A dataset pins every file that it opens, and unpins each file after its last use. A storage can thus
-download a file when the file is pinned, and delete unpinned files. Files are opened on demand. If
-there are many files, only a limited number is open at a time, and the least recently used are
-evicted. The map of an evicted file lives as long as the last view into the map.
+download a file when the file is pinned, and delete unpinned files.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol, overload
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -32,18 +30,10 @@ class ShardStorage(Protocol):
         """The absolute path of the folder, or the URL."""
 
     def resolve_access(self, asked: Access) -> Access:
-        """Return the access method: "mmap" or "pread".
-
-        Raises:
-            InvalidArgument: the files cannot be read as requested.
-        """
+        """Return "mmap" or "pread"; raise InvalidArgument if the files cannot be read as asked."""
 
     def manifest_folder(self, generation: int | None) -> str:
-        """Return a local folder with `dataset.json` and a generation, by default the published one.
-
-        Raises:
-            DatasetNotFound, ShardioError: the files cannot be downloaded.
-        """
+        """Return a local folder with `dataset.json` and a generation; None: the published one."""
 
     def invalidate(self) -> bool:
         """Remove local copies of generations; return True if they can be downloaded again."""
@@ -51,8 +41,7 @@ class ShardStorage(Protocol):
     def max_pinned(self, sizes: Rows) -> int | None:
         """Return the number of files of these sizes that may be pinned at a time; None: unlimited.
 
-        With a limit, files are opened only when they are needed. An evicted file that is still in
-        use stays pinned beyond the limit.
+        An evicted file that is still in use stays pinned beyond the limit.
         """
 
     def path_of(self, summary: ShardSummary) -> str:
@@ -63,16 +52,15 @@ class ShardStorage(Protocol):
 
         Raises:
             DatasetCorrupt: the file is a link to a target outside of the dataset.
-            ShardNotFound: the file is missing; some storages leave this error to opening.
         """
 
     def pin_if_cached(self, summary: ShardSummary) -> str:
         """Pin a file without downloading it; return its path, or its URL if it is not local."""
 
     def remote_file(self, summary: ShardSummary, path: str) -> PreadFile | None:
-        """Return a reader for the URL that `pin` returned; None if it returned a local path.
+        """Return a reader for the URL that `pin` returned; None if `pin` returned a local path.
 
-        Files at a URL are not pinned and must not be unpinned.
+        A file at a URL is not pinned and must not be unpinned.
         """
 
     def unpin(self, summary: ShardSummary) -> None:
@@ -85,9 +73,7 @@ class ShardStorage(Protocol):
 class LocalStorage:
     """The files in a local folder: nothing is downloaded or evicted.
 
-    Args:
-        root: the absolute path of the folder.
-        named: the path as the user gave it, for messages.
+    `root` is the absolute path, `named` the path as the user gave it.
     """
 
     def __init__(self, root: str, named: str) -> None:
@@ -117,11 +103,7 @@ class LocalStorage:
         return os.path.join(self.root, summary.name)
 
     def pin(self, summary: ShardSummary) -> str:
-        """Check links and return the path of a file. A missing file is reported when it is opened.
-
-        Raises:
-            DatasetCorrupt: the file is a link to a target outside of the folder.
-        """
+        """Check links and return the path of a file, which may be missing."""
         path = self.path_of(summary)
         refuse_links_outside(self.root, path)
         return path
@@ -138,12 +120,7 @@ class LocalStorage:
 
 
 class ShardPaths(Sequence[str]):
-    """The paths of the shards in a folder, created on access, because there may be very many.
-
-    Args:
-        folder: the folder.
-        shards: the shards, in order.
-    """
+    """The paths of the shards in a folder, created on access, because there may be very many."""
 
     def __init__(self, folder: str, shards: Sequence[ShardSummary]) -> None:
         self._folder, self._shards = folder, shards
@@ -151,11 +128,7 @@ class ShardPaths(Sequence[str]):
     def __len__(self) -> int:
         return len(self._shards)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[k] for k in range(*index.indices(len(self)))]
         return os.path.join(self._folder, self._shards[index].name)
@@ -172,12 +145,7 @@ _EVICTED_SHARE: Final = 8
 
 
 def open_limit(n_files: int, max_pinned: int | None = None) -> int | None:
-    """Return how many files of a dataset may be open at a time; None if unlimited.
-
-    Args:
-        n_files: the number of files.
-        max_pinned: the number of files that the storage can pin at a time; None if unlimited.
-    """
+    """Return how many of n_files may be open at a time; None if unlimited, as in `max_pinned`."""
     if max_pinned is not None:
         return max(1, max_pinned)
     return None if n_files <= ALL_OPEN_LIMIT else MAX_OPEN_FILES
@@ -185,6 +153,9 @@ def open_limit(n_files: int, max_pinned: int | None = None) -> int | None:
 
 class OpenFiles:
     """The readers of a dataset's files, by index. Owns the readers until `close`. Not thread-safe.
+
+    Files are opened on demand; with a limit, the least recently used are evicted. The map of an
+    evicted file lives as long as the last view into the map.
 
     Args:
         n_files: the number of files.
@@ -220,12 +191,7 @@ class OpenFiles:
         return len(self._readers)
 
     def reader(self, file: int) -> ShardReader:
-        """Return the reader of a file, opened if needed.
-
-        Raises:
-            ClosedError: all files are closed.
-            ShardNotFound, ShardCorrupt, …: the file cannot be opened.
-        """
+        """Return the reader of a file, opened if needed."""
         reader = self._readers.get(file)
         if reader is None:
             reader = self._open(file)
@@ -305,11 +271,7 @@ class OpenFiles:
                     raise
 
     def check_open(self) -> None:
-        """Raise ClosedError if the files are closed.
-
-        Raises:
-            ClosedError: all files are closed.
-        """
+        """Raise ClosedError if the files are closed."""
         if self._is_closed:
             raise ClosedError(f"{self._path}: the dataset is closed")
 
@@ -326,8 +288,8 @@ class OpenFiles:
         files = np.fromiter(self._readers, np.int64)
         for file in files[np.argsort(self._used[files], kind="stable")[: max(0, n)]].tolist():
             for method in self._listeners:
-                if (add_listener := method()) is not None:
-                    add_listener(file)
+                if (listener := method()) is not None:
+                    listener(file)
             del self._readers[file]
 
     def close(self) -> None:

@@ -1,9 +1,4 @@
-"""The selected rows of a dataset: all or some rows, in their stored order or in another.
-
-A subset is stored as ascending runs of rows, whose memory is proportional to the number of runs,
-not of samples; a row is found by binary search. A selection in any other order is stored as a list
-of rows.
-"""
+"""The selected rows of a dataset: all or some rows, in their stored order or in another."""
 
 from __future__ import annotations
 
@@ -26,6 +21,8 @@ _MAX_ROWS: Final = 1 << 48
 class RowRuns:
     """A set of rows of a dataset, in ascending order. Immutable.
 
+    Its memory is proportional to the number of runs; a row is found by binary search.
+
     Args:
         starts: the first row of every run.
         n_rows: the length of every run, from 1 up; runs neither overlap nor touch.
@@ -45,11 +42,7 @@ class RowRuns:
 
     @classmethod
     def from_text(cls, text: Any, n_rows: int) -> Self:
-        """Parse the result of `to_text`, for a dataset of n_rows.
-
-        Raises:
-            InvalidArgument: the text is invalid, or runs extend beyond n_rows.
-        """
+        """Parse the result of `to_text`; raise InvalidArgument if it is invalid for n_rows."""
         if not isinstance(text, str):
             raise InvalidArgument(f"expected runs of rows as a text; found {text!r}")
         try:
@@ -119,11 +112,7 @@ class RowRuns:
 
 
 class RowList:
-    """Rows of a dataset in any order, with repetitions. Immutable.
-
-    Args:
-        rows: the row at each position; not copied.
-    """
+    """Rows of a dataset in any order, with repetitions; the array is not copied. Immutable."""
 
     def __init__(self, rows: _Numbers) -> None:
         self._rows = rows
@@ -158,11 +147,7 @@ class RowList:
 
 
 def _as_array(found: Any, where: str) -> npt.NDArray[Any]:
-    """Return an argument as an array; for ragged input, return an array that fails every check.
-
-    Raises:
-        InvalidArgument: `found` is a masked array, whose mask would be lost.
-    """
+    """Return an argument as an array; for ragged input, return an array that fails every check."""
     if is_masked(found):
         raise InvalidArgument(f"{where}: found a masked array, which would lose its mask; fill it")
     try:
@@ -174,13 +159,9 @@ def _as_array(found: Any, where: str) -> npt.NDArray[Any]:
 def check_positions(found: Any, n: int, where: str) -> _Numbers:
     """Return integers from 0 to n - 1, in any order and with repetitions, as an array of int64.
 
-    Args:
-        found: a sequence, or an array of one dimension.
-        n: the number of samples.
-        where: the name of the argument, for messages.
-
     Raises:
-        InvalidArgument: `found` has another type or shape, or an integer is out of range.
+        InvalidArgument: `found` has another type or shape, or an integer is out of range; `where`
+            names the argument.
     """
     numbers = _as_array(found, where)
     if not numbers.size and numbers.ndim == 1:
@@ -200,11 +181,7 @@ def check_positions(found: Any, n: int, where: str) -> _Numbers:
 
 
 def check_mask(found: Any, n: int, where: str) -> _Numbers:
-    """Return the positions at which a mask of n booleans is true.
-
-    Raises:
-        InvalidArgument: `found` is not a sequence of n booleans.
-    """
+    """Return the positions at which a mask is true; raise InvalidArgument unless it has n bools."""
     mask = _as_array(found, where)
     if mask.shape != (n,) or mask.dtype != np.bool_:
         raise InvalidArgument(
@@ -214,11 +191,7 @@ def check_mask(found: Any, n: int, where: str) -> _Numbers:
 
 
 def check_rows(found: Any, n: int) -> _Numbers:
-    """Return the positions that `found`, a mask or a sequence of positions, selects from n samples.
-
-    Raises:
-        InvalidArgument: `found` is neither.
-    """
+    """Return the positions that a mask, or a sequence of positions, selects from n samples."""
     if _as_array(found, "select").dtype == np.bool_:
         return check_mask(found, n, "the mask")
     return check_positions(found, n, "select")
@@ -253,10 +226,9 @@ class RowSelection:
 
     @property
     def view_id(self) -> str:
-        """An id that distinguishes this selection from others of the same dataset.
+        """An id that distinguishes this selection from others of the dataset; "" for all rows.
 
-        The id is empty if all rows are selected. Appending rows that are not selected does not
-        change the id.
+        Appending rows that are not selected does not change the id.
         """
         return "" if self._view is None else self._view.identity
 
@@ -280,14 +252,11 @@ class RowSelection:
         return [len(self)]
 
     def check_sources(self, counts: Rows, reason: str) -> None:
-        """Check that each source of a mixture has samples.
+        """Raise InvalidArgument for a source of a mixture without samples.
 
         Args:
             counts: the number of samples of each source.
             reason: the reason why a source may have none, for the message.
-
-        Raises:
-            InvalidArgument: a source has no samples; the message names it.
         """
 
     def at(self, numbers: Rows) -> Rows:
@@ -325,10 +294,9 @@ class MixtureSelection(RowSelection):
 
     @property
     def view_id(self) -> str:
-        """An id that distinguishes this view from others of the same sources.
+        """An id that distinguishes this view from others of the same sources; "" for all samples.
 
-        The id is empty if all samples are selected. The sources and their order are not part of
-        the id, because the lineage of the mixture already identifies them.
+        The lineage of the mixture identifies the sources and their order.
         """
         if self._view is None:
             return ""
@@ -336,10 +304,7 @@ class MixtureSelection(RowSelection):
 
     @property
     def row_list(self) -> RowList | None:
-        """The row lists of all sources that have one, concatenated; None if no source has one.
-
-        The rows are numbered over all shards.
-        """
+        """The row lists of the sources that have one, concatenated; numbered over all shards."""
         if self._row_list is None and self._has_row_list:
             parts = [
                 source.row_list.every() + first

@@ -28,6 +28,7 @@ from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import (
     GENERATIONS,
     POINTER,
+    generation_numbers,
     holds_dataset,
     load_generation,
     read_pointer,
@@ -63,11 +64,7 @@ PathName = str | os.PathLike[str]
 def detect_conflict(folder: PathName, before: int | None = None) -> Iterator[None]:
     """Turn an error in the block into DatasetConflict if another writer has removed files.
 
-    Args:
-        before: the number of the generation that is read; by default the published one.
-
-    Raises:
-        DatasetConflict: caused by an error in the block; see `raise_conflict`.
+    `before` is the number of the generation that is read; by default the published one.
     """
     before = published_in(folder) if before is None else before
     try:
@@ -80,13 +77,7 @@ def detect_conflict(folder: PathName, before: int | None = None) -> Iterator[Non
 def raise_conflict(folder: PathName, before: int | None, cause: Exception | None = None) -> None:
     """Raise DatasetConflict if a newer generation is published and files of older ones are missing.
 
-    Args:
-        folder: the dataset.
-        before: the number returned by `published_in`; with None, nothing is checked.
-        cause: the error that gave rise to the check; the cause of DatasetConflict.
-
-    Raises:
-        DatasetConflict: another writer has published, and removed files that are read.
+    `before` is the number returned by `published_in`; with None, nothing is checked.
     """
     now = published_in(folder)
     if before is None or now is None or now == before or not _files_missing(folder, before, now):
@@ -191,11 +182,7 @@ def remove_leftovers(root: Path) -> None:
 
 
 def link_staged(staged: Path, final: Path) -> None:
-    """Link a staged file to its final name, in addition to its staged name.
-
-    Raises:
-        DatasetConflict: another writer has created a file of this name.
-    """
+    """Link a staged file to its final name, too; raise DatasetConflict if that name exists."""
     try:
         link(staged, final)
     except FileExistsError as error:
@@ -208,10 +195,7 @@ def link_staged(staged: Path, final: Path) -> None:
 def undo(root: Path, staging: Path, *, is_private: bool = False) -> None:
     """Remove the files of an unpublished operation from `root`; staged files stay in `staging`.
 
-    Args:
-        root: the folder of the dataset.
-        staging: the staging folder of the operation, locked.
-        is_private: True if no other writer can have used `root`.
+    The staging folder is locked; `is_private` is True if no other writer can have used `root`.
 
     Raises:
         DataError: a generation that may name the staged shards cannot be read.
@@ -235,7 +219,7 @@ def _unlink(root: Path, inodes: set[int]) -> None:
     if not names:
         return
     named: defaultdict[str, set[str]] = defaultdict(set)
-    for number in _numbers(root):
+    for number in generation_numbers(root):
         for shard, _ in load_generation(root, number).files:
             named[shard.name].add(shard.id)
     for name in names:
@@ -264,21 +248,13 @@ def _id_of(path: Path) -> str:
         return reader.id
 
 
-def _numbers(root: Path) -> list[int]:
-    """Return the numbers of all generations, published or not."""
-    found = (root / GENERATIONS).glob("[0-9]*.json")
-    return sorted(int(path.stem) for path in found if path.stem.isdecimal())
-
-
 def dataset_entries(root: Path) -> list[str]:
     """Return the entries of a dataset, the pointer first.
 
     Once the pointer is moved away, the other entries no longer count as a dataset.
-
-    Raises:
-        DatasetCorrupt, ShardUnsupported: a generation is unreadable.
     """
-    named = {shard.name for n in _numbers(root) for shard, _ in load_generation(root, n).files}
+    generations = (load_generation(root, number) for number in generation_numbers(root))
+    named = {shard.name for generation in generations for shard, _ in generation.files}
     return [POINTER, GENERATIONS, *sorted(name for name in named if (root / name).exists())]
 
 
@@ -305,9 +281,7 @@ _NOT_EMPTY_ERRNOS: Final = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 class StagedFolder:
     """A new folder beside `out`, owned by the `with` block; `publish` renames the folder to `out`.
 
-    Args:
-        out: an absolute path.
-        marker: the name of a file that every such folder has once it is complete.
+    `marker` is the name of a file that every such folder has once it is complete.
     """
 
     def __init__(self, out: Path, marker: str) -> None:

@@ -1,9 +1,4 @@
-"""Writers of datasets: new shards for a new dataset, or for the next generation of one.
-
-The shards of a `GenerationWriter` are staged in a hidden folder until all are written. Then the
-shards get their final names, and a generation that names the shards is published. Existing files do
-not change.
-"""
+"""Writers of datasets: new shards for a new dataset, or for the next generation of one."""
 
 from __future__ import annotations
 
@@ -38,6 +33,9 @@ SHARD_BYTES: Final = 256 << 20
 
 class GenerationWriter:
     """Writes the shards of one generation. Owns a hidden folder within the `with` block.
+
+    The shards are in the hidden folder until all are written. Then the shards get their final
+    names, and a generation that names them is published. Existing files do not change.
 
     Args:
         folder: the folder of the dataset; for a new dataset, missing or empty.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shardio.dataset.generation import Generation, parse_generation
-from shardio.dataset.manifest import GENERATIONS, POINTER, load, load_generation
+from shardio.dataset.manifest import GENERATIONS, generation_numbers, load, load_generation
 from shardio.dataset.transaction import published_in, raise_conflict
 from shardio.dataset.writer import SHARD_BYTES, GenerationWriter
 from shardio.errors import (
@@ -116,12 +116,8 @@ def _without_shards(root: Path) -> Generation | None:
 
 def _numbers(root: Path) -> set[int]:
     """Return the numbers of all generation files, and the number in `dataset.json`."""
-    files = (root / GENERATIONS).glob("[0-9]*.json")
-    numbers = {int(path.stem) for path in files if path.stem.isdecimal()}
-    with contextlib.suppress(DataError, OSError):
-        published = read_checksummed_json(root / POINTER).get("generation")
-        numbers |= {published} if type(published) is int else set()
-    return numbers
+    published = published_in(root)
+    return {*generation_numbers(root), *([] if published is None else [published])}
 
 
 def _unnamed(root: Path, generation: Generation) -> dict[str, str]:

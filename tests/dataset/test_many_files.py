@@ -20,7 +20,6 @@ from shardio._engine.dispatch.crashes import InFlightRows, crash_error
 from shardio._workers.processes.shared_memory import create_bitmap_file
 from shardio.dataset import column_rows, files, open_files
 from shardio.dataset.dataset import Dataset
-from shardio.dataset.files import check_mark_count
 from shardio.dataset.open_files import LocalStorage, ShardPaths
 from shardio.errors import (
     ChecksumMismatch,
@@ -314,14 +313,6 @@ def test_a_shard_that_killed_a_worker_is_named_by_a_main_that_never_opened_it(
         error = crash_error("a worker died", signal.SIGBUS, claims, "", dataset)
     assert isinstance(error, ShardChanged)
     assert (error.path, error.field, error.sample) == (path_of(copy, 15), "label", 1)
-
-
-def test_a_shard_with_more_hashes_than_its_bytes_can_need_is_refused(folder: str) -> None:
-    with ShardReader(path_of(folder, 0)) as reader:
-        n = reader.units.n_marks
-        check_mark_count(reader, n)
-        with pytest.raises(ShardCorrupt, match="more hashes than its size permits"):
-            check_mark_count(reader, n - 1)
 
 
 @pytest.mark.usefixtures("few")

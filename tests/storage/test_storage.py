@@ -39,7 +39,7 @@ def mapped(stride: int, places: list[ColumnLocation]) -> ColumnRange:
     """Return a range with all of these."""
     column = ColumnRange(stride, [place.n_rows for place in places])
     for part, place in enumerate(places):
-        column.map(part, place)
+        column.attach(part, place)
     return column
 
 

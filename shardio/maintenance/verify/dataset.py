@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +23,13 @@ from shardio._workers.processes.worker_pool import WorkerExit
 from shardio._workers.ray_cluster import LOCAL, Engine, EngineName
 from shardio.dataset.external_lists import InputList
 from shardio.dataset.generation import Generation, lineage_of
-from shardio.dataset.manifest import GENERATIONS, POINTER, load, load_generation
+from shardio.dataset.manifest import (
+    GENERATIONS,
+    POINTER,
+    generation_numbers,
+    load,
+    load_generation,
+)
 from shardio.dataset.transaction import raise_conflict
 from shardio.errors import (
     DatasetCorrupt,
@@ -43,8 +48,6 @@ from shardio.storage.fs import refuse_links_outside
 
 LITTLE_BYTES: Final = 512 << 20
 """Below this total size, shards are verified without workers."""
-
-_GENERATION_NAME: Final = re.compile(r"[0-9]{6}\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,14 +252,14 @@ def _verify_generations(root: Path) -> tuple[list[Generation], list[Finding]]:
     except (DatasetCorrupt, ShardUnsupported) as error:
         return [], [_manifest_finding(root / POINTER, error)]
     found, findings = [], []
-    for name in sorted(os.listdir(root / GENERATIONS)):
-        number = int(name.removesuffix(".json")) if _GENERATION_NAME.fullmatch(name) else 0
+    for number in generation_numbers(root):
         if not 0 < number < published.number:
             continue
         try:
             found.append(load_generation(root, number))
         except (DatasetCorrupt, ShardUnsupported) as error:
-            findings.append(_manifest_finding(root / GENERATIONS / name, error))
+            place = root / GENERATIONS / f"{number:06d}.json"
+            findings.append(_manifest_finding(place, error))
     found.append(published)
     findings += _check_inputs(found)
     for generation in found:
