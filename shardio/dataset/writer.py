@@ -7,7 +7,7 @@ import dataclasses
 import errno
 import os
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -90,14 +90,6 @@ class GenerationWriter:
         if self._shard.n_bytes >= self._shard_bytes:
             self.cut()
 
-    def add_shard(self, samples: Iterable[Mapping[str, Any]]) -> None:
-        """Add a shard of exactly these samples, whatever its size."""
-        self.cut()
-        with ShardWriter(self.staging / self._next_name(), self.schema) as writer:
-            for sample in samples:
-                writer.append(sample)
-            self._add_staged(writer.close())
-
     def cut(self) -> None:
         """Finish the shard that is being written."""
         if self._shard is not None:
@@ -144,7 +136,8 @@ class GenerationWriter:
         """
         self.cut()
         if not self._parts:
-            self.add_shard([])
+            with ShardWriter(self.staging / self._next_name(), self.schema) as writer:
+                self._add_staged(writer.close())
         shards = self._placed()
         if self._previous is None:
             return publish(self.root, schema=self.schema, shards=shards, **details)

@@ -25,8 +25,6 @@ from shardio.export.formats import (
     field_spec,
     file_encoder,
     number_converter,
-    preparation_of,
-    refuse_fields,
     safe_path,
 )
 from shardio.format.types import Field
@@ -52,7 +50,7 @@ class FilesExporter:
     def __init__(self, options: ExportOptions) -> None:
         self._encoders: dict[str, Encode] = {}
         specs: dict[str, str] = {}
-        prepare, refused = {}, {}
+        refused = {}
         for name, field in options.fields.items():
             specs[name] = field_spec(field)
             if _is_in_table(field):
@@ -64,11 +62,9 @@ class FilesExporter:
             self._encoders[name] = encode
             if field.array or field.is_opaque:
                 specs[name] = "file?" if field.optional else "file"
-            if (preparation := preparation_of(field)) is not None:
-                prepare[name] = preparation
-        refuse_fields(options, refused)
+        options.refuse(refused)
         self.schema_spec: Mapping[str, str] = specs
-        self.prepare: Prepare = prepare
+        self.prepare: Prepare = options.muxing
         self._fields = options.fields
         self._numbers = {n: number_converter(f.array) for n, f in options.fields.items() if f.array}
         several = len(self._encoders) > 1

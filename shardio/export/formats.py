@@ -1,8 +1,4 @@
-"""The interface between an export and its formats, and helpers that formats share.
-
-Options, batches of samples and exporters; values as files: bytes, suffixes, field specs, and safe
-file names.
-"""
+"""The interface between an export and its formats, and helpers that formats share."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -19,7 +16,7 @@ import numpy.typing as npt
 from shardio.dataset.dataset import Dataset
 from shardio.errors import DataError, InvalidArgument
 from shardio.format.types import Array, Field
-from shardio.media import MuxedStream, mux
+from shardio.media import mux
 
 Prepare = Mapping[str, Callable[[Any], Any]]
 """Functions to apply to the values of fields that are not columns, before writing."""
@@ -37,6 +34,23 @@ class ExportOptions:
     def dataset_name(self) -> str:
         """The name of the dataset in messages."""
         return self.dataset.place
+
+    @property
+    def muxing(self) -> dict[str, Callable[[Any], Any]]:
+        """For each field of streams, the function that muxes values as they are read."""
+        return {name: mux for name, field in self.fields.items() if field.is_streamed}
+
+    def refuse(self, reasons: Mapping[str, str]) -> None:
+        """Raise InvalidArgument if there are fields that a format cannot hold.
+
+        `reasons` maps each such field to the reason; the message also lists the other fields.
+        """
+        if not reasons:
+            return
+        why = "; ".join(f"field {name!r}: {reason}" for name, reason in reasons.items())
+        others = ",".join(name for name in self.fields if name not in reasons)
+        hint = f"export the others (--fields {others})" if others else "choose another format"
+        raise InvalidArgument(f"{self.dataset_name}: {why}; {hint}")
 
 
 class Exporter(Protocol):
@@ -61,19 +75,6 @@ class Exporter(Protocol):
 
     def close(self) -> None:
         """Close files that are still open. Idempotent."""
-
-
-def refuse_fields(options: ExportOptions, reasons: Mapping[str, str]) -> None:
-    """Raise InvalidArgument if there are fields that a format cannot hold.
-
-    `reasons` maps each such field to the reason; the message also lists the other fields.
-    """
-    if not reasons:
-        return
-    why = "; ".join(f"field {name!r}: {reason}" for name, reason in reasons.items())
-    others = ",".join(name for name in options.fields if name not in reasons)
-    hint = f"export the others (--fields {others})" if others else "choose another format"
-    raise InvalidArgument(f"{options.dataset_name}: {why}; {hint}")
 
 
 _MAX_ROWS: Final = 4096
@@ -123,13 +124,12 @@ class SampleBatch:
 class SampleReader:
     """An iterable over batches of a dataset's samples, in order, with every byte verified.
 
-    `prepare` has functions to apply to the values of fields that are not columns. A damaged sample
-    raises an error; with `skip_damaged` it is skipped and listed in `skipped`.
+    A damaged sample raises an error; with `skip_damaged` it is skipped and listed in `skipped`.
     """
 
     dataset: Dataset
     fields: Mapping[str, Field]
-    prepare: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    prepare: Prepare = field(default_factory=dict)
     skip_damaged: bool = False
     skipped: list[Skipped] = field(default_factory=list)
 
@@ -321,12 +321,15 @@ def suffix_of(name: str, field: Field) -> str:
 
 
 def file_encoder(name: str, field: Field) -> Encode | None:
-    """Return the function that encodes a field's values as files; None if no file can hold them."""
+    """Return the function that encodes a field's values as files; None if no file can hold them.
+
+    The values of streams are muxed.
+    """
     suffix = suffix_of(name, field)
     if suffix == ".cls":
         return lambda value: (suffix, str(int(value)).encode())
     if field.is_streamed:
-        return _encode_muxed
+        return attrgetter("suffix", "data")
     if field.medium == "image":
         return lambda value: (image_suffix(value), value)
     if field.array is not None:
@@ -342,15 +345,6 @@ _ENCODERS: Final[dict[str, Callable[[Any], bytes]]] = {
     "bytes": bytes,
 }
 """Functions that encode a value as the bytes of a file, for fields without arrays or media."""
-
-
-def preparation_of(field: Field) -> Callable[[Any], Any] | None:
-    """Return a function to apply to values as they are read: muxing, which may fail; or None."""
-    return mux if field.is_streamed else None
-
-
-def _encode_muxed(value: MuxedStream) -> tuple[str, bytes]:
-    return value.suffix, value.data
 
 
 def npy_encoder(field: Array) -> Callable[[Any], bytes]:

@@ -21,8 +21,6 @@ from shardio.export.formats import (
     field_spec,
     is_int64_scalar,
     number_converter,
-    preparation_of,
-    refuse_fields,
 )
 from shardio.format.types import Array, Field
 from shardio.storage.fs import create, sync
@@ -44,19 +42,13 @@ class ParquetExporter:
         self._options = options
         arrays = {n: field.array or field.item for n, field in options.fields.items()}
         why = "a dimension after the first varies, and empty lists do not record it"
-        refuse_fields(
-            options, {n: why for n, array in arrays.items() if array and None in array.shape[1:]}
+        options.refuse(
+            {name: why for name, array in arrays.items() if array and None in array.shape[1:]}
         )
-        self.schema_spec: Mapping[str, str] = {
-            n: field_spec(field) for n, field in options.fields.items()
-        }
-        prepare: dict[str, Any] = {}
-        for name, field in options.fields.items():
-            if (made := preparation_of(field)) is not None:
-                prepare[name] = made
-            elif field.is_json:
-                prepare[name] = _as_json
-        self.prepare: Prepare = prepare
+        fields = options.fields.items()
+        self.schema_spec: Mapping[str, str] = {name: field_spec(field) for name, field in fields}
+        texts = {name: _as_json for name, field in fields if field.is_json}
+        self.prepare: Prepare = {**options.muxing, **texts}
         self._tree = _field_tree(options.fields)
         columns = [_column(name, inner) for name, inner in self._tree.items()]
         self._schema = pa.schema(columns, metadata=_metadata(options))

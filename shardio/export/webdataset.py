@@ -18,8 +18,6 @@ from shardio.export.formats import (
     SampleReader,
     file_encoder,
     has_suffix,
-    preparation_of,
-    refuse_fields,
     safe_path,
     suffix_of,
 )
@@ -46,24 +44,19 @@ class WebDatasetExporter:
         self._options = options
         self._has_keys = _has_usable_keys(options)
         self._encoders: dict[str, tuple[str, Encode]] = {}
-        prepare, refused = {}, {}
+        refused = {}
         for name, field in options.fields.items():
             if self._has_keys and name == _KEY:
                 continue
-            encode = file_encoder(name, field)
-            if encode is None or "/" in name:
-                refused[name] = (
-                    "a tar member cannot hold a list of arrays"
-                    if encode is None
-                    else "name has a slash"
-                )
-                continue
-            self._encoders[name] = "" if has_suffix(name, field) else name, encode
-            if (preparation := preparation_of(field)) is not None:
-                prepare[name] = preparation
-        refuse_fields(options, refused)
+            if "/" in name:
+                refused[name] = "name has a slash"
+            elif (encode := file_encoder(name, field)) is not None:
+                self._encoders[name] = "" if has_suffix(name, field) else name, encode
+            else:
+                refused[name] = "a tar member cannot hold a list of arrays"
+        options.refuse(refused)
         _check_names(options, {name: options.fields[name] for name in self._encoders})
-        self.prepare: Prepare = prepare
+        self.prepare: Prepare = options.muxing
         self._folder = self._path = Path()
         self._file: IO[bytes] | None = None
         self._n_files = self._n_bytes = 0
@@ -136,7 +129,7 @@ def _check_names(options: ExportOptions, fields: Mapping[str, Field]) -> None:
         suffix = "" if has_suffix(name, field) else suffix_of(name, field) or ".any"
         member_name = f"{name}{suffix}".lower()
         if member_name in found:
-            refuse_fields(options, {name: f"another field is also named {member_name!r} in a tar"})
+            options.refuse({name: f"another field is also named {member_name!r} in a tar"})
         found.add(member_name)
     try:
         Schema(dict.fromkeys(found, Bytes()))

@@ -21,47 +21,15 @@ from shardio.dataset.writer import GenerationWriter
 from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.schema import Schema
 from shardio.format.types import Field
-from shardio.maintenance.jobs import Progress, ShardJob, ends_of, report_step, run_jobs
+from shardio.maintenance.jobs import Progress, ShardJob, ends_of, report_step, run_for_shards
 from shardio.maintenance.resharding import MaintenanceReport
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.shard.writer import ShardSummary, ShardWriter
 from shardio.storage.fs import make_folder
 
-Function = Callable[[Any], Any]
+Values = Iterable[Any] | Callable[[Any], Any]
 
-
-def add_computed(
-    output: GenerationWriter,
-    dataset: ShardDataset,
-    function: Function,
-    batch_size: int | None,
-    *,
-    workers: int | None,
-    engine: Engine,
-    progress: Progress | None,
-) -> None:
-    """Compute the values for each shard of a dataset and write them to a separate new shard.
-
-    Raises:
-        InvalidArgument: the function returns a wrong number of values for a batch.
-        SchemaError: a value does not match the field.
-    """
-    ends = ends_of(shard.n_bytes for shard in dataset.shards)
-    done: dict[int, tuple[str, ShardSummary]] = {}
-    report_step(progress, "writing", 0, ends)
-    jobs = run_jobs(
-        _Column(dataset, output.schema, function, batch_size, output.staging),
-        range(len(dataset.shards)),
-        workers=workers,
-        engine=engine,
-        sees=output.staging,
-        preload=__name__,
-    )
-    for k, made in jobs:
-        done[k] = made
-        report_step(progress, "writing", len(done), ends)
-    for k in range(len(done)):
-        output.take(*done[k])
+_END: Final = object()
 
 
 class _Column(ShardJob):
@@ -71,28 +39,18 @@ class _Column(ShardJob):
         self,
         dataset: ShardDataset,
         schema: Schema,
-        function: Function,
+        function: Callable[[Any], Any],
         batch_size: int | None,
         staging: Path,
     ) -> None:
         super().__init__(dataset)
-        self._path, self._schema, self._staging = dataset.path, schema, str(staging)
+        self._path, self._schema, self._staging = dataset.path, schema, staging
         self._function, self._batch_size = function, batch_size
 
     def __call__(self, k: int) -> tuple[str, ShardSummary]:
         """Compute the column of shard k; return the path of its new shard and its summary."""
-        folder = os.path.join(self._staging, secrets.token_hex(8))
-        make_folder(folder)
-        place = os.path.join(folder, "values.shard")
-        (name,) = self._schema
         first = int(self.dataset.starts[k])
-        with ShardWriter(place, self._schema) as writer:
-            for row, value in enumerate(self._values(k), first):
-                try:
-                    writer.append({name: value})
-                except SchemaError as error:
-                    raise misfit(self._path, row, error) from error
-            return place, writer.close()
+        return _write(self._staging, self._schema, self._path, first, self._values(k))
 
     def _values(self, k: int) -> Iterator[Any]:
         first, samples = int(self.dataset.starts[k]), self.dataset.samples(k)
@@ -127,14 +85,23 @@ def _is_sequence(values: Any) -> bool:
     return isinstance(values, Sized) and getattr(values, "ndim", 0) > 0
 
 
-def misfit(path: str, row: int, error: SchemaError) -> SchemaError:
-    """Return an error that names the sample of the value, not the path of the unpublished shard."""
-    return SchemaError(f"{path}, sample {row}: {error.__cause__ or error}")
+def _write(
+    staging: Path, schema: Schema, path: str, first: int, values: Iterable[Any]
+) -> tuple[str, ShardSummary]:
+    """Write values to a new shard in a new folder; return its path and summary.
 
-
-Values = Iterable[Any] | Callable[[Any], Any]
-
-_END: Final = object()
+    `path` and `first` are the dataset and the index of the first sample, for messages.
+    """
+    folder = staging / secrets.token_hex(8)
+    make_folder(folder)
+    place, (name,) = str(folder / "values.shard"), schema
+    with ShardWriter(place, schema) as writer:
+        for row, value in enumerate(values, first):
+            try:
+                writer.append({name: value})
+            except SchemaError as error:  # whose message names the unpublished shard
+                raise SchemaError(f"{path}, sample {row}: {error.__cause__ or error}") from error
+        return place, writer.close()
 
 
 def add_column(
@@ -190,17 +157,19 @@ def add_column(
         given = None if callable(values) else _values(dataset, values)
         with GenerationWriter(folder, schema, previous=previous) as output:
             if given is not None:
-                _add_given(output, dataset, name, given, progress)
+                _add_given(output, dataset, given, progress)
             elif callable(values):
-                add_computed(
-                    output,
+                column = _Column(dataset, schema, values, batch_size, output.staging)
+                for place, shard in run_for_shards(
+                    column,
                     dataset,
-                    values,
-                    batch_size,
-                    workers=workers,
+                    "writing",
+                    progress,
                     engine=where,
-                    progress=progress,
-                )
+                    workers=workers,
+                    sees=output.staging,
+                ):
+                    output.take(place, shard)
             operation = {"name": "add_column", "options": {"name": name}}
             published = output.publish_columns(operation=operation)
             return MaintenanceReport.of(folder, published, output.n_written)
@@ -253,40 +222,22 @@ def _values(dataset: ShardDataset, values: Iterable[Any]) -> Iterator[Any]:
 def _add_given(
     output: GenerationWriter,
     dataset: ShardDataset,
-    name: str,
     values: Iterator[Any],
     progress: Progress | None,
 ) -> None:
     """Write the values of each shard of the dataset to a new shard."""
     ends = ends_of(shard.n_bytes for shard in dataset.shards)
     report_step(progress, "writing", 0, ends)
-    for k in range(len(dataset.shards)):
-        _add_shard(output, dataset, k, name, values)
+    for k, whole in enumerate(dataset.shards):
+        first, n = int(dataset.starts[k]), whole.n_samples
+        some = islice(values, n)
+        place, shard = _write(output.staging, output.schema, dataset.path, first, some)
+        if shard.n_samples < n:
+            raise _wrong_number(dataset, f"only {first + shard.n_samples}")
+        output.take(place, shard)
         report_step(progress, "writing", k + 1, ends)
     if next(values, _END) is not _END:
         raise _wrong_number(dataset, "more")
-
-
-def _add_shard(
-    output: GenerationWriter, dataset: ShardDataset, k: int, name: str, values: Iterator[Any]
-) -> None:
-    """Write the new field of one shard's samples."""
-    first, n_samples = int(dataset.starts[k]), dataset.shards[k].n_samples
-    n_taken = 0
-
-    def samples() -> Iterator[dict[str, Any]]:
-        nonlocal n_taken
-        for row in range(first, first + n_samples):
-            value = next(values, _END)
-            if value is _END:
-                raise _wrong_number(dataset, f"only {row}")
-            n_taken += 1
-            yield {name: value}
-
-    try:
-        output.add_shard(samples())
-    except SchemaError as error:
-        raise misfit(dataset.path, first + n_taken - 1, error) from error
 
 
 def _wrong_number(dataset: ShardDataset, n_values: str) -> InvalidArgument:

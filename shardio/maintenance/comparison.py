@@ -20,7 +20,7 @@ import numpy.typing as npt
 from shardio.dataset.transaction import detect_conflict
 from shardio.format.checksum import hash_bytes, rows_per_unit
 from shardio.format.codecs import BY_CODE
-from shardio.format.sections import Entries, codecs
+from shardio.format.sections import codecs
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
@@ -45,14 +45,10 @@ def stored_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
         return value_digests(reader, name, rows)
     digests = mix(entries["hash"].astype(np.uint64), kinds)
     if field.is_streamed:
-        digests = mix(digests, _table_digests(reader, name, rows, entries))
+        tables = reader.records.streams.tables(name, rows, entries)
+        found = [hash_bytes(each.line + each.packets) for each in tables]
+        digests = mix(digests, np.array(found, np.uint64))
     return mix(digests, *reader.records.shapes(name, rows).T, reader.present(name, rows))
-
-
-def _table_digests(reader: ShardReader, name: str, rows: Rows, entries: Entries) -> Digests:
-    """Return a digest of the stream tables of each row."""
-    tables = reader.records.streams.tables(name, rows, entries)
-    return np.array([hash_bytes(each.line + each.packets) for each in tables], np.uint64)
 
 
 def value_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
@@ -83,6 +79,7 @@ def mix(digests: Digests, *others: npt.NDArray[Any]) -> Digests:
 
 
 def _column_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
+    """Return exact digests of a column."""
     digests = _row_digests(reader, name, rows)
     if reader.schema.columns[name].optional:  # missing rows are stored as zeros
         return mix(digests, reader.present(name, rows))
@@ -217,12 +214,7 @@ def _chunks(n: int) -> Iterator[Rows]:
         yield np.arange(start, min(n, start + _CHUNK_ROWS))
 
 
-def _compare_by_number(
-    report: DiffReport,
-    a: _Side,
-    b: _Side,
-    names: list[str],
-) -> None:
+def _compare_by_number(report: DiffReport, a: _Side, b: _Side, names: list[str]) -> None:
     for rows in _chunks(len(a)):
         differ: dict[str, npt.NDArray[np.bool_]] = {}
         for name in names:
@@ -248,12 +240,7 @@ def _is_exact(a: _Side, b: _Side, name: str) -> bool:
     return name in a.schema.columns or a.schema[name].codec == "raw"
 
 
-def _compare_by_content(
-    report: DiffReport,
-    a: _Side,
-    b: _Side,
-    names: list[str],
-) -> None:
+def _compare_by_content(report: DiffReport, a: _Side, b: _Side, names: list[str]) -> None:
     exact = all(_is_exact(a, b, name) for name in names)
     found_a = _whole_digests(a, stored_digests, names, np.arange(len(a)))
     found_b = _whole_digests(b, stored_digests, names, np.arange(len(b)))
@@ -267,12 +254,7 @@ def _compare_by_content(
     report.only_a, report.only_b = rows_a[:MAX_LISTED].tolist(), rows_b[:MAX_LISTED].tolist()
 
 
-def _whole_digests(
-    side: _Side,
-    of: DigestsOf,
-    names: list[str],
-    rows: Rows,
-) -> Digests:
+def _whole_digests(side: _Side, of: DigestsOf, names: list[str], rows: Rows) -> Digests:
     """Return one digest of all fields for each of `rows`."""
     found = np.zeros(len(rows), np.uint64)
     for places in _chunks(len(rows)):
@@ -288,11 +270,9 @@ def _unmatched(a: Digests, b: Digests) -> tuple[Rows, Rows]:
     If a digest occurs more often on one side, only the surplus occurrences are returned.
     """
     known, numbers = np.unique(np.concatenate([a, b]), return_inverse=True)
-    surplus = np.bincount(numbers[: len(a)], minlength=len(known))
-    surplus -= np.bincount(numbers[len(a) :], minlength=len(known))
-    return _last_occurrences(numbers[: len(a)], surplus), _last_occurrences(
-        numbers[len(a) :], -surplus
-    )
+    of_a, of_b = numbers[: len(a)], numbers[len(a) :]
+    surplus = np.bincount(of_a, minlength=len(known)) - np.bincount(of_b, minlength=len(known))
+    return _last_occurrences(of_a, surplus), _last_occurrences(of_b, -surplus)
 
 
 def _last_occurrences(numbers: npt.NDArray[np.intp], wanted: npt.NDArray[np.intp]) -> Rows:

@@ -81,6 +81,33 @@ class ShardJob:
         return {**self.__dict__, "_dataset": None}
 
 
+def run_for_shards(
+    job: Callable[[int], R],
+    dataset: ShardDataset,
+    step: str,
+    progress: Progress | None,
+    *,
+    engine: Engine,
+    workers: int | None = None,
+    sees: str | os.PathLike[str] | None = None,
+) -> list[R]:
+    """Run a job for each shard of a dataset, and report progress; return the results in order."""
+    ends, found = ends_of(shard.n_bytes for shard in dataset.shards), dict[int, R]()
+    report_step(progress, step, 0, ends)
+    results = run_jobs(
+        job,
+        range(len(dataset.shards)),
+        workers=workers,
+        engine=engine,
+        sees=dataset.path if sees is None else sees,
+        preload=type(job).__module__,
+    )
+    for k, result in results:
+        found[k] = result
+        report_step(progress, step, len(found), ends)
+    return [found[k] for k in range(len(found))]
+
+
 def run_jobs(
     function: Callable[[T], R],
     items: Sequence[T],

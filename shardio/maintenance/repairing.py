@@ -33,7 +33,7 @@ from shardio.maintenance.salvage import mend, schema_of, unreadable_pages
 from shardio.maintenance.verify.shard import verify_file
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary
-from shardio.storage.fs import make_folder, read_checksummed_json
+from shardio.storage.fs import read_checksummed_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,9 @@ class Part:
 class RepairPlan:
     """The plan of a repair: shards, each with the files of its column groups, and the schema.
 
-    `unnamed` has the names of shards that only unreadable generations can list, each with the
-    reason why the repair leaves the shard out. If the shard list of `generation` is damaged,
-    `shards` are the shards in the folder, and `generation` lists none.
+    `unnamed` has the shards that only unreadable generations can list, each with the reason why the
+    repair leaves the shard out. If the shard list of `generation` is damaged, `shards` are those in
+    the folder, and `generation` lists none.
     """
 
     shards: tuple[tuple[Part, ...], ...]
@@ -65,13 +65,8 @@ class RepairPlan:
     unnamed: Mapping[str, str] = field(default_factory=dict)
 
 
-def plan_repair(source: str) -> RepairPlan:
-    """Find the shards, and the schema of the samples.
-
-    Raises:
-        DatasetNotFound, ShardNotFound: there is no dataset or shard at `source`.
-        DatasetCorrupt: nothing can be read, not even the schema.
-    """
+def _plan(source: str) -> RepairPlan:
+    """Find the shards, and the schema of the samples."""
     if not os.path.isdir(source):
         schema = _schema_of([source])
         return RepairPlan(((Part(source, schema),),), schema)
@@ -198,11 +193,7 @@ class ShardRepair:
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON-serializable dict, in the form of an entry of a generation's inputs."""
-        entry: dict[str, Any] = {
-            "path": self.name,
-            "outcome": self.outcome,
-            "samples": self.n_kept,
-        }
+        entry: dict[str, Any] = {"path": self.name, "outcome": self.outcome, "samples": self.n_kept}
         if self.mended:
             entry["mended"] = list(self.mended)
         if self.losses:
@@ -266,7 +257,7 @@ def repair(
         DatasetConflict: another writer removed shards of `source` during the repair.
         OSError: writing failed; nothing is published.
     """
-    before, plan = published_in(source), plan_repair(os.fspath(source))
+    before, plan = published_in(source), _plan(os.fspath(source))
     ends = ends_of(sum(_size_of(part.path) for part in parts) for parts in plan.shards)
     repairs: list[ShardRepair] = []
     with GenerationWriter(out, plan.schema, shard_bytes=shard_bytes) as output:
@@ -298,13 +289,14 @@ def _save(parts: Sequence[Part], output: GenerationWriter) -> ShardRepair:
     """Write the undamaged samples of one shard, and of its column groups, to the new dataset."""
     found = ShardRepair(parts[0].name)
     with ExitStack() as stack:
-        readers = []
+        readers: list[ShardReader] = []
         for part in parts:
             about = "" if part is parts[0] else f"{part.name}: "
             try:
                 if len(parts) == 1 and _adopt(part, output, found):
                     return found
-                mended = mend(part.path, _folder_for(part, parts, output), part.schema)
+                copy = output.staging / f"mended-{len(readers)}.shard"  # all are open at a time
+                mended = mend(part.path, copy, part.schema)
                 found.mended += tuple(about + note for note in mended.notes)
                 reader = stack.enter_context(ShardReader(mended.path))
                 _check_identity(reader, part)
@@ -314,18 +306,6 @@ def _save(parts: Sequence[Part], output: GenerationWriter) -> ShardRepair:
             readers.append(reader)
         _save_samples(readers, output, found)
     return found
-
-
-def _folder_for(part: Part, parts: Sequence[Part], output: GenerationWriter) -> Path:
-    """Return the folder for the mended copy of a file.
-
-    Each part has its own folder, because the copies of all parts are open at the same time.
-    """
-    if part is parts[0]:
-        return output.staging
-    folder = output.staging / f"beside-{parts.index(part)}"
-    make_folder(folder)
-    return folder
 
 
 def _lose_all(part: Part, reason: str, found: ShardRepair) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
@@ -165,11 +165,12 @@ def compact(
     with detect_conflict(folder), ShardDataset(folder) as dataset:
         previous = load_generation(folder, dataset.generation)
         groups = _groups(previous, shard_bytes)
-        chosen = [k for group in groups if _is_rewritten(group, previous) for k in group]
+        is_whole = bool(previous.column_groups)
+        chosen = [k for group in groups if len(group) > 1 or is_whole for k in group]
         if chosen:
             names = [shard.name for k in chosen for shard, _ in dataset.files.files_of_shard(k)]
             require_sound_shards(folder, names, workers, progress)
-            report = _compacted(dataset, previous, groups, shard_bytes, progress)
+            report = _compact(dataset, previous, groups, {*chosen}, shard_bytes, progress)
         else:
             report = MaintenanceReport.of(folder, previous, 0)
     if not remove_old:
@@ -193,15 +194,11 @@ def _groups(previous: Generation, shard_bytes: int) -> list[list[int]]:
     return found
 
 
-def _is_rewritten(group: Sequence[int], previous: Generation) -> bool:
-    """Return True if a group of shards must be rewritten."""
-    return len(group) > 1 or bool(previous.column_groups)
-
-
-def _compacted(
+def _compact(
     dataset: ShardDataset,
     previous: Generation,
     groups: Sequence[Sequence[int]],
+    chosen: Container[int],
     shard_bytes: int,
     progress: Progress | None,
 ) -> MaintenanceReport:
@@ -209,7 +206,7 @@ def _compacted(
         dataset.path, dataset.schema, shard_bytes=shard_bytes, previous=previous
     ) as output:
         for group in groups:
-            if _is_rewritten(group, previous):
+            if group[0] in chosen:
                 _append_shards(dataset, group, output, progress)
             else:
                 output.keep(previous.shards[group[0]])

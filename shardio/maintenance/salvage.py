@@ -151,12 +151,12 @@ class _Draft:
                 self.notes.append(note)
 
 
-def mend(path: str, folder: Path, schema: Schema | None = None) -> Mended:
+def mend(path: str, copy: Path, schema: Schema | None = None) -> Mended:
     """Restore redundant parts in a copy of a shard; return the shard itself if nothing is restored.
 
     Args:
         path: the shard; it is only read.
-        folder: the folder for the copy; the caller removes it.
+        copy: the path of the copy, which the caller removes; replaced if it exists.
         schema: the shard's expected schema, if known.
 
     Raises:
@@ -164,7 +164,7 @@ def mend(path: str, folder: Path, schema: Schema | None = None) -> Mended:
         ShardIncomplete, ShardCorrupt, ShardUnsupported: the copy cannot be opened either.
         OSError: the file cannot be opened, or the copy cannot be written.
     """
-    copy, notes = folder / "mended.shard", []
+    notes = []
     content, n_holes = _map_readable(path, copy)
     if n_holes:
         notes.append(f"{n_holes * PAGE} bytes that the disk cannot read are treated as zeros")

@@ -142,10 +142,7 @@ def _groups(
 
 
 def _allot(
-    groups: npt.NDArray[np.intp],
-    counts: npt.NDArray[np.int64],
-    shares: list[float],
-    seed: int,
+    groups: npt.NDArray[np.intp], counts: npt.NDArray[np.int64], shares: list[float], seed: int
 ) -> npt.NDArray[np.int64]:
     """Assign each group, in random order, to the part that lacks the most samples.
 

@@ -16,7 +16,7 @@ from shardio._workers.ray_cluster import Engine, EngineName
 from shardio.dataset.manifest import load_generation, publish_next
 from shardio.dataset.transaction import detect_conflict
 from shardio.format.types import Array
-from shardio.maintenance.jobs import Progress, ShardJob, ends_of, report_step, run_jobs
+from shardio.maintenance.jobs import Progress, ShardJob, run_for_shards
 from shardio.maintenance.resharding import has_labels
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.shard.reader import ShardReader
@@ -99,22 +99,10 @@ def _count(dataset: ShardDataset, engine: Engine, progress: Progress | None) -> 
     schema = dataset.schema.items()
     arrays = {name: array for name, field in schema if (array := field.array or field.item)}
     whole = _Counts({name: _Tally(array) for name, array in arrays.items()}, _ClassTally(dataset))
-    ends = ends_of(shard.n_bytes for shard in dataset.shards)
-    found: dict[int, _Counts] = {}
-    report_step(progress, "counting", 0, ends)
-    jobs = run_jobs(
-        _Counting(dataset, arrays),
-        range(len(dataset.shards)),
-        workers=None,
-        engine=engine,
-        sees=dataset.path,
-        preload=__name__,
-    )
-    for k, counts in jobs:
-        found[k] = counts
-        report_step(progress, "counting", len(found), ends)
-    for k in range(len(found)):
-        whole.join(found[k])
+    for found in run_for_shards(
+        _Counting(dataset, arrays), dataset, "counting", progress, engine=engine
+    ):
+        whole.join(found)
     fields = {name: tally.as_json() for name, tally in whole.tallies.items()}
     return {"samples": len(dataset), "fields": fields, **whole.by_class.as_json()}
 

@@ -23,13 +23,7 @@ from shardio._workers.processes.worker_pool import WorkerExit
 from shardio._workers.ray_cluster import LOCAL, Engine, EngineName
 from shardio.dataset.external_lists import InputList
 from shardio.dataset.generation import Generation, lineage_of
-from shardio.dataset.manifest import (
-    GENERATIONS,
-    POINTER,
-    generation_numbers,
-    load,
-    load_generation,
-)
+from shardio.dataset.manifest import GENERATIONS, POINTER, generation_numbers, load, load_generation
 from shardio.dataset.transaction import raise_conflict
 from shardio.errors import (
     DatasetCorrupt,

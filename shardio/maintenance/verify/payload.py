@@ -196,11 +196,7 @@ def _broken(payload: _Payload, first_row: int, entries: Entries) -> npt.NDArray[
 
 
 def _check_tiling(
-    payload: _Payload,
-    walk: _Walk,
-    first_row: int,
-    entries: Entries,
-    bad: npt.NDArray[np.bool_],
+    payload: _Payload, walk: _Walk, first_row: int, entries: Entries, bad: npt.NDArray[np.bool_]
 ) -> None:
     """Check that each record begins where the previous one ends, except for zero padding."""
     fields = payload.fields
@@ -231,11 +227,7 @@ def _check_tiling(
 
 
 def _check_records(
-    payload: _Payload,
-    walk: _Walk,
-    first_row: int,
-    entries: Entries,
-    bad: npt.NDArray[np.bool_],
+    payload: _Payload, walk: _Walk, first_row: int, entries: Entries, bad: npt.NDArray[np.bool_]
 ) -> None:
     """Check each record's hash, and that the record decodes to a value of its field."""
     fields, content, numbers = payload.fields, payload.content, np.flatnonzero(~bad)

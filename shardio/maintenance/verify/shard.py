@@ -127,11 +127,7 @@ class _ColumnVerifier:
         return [window[start : start + n_hashed] for start in starts]
 
     def check_bytes(
-        self,
-        window: memoryview,
-        first: int,
-        n_rows: int,
-        present: npt.NDArray[np.bool_] | None,
+        self, window: memoryview, first: int, n_rows: int, present: npt.NDArray[np.bool_] | None
     ) -> None:
         """Check that padding and the rows of missing values are zero, and that bools are 0 or 1."""
         row_bytes = self._row_bytes
