@@ -15,7 +15,7 @@ from shardio.dataset.manifest import load
 from shardio.errors import DatasetCorrupt, ShardUnsupported
 from shardio.maintenance import add_column, verify_dataset
 from shardio.storage import fs
-from tests.maintenance.datasets import LABELS, labelled, tree, write
+from tests.maintenance.datasets import LABELS, forge, generation_file, labelled, tree, write
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -30,17 +30,6 @@ def folder(tmp_path: Path) -> Path:
     add_column(made, "x", Array("float32"), range(N))
     add_column(made, "deep.y", Array("int8"), range(N))
     return made
-
-
-def forge(folder: Path, change: Callable[[Content], object]) -> Path:
-    """Change the published generation, and make its digest right again."""
-    place = folder / "generations/000003.json"
-    content = {
-        key: value for key, value in fs.read_checksummed_json(place).items() if key != "digest"
-    }
-    change(content)
-    place.write_bytes(fs.to_checksummed_json(content))
-    return place
 
 
 def test_a_side_is_its_schema_and_its_shards(folder: Path) -> None:
@@ -63,7 +52,7 @@ def test_a_side_is_its_schema_and_its_shards(folder: Path) -> None:
 def test_a_generation_that_needs_what_is_not_known_is_refused_by_name(
     folder: Path, required: list[str]
 ) -> None:
-    place = forge(folder, lambda g: g.update(required=required))
+    place = forge(generation_file(folder, 3), lambda g: g.update(required=required))
     with pytest.raises(ShardUnsupported, match=rf"{place}: needs 'tags', which this shardio"):
         open_dataset(folder)
     with open_dataset(folder, generation=2) as dataset:
@@ -138,14 +127,14 @@ BROKEN: dict[str, tuple[Callable[[Content], object], str]] = {
 def test_sides_that_cannot_be_are_corrupt(
     folder: Path, change: Callable[[Content], object], message: str
 ) -> None:
-    place = forge(folder, change)
+    place = forge(generation_file(folder, 3), change)
     with pytest.raises(DatasetCorrupt, match=message) as caught:
         load(folder)
     assert str(place) in str(caught.value)
 
 
 def test_a_field_of_a_newer_version_is_refused(folder: Path) -> None:
-    forge(folder, sides(lambda s: s[0]["schema"]["fields"][0].update(type=9)))
+    forge(generation_file(folder, 3), sides(lambda s: s[0]["schema"]["fields"][0].update(type=9)))
     with pytest.raises(ShardUnsupported, match=r"000003\.json: field 'x' has field type 9"):
         load(folder)
 

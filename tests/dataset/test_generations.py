@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import multiprocessing
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +18,10 @@ from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import load, load_generation, publish, publish_next
 from shardio.dataset.selection import RowRuns
 from shardio.errors import DatasetConflict, DatasetCorrupt, InvalidArgument
-from shardio.samples.shard_dataset import ShardDataset
 from shardio.storage import fs
+from shardio.samples.shard_dataset import ShardDataset
 from tests.loading import write_dataset
+from tests.maintenance.datasets import forge, generation_file, tree
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
@@ -38,10 +37,6 @@ def folder(tmp_path: Path) -> Path:
 
 def labels(dataset: ShardDataset) -> list[int]:
     return [int(sample["label"]) for sample in dataset]
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 def test_the_next_generation_has_the_lineage_of_the_first_and_what_is_not_changed(
@@ -154,14 +149,6 @@ def test_of_processes_that_publish_at_once_one_wins_and_the_others_are_told(
 # What the file says.
 
 
-def forge(place: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    content = json.loads(place.read_bytes())
-    del content["digest"]
-    change(content)
-    place.unlink()
-    fs.write_atomic(place, fs.to_checksummed_json(content), exclusive=True)
-
-
 def with_subset(folder: Path) -> Generation:
     runs = RowRuns([0, 30], [5, 10])
     return publish_next(folder, load(folder), subsets={"some": runs})
@@ -185,7 +172,7 @@ def with_subset(folder: Path) -> Generation:
 )
 def test_a_subset_that_cannot_be_is_corrupt(folder: Path, subset: object) -> None:
     with_subset(folder)
-    forge(folder / "generations/000002.json", lambda g: g["subsets"].update(some=subset))
+    forge(generation_file(folder, 2), lambda g: g["subsets"].update(some=subset))
     with pytest.raises(DatasetCorrupt, match=r"000002\.json: subset 'some'"):
         load(folder)
 
@@ -196,7 +183,7 @@ def test_what_only_some_generations_have_is_an_object(
     folder: Path, key: str, value: object
 ) -> None:
     with_subset(folder)
-    forge(folder / "generations/000002.json", lambda g: g.update({key: value}))
+    forge(generation_file(folder, 2), lambda g: g.update({key: value}))
     with pytest.raises(DatasetCorrupt, match=f"{key!r} must be a dict"):
         load(folder)
 

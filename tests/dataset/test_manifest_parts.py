@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from shardio.maintenance import add_column, compute_stats, repair, verify_datase
 from shardio.shard.writer import ShardSummary
 from shardio.storage import fs
 from tests.loading import write_dataset
+from tests.maintenance.datasets import forge, generation_file
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -56,18 +56,11 @@ def part(folder: Path, kind: str) -> Path:
     return found
 
 
-def forge(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    place = folder / "generations" / "000001.json"
-    content = fs.read_checksummed_json(place)
-    change(content)
-    place.write_bytes(fs.to_checksummed_json(content))
-
-
 def forge_part(folder: Path, kind: str, content: bytes) -> None:
     """Write another external list, which the generation names as its own writer would have."""
     named: dict[str, bytes] = {}
     forge(
-        folder,
+        generation_file(folder),
         lambda g: g.update(
             {kind: external_lists.add_external_list(named, kind, content, g[kind]["count"])}
         ),
@@ -312,13 +305,13 @@ def test_what_names_no_part_is_corrupt(published: Path, wrong: dict[str, object]
 
 
 def test_required_must_say_that_there_are_parts(published: Path) -> None:
-    forge(published, lambda g: g.pop("required"))
+    forge(generation_file(published), lambda g: g.pop("required"))
     with pytest.raises(
         DatasetCorrupt,
         match="must name 'external_lists' if a list is external, then 'column_groups' if",
     ):
         load(published)
-    forge(published, lambda g: g.update(required=["external_lists", "later"]))
+    forge(generation_file(published), lambda g: g.update(required=["external_lists", "later"]))
     with pytest.raises(ShardUnsupported, match="needs 'later'"):
         load(published)
 

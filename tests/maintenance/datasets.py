@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from shardio import Array, Schema, ShardReader, ShardWriter, Text
 from shardio.dataset.manifest import publish
 from shardio.format.layout import NO_FIELD, Kind
+from shardio.maintenance import verify_dataset
+from shardio.storage import fs
 from tests.shards import EVERY_FIELD, every_field_sample
 
 LABELS = Schema({"label": Array("int64"), "source": Text()})
@@ -66,3 +68,22 @@ def flip(path: Path, *offsets: int) -> None:
 def tree(folder: Path) -> dict[str, bytes]:
     """All files below a folder, and what they hold."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def is_sound(folder: Path) -> bool:
+    """Return True if verification finds nothing wrong, and no file that is unknown."""
+    report = verify_dataset(folder, workers=0)
+    return (report.findings, report.unknown) == ((), ())
+
+
+def generation_file(folder: Path, number: int = 1) -> Path:
+    return folder / "generations" / f"{number:06d}.json"
+
+
+def forge(path: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """Change a published file as its own writer would have written it: canonical, right digest."""
+    content = fs.read_checksummed_json(path)
+    content.pop("digest", None)
+    change(content)
+    path.write_bytes(fs.to_checksummed_json(content))
+    return path

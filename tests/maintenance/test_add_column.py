@@ -39,7 +39,16 @@ from shardio.maintenance import (
     verify_dataset,
 )
 from shardio.storage import fs
-from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, tree, write
+from tests.maintenance.datasets import (
+    LABELS,
+    flip,
+    is_sound,
+    labelled,
+    place,
+    shard_of,
+    tree,
+    write,
+)
 from tests.shards import same_sample
 
 FLOAT = Array("float32", (3,))
@@ -68,11 +77,6 @@ def numbers_of(folder: Path, name: str = "x") -> list[int]:
 def side_of(folder: Path, name: str, k: int) -> Path:
     (side,) = [side for side in load(folder).column_groups if side.name == name]
     return folder / side.shards[k].name
-
-
-def is_sound(folder: Path) -> bool:
-    report = verify_dataset(folder, workers=0)
-    return (report.findings, report.unknown) == ((), ())
 
 
 # What is added.

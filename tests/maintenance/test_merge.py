@@ -33,7 +33,16 @@ from shardio.maintenance import (
     reshard,
     verify_dataset,
 )
-from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, tree, write
+from tests.maintenance.datasets import (
+    LABELS,
+    flip,
+    is_sound,
+    labelled,
+    place,
+    shard_of,
+    tree,
+    write,
+)
 from tests.shards import as_read, every_field_sample, same_sample
 
 
@@ -45,11 +54,6 @@ def samples_of(folder: Path) -> list[tuple[int, str]]:
 def small(folder: Path, n: int, n_shards: int = 1, first: int = 0, **details: Any) -> Path:
     samples = labelled(n, first=first)
     return write(folder, n, n_shards, schema=LABELS, samples=samples, **details)
-
-
-def is_sound(folder: Path) -> bool:
-    report = verify_dataset(folder, workers=0)
-    return (report.findings, report.unknown) == ((), ())
 
 
 # Merge.
