@@ -30,6 +30,7 @@ from shardio.errors import (
 from shardio.samples.shard_dataset import ShardDataset
 from tests.faults.failing import FailingDisk
 from tests.loading import write_dataset
+from tests.maintenance.datasets import flip
 from tests.shards import as_read, every_field_sample, same_sample, write_shard
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -64,14 +65,6 @@ def maps_of(folder: Path | str) -> int:
         return sum(os.fspath(folder) in line for line in maps)
 
 
-def flip(path: str, offset: int) -> None:
-    with open(path, "r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)
-        file.seek(offset)
-        file.write(bytes([byte[0] ^ 1]))
-
-
 # Samples by number.
 
 
@@ -87,18 +80,7 @@ def test_400_shards_are_one_sequence(folders: dict[int, str]) -> None:
     with ShardDataset(folders[400]) as dataset:
         assert len(dataset.shards) == 400
         assert [int(sample["label"]) for sample in dataset] == list(range(500))
-        assert [int(dataset[i]["label"]) for i in range(500)] == list(range(500))
-
-
-def test_iterating_gives_the_samples_in_order(folders: dict[int, str]) -> None:
-    with ShardDataset(folders[3]) as dataset:
-        assert [int(sample["label"]) for sample in dataset] == list(range(N_SAMPLES))
-
-
-def test_samples_count_from_the_end_too(folders: dict[int, str]) -> None:
-    with ShardDataset(folders[3]) as dataset:
-        assert int(dataset[-1]["label"]) == N_SAMPLES - 1
-        assert int(dataset[-N_SAMPLES]["label"]) == 0
+        assert [int(dataset[i]["label"]) for i in range(-500, 500)] == [*range(500)] * 2
 
 
 @pytest.mark.parametrize(
@@ -225,12 +207,12 @@ def test_a_folder_without_a_dataset_is_not_found(tmp_path: Path) -> None:
 # Checks, and the marks of what is checked.
 
 
-def place_of(dataset: ShardDataset, row: int, name: str) -> tuple[str, int]:
+def place_of(dataset: ShardDataset, row: int, name: str) -> tuple[Path, int]:
     """File and offset of a sample's column."""
     shard = int(dataset.locate(np.array([row]))[0])
     reader = dataset.reader(shard)
     section = reader.column_section(name)
-    return reader.path, section.offset + (row - int(dataset.starts[shard])) * section.stride
+    return Path(reader.path), section.offset + (row - int(dataset.starts[shard])) * section.stride
 
 
 def test_verify_off_delivers_damage_and_first_and_always_name_it(three: Path) -> None:
@@ -245,7 +227,7 @@ def test_verify_off_delivers_damage_and_first_and_always_name_it(three: Path) ->
                 dataset[20]
             error = caught.value
             assert (error.path, error.field, error.sample, error.offset) == (
-                path,
+                str(path),
                 "frames",
                 20 - int(dataset.starts[1]),
                 offset,
@@ -264,21 +246,6 @@ def test_first_checks_a_sample_once_and_always_each_time(three: Path) -> None:
             always[20]
 
 
-def test_datasets_that_share_marks_share_what_is_checked(three: Path) -> None:
-    with ShardDataset(three) as one, ShardDataset(three) as other, ShardDataset(three) as alone:
-        marks = np.zeros(one.files.n_marks, np.uint8)
-        one.files.share_marks(marks)
-        other.files.share_marks(marks)
-        assert not marks.any()
-        one[20]
-        assert marks.any()
-        assert not marks.all()
-        flip(*place_of(one, 20, "frames"))
-        other[20]
-        with pytest.raises(ChecksumMismatch):
-            alone[20]
-
-
 def test_every_unit_of_every_shard_has_a_mark_of_its_own(three: Path) -> None:
     with ShardDataset(three) as dataset:
         marks = np.zeros(dataset.files.n_marks, np.uint8)
@@ -291,15 +258,7 @@ def test_every_unit_of_every_shard_has_a_mark_of_its_own(three: Path) -> None:
         assert not marks[: ends[0]].any()
         assert marks[ends[0] : ends[1]].all()
         assert not marks[ends[1] :].any()
-
-
-def test_all_marks_are_set_once_every_sample_was_read(three: Path) -> None:
-    with ShardDataset(three) as dataset:
-        marks = np.zeros(dataset.files.n_marks, np.uint8)
-        dataset.files.share_marks(marks)
-        for sample in dataset:
-            assert sample
-        assert marks.all()
+        assert list(dataset) and marks.all()
 
 
 # The end of a dataset.

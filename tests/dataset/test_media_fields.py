@@ -40,6 +40,7 @@ from shardio.samples.shard_dataset import ShardDataset
 from shardio.shard import writer as shard_writer
 from shardio.shard.verification import Verify
 from shardio.storage.file_access import Access
+from tests.maintenance.datasets import flip
 from tests.media.images_made import saved, smooth
 from tests.shards import (
     MEDIA_FIELDS,
@@ -163,11 +164,7 @@ def damaged_chunk(path: Path, row: int, chunk: int) -> int:
     with ShardReader(path) as reader:
         entry = reader.records.entries("video", np.array([row]))
         place = reader.records.offset + int(entry["offset"][0]) + chunk * CHUNK_BYTES
-    with open(path, "r+b") as file:
-        file.seek(place + 99)
-        byte = file.read(1)
-        file.seek(place + 99)
-        file.write(bytes([byte[0] ^ 1]))
+    flip(path, place + 99)
     return place
 
 

@@ -32,6 +32,7 @@ from shardio.maintenance import add_column, split
 from shardio.order import shuffle as block_shuffle
 from shardio.samples.mixture import Mixture
 from tests.loading import TWO_FIELDS, bits, check_against, make_loader, write_dataset
+from tests.maintenance.datasets import flip
 from tests.shards import EVERY_FIELD, as_read, every_field_sample
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -464,9 +465,7 @@ def test_what_is_damaged_is_named_by_the_file_of_its_source_or_skipped(
     with ShardReader(path) as reader:
         section = reader.column_section("image")
         offset = section.offset + 2 * section.stride
-    content = bytearray(path.read_bytes())
-    content[offset] ^= 1
-    path.write_bytes(content)
+    flip(path, offset)
     with mix([large, copied], weights=[1, 1]) as made:
         with loader(made, num_workers=num_workers) as loading:
             with pytest.raises(ChecksumMismatch) as caught:

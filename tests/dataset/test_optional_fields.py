@@ -13,6 +13,7 @@ from shardio.dataset.writer import DatasetWriter
 from shardio.errors import ChecksumMismatch, SchemaError
 from shardio.format.layout import Kind
 from shardio.maintenance import verify_shard
+from tests.maintenance.datasets import flip, place
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
@@ -133,15 +134,7 @@ def test_a_transform_gets_none_and_may_return_it_for_what_is_optional(
 
 def test_a_changed_bit_of_the_bitmap_is_found_by_a_reader_and_an_verify(tmp_path: Path) -> None:
     path = write(tmp_path / "a.shard")
-    with ShardReader(path) as reader:
-        (place,) = (
-            s.offset
-            for s in reader.sections
-            if s.kind == Kind.VALIDITY and s.field == SCHEMA.field_id("note")
-        )
-    content = bytearray(path.read_bytes())
-    content[place] ^= 4
-    path.write_bytes(content)
+    flip(path, place(path, Kind.VALIDITY, "note")[0])
     with ShardReader(path) as reader, pytest.raises(ChecksumMismatch, match="validity.*note"):
         _ = reader[0]["note"]
     assert {finding.code for finding in verify_shard(path)} >= {"checksum"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -257,77 +256,59 @@ def test_a_worker_that_ends_is_replaced_once_over_a_shard(folder: Path, tmp_path
     assert not [name for name in os.listdir(folder) if name.startswith(".")]
 
 
-def test_what_a_function_raises_in_a_worker_is_raised_here(folder: Path) -> None:
-    before = tree(folder)
-    with pytest.raises(ZeroDivisionError) as caught:
-        add_column(
-            folder,
-            "n",
-            Array("int64"),
-            lambda sample: 1 // (sample["source"] != "clip 5"),
-            workers=1,
-        )
-    first, second = caught.value.__notes__
-    assert first == f"while the value of sample 5 of {folder} was made"
-    assert re.match(r"in worker 0, item \d+ \('shard \d+'\):\n\nTraceback", second)
-    with pytest.raises(SchemaError, match=rf"{folder}, sample 0: field 'n'"):
-        add_column(folder, "n", Array("uint8"), lambda sample: 300, workers=1)
-    assert tree(folder) == before
-
-
-@pytest.mark.parametrize(
-    ("function", "said"),
-    [
-        (lambda samples: [1], "samples 0 to 2 of .*expected a sequence of 3 values, found 1"),
-        (lambda samples: 7, "expected a sequence of 3 values, found a int"),
-        (lambda samples: "abc", "expected a sequence of 3 values, found a str"),
-        (lambda samples: np.array(3), "expected a sequence of 3 values, found a ndarray"),
-    ],
-)
-def test_another_number_of_values_than_a_batch_has_is_refused(
-    folder: Path, function: Callable[[Any], Any], said: str
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_function_that_fails_keeps_its_error_and_the_sample_is_noted(
+    folder: Path, workers: int
 ) -> None:
-    before = tree(folder)
-    with pytest.raises(InvalidArgument, match=said):
-        add_column(folder, "n", Array("int64"), function, batch_size=3)
+    before, field = tree(folder), Array("int64")
+    with pytest.raises(ZeroDivisionError) as caught:
+        fail = lambda sample: 1 // (sample["source"] != "clip 5")  # noqa: E731
+        add_column(folder, "n", field, fail, workers=workers)
+    first, *others = caught.value.__notes__
+    assert first == f"while the value of sample 5 of {folder} was made"
+    assert [note.partition("\n")[0][:18] for note in others] == ["in worker 0, item "] * workers
+    with pytest.raises(SchemaError, match=rf"{folder}, sample 0: field 'n'"):
+        add_column(folder, "n", Array("uint8"), lambda sample: 300, workers=workers)
     assert tree(folder) == before
-
-
-@pytest.mark.parametrize("options", [{"batch_size": 2}, {"workers": 1}])
-def test_values_are_taken_one_by_one_and_here(folder: Path, options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidArgument, match="only for a function"):
-        add_column(folder, "n", Array("int64"), range(N), **options)
-
-
-@pytest.mark.parametrize("options", [{"batch_size": 0}, {"workers": -1}])
-def test_numbers_that_cannot_be_are_refused(folder: Path, options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidArgument, match="it must be"):
-        add_column(folder, "n", Array("int64"), number_of, **options)
 
 
 # What is refused: nothing is published, and nothing is left.
 
 
+def of_batches(values: Any) -> dict[str, Any]:
+    return {"values": lambda samples: values, "batch_size": 3}
+
+
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("given", "message"),
     [
-        ((i for i in range(N - 1)), "has 12 samples, and there are only 11 values"),
-        (iter([]), "there are only 0 values"),
-        ((i for i in range(N + 1)), "has 12 samples, and there are more values"),
-        (list(range(N + 3)), "has 12 samples, and there are 15 values"),
-        (np.arange(5), "there are 5 values"),
-        ("x" * N, "found a str"),
-        (b"x" * N, "found a bytes"),
-        (dict.fromkeys(range(N)), "found a dict"),
-        (set(range(N)), "found a set"),
-        (np.array(3), "found a ndarray"),
-        (None, "found a NoneType"),
+        ({"values": (i for i in range(N - 1))}, "12 samples, and there are only 11 values"),
+        ({"values": iter([])}, "there are only 0 values"),
+        ({"values": (i for i in range(N + 1))}, "has 12 samples, and there are more values"),
+        ({"values": list(range(N + 3))}, "has 12 samples, and there are 15 values"),
+        ({"values": np.arange(5)}, "there are 5 values"),
+        ({"values": "x" * N}, "found a str"),
+        ({"values": b"x" * N}, "found a bytes"),
+        ({"values": dict.fromkeys(range(N))}, "found a dict"),
+        ({"values": set(range(N))}, "found a set"),
+        ({"values": np.array(3)}, "found a ndarray"),
+        ({"values": None}, "found a NoneType"),
+        (of_batches([1]), "samples 0 to 2 of .*expected a sequence of 3 values, found 1"),
+        (of_batches(7), "expected a sequence of 3 values, found a int"),
+        (of_batches("abc"), "expected a sequence of 3 values, found a str"),
+        (of_batches(np.array(3)), "expected a sequence of 3 values, found a ndarray"),
+        ({"values": range(N), "batch_size": 2}, "only for a function"),
+        ({"values": range(N), "workers": 1}, "only for a function"),
+        ({"values": number_of, "batch_size": 0}, "it must be"),
+        ({"values": number_of, "workers": -1}, "it must be"),
     ],
 )
-def test_another_number_of_values_is_refused(folder: Path, values: Any, message: str) -> None:
+def test_values_and_options_that_do_not_fit_are_refused(
+    folder: Path, given: dict[str, Any], message: str
+) -> None:
     before = tree(folder)
     with pytest.raises(InvalidArgument, match=message):
-        add_column(folder, "n", Array("int64"), values)
+        add_column(folder, "n", Array("int64"), **given)
     assert tree(folder) == before
     assert not [name for name in os.listdir(folder) if name.startswith(".")]
 
@@ -361,14 +342,6 @@ def test_a_value_that_does_not_fit_is_named_by_its_sample(folder: Path) -> None:
     before = tree(folder)
     with pytest.raises(SchemaError, match=rf"{folder}, sample 7: field 'n'"):
         add_column(folder, "n", Array("uint8"), [*range(7), 300, *range(4)])
-    assert tree(folder) == before
-
-
-def test_a_function_that_fails_keeps_its_error_and_the_sample_is_noted(folder: Path) -> None:
-    before = tree(folder)
-    with pytest.raises(ZeroDivisionError) as caught:
-        add_column(folder, "n", Array("int64"), lambda sample: 1 // (sample["source"] != "clip 5"))
-    assert caught.value.__notes__ == [f"while the value of sample 5 of {folder} was made"]
     assert tree(folder) == before
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -340,45 +339,6 @@ def test_progress_is_told_for_each_step(tmp_path: Path, name: str, workers: int)
         states = [state for state in told if state.step == step]
         assert [state.n_shards_done for state in states] == [0, 1, 2]
         assert states[-1].n_bytes_done == states[0].n_bytes > 0
-
-
-def _compete(name: str, source: str, out: str, barrier: Any, queue: Any) -> None:
-    """Do it, and publish only when all others have written their shards."""
-    publish = writer.GenerationWriter.publish
-
-    def late(self: writer.GenerationWriter, **details: Any) -> Any:
-        self.cut()
-        barrier.wait()
-        return publish(self, **details)
-
-    writer.GenerationWriter.publish = late  # type: ignore[method-assign]
-    try:
-        queue.put(SURGERIES[name](Path(source), Path(out)).n_samples)
-    except (DatasetConflict, DatasetExists) as error:
-        queue.put(f"{type(error).__name__}: {error}")
-
-
-def test_of_two_processes_that_compact_one_wins_and_the_other_is_told(tmp_path: Path) -> None:
-    source = small(tmp_path / "a", 12, 6)
-    context = multiprocessing.get_context("fork")
-    barrier, queue = context.Barrier(2), context.Queue()
-    processes = [
-        context.Process(
-            target=_compete, args=("compact", str(source), "", barrier, queue), daemon=True
-        )
-        for _ in range(2)
-    ]
-    for process in processes:
-        process.start()
-    outcomes = sorted((queue.get(timeout=60) for _ in processes), key=str)
-    for process in processes:
-        process.join()
-    assert outcomes[0] == 12
-    assert "DatasetConflict" in outcomes[1] and "another writer published" in outcomes[1]
-    assert load(source).number == 2
-    assert [label for _, label in samples_of(source)] == [f"clip {i}" for i in range(12)]
-    assert is_sound(source)
-    assert not list(source.glob(".staging-*"))
 
 
 def test_of_two_that_make_the_same_new_dataset_one_wins_whole(tmp_path: Path) -> None:

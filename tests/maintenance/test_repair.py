@@ -75,24 +75,89 @@ def test_of_a_sound_dataset_all_is_saved_byte_for_byte(source: Path, tmp_path: P
     assert load(tmp_path / "out").classes == ("a", "b")
 
 
+Offsets = Callable[[Path], list[int]]
+
+
+def at(*offsets: int) -> Offsets:
+    """Return a function of a path that returns offsets; negative ones count from the end."""
+    return lambda path: [offset % path.stat().st_size for offset in offsets]
+
+
+def inside(
+    kind: Kind, field: str | None = None, of_kind: int = 0, *, row: int = 0, plus: int = 0
+) -> Offsets:
+    """Return a function that returns the offset of a row in a section, plus some bytes."""
+
+    def offsets(path: Path) -> list[int]:
+        offset, size = place(path, kind, field, of_kind)
+        return [offset + row * size // PER_SHARD + plus]
+
+    return offsets
+
+
+def both(*parts: Offsets) -> Offsets:
+    return lambda path: [offset for part in parts for offset in part(path)]
+
+
+FIRST, LAST = "the first page is restored from the last", "the last page is restored from the first"
+HASHES, BLOCKS = Kind.COLUMN_HASHES, Kind.BLOCK_HASHES
+
+
 @pytest.mark.parametrize(
-    "damage",
+    ("damage", "mended"),
     [
-        lambda size: [0],
-        lambda size: [90, 2000],
-        lambda size: [size - PAGE],
-        lambda size: [size - 1],
+        (at(0), FIRST),
+        (at(90, 2000), FIRST),
+        (at(-PAGE), LAST),
+        (at(-1), LAST),
+        (inside(HASHES, "frames"), "hashes of field 'frames' are computed again"),
+        (inside(HASHES, "label"), "hashes of field 'label' are computed again"),
+        (inside(BLOCKS, "frames", HASHES), "hashes of section column_hashes are computed"),
+        (inside(BLOCKS, "label", HASHES), "hashes of section column_hashes are computed"),
+        (inside(BLOCKS, None, Kind.INDEX), "hashes of section index are computed again"),
+        (inside(Kind.SCHEMA, plus=9), "the schema is that of the dataset"),
+        (inside(Kind.COLUMN, "odd", plus=2101), None),  # padding between rows
     ],
-    ids=["first page", "first page twice", "last page", "padding of the last page"],
+    ids=range(11),
 )
-def test_a_damaged_header_page_is_made_of_the_other_one(
-    source: Path, tmp_path: Path, damage: Callable[[int], list[int]]
+def test_redundant_parts_are_restored_and_nothing_is_lost(
+    source: Path, tmp_path: Path, damage: Offsets, mended: str | None
 ) -> None:
     path = shard_of(source, 1)
-    flip(path, *damage(path.stat().st_size))
-    report = repaired(source, tmp_path, [*range(N)])
-    assert outcomes(report) == ["sound", "mended", "sound"]
-    assert "page is restored from the" in report.shards[1].mended[0]
+    flip(path, *damage(path))
+    (_, shard, _) = repaired(source, tmp_path, [*range(N)]).shards
+    assert shard.losses == []
+    assert [note[: len(mended or "")] for note in shard.mended] == ([mended] if mended else [])
+
+
+@pytest.mark.parametrize(
+    ("damage", "lost", "reason"),
+    [
+        (at(20, 20 - PAGE), [0, 1, 2, 3], "header"),
+        (
+            inside(Kind.COLUMN, "frames", row=2),
+            [2],
+            "field 'frames': the data of a sample does not",
+        ),
+        (inside(Kind.COLUMN, "label"), [0, 1, 2, 3], "field 'label': "),  # small rows share a hash
+        (inside(Kind.PAYLOAD), [0], "field 'packed': "),
+        # A hash is not made to fit damaged rows.
+        (both(inside(HASHES, "frames"), inside(Kind.COLUMN, "frames", row=1)), [0, 1, 2, 3], ""),
+    ],
+)
+def test_what_is_damaged_is_lost_and_its_neighbours_are_saved(
+    source: Path, tmp_path: Path, damage: Offsets, lost: list[int], reason: str
+) -> None:
+    path = shard_of(source, 1)
+    flip(path, *damage(path))
+    rows = [i for i in range(N) if i - PER_SHARD not in lost]
+    report = repaired(source, tmp_path, rows)
+    outcome = "lost" if len(lost) == PER_SHARD else "damaged"
+    assert outcomes(report) == ["sound", outcome, "sound"]
+    assert (report.n_lost, report.is_whole) == (len(lost), False)
+    (loss,) = report.shards[1].losses
+    assert (loss.first, loss.last, loss.n_samples) == (lost[0], lost[-1], len(lost))
+    assert reason in loss.reason
 
 
 def test_a_file_that_lost_its_last_page_is_mended(source: Path, tmp_path: Path) -> None:
@@ -113,105 +178,31 @@ def test_bytes_behind_the_end_are_left_out_even_if_the_first_page_is_damaged(
     assert report.shards[1].mended[-1] == "8000 bytes after its end are left out"
 
 
-def test_both_pages_damaged_lose_the_shard_and_no_other(source: Path, tmp_path: Path) -> None:
-    path = shard_of(source, 1)
-    flip(path, 20, path.stat().st_size - PAGE + 20)
-    report = repaired(source, tmp_path, [0, 1, 2, 3, 8, 9, 10, 11])
-    assert outcomes(report) == ["sound", "lost", "sound"]
-    assert (report.n_lost, report.is_whole) == (PER_SHARD, False)
-    (loss,) = report.shards[1].losses
-    assert (loss.first, loss.last) == (0, PER_SHARD - 1)
-    assert "header" in loss.reason
+def cut(path: Path) -> None:
+    os.truncate(path, 20_000)
 
 
-def test_a_shard_without_its_section_table_is_lost(source: Path, tmp_path: Path) -> None:
-    os.truncate(shard_of(source, 1), 20_000)
-    report = repaired(source, tmp_path, [0, 1, 2, 3, 8, 9, 10, 11])
-    assert "truncated, and its section table is lost" in report.shards[1].losses[0].reason
-
-
-def test_a_damaged_sample_is_lost_and_its_neighbours_are_saved(
-    source: Path, tmp_path: Path
-) -> None:
-    offset, size = place(shard_of(source, 1), Kind.COLUMN, "frames")
-    flip(shard_of(source, 1), offset + 2 * size // PER_SHARD)
-    report = repaired(source, tmp_path, [0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 11])
-    assert outcomes(report) == ["sound", "damaged", "sound"]
-    (loss,) = report.shards[1].losses
-    assert (loss.first, loss.last, loss.n_samples) == (2, 2, 1)
-    assert loss.reason.startswith("field 'frames': the data of a sample does not match its hash")
-
-
-def test_damage_in_a_record_loses_its_sample_alone(source: Path, tmp_path: Path) -> None:
-    offset, _ = place(shard_of(source, 0), Kind.PAYLOAD)
-    flip(shard_of(source, 0), offset)
-    report = repaired(source, tmp_path, [*range(1, N)])
-    assert report.shards[0].losses[0].reason.startswith("field 'packed': ")
-
-
-def test_damage_in_the_padding_between_rows_loses_nothing(source: Path, tmp_path: Path) -> None:
-    offset, _ = place(shard_of(source, 0), Kind.COLUMN, "odd")
-    flip(shard_of(source, 0), offset + 2101)
-    report = repaired(source, tmp_path, [*range(N)])
-    assert report.shards[0].losses == []
+def replaced(path: Path) -> None:
+    path.unlink()
+    write_shard(path, 2)
 
 
 @pytest.mark.parametrize(
-    ("kind", "of_kind"),
+    ("damage", "reason"),
     [
-        (Kind.COLUMN_HASHES, 0),
-        (Kind.BLOCK_HASHES, Kind.COLUMN_HASHES),
+        (cut, "truncated, and its section table is lost"),
+        (Path.unlink, "there is no such shard"),
+        (replaced, "another shard has replaced it"),
     ],
-    ids=["hashes", "hashes of hashes"],
 )
-@pytest.mark.parametrize("field", ["frames", "label"])
-def test_damaged_hashes_of_undamaged_rows_are_worked_out_again(
-    source: Path, tmp_path: Path, kind: Kind, of_kind: int, field: str
+def test_a_shard_that_is_not_there_is_lost_as_a_whole(
+    source: Path, tmp_path: Path, damage: Callable[[Path], None], reason: str
 ) -> None:
-    offset, _ = place(shard_of(source, 2), kind, field, of_kind)
-    flip(shard_of(source, 2), offset)
-    report = repaired(source, tmp_path, [*range(N)])
-    assert outcomes(report) == ["sound", "sound", "mended"]
-    assert "computed again" in report.shards[2].mended[0]
-
-
-def test_damaged_hashes_of_the_index_are_worked_out_again(source: Path, tmp_path: Path) -> None:
-    offset, _ = place(shard_of(source, 2), Kind.BLOCK_HASHES, None, Kind.INDEX)
-    flip(shard_of(source, 2), offset)
-    report = repaired(source, tmp_path, [*range(N)])
-    assert outcomes(report) == ["sound", "sound", "mended"]
-
-
-def test_a_hash_is_not_made_to_fit_damaged_rows(source: Path, tmp_path: Path) -> None:
-    path = shard_of(source, 2)
-    hashes, _ = place(path, Kind.COLUMN_HASHES, "frames")
-    column, size = place(path, Kind.COLUMN, "frames")
-    flip(path, hashes, column + size // PER_SHARD)
+    damage(shard_of(source, 2))
     report = repaired(source, tmp_path, [*range(8)])
     assert outcomes(report) == ["sound", "sound", "lost"]
-
-
-def test_a_damaged_schema_is_that_of_the_dataset(source: Path, tmp_path: Path) -> None:
-    offset, _ = place(shard_of(source, 0), Kind.SCHEMA)
-    flip(shard_of(source, 0), offset + 9)
-    report = repaired(source, tmp_path, [*range(N)])
-    assert report.shards[0].mended == ("the schema is that of the dataset",)
-
-
-def test_a_missing_shard_is_lost_as_a_whole(source: Path, tmp_path: Path) -> None:
-    shard_of(source, 2).unlink()
-    report = repaired(source, tmp_path, [*range(8)])
-    assert report.shards[2].losses[0].reason == "there is no such shard"
+    assert reason in report.shards[2].losses[0].reason
     assert report.n_lost == PER_SHARD
-
-
-def test_another_shard_under_the_name_of_one_is_not_taken_for_it(
-    source: Path, tmp_path: Path
-) -> None:
-    shard_of(source, 2).unlink()
-    write_shard(shard_of(source, 2), 2)
-    report = repaired(source, tmp_path, [*range(8)])
-    assert "another shard has replaced it" in report.shards[2].losses[0].reason
 
 
 def test_without_a_pointer_the_last_generation_says_what_there_is(
@@ -323,14 +314,6 @@ def test_samples_are_cut_into_shards_of_the_size_asked_for(source: Path, tmp_pat
     repair(source, tmp_path / "large")
     assert [shard.n_samples for shard in load(tmp_path / "small").shards] == [1] * 9
     assert [shard.n_samples for shard in load(tmp_path / "large").shards] == [9]
-
-
-def test_a_gone_sample_list_merges_runs_of_one_reason(source: Path, tmp_path: Path) -> None:
-    offset, _ = place(shard_of(source, 1), Kind.COLUMN, "label")
-    flip(shard_of(source, 1), offset)
-    report = repaired(source, tmp_path, [0, 1, 2, 3, 8, 9, 10, 11])
-    (loss,) = report.shards[1].losses  # small rows share a hash
-    assert (loss.first, loss.last) == (0, PER_SHARD - 1)
 
 
 def test_progress_is_told_at_the_start_and_after_every_shard(source: Path, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from shardio.maintenance import (
 from shardio.maintenance.verify import MAX_FINDINGS, Findings, shard
 from shardio.maintenance.verify import dataset as verification
 from shardio.storage.file_access import Access
+from tests.maintenance.datasets import flip
 from tests.shards import write_shard
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -47,13 +48,6 @@ def dataset(tmp_path: Path) -> Path:
 
 def shard_names(folder: Path) -> list[str]:
     return sorted(name for name in os.listdir(folder) if name.endswith(".shard"))
-
-
-def flip(path: Path, at: int) -> None:
-    """Flip a bit of a byte; negative offsets count from the end."""
-    content = bytearray(path.read_bytes())
-    content[at] ^= 4
-    path.write_bytes(content)
 
 
 def codes(folder: Path) -> list[tuple[str, str]]:

@@ -18,7 +18,8 @@ from shardio.maintenance.verify.shard import verify_bytes, verify_file
 from shardio.maintenance.verify.window import Content
 from shardio.storage import content, file_access
 from shardio.storage.content import PreadFile
-from tests.maintenance.test_verify import dataset, flip, shard_names
+from tests.maintenance.datasets import flip
+from tests.maintenance.test_verify import dataset, shard_names
 from tests.shards import write_shard
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
