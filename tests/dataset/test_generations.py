@@ -18,7 +18,6 @@ from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import load, load_generation, publish, publish_next
 from shardio.dataset.selection import RowRuns
 from shardio.errors import DatasetConflict, DatasetCorrupt, InvalidArgument
-from shardio.storage import fs
 from shardio.samples.shard_dataset import ShardDataset
 from tests.loading import write_dataset
 from tests.maintenance.datasets import forge, generation_file, tree
