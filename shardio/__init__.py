@@ -88,42 +88,27 @@ __all__ = [
     "open",
 ]
 
-# The module of each public name; any other name is an error.
-_HOMES = {
-    "Array": "shardio.format.types",
-    "Audio": "shardio.format.types",
-    "Batch": "shardio.batch.batch",
-    "Bytes": "shardio.format.types",
-    "ConversionReport": "shardio.conversion",
-    "Converter": "shardio.conversion",
-    "DataLoader": "shardio.pipeline",
-    "DatasetWriter": "shardio.dataset.writer",
-    "EncodedStream": "shardio.format.types.streams",
-    "Image": "shardio.format.types",
-    "Input": "shardio.conversion",
-    "Json": "shardio.format.types",
-    "List": "shardio.format.types",
-    "Loader": "shardio.items",
-    "MultiLoader": "shardio.multi",
-    "Outcome": "shardio.conversion",
-    "Pipeline": "shardio.pipeline",
-    "Schema": "shardio.format.schema",
-    "ShardDataset": "shardio.samples.shard_dataset",
-    "ShardLoader": "shardio.loader",
-    "ShardReader": "shardio.shard.reader",
-    "ShardWriter": "shardio.shard.writer",
-    "SharedMemoryShim": "shardio.items",
-    "Sound": "shardio.media.audio",
-    "Text": "shardio.format.types",
-    "Video": "shardio.format.types",
-    "WeightedSampler": "shardio.order.sampling",
-    "connect": "shardio.serving.client.remote_loader",
-    "convert": "shardio.conversion",
-    "load": "shardio.items",
-    "load_with_workers": "shardio.items",
-    "mix": "shardio.samples.mixture",
-    "open": "shardio.samples.shard_dataset",
+# The modules of the public names; any other public name is an error.
+_NAMES = {
+    "shardio.batch.batch": ("Batch",),
+    "shardio.conversion": ("ConversionReport", "Converter", "Input", "Outcome", "convert"),
+    "shardio.dataset.writer": ("DatasetWriter",),
+    "shardio.format.schema": ("Schema",),
+    "shardio.format.types": ("Array", "Audio", "Bytes", "Image", "Json", "List", "Text", "Video"),
+    "shardio.format.types.streams": ("EncodedStream",),
+    "shardio.items": ("Loader", "SharedMemoryShim", "load", "load_with_workers"),
+    "shardio.loader": ("ShardLoader",),
+    "shardio.media.audio": ("Sound",),
+    "shardio.multi": ("MultiLoader",),
+    "shardio.order.sampling": ("WeightedSampler",),
+    "shardio.pipeline": ("DataLoader", "Pipeline"),
+    "shardio.samples.mixture": ("mix",),
+    "shardio.samples.shard_dataset": ("ShardDataset", "open"),
+    "shardio.serving.client.remote_loader": ("connect",),
+    "shardio.shard.reader": ("ShardReader",),
+    "shardio.shard.writer": ("ShardWriter",),
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 # Renamed here only: inside the package `open` is the builtin, and a class is a noun.
 _NAMES_AT_HOME = {"connect": "RemoteLoader", "open": "ShardDataset"}
 
