@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Self, TextIO
+from typing import Any, TextIO
 
-from shardio._base.callers import refuse_unknown_options
+from shardio._base.callers import refuses
 from shardio._base.classes import Closing
 from shardio._base.statistics import LoaderStats
 from shardio._engine.dispatch.backends import StartMethod
@@ -118,14 +117,7 @@ class ShardLoader(Closing):
         TooManySkipped: (in the loop) too many samples failed; the message names the last ones.
     """
 
-    def __new__(cls, *_: Any, **options: Any) -> Self:
-        """Refuse unknown options; for those of similar interfaces, suggest what to write."""
-        if cls.__init__ is ShardLoader.__init__:
-            known = list(inspect.signature(cls.__init__).parameters)[1:]
-            habits = TORCH_HABITS | dataset_habits("ShardLoader({}, batch_size)")
-            refuse_unknown_options(cls.__name__, options, known, habits)
-        return super().__new__(cls)
-
+    @refuses(TORCH_HABITS | dataset_habits("ShardLoader({}, batch_size)"), "ShardLoader")
     def __init__(
         self,
         dataset: str | os.PathLike[str] | OpenDataset | SampleView,
@@ -169,9 +161,6 @@ class ShardLoader(Closing):
         except BaseException:
             self.close()
             raise
-
-    # The signature that help() and inspect show for the class.
-    __new__.__wrapped__ = __init__  # type: ignore[attr-defined]
 
     def _engine_for(self, batch_spec: BatchSpec) -> Engine:
         options = self._options

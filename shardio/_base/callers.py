@@ -54,16 +54,19 @@ def refuse_unknown_options(
 
 
 def refuses(
-    habits: Mapping[str, str],
+    habits: Mapping[str, str], name: str | None = None
 ) -> Callable[[Callable[_Parameters, _Result]], Callable[_Parameters, _Result]]:
-    """Return a decorator: a method refuses unknown options as `refuse_unknown_options` does."""
+    """Return a decorator: a method refuses unknown options as `refuse_unknown_options` does.
+
+    `name` is the name of the method for the message; None stands for its own name.
+    """
 
     def decorate(method: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
         known = list(inspect.signature(method).parameters)[1:]
 
         @functools.wraps(method)
         def checked(*args: _Parameters.args, **options: _Parameters.kwargs) -> _Result:
-            refuse_unknown_options(method.__name__, options, known, habits)
+            refuse_unknown_options(name or method.__name__, options, known, habits)
             return method(*args, **options)
 
         return checked
