@@ -91,7 +91,7 @@ class PipelineIterations(Closing):
 
 
 class _Iteration:
-    """An iterator over results; its end, its failure or its collection ends the runner."""
+    """An iterator over results; the runner ends when it is exhausted, fails or is collected."""
 
     def __init__(
         self,

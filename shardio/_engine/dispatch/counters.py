@@ -92,7 +92,7 @@ def _ring_lines(n_records: int) -> int:
 
 
 class CounterTable:
-    """The counters of `n_slots` iterations and all workers; the caller owns its descriptor `fd`."""
+    """The counters of `n_slots` iterations and all workers; the caller owns the file `fd`."""
 
     def __init__(self, n_slots: int, n_workers: int, n_records: int = N_RECORDS) -> None:
         self.n_workers, self._n_records = n_workers, n_records

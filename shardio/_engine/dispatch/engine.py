@@ -205,7 +205,7 @@ class Engine:
         self._tables: tuple[SharedArray, ...] = ()
         self._is_closed = False
         self._is_inside = False
-        """True during a call; if a signal handler calls `close` then, the call's end releases."""
+        """True during a call, which releases the resources if a signal handler calls `close`."""
         self.view: SampleView
 
     @files_explained()

@@ -55,8 +55,8 @@ class GeneratorLock:
     def take(self, is_unwanted: Callable[[], bool] = lambda: False) -> bool:
         """Acquire the lock for this thread, first come, first served; release it with `end`.
 
-        Return False, without the lock, once `is_unwanted()` is true, which `wake` makes waiting
-        threads check.
+        Return False, without the lock, once `is_unwanted()` is true; `wake` makes waiting threads
+        check it.
         """
         ticket, queue = object(), self._waiting
         with self._changed:
@@ -80,7 +80,7 @@ class GeneratorLock:
             self._changed.notify_all()
 
     def end(self, thread: threading.Thread) -> None:
-        """Release the lock if `thread` holds it, which may never return from user code."""
+        """Release the lock if `thread` holds it; the thread may never return from user code."""
         with self._changed:
             if self._holder is thread:
                 restore_generators(self._states)
@@ -150,7 +150,7 @@ class _SharedState:
             GENERATOR_LOCK.end(threading.current_thread())
 
     def map_of(self, fd: int, most_bytes: int | None) -> BlockMap:
-        """Return the map of a block, which all threads share in turn, and which owns `fd`."""
+        """Return the map of a block, shared by all threads; the map owns `fd`."""
         file = os.fstat(fd).st_ino  # unique while the file is mapped
         with self._lock:
             if file in self.maps:
