@@ -8,55 +8,56 @@ from pathlib import Path
 import pytest
 
 from shardio.media.container import has_media_signature, has_media_suffix, missing_bytes
+from shardio.media.image import has_image_signature, has_image_suffix
+from tests.media.images_made import saved, smooth
 from tests.media_made import scene, write_gif, write_sound, write_video
 
-TRANSPORT = (b"\x47" + bytes(187)) * 6
+VIDEO_AND_AUDIO = [
+    b"\0\0\0\x20ftypisom",
+    b"\0\0\0\x01mdat",
+    b"\x1a\x45\xdf\xa3",
+    b"RIFF\x10\0\0\0AVI LIST",
+    b"RIFF\x10\0\0\0WAVEfmt ",
+    b"FLV\x01",
+    b"OggS",
+    b"ID3\x04",
+    b"FORM\0\0\0\0AIFF",
+    (b"\x47" + bytes(187)) * 5,
+    (bytes(4) + b"\x47" + bytes(187)) * 5,
+]
+NEITHER = [
+    b"",
+    b"once upon a time there was a text",
+    b"BM",
+    b"\0\0\0\x05ftypisom",
+    b"FORM\0\0\0\0ILBM",
+    b"G" * 3 + bytes(1021),
+    bytes(1024),
+]
+PICTURES = ["JPEG", "PNG", "WEBP", "GIF", "TIFF", "AVIF"]
 
 
 @pytest.mark.parametrize(
-    "head",
+    ("head", "is_media", "is_image"),
     [
-        b"\0\0\0\x20ftypisom",
-        b"\0\0\0\x01mdat",
-        b"\x1a\x45\xdf\xa3",
-        b"RIFF\x10\0\0\0AVI LIST",
-        b"RIFF\x10\0\0\0WAVEfmt ",
-        b"GIF89a",
-        b"FLV\x01",
-        b"OggS",
-        b"ID3\x04",
-        b"FORM\0\0\0\0AIFF",
-        TRANSPORT[:1024],
-        (bytes(4) + b"\x47" + bytes(187)) * 5,
+        *((head, True, False) for head in VIDEO_AND_AUDIO),
+        *((head, False, False) for head in NEITHER),
+        *((saved(smooth(), kind)[:16], kind == "GIF", True) for kind in PICTURES),
+        (b"\0\0\0\x20ftypheic", False, True),
+        (b"\0\0\0\x1cftypavif", False, True),
     ],
 )
-def test_video_and_audio_are_known_by_their_first_bytes(head: bytes) -> None:
-    assert has_media_signature(head)
-
-
-@pytest.mark.parametrize(
-    "head",
-    [
-        b"",
-        b"once upon a time there was a text",
-        b"\x89PNG\r\n\x1a\n",
-        b"\xff\xd8\xff\xe0",
-        b"\0\0\0\x20ftypheic",
-        b"\0\0\0\x1cftypavif",
-        b"\0\0\0\x05ftypisom",
-        b"RIFF\x10\0\0\0WEBPVP8 ",
-        b"FORM\0\0\0\0ILBM",
-        b"G" * 3 + bytes(1021),
-        bytes(1024),
-    ],
-)
-def test_text_and_still_pictures_are_not_taken_for_video(head: bytes) -> None:
-    assert not has_media_signature(head)
+def test_files_are_known_by_their_first_bytes(
+    head: bytes, is_media: object, is_image: object
+) -> None:
+    assert (has_media_signature(head), has_image_signature(head)) == (is_media, is_image)
 
 
 def test_a_suffix_counts_in_either_case_and_typescript_is_no_video() -> None:
     assert has_media_suffix("a/b.MP4") and has_media_suffix("song.flac")
     assert not has_media_suffix("main.ts") and not has_media_suffix("mp4")
+    assert has_image_suffix("a/b.JPeG") and has_image_suffix("x.bmp")
+    assert not has_image_suffix("a.mp4") and not has_image_suffix("jpg")
 
 
 @pytest.fixture(scope="module")

@@ -13,18 +13,13 @@ import pytest
 from shardio import EncodedStream, MediaError
 from shardio.format.types.streams import packet_sizes
 from shardio.media import ClipDecoder, SpanReader, demux, times_of
+from tests.media.test_demuxing import B_FRAMES, OPEN
 from tests.media_made import scene, write_cut, write_video
 
 N_FRAMES = 40
 CODECS: dict[str, dict[str, Any]] = {
-    "B-frames": {"codec_options": {"bf": "3", "g": "12"}},
-    "open groups": {
-        "codec_options": {
-            "g": "10",
-            "bf": "3",
-            "x264-params": "open-gop=1:b-pyramid=normal:bframes=3:keyint=10",
-        }
-    },
+    "B-frames": {"codec_options": B_FRAMES},
+    "open groups": {"codec_options": OPEN},
     "one keyframe": {"codec_options": {"bf": "2", "g": "250"}},
     "AV1": {"codec": "libsvtav1", "codec_options": {"g": "2"}},
     "MPEG-4": {"codec": "mpeg4", "codec_options": {"bf": "2", "g": "9"}},

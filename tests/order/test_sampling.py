@@ -67,9 +67,10 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set runs of two samples, and windows of eight."""
+    """Set runs of two samples, and windows of eight samples or two shards."""
     monkeypatch.setattr(shuffle, "RUN_BYTES", 3 * 6160)
     monkeypatch.setattr(shuffle, "RUNS_PER_WINDOW", 4)
+    monkeypatch.setattr(shuffle, "SHARDS_PER_WINDOW", 2)
 
 
 def noisy(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
