@@ -80,21 +80,11 @@ def display_size(width: int, height: int, aspect: Fraction, *, turned: bool) -> 
     return (height, wide) if turned else (wide, height)
 
 
-def covering_size(
-    width: int | Fraction,
-    height: int | Fraction,
-    aspect: Fraction,
-    size: int | tuple[int, int],
-) -> tuple[int, int]:
-    """Return width and height, with square pixels, after scaling to cover `size`.
-
-    `size` is (height, width), or one number to which the short side is scaled.
-    """
-    tall_size, wide_size = (size, size) if isinstance(size, int) else size
-    wide, tall = width * (aspect or Fraction(1)), Fraction(height)
-    scale = max(wide_size / wide, tall_size / tall)
+def covering_size(wide: Fraction, tall: Fraction, size: tuple[int, int]) -> tuple[int, int]:
+    """Return width and height after scaling a picture to cover `size` (height, width)."""
+    scale = max(size[1] / wide, size[0] / tall)
     wide, tall = wide * scale, tall * scale
-    return max(wide_size, _round_half_up(wide)), max(tall_size, _round_half_up(tall))
+    return max(size[1], _round_half_up(wide)), max(size[0], _round_half_up(tall))
 
 
 def crop_geometry(
@@ -122,7 +112,7 @@ def crop_geometry(
         left = _round_half_up(Fraction(crop.left * width, crop.width))
         top = _round_half_up(Fraction(crop.top * height, crop.height))
     else:
-        whole = covering_size(wide, tall, Fraction(1), size)
+        whole = covering_size(wide, tall, size)
         left = _crop_offset(whole[0] - width, None if crop is None else crop.x)
         top = _crop_offset(whole[1] - height, None if crop is None else crop.y)
     if max(whole) > MAX_SIDE:
@@ -176,6 +166,13 @@ class FrameWriter:
         self._geometries: dict[tuple[int, int, bool], CropGeometry] = {}
         self._format: FrameFormat | None = None
         self._fast_path: PlaneCopyPath | PlanarRgbPath | None = None
+
+    def render(self, frame: VideoFrame, display: bytes | None) -> Pixels:
+        """Scale, convert, rotate and crop `frame` into a new array."""
+        height, width = self._size
+        out = np.empty((height * 3 // 2, width) if self._is_yuv else (height, width, 3), np.uint8)
+        self.write(frame, display, out)
+        return out
 
     def write(self, frame: VideoFrame, display: bytes | None, out: Pixels) -> None:
         """Scale, convert, rotate and crop `frame` into `out`.
@@ -260,30 +257,6 @@ class FrameWriter:
             shown = (tall, wide) if turned else (wide, tall)
             found = self._geometries[key] = crop_geometry(shown, self._size, self._crop)
         return found
-
-
-class FrameRenderer:
-    """A `FrameWriter` that allocates a new array for every picture.
-
-    Args:
-        size: (height, width), or the side of a square.
-    """
-
-    def __init__(
-        self,
-        size: int | tuple[int, int],
-        aspect: Fraction,
-        pixels: str = "rgb",
-    ) -> None:
-        height, width = (size, size) if isinstance(size, int) else size
-        self._shape = (height, width, 3) if pixels == "rgb" else (height * 3 // 2, width)
-        self._writer = FrameWriter((height, width), aspect, None, pixels)
-
-    def render(self, frame: VideoFrame, display: bytes | None) -> Pixels:
-        """Scale, convert, rotate and crop `frame` into a new array."""
-        made = np.empty(self._shape, np.uint8)
-        self._writer.write(frame, display, made)
-        return made
 
 
 def display_rotation(display: bytes | None) -> tuple[bool, int, int]:

@@ -27,7 +27,7 @@ from shardio.media.container import (
     video_streams,
 )
 from shardio.media.demuxing import demux
-from shardio.media.frames import FrameRenderer
+from shardio.media.frames import FrameWriter
 from shardio.media.image import decode_crop, decode_image, probe
 from shardio.media.pixels import Pixels, display_matrix, frame_facts
 from shardio.media.timestamps import (
@@ -123,11 +123,13 @@ class VideoFile(Closing):
         Raises:
             MediaError: the file is damaged; the pictures yielded before are valid.
         """
-        renderer = FrameRenderer(size, self._stream.sample_aspect_ratio or Fraction(1), pixels)
-        return in_presentation_order(self._render_timed(renderer, wanted))
+        aspect = self._stream.sample_aspect_ratio or Fraction(1)
+        shape = (size, size) if isinstance(size, int) else size
+        writer = FrameWriter(shape, aspect, None, pixels)
+        return in_presentation_order(self._render_timed(writer, wanted))
 
     def _render_timed(
-        self, renderer: FrameRenderer, wanted: Callable[[int], bool]
+        self, writer: FrameWriter, wanted: Callable[[int], bool]
     ) -> Iterator[tuple[int, Pixels | None]]:
         """Decode frames, and convert the wanted ones."""
         import av
@@ -143,7 +145,7 @@ class VideoFile(Closing):
                     rotation, display = frame.rotation, display_matrix(frame)
                 if not n:
                     self._record_facts(frame)
-                yield time, renderer.render(frame, display) if wanted(n) else None
+                yield time, writer.render(frame, display) if wanted(n) else None
                 n += 1
             check_complete(self.path, self._container, self._stream, self._end)
         except MediaError as error:

@@ -150,12 +150,13 @@ class MixtureOrder:
     ) -> None:
         self._mixing, self._firsts = mixture_sizes.mixing, mixture_sizes.firsts
         self._n, self._key = mixture_sizes.n_positions, derive_key(22, seed, epoch)
-        self._walks = [
-            _SequentialSource(n)
-            if samples is None or order.is_sequential
-            else _ShuffledSource(order, samples, n, derive_key(23, seed, epoch, source), source)
-            for source, n in enumerate(mixture_sizes.sizes)
-        ]
+        self._sizes = mixture_sizes.sizes
+        self._shuffled: list[_ShuffledSource] | None = None
+        if samples is not None and not order.is_sequential:
+            self._shuffled = [
+                _ShuffledSource(order, samples, n, derive_key(23, seed, epoch, source), source)
+                for source, n in enumerate(self._sizes)
+            ]
 
     def at(self, positions: Positions) -> Positions:
         """Return the sample at each of `positions`, in any order; int64, read-only."""
@@ -163,7 +164,11 @@ class MixtureOrder:
         numbers = np.empty(len(positions), np.int64)
         for source in np.flatnonzero(np.bincount(sources)).tolist():
             at = np.flatnonzero(sources == source)
-            numbers[at] = self._walks[source].at(draws[at]) + self._firsts[source]
+            if self._shuffled is None:
+                found = draws[at] % self._sizes[source]
+            else:
+                found = self._shuffled[source].at(draws[at])
+            numbers[at] = found + self._firsts[source]
         return numbers
 
     def first_position(self, source: int, draw: int) -> int | None:
@@ -191,7 +196,7 @@ class MixtureOrder:
 
     def _spans(self, spans: Positions) -> tuple[npt.NDArray[Any], Positions]:
         """Return the sources and draws of all positions of some spans, concatenated."""
-        n, n_sources = len(spans), len(self._walks)
+        n, n_sources = len(spans), len(self._sizes)
         edges = np.minimum(np.concatenate([spans, spans + 1]) * SPAN, self._n)
         counts = np.stack(self._mixing.counts(edges), axis=1)
         before, here = counts[:n], counts[n:] - counts[:n]
@@ -227,17 +232,6 @@ def _in_groups(numbers: Positions, n_at_once: int) -> Iterator[tuple[Positions, 
     for start in range(0, len(wanted), n_at_once):
         some = wanted[start : start + n_at_once]
         yield some, np.flatnonzero((numbers >= some[0]) & (numbers <= some[-1]))
-
-
-class _SequentialSource:
-    """The samples of a source that is not shuffled, repeatedly."""
-
-    def __init__(self, n: int) -> None:
-        self._n = n
-
-    def at(self, draws: Positions) -> Positions:
-        """Return the sample of each draw."""
-        return draws % self._n
 
 
 class _ShuffledSource:

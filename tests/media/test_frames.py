@@ -12,9 +12,9 @@ from av.video.reformatter import VideoReformatter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardio.media.frames import CropBox, CropPosition, FrameRenderer, FrameWriter, covering_size
+from shardio.media.frames import CropBox, CropPosition, FrameWriter, covering_size
 from shardio.media.pixels import FrameConverter
-from tests.media_made import BLUE, EXACT, GREEN, RED, WHITE, quadrants
+from tests.media_made import BLUE, EXACT, GREEN, RED, WHITE, Image, quadrants
 
 COEFFICIENTS = {  # FFmpeg's number of a matrix: the weights of red and blue in luma
     1: (0.2126, 0.0722),
@@ -38,6 +38,12 @@ def flat(y: int, u: int, v: int, pixel_format: str = "yuv420p") -> av.VideoFrame
     return frame
 
 
+def rendered(
+    frame: av.VideoFrame, size: int = 32, aspect: int = 1, display: bytes | None = None
+) -> Image:
+    return FrameWriter((size, size), Fraction(aspect)).render(frame, display)
+
+
 def expected_rgb(y: int, u: int, v: int, matrix: int, color_range: int) -> list[float]:
     red, blue = COEFFICIENTS[matrix]
     if color_range == FULL:
@@ -55,11 +61,11 @@ def expected_rgb(y: int, u: int, v: int, matrix: int, color_range: int) -> list[
 def test_range_matrix_and_depth_are_those_that_the_frame_names(
     pixel_format: str, matrix: int, color_range: int
 ) -> None:
-    renderer = FrameRenderer(32, Fraction(1))
+    writer = FrameWriter((32, 32), Fraction(1))
     for yuv in ((235, 128, 128), (120, 90, 180), (60, 200, 90), (16, 128, 128)):
         frame = flat(*yuv, pixel_format)
         frame.colorspace, frame.color_range = matrix, color_range
-        found = renderer.render(frame, None)
+        found = writer.render(frame, None)
         wanted = expected_rgb(*yuv, matrix, color_range)
         assert np.abs(found.astype(float) - wanted).max() <= 1.5, (yuv, found[0, 0], wanted)
 
@@ -68,7 +74,7 @@ def test_a_matrix_that_swscale_does_not_know_is_an_error() -> None:
     frame = flat(100, 100, 100)
     frame.colorspace = 8  # YCgCo
     with pytest.raises(av.FFmpegError):
-        FrameRenderer(32, Fraction(1)).render(frame, None)
+        rendered(frame)
 
 
 @pytest.mark.parametrize(
@@ -87,20 +93,20 @@ def test_a_matrix_that_swscale_does_not_know_is_an_error() -> None:
 def test_the_short_side_is_fitted_with_square_pixels(
     width: int, height: int, aspect: Fraction, to: tuple[int, int]
 ) -> None:
-    assert covering_size(width, height, aspect, 112) == to
+    assert covering_size(width * (aspect or Fraction(1)), Fraction(height), (112, 112)) == to
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 512))
 def test_neither_side_ends_below_the_size_and_one_equals_it(
     width: int, height: int, size: int
 ) -> None:
-    assert min(covering_size(width, height, Fraction(1), size)) == size
+    assert min(covering_size(Fraction(width), Fraction(height), (size, size))) == size
 
 
 def test_a_strip_out_of_all_proportion_is_refused() -> None:
     frame = av.VideoFrame(4000, 2, "yuv420p")
     with pytest.raises(ValueError, match="4000x2 pixels as shown would be"):
-        FrameRenderer(112, Fraction(1)).render(frame, None)
+        rendered(frame, 112)
 
 
 def matrix_bytes(a: int, b: int, c: int, d: int) -> bytes:
@@ -125,7 +131,7 @@ def test_every_turn_and_mirroring_of_the_display_matrix_is_applied(
     matrix: tuple[int, int, int, int], corners: tuple[tuple[int, int, int], ...]
 ) -> None:
     frame = av.VideoFrame.from_ndarray(quadrants(96, 64), format="rgb24")
-    found = FrameRenderer(32, Fraction(1)).render(frame, matrix_bytes(*matrix))
+    found = rendered(frame, display=matrix_bytes(*matrix))
     assert found.shape == (32, 32, 3)
     places = [(4, 4), (4, 27), (27, 4), (27, 27)]
     assert [tuple(found[place].tolist()) for place in places] == list(corners)
@@ -135,15 +141,15 @@ def test_the_crop_is_central_after_turning() -> None:
     image = np.zeros((32, 45, 3), np.uint8)
     image[:, :, 0] = np.arange(45)
     frame = av.VideoFrame.from_ndarray(image, format="rgb24")
-    upright = FrameRenderer(32, Fraction(1)).render(frame, None)
+    upright = rendered(frame)
     assert upright[0, :, 0].tolist() == list(range(6, 38))
-    turned = FrameRenderer(32, Fraction(1)).render(frame, matrix_bytes(-1, 0, 0, -1))
+    turned = rendered(frame, display=matrix_bytes(-1, 0, 0, -1))
     assert turned[0, :, 0].tolist() == list(range(38, 6, -1))
 
 
 def test_stored_pixels_twice_as_wide_as_high_are_made_square() -> None:
     frame = av.VideoFrame.from_ndarray(quadrants(32, 32), format="rgb24")
-    found = FrameRenderer(32, Fraction(2)).render(frame, None)  # shown 64 wide, cropped to 32
+    found = rendered(frame, aspect=2)  # shown 64 wide, cropped to 32
     edge = np.flatnonzero(np.diff(found[4, :, 0].astype(int)) < -60)
     assert len(edge) and abs(edge[0] - 15.5) <= 1.5
     assert tuple(found[4, 0]) == RED and tuple(found[27, 31]) == WHITE
@@ -154,7 +160,7 @@ def test_transparent_parts_lie_over_black(alpha: int) -> None:
     image = np.full((40, 40, 4), 200, np.uint8)
     image[..., 3] = alpha
     frame = av.VideoFrame.from_ndarray(image, format="rgba")
-    found = FrameRenderer(32, Fraction(1)).render(frame, None)
+    found = rendered(frame)
     assert np.abs(found.astype(int) - round(200 * alpha / 255)).max() <= 1
 
 
@@ -164,15 +170,15 @@ def test_the_colour_under_transparent_pixels_does_not_bleed_into_the_others() ->
     frame = av.VideoFrame.from_ndarray(image, format="rgba")
     image[:32, :, :3], image[:32, :, 3] = 0, 255  # the visible half is black
     frame = av.VideoFrame.from_ndarray(image, format="rgba")
-    assert FrameRenderer(48, Fraction(1)).render(frame, None).max() == 0
+    assert rendered(frame, 48).max() == 0
 
 
 def test_a_picture_outlives_the_frames_after_it() -> None:
-    renderer = FrameRenderer(32, Fraction(1))
-    first = renderer.render(flat(60, 128, 128), None)
+    writer = FrameWriter((32, 32), Fraction(1))
+    first = writer.render(flat(60, 128, 128), None)
     before = first.copy()
     for luma in range(70, 200, 10):
-        renderer.render(flat(luma, 128, 128), None)
+        writer.render(flat(luma, 128, 128), None)
     assert np.array_equal(first, before)
 
 
