@@ -151,7 +151,7 @@ def _length_prefixed(data: bytes, at: int) -> bytes:
 
 
 def starts_closed_gop(codec: str, extradata: bytes, packet: bytes) -> bool:
-    """Return True if no packet after this keyframe, in decoding order, needs a packet before it.
+    """Return True if no packet decoded after this keyframe needs a packet before the keyframe.
 
     This holds for most codecs; some keyframes of H.264 and HEVC are only recovery points.
     """

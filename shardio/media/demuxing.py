@@ -146,7 +146,7 @@ class PacketReader:
         self._record_facts(first)
 
     def _read(self, *, is_known: bool = False) -> VideoFrame | None:
-        """Read every packet in a tight loop; return the first frame, or None if it is known."""
+        """Read every packet in a tight loop; return the first frame, or None if `is_known`."""
         first: VideoFrame | None = None
         sizes, flags, times, durations = self.sizes, self.flags, self.times, self.durations
         write = self.content.write  # copies the packet; `getvalue` will not copy again

@@ -96,7 +96,7 @@ def _ppm_max_value(picture: Image) -> int:
 
 
 def orientation(picture: Image) -> int:
-    """Return the orientation of a picture before decoding; Pillow has applied that of a TIFF."""
+    """Return the orientation of an undecoded picture; Pillow has turned a TIFF upright."""
     if picture.format == "TIFF":
         found = picture.getexif().get(0x0112, UPRIGHT)
         return int(found) if found in range(1, 9) else UPRIGHT
@@ -232,7 +232,10 @@ def resample(
     size: tuple[int, int],
     out: Pixels | None,
 ) -> Pixels:
-    """Resample `box` (top, left, height, width; may be fractional), and no pixel outside of it."""
+    """Resample the part `box` (top, left, height, width; may be fractional) to `size`.
+
+    Only pixels within the box contribute to the result.
+    """
     if not all(0 < side <= _MAX_SIDE for side in size):
         raise InvalidArgument(f"size: expected height and width of 1 to {_MAX_SIDE}, found {size}")
     top, left, height, width = box

@@ -245,7 +245,7 @@ class RankPartition:
         return start + rest * self.rank // n, start + rest * (self.rank + 1) // n
 
     def share(self, step: int) -> tuple[int, int]:
-        """Return start and end of this rank's positions in a step; equal if it is only padding."""
+        """Return start and end of this rank's positions in a step; equal for only padding."""
         start = self.first + (step - self.first_step) * self._stride
         if start + self._stride > self.n:
             return self._part_of_rest(start)

@@ -65,7 +65,7 @@ class MixtureShares:
     exhausted: Exhausted
 
     def counts(self, n: Any) -> list[Any]:
-        """Return, for each source, how many of the first n positions (or array of n) it has.
+        """Return how many of the first n positions belong to each source; n may be an array.
 
         A count differs from n times the source's share by at most the number of bisections, and
         never decreases as n grows. All counts add up to n.
@@ -136,7 +136,8 @@ class MixtureSizes:
 class MixtureOrder:
     """The samples of one epoch of a mixture, by position, as indices within the mixture.
 
-    `order` arranges each source's samples; `samples` concatenates them all, None if in order.
+    `order` arranges the samples of each source. `samples` are those of all sources, concatenated;
+    None if every source comes in storage order.
     """
 
     def __init__(

@@ -83,7 +83,7 @@ function that returns the positions for an epoch, counted from 0.
 
 
 def check_shuffle(name: str, value: Any) -> Shuffle:
-    """Return the value if it names an order, else raise InvalidArgument with the names of all."""
+    """Return the value if it names an order; else raise InvalidArgument with all names."""
     if not isinstance(value, bool | str) or value not in ORDERS:
         known = ", ".join(map(repr, ORDERS))
         raise InvalidArgument(f"{name} must be one of {known}; found {value!r}")

@@ -66,7 +66,7 @@ _N_FRAMES: Final = 7
 
 
 class Gatekeeper:
-    """The ZAP handler, which admits clients by their keys. Create it before clients can connect."""
+    """The ZAP handler, which admits clients by their keys; it must exist before they connect."""
 
     def __init__(self, context: Any, keys: ServerKeys) -> None:
         self._zmq, self._keys = zeromq("a server"), keys

@@ -263,7 +263,7 @@ class RemoteLoader(Closing):
 
 
 class RemoteIterator:
-    """An iterator over a RemoteLoader, which stays alive; its end is that of the iteration."""
+    """An iterator that keeps its RemoteLoader alive; garbage collection ends the iteration."""
 
     def __init__(self, loader: RemoteLoader, begun: RemotePass) -> None:
         self._loader, self._pass = loader, begun
