@@ -274,7 +274,7 @@ class FrameConverter:
     def yuv(
         self, frame: VideoFrame, width: int, height: int, chroma: str = "yuv420p"
     ) -> VideoFrame:
-        """Convert to 8-bit planes of BT.601 in limited range; return a frame that has such planes."""
+        """Convert to 8-bit planes of BT.601, limited range; return a frame that has such planes."""
         full = is_full_range(frame)
         if (frame.width, frame.height, frame.format.name) == (width, height, chroma) and not full:
             if matrix_name(frame) == "bt601":

@@ -27,54 +27,29 @@ cases = st.tuples(
 ).filter(lambda case: case[1] <= case[0])
 
 
-@given(case=cases, tail=st.sampled_from(["short", "pad"]))
+@pytest.mark.parametrize("tail", ["short", "pad", "drop"])
+@given(case=cases)
 def test_all_ranks_together_visit_every_position_once_in_order(
     case: tuple[int, int, int, int], tail: str
 ) -> None:
-    divided = ranks(tail, *case)
-    steps = range(divided[0].first_step, max(each.last_step for each in divided))
-    found = [p for step in steps for each in divided for p in shares(each, step)]
-    assert found == list(range(case[1], case[0]))
-
-
-@given(case=cases)
-def test_drop_leaves_out_what_does_not_fill_a_step_of_all_ranks(
-    case: tuple[int, int, int, int],
-) -> None:
     n, first, batch_size, world_size = case
-    divided = ranks("drop", *case)
-    assert len({each.last_step for each in divided}) == 1
-    steps = range(divided[0].first_step, divided[0].last_step)
-    found = [p for step in steps for each in divided for p in shares(each, step)]
-    stride = batch_size * world_size
-    assert found == list(range(first, first + (n - first) // stride * stride))
-
-
-@given(case=cases)
-def test_pad_gives_all_ranks_as_many_steps(case: tuple[int, int, int, int]) -> None:
-    n, first, batch_size, world_size = case
-    divided = ranks("pad", *case)
-    n_steps = -(-(n - first) // (batch_size * world_size))
-    assert {each.last_step - each.first_step for each in divided} == {n_steps}
-
-
-@given(case=cases)
-def test_a_rank_has_no_step_without_a_sample_unless_it_is_padded(
-    case: tuple[int, int, int, int],
-) -> None:
-    for each in ranks("short", *case):
-        assert all(shares(each, step) for step in range(each.first_step, each.last_step))
-
-
-@given(case=cases, tail=st.sampled_from(["short", "pad", "drop"]))
-def test_a_rank_has_as_many_samples_of_a_step_as_any_other_or_one_less(
-    case: tuple[int, int, int, int], tail: str
-) -> None:
-    divided = ranks(tail, *case)
-    for step in range(divided[0].first_step, divided[0].last_step):
-        counts = [len(shares(each, step)) for each in divided]
-        assert max(counts) - min(counts) <= 1
-        assert max(counts) <= case[2]
+    divided, stride = ranks(tail, *case), batch_size * world_size
+    found, first_step = list[int](), divided[0].first_step
+    for step in range(first_step, max(each.last_step for each in divided)):
+        assert {each.position(step) for each in divided} == {first + len(found)}
+        parts = [shares(each, step) for each in divided]
+        counts = [len(part) for part in parts]
+        assert max(counts) - min(counts) <= 1 and max(counts) <= batch_size
+        found += [position for part in parts for position in part]
+    n_dropped = (n - first) % stride if tail == "drop" else 0
+    assert found == list(range(first, n - n_dropped))
+    n_steps = [each.last_step - first_step for each in divided]
+    assert {each.position(first_step + max(n_steps)) for each in divided} == {first + len(found)}
+    if tail == "short":  # a rank has no step without a sample
+        assert all(shares(each, s) for each in divided for s in range(first_step, each.last_step))
+    else:
+        whole = (n - first) // stride if tail == "drop" else -(-(n - first) // stride)
+        assert set(n_steps) == {whole}
 
 
 @given(case=cases, tail=st.sampled_from(["short", "pad", "drop"]), data=st.data())
@@ -103,19 +78,3 @@ def test_a_padded_step_without_a_share_reads_the_first_position_that_is_left() -
 def test_steps_go_on_where_whole_ones_were_done(first: int, steps: tuple[int, int]) -> None:
     partition = RankPartition(n=20, first=first, batch_size=4)
     assert (partition.first_step, partition.last_step) == steps
-
-
-@given(case=cases, tail=st.sampled_from(["short", "pad", "drop"]))
-def test_the_position_of_a_step_is_the_same_for_all_ranks(
-    case: tuple[int, int, int, int], tail: str
-) -> None:
-    divided = ranks(tail, *case)
-    for step in range(divided[0].first_step, divided[0].last_step + 1):
-        assert len({each.position(step) for each in divided}) == 1
-        before = [
-            p
-            for s in range(divided[0].first_step, step)
-            for each in divided
-            for p in shares(each, s)
-        ]
-        assert divided[0].position(step) == case[1] + len(before)
