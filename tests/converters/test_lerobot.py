@@ -204,60 +204,53 @@ def test_an_append_takes_new_files_and_refuses_other_features(arm: Path, tmp_pat
     assert "'action': expected float32[*,2], found float32[*,3]" in broken.reason
 
 
-def lose_rows(arm: Path) -> None:
-    change_table(arm / DATA, lambda table: table.slice(0, 24))
+Harm = Callable[[Path], None]
 
 
-def shuffle_frames(arm: Path) -> None:
-    numbers = [*range(7), *range(12), 0, 1, 3, 2, *range(4, 9)]
-    change_table(arm / DATA, lambda table: with_column(table, "frame_index", numbers))
+def rows(change: Callable[[Any], Any], name: str = DATA) -> Harm:
+    return lambda arm: change_table(arm / name, change)
 
 
-def name_no_task(arm: Path) -> None:
-    numbers = [0] * 19 + [7] * 9
-    change_table(arm / DATA, lambda table: with_column(table, "task_index", numbers))
-
-
-def lose_episode(arm: Path) -> None:
-    change_table(arm / DATA, lambda table: table.slice(0, 19))
-
-
-def name_other_video(arm: Path) -> None:
-    key = f"videos/{CAMERAS[0]}/file_index"
-    change_table(arm / EPISODES, lambda table: with_column(table, key, [0, 0, 1]))
+def column(name: str, values: Any, table: str = DATA) -> Harm:
+    return rows(lambda known: with_column(known, name, values), table)
 
 
 def show_too_many_frames(arm: Path) -> None:
-    key = f"videos/{CAMERAS[0]}/to_timestamp"
-    change_table(arm / EPISODES, lambda table: with_column(table, key, [0.7, 1.9, 3.1]))
-    key = f"videos/{CAMERAS[0]}/from_timestamp"
-    change_table(arm / EPISODES, lambda table: with_column(table, key, [0.0, 0.7, 2.0]))
+    key = f"videos/{CAMERAS[0]}"
+    column(f"{key}/to_timestamp", [0.7, 1.9, 3.1], EPISODES)(arm)
+    column(f"{key}/from_timestamp", [0.0, 0.7, 2.0], EPISODES)(arm)
 
 
-def show_between_frames(arm: Path) -> None:
-    times = np.concatenate([np.arange(n) / 10 for n in LENGTHS])
-    times[20] += 0.07
-    column = times.astype("float32")
-    change_table(arm / DATA, lambda table: with_column(table, "timestamp", column))
+BETWEEN_FRAMES = np.concatenate([np.arange(n) / 10 for n in LENGTHS])
+BETWEEN_FRAMES[20] += 0.07
 
 
 @pytest.mark.parametrize(
     ("harm", "reason"),
     [
-        (lose_rows, "episode 2: expected 9 frames, found 5"),
-        (shuffle_frames, "episode 2: row 21: expected frame 2, found 3"),
-        (name_no_task, "episode 2: task 7 is not among the tasks, of which there are 2"),
-        (lose_episode, "episode 2: expected 9 frames, found none"),
-        (name_other_video, f"episode 2: {VIDEO.replace('-000.mp4', '-001.mp4')} is missing"),
+        (rows(lambda table: table.slice(0, 24)), "episode 2: expected 9 frames, found 5"),
+        (
+            column("frame_index", [*range(7), *range(12), 0, 1, 3, 2, *range(4, 9)]),
+            "episode 2: row 21: expected frame 2, found 3",
+        ),
+        (
+            column("task_index", [0] * 19 + [7] * 9),
+            "episode 2: task 7 is not among the tasks, of which there are 2",
+        ),
+        (rows(lambda table: table.slice(0, 19)), "episode 2: expected 9 frames, found none"),
+        (
+            column(f"videos/{CAMERAS[0]}/file_index", [0, 0, 1], EPISODES),
+            f"episode 2: {VIDEO.replace('-000.mp4', '-001.mp4')} is missing",
+        ),
         (show_too_many_frames, f"episode 2: {VIDEO}: expected 9 frames from second 2 on, found 8"),
         (
-            show_between_frames,
+            column("timestamp", BETWEEN_FRAMES.astype("float32")),
             f"episode 2: {VIDEO}: expected frame 1 at second 0.17 of the episode, found it at 0.1",
         ),
     ],
 )
 def test_a_broken_episode_is_named_and_the_others_can_be_kept(
-    harm: Callable[[Path], None], reason: str, arm: Path, tmp_path: Path
+    harm: Harm, reason: str, arm: Path, tmp_path: Path
 ) -> None:
     harm(arm)
     report = convert(arm, tmp_path / "out", keep_partial=True)
@@ -273,53 +266,41 @@ def test_an_episode_that_comes_again_is_refused(arm: Path, tmp_path: Path) -> No
     assert broken.reason.startswith("episode 0: at row 28, where it is not expected")
 
 
-def cut_video(arm: Path) -> None:
-    path = arm / VIDEO
-    path.write_bytes(path.read_bytes()[:-100])
+def cut(name: str) -> Harm:
+    def harm(arm: Path) -> None:
+        (arm / name).write_bytes((arm / name).read_bytes()[:-100])
+
+    return harm
 
 
-def cut_data(arm: Path) -> None:
-    path = arm / DATA
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def add_column(arm: Path) -> None:
-    change_table(arm / DATA, lambda table: table.append_column("more", pa.array(range(28))))
-
-
-def change_dtype(arm: Path) -> None:
-    change_table(
-        arm / DATA, lambda table: table.set_column(3, "next.reward", pa.array(np.zeros(28)))
-    )
-
-
-def lack_values(arm: Path) -> None:
-    rewards = pa.array([None, *range(27)], pa.float32())
-    change_table(arm / DATA, lambda table: table.set_column(3, "next.reward", rewards))
-
-
-def change_shape(arm: Path) -> None:
-    rows = pa.array([[1, 2]] * 27 + [[1]], pa.list_(pa.float32()))
-    change_table(
-        arm / DATA,
-        lambda table: table.set_column(table.schema.get_field_index("action"), "action", rows),
-    )
+def new_column(name: str, values: Any) -> Harm:
+    return rows(lambda table: table.set_column(table.column_names.index(name), name, values))
 
 
 @pytest.mark.parametrize(
     ("harm", "reason"),
     [
-        (lack_values, "column 'next.reward', row 0: found null, expected a value"),
-        (change_shape, "column 'action', rows 19 to 27: expected shape [2], found [1]"),
-        (cut_video, f"{VIDEO}: "),
-        (cut_data, "damaged"),
-        (add_column, "column 'more': expected no such column, which is no feature"),
-        (change_dtype, "column 'next.reward': expected float32, found float64"),
+        (
+            new_column("next.reward", pa.array([None, *range(27)], pa.float32())),
+            "column 'next.reward', row 0: found null, expected a value",
+        ),
+        (
+            new_column("action", pa.array([[1, 2]] * 27 + [[1]], pa.list_(pa.float32()))),
+            "column 'action', rows 19 to 27: expected shape [2], found [1]",
+        ),
+        (cut(VIDEO), f"{VIDEO}: "),
+        (cut(DATA), "damaged"),
+        (
+            rows(lambda table: table.append_column("more", pa.array(range(28)))),
+            "column 'more': expected no such column, which is no feature",
+        ),
+        (
+            new_column("next.reward", pa.array(np.zeros(28))),
+            "column 'next.reward': expected float32, found float64",
+        ),
     ],
 )
-def test_a_damaged_file_is_named(
-    harm: Callable[[Path], None], reason: str, arm: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_file_is_named(harm: Harm, reason: str, arm: Path, tmp_path: Path) -> None:
     harm(arm)
     (broken,) = convert(arm, tmp_path / "out").broken
     assert broken.name == DATA

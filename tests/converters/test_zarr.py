@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -147,91 +148,45 @@ def describe(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**about, **changes}))
 
 
-def pickled(store: Path) -> None:
-    describe(store / "x" / ".zarray", filters=[{"id": "pickle"}], dtype="|O")
+def described(**changes: Any) -> Callable[[Path], None]:
+    return lambda store: describe(store / "x" / ".zarray", **changes)
 
 
-def unknown_codec(store: Path) -> None:
-    describe(store / "x" / ".zarray", compressor={"id": "no such codec"})
+def written(text: str, name: str = "x/.zarray") -> Callable[[Path], Any]:
+    return lambda store: (store / name).write_text(text)
 
 
-def huge(store: Path) -> None:
-    describe(store / "x" / ".zarray", shape=[1 << 40])
+def made(array: Any) -> Callable[[Path], Any]:
+    return lambda store: make(store, 2, x=array)
 
 
-def huge_chunk(store: Path) -> None:
-    describe(store / "x" / ".zarray", chunks=[1 << 40])
+UNSTORABLE: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "pickle": (
+        described(filters=[{"id": "pickle"}], dtype="|O"),
+        "codec 'pickle': a pickle can run any code",
+    ),
+    "unknown codec": (described(compressor={"id": "no such codec"}), "damaged"),
+    "huge": (described(shape=[1 << 40]), "declares 8,796,093,022,208 bytes"),
+    "huge chunk": (described(chunks=[1 << 40]), "declares 8,796,093,022,208 bytes"),
+    "no JSON": (written("{"), "x/.zarray: not JSON"),
+    "too deep": (written("[" * 100_000), "x/.zarray: not JSON"),
+    "a list": (written("[]"), "x/.zarray: expected an object"),
+    "no shape": (written('{"zarr_format": 2}'), "damaged"),
+    "negative": (described(shape=[-1]), "damaged"),
+    "no chunk": (described(chunks=0), "damaged"),
+    "large fill": (described(dtype="<i2", fill_value=1 << 40), "damaged"),
+    "two": (
+        lambda store: zarr.save_array(store / "x", np.arange(3), zarr_format=3),
+        "there is more than one metadata file for this array",
+    ),
+    "stray": (written("notes", "notes.txt"), "notes.txt: belongs to no array, so it would be lost"),
+    "complex": (made(np.zeros(3, complex)), "complex: store real and imaginary part"),
+    "dates": (made(np.zeros(3, "M8[s]")), "dates: store them as int64"),
+    "structured": (made(np.zeros(3, [("a", "f4")])), "store each of its fields as an array"),
+}
 
 
-def no_json(store: Path) -> None:
-    (store / "x" / ".zarray").write_text("{")
-
-
-def too_deep(store: Path) -> None:
-    (store / "x" / ".zarray").write_text("[" * 100_000)
-
-
-def a_list(store: Path) -> None:
-    (store / "x" / ".zarray").write_text("[]")
-
-
-def no_shape(store: Path) -> None:
-    (store / "x" / ".zarray").write_text('{"zarr_format": 2}')
-
-
-def negative(store: Path) -> None:
-    describe(store / "x" / ".zarray", shape=[-1])
-
-
-def no_chunk(store: Path) -> None:
-    describe(store / "x" / ".zarray", chunks=0)
-
-
-def large_fill(store: Path) -> None:
-    describe(store / "x" / ".zarray", dtype="<i2", fill_value=1 << 40)
-
-
-def two(store: Path) -> None:
-    zarr.save_array(store / "x", np.arange(3), zarr_format=3)
-
-
-def stray(store: Path) -> None:
-    (store / "notes.txt").write_text("notes")
-
-
-def complexes(store: Path) -> None:
-    make(store, 2, x=np.zeros(3, complex))
-
-
-def dates(store: Path) -> None:
-    make(store, 2, x=np.zeros(3, "M8[s]"))
-
-
-def structured(store: Path) -> None:
-    make(store, 2, x=np.zeros(3, [("a", "f4")]))
-
-
-@pytest.mark.parametrize(
-    ("spoil", "reason"),
-    [
-        (pickled, "codec 'pickle': a pickle can run any code"),
-        (unknown_codec, "damaged"),
-        (huge, "declares 8,796,093,022,208 bytes"),
-        (huge_chunk, "declares 8,796,093,022,208 bytes"),
-        (no_json, "x/.zarray: not JSON"),
-        (too_deep, "x/.zarray: not JSON"),
-        (a_list, "x/.zarray: expected an object"),
-        (no_shape, "damaged"),
-        (negative, "damaged"),
-        (no_chunk, "damaged"),
-        (large_fill, "damaged"),
-        (two, "there is more than one metadata file for this array"),
-        (stray, "notes.txt: belongs to no array, so it would be lost"),
-        (complexes, "complex: store real and imaginary part"),
-        (dates, "dates: store them as int64"),
-        (structured, "store each of its fields as an array"),
-    ],
-)
+@pytest.mark.parametrize(("spoil", "reason"), UNSTORABLE.values(), ids=UNSTORABLE)
 def test_what_no_dataset_can_hold_is_refused_with_the_reason(
     spoil: Any, reason: str, tmp_path: Path
 ) -> None:
