@@ -323,10 +323,9 @@ class LeRobot(InferringConverter):
             task=tasks[numbers[0]],
             tasks={str(number): tasks[number] for number in sorted({*numbers})},
         )
-        sample = dict.fromkeys(self.fields or ()) | about
-        sample |= {**frames.values, NUMBER: np.int64(frames.number)}
+        sample = {**about, **frames.values, NUMBER: np.int64(frames.number)}
         for camera, footage in episode.footage.items():
-            if camera in sample:
+            if camera in (self.fields or ()):
                 sample[camera] = cameras.cut(camera, footage, frames.values["timestamp"])
         return sample
 
