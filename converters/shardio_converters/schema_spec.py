@@ -66,13 +66,6 @@ def format_spec(dtype: str, shape: tuple[int | None, ...] = (), *, optional: boo
     return f"{dtype}{f'[{dims}]' if shape else ''}{'?' if optional else ''}"
 
 
-def format_list_spec(
-    dtype: str, shape: tuple[int | None, ...] = (), *, optional: bool = False
-) -> str:
-    """Return the spec of a list of arrays, such as `list[float32[*]]`."""
-    return f"list[{format_spec(dtype, shape)}]{'?' if optional else ''}"
-
-
 def parse_field(name: str, spec: Any) -> Field:
     """Return the field that a spec declares."""
     if isinstance(spec, str) and (of := _LIST.fullmatch(spec.strip())):

@@ -8,13 +8,13 @@ and a folder with the keys of a client, to be copied to the client.
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
+import pkgutil
 import signal
 import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from shardio import InvalidArgument
 from shardio.serving import Server, make_keys, make_server
@@ -112,20 +112,14 @@ def _function(option: str, name: str | None) -> Callable[..., Any] | None:
     """Import a function by name; its module may be in the current folder."""
     if name is None:
         return None
-    module, _, attribute = name.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        _refuse(option, name, error)
-    if not callable(found):
-        _refuse(option, name, TypeError("not a function"))
-    made: Callable[..., Any] = found
-    return made
-
-
-def _refuse(option: str, name: str, error: Exception) -> NoReturn:
-    raise InvalidArgument(
-        f"{option} must be an importable module:function; found {name!r}: {error}"
-    ) from error
+        found: Callable[..., Any] = pkgutil.resolve_name(name)
+        if not callable(found):
+            raise TypeError("not a function")
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise InvalidArgument(
+            f"{option} must be an importable module:function; found {name!r}: {error}"
+        ) from error
+    return found

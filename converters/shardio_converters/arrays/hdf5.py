@@ -6,7 +6,6 @@ Data outside of the file (external storage, links to other files) is never read.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -46,23 +45,6 @@ class _Kind:
 
     dtype: str
     is_ragged: bool = False
-
-
-def open_datasets(path: str, name: str, files: ExitStack) -> list[BlockArray] | None:
-    """Return the datasets of a file by path; None if the file is not HDF5."""
-    h5py = importlib.import_module("h5py")
-    with contextlib.suppress(ModuleNotFoundError):
-        importlib.import_module("hdf5plugin")  # registers more filters, if it is installed
-    with open(path, "rb"):
-        pass  # raises OSError with the system's reason
-    if not h5py.is_hdf5(path):
-        if name.lower().endswith(SUFFIXES):
-            raise MediaError("not HDF5: signature not found")
-        return None
-    with Damage(DAMAGE):
-        # Do not lock the file: nothing is written, and the conversion detects files that change.
-        file = files.enter_context(h5py.File(path, "r", locking=False))
-        return [_open(h5py, one, where, path) for where, one in _walk(h5py, file)]
 
 
 def _walk(h5py: Any, file: Any) -> Iterator[tuple[str, Any]]:
@@ -178,8 +160,20 @@ class Hdf5(ArraySamples):
     step_s: ClassVar[float] = STEP_S
 
     def open(self, source: Input, files: ExitStack) -> Sequence[BlockArray] | None:
-        """Return the datasets of a file; None for a file of another kind."""
-        return open_datasets(source.path, source.name, files)
+        """Return the datasets of a file by path; None if the file is not HDF5."""
+        h5py = import_module("h5py")
+        with contextlib.suppress(ModuleNotFoundError):
+            import_module("hdf5plugin")  # registers more filters, if it is installed
+        with open(source.path, "rb"):
+            pass  # raises OSError with the system's reason
+        if not h5py.is_hdf5(source.path):
+            if source.name.lower().endswith(SUFFIXES):
+                raise MediaError("not HDF5: signature not found")
+            return None
+        with Damage(DAMAGE):
+            # No lock: nothing is written, and the conversion detects files that change.
+            file = files.enter_context(h5py.File(source.path, "r", locking=False))
+            return [_open(h5py, one, where, source.path) for where, one in _walk(h5py, file)]
 
     def libraries(self) -> Mapping[str, str]:
         """Return the versions of h5py and HDF5."""

@@ -153,27 +153,6 @@ _NOT_NPY: Final = (
 )
 
 
-def open_arrays(path: str, name: str, files: ExitStack) -> list[StoredArray] | None:
-    """Return the arrays of a file, recognized by name or first bytes; None for another kind.
-
-    The arrays are readable until `files` is closed.
-    """
-    suffix = next((each for each in SUFFIXES if name.lower().endswith(each)), "")
-    with Damage(NOT_ZIP):
-        if suffix == ".npz":
-            return _open_npz(files.enter_context(zipfile.ZipFile(path)))
-        if suffix == ".safetensors":
-            return _open_tensors(files.enter_context(open(path, "rb")))
-        file = files.enter_context(open(path, "rb"))
-        if not suffix and file.read(len(_NPY_MAGIC)) != _NPY_MAGIC:
-            return None
-        file.seek(0)
-        header = _read_header(file, ONLY)
-        n_bytes = os.fstat(file.fileno()).st_size - file.tell()
-        begin = partial(FileSlice, file, file.tell(), n_bytes)
-        return [_npy_array(ONLY, header, n_bytes, begin)]
-
-
 def array_in(data: bytes, name: str, n_bytes: int) -> StoredArray:
     """Return the array of a .npy of `n_bytes`; `data` is the whole file or its beginning."""
     file = io.BytesIO(data)
@@ -309,5 +288,18 @@ class Arrays(ArraySamples):
     rows_of_many: ClassVar[bool] = False
 
     def open(self, source: Input, files: ExitStack) -> Sequence[StoredArray] | None:
-        """Return the arrays of a file; None for a file of another kind."""
-        return open_arrays(source.path, source.name, files)
+        """Return the arrays of a file, recognized by name or first bytes; None for another kind."""
+        suffix = next((each for each in SUFFIXES if source.name.lower().endswith(each)), "")
+        with Damage(NOT_ZIP):
+            if suffix == ".npz":
+                return _open_npz(files.enter_context(zipfile.ZipFile(source.path)))
+            if suffix == ".safetensors":
+                return _open_tensors(files.enter_context(open(source.path, "rb")))
+            file = files.enter_context(open(source.path, "rb"))
+            if not suffix and file.read(len(_NPY_MAGIC)) != _NPY_MAGIC:
+                return None
+            file.seek(0)
+            header = _read_header(file, ONLY)
+            n_bytes = os.fstat(file.fileno()).st_size - file.tell()
+            begin = partial(FileSlice, file, file.tell(), n_bytes)
+            return [_npy_array(ONLY, header, n_bytes, begin)]

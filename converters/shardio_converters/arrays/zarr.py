@@ -13,7 +13,7 @@ import struct
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
@@ -64,22 +64,6 @@ class _Store:
     path_of: Callable[[str], str] = str
 
 
-def stores_in(inputs: Iterable[Input]) -> dict[str, list[str]]:
-    """Map each input at the root of a store folder to the other inputs in that folder."""
-    names = sorted(one.name for one in inputs)
-    roots: dict[str, str] = {}
-    at_root = [name for name in names if _tail(name) in ROOTS]
-    for name in sorted(at_root, key=lambda name: (name.count("/"), ROOTS.index(_tail(name)))):
-        if _store_of(name, roots) is None:
-            roots[os.path.dirname(name)] = name
-    found: dict[str, list[str]] = {root: [] for root in roots.values()}
-    for name in names:
-        root = _store_of(name, roots)
-        if root is not None and root != name:
-            found[root].append(name)
-    return found
-
-
 def _tail(name: str) -> str:
     return name.rpartition("/")[2]
 
@@ -89,21 +73,6 @@ def _store_of(name: str, roots: Mapping[str, str]) -> str | None:
     parts = name.split("/")[:-1]
     folders = ("/".join(parts[:n]) for n in range(len(parts) + 1))
     return next((roots[folder] for folder in folders if folder in roots), None)
-
-
-def open_store(source: Input, files: ExitStack) -> list[BlockArray] | None:
-    """Return the arrays of a store by path; None if the input is not a store."""
-    zarr = import_module("zarr")
-    with Damage(_DAMAGE), warnings.catch_warnings():
-        # Ignore warnings about features that other versions of zarr may not support.
-        warnings.simplefilter("ignore")
-        if source.name.lower().endswith(ZIP):
-            found = _open_zip(zarr, source, files)
-        elif _tail(source.name) in ROOTS:
-            found = _open_folder(zarr, source)
-        else:
-            return None
-        return [_open_array(found, *each) for each in _arrays_of(found).items()]
 
 
 def _open_folder(zarr: Any, source: Input) -> _Store:
@@ -261,12 +230,33 @@ class Zarr(ArraySamples):
     rows_of_many: ClassVar[bool] = True
 
     def parts(self, inputs: Sequence[Input]) -> Mapping[str, Sequence[str]]:
-        """Assign the files of a store folder to the metadata file at its root."""
-        return stores_in(inputs)
+        """Map each input at the root of a store folder to the other inputs in that folder."""
+        names = sorted(one.name for one in inputs)
+        roots: dict[str, str] = {}
+        at_root = [name for name in names if _tail(name) in ROOTS]
+        for name in sorted(at_root, key=lambda name: (name.count("/"), ROOTS.index(_tail(name)))):
+            if _store_of(name, roots) is None:
+                roots[os.path.dirname(name)] = name
+        found: dict[str, list[str]] = {root: [] for root in roots.values()}
+        for name in names:
+            root = _store_of(name, roots)
+            if root is not None and root != name:
+                found[root].append(name)
+        return found
 
     def open(self, source: Input, files: ExitStack) -> Sequence[BlockArray] | None:
-        """Return the arrays of a store; None if the input is not a store."""
-        return open_store(source, files)
+        """Return the arrays of a store by path; None if the input is not a store."""
+        zarr = import_module("zarr")
+        with Damage(_DAMAGE), warnings.catch_warnings():
+            # Ignore warnings about features that other versions of zarr may not support.
+            warnings.simplefilter("ignore")
+            if source.name.lower().endswith(ZIP):
+                found = _open_zip(zarr, source, files)
+            elif _tail(source.name) in ROOTS:
+                found = _open_folder(zarr, source)
+            else:
+                return None
+            return [_open_array(found, *each) for each in _arrays_of(found).items()]
 
     def name_of(self, source: Input) -> str:
         """Return the name of the store: the name of its folder or zip file."""

@@ -104,18 +104,6 @@ def facts_of(field: str, member: Member) -> DtypeShape:
     return _WORD_OF.get(ending, "bytes"), ()
 
 
-def check_field(name: str, field: Field) -> None:
-    """Check that members of this name can be converted to a field."""
-    ending = name.rpartition(".")[2]
-    if not field.array or ending == "npy":
-        return
-    if ending not in _NUMBERS.split() or (field.dtype, field.shape) != ("int64", ()):
-        raise InvalidArgument(
-            f"field {name!r}: found {format_spec(field.dtype, field.shape)}; arrays are members in "
-            f".npy, and int64 those in .{', .'.join(_NUMBERS.split())}"
-        )
-
-
 def value_of(name: str, field: Field, member: Member) -> Any:
     """Return the value of a member."""
     data = member.read()
@@ -179,7 +167,14 @@ class WebDataset(InferringConverter):
 
     def check_field(self, name: str, word: str, field: Field) -> None:
         """Check that members of this name can be converted to a field."""
-        check_field(name, field)
+        ending = name.rpartition(".")[2]
+        if not field.array or ending == "npy":
+            return
+        if ending not in _NUMBERS.split() or (field.dtype, field.shape) != ("int64", ()):
+            raise InvalidArgument(
+                f"field {name!r}: found {format_spec(field.dtype, field.shape)}; arrays are "
+                f"members in .npy, and int64 those in .{', .'.join(_NUMBERS.split())}"
+            )
 
     def about(self) -> Mapping[str, str]:
         """Return the specs of the fields added to the members."""

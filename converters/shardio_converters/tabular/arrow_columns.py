@@ -20,7 +20,7 @@ from shardio import Array, MediaError
 from shardio.media import demux, probe
 from shardio_converters.inference import widen
 from shardio_converters.parsing import read_json
-from shardio_converters.schema_spec import Field, check_names, fits, format_list_spec, format_spec
+from shardio_converters.schema_spec import Field, check_names, fits, format_spec
 
 MAX_DEPTH: Final = 32
 """The maximum nesting depth of lists and structs; more than any field allows."""
@@ -153,7 +153,8 @@ def _spec(name: str, type_: pa.DataType, shape: tuple[int | None, ...] | None) -
     kind = kind_of(element)
     if dtype := _NUMBERS.get(kind) or _TIMES.get(kind):
         dims = shape if shape is not None and len(shape) == len(dims) else dims
-        return format_list_spec(dtype, dims[1:]) if None in dims[1:] else format_spec(dtype, dims)
+        is_list = None in dims[1:]
+        return f"list[{format_spec(dtype, dims[1:])}]" if is_list else format_spec(dtype, dims)
     if not dims:
         if kind in _TEXTS + _DECIMALS:
             return "text"
