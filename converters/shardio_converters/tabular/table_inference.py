@@ -240,7 +240,8 @@ def _is_name(name: str) -> bool:
 
 def infer_table_fields(inputs: Sequence[Input], references: Sequence[str]) -> dict[str, str]:
     """Return the field specs inferred from all readable tables."""
-    found, named = TableInference(), {name: _References() for name in references}
+    found = TableInference()
+    named: dict[str, set[str | None]] = {name: set() for name in references}
     n_files, probe = 0, InputProbe(inputs)
     for one in probe.files():
         if not is_table(one.name):
@@ -252,7 +253,7 @@ def infer_table_fields(inputs: Sequence[Input], references: Sequence[str]) -> di
             n_files += bool(columns.names)
             found.merge(columns)
             for name in references:
-                named[name].merge(names[name])
+                named[name] |= names[name]
     if not n_files:
         raise probe.nothing_usable(
             "table in .csv, .tsv, .jsonl or .ndjson that can be read and has columns"
@@ -263,8 +264,8 @@ def infer_table_fields(inputs: Sequence[Input], references: Sequence[str]) -> di
             raise InvalidArgument(
                 f"references: no table has a column {name!r}; there are {', '.join(sorted(fields))}"
             )
-        is_optional = named[name].has_empty or fields[name].endswith("?")
-        fields[name] = file_spec(named[name].suffixes) + "?" * is_optional
+        is_optional = None in named[name] or fields[name].endswith("?")
+        fields[name] = file_spec({*filter(None, named[name])}) + "?" * is_optional
     parse_schema(fields)
     return fields
 
@@ -281,35 +282,27 @@ def values_by_name(block: RowBlock, name: str) -> Sequence[Any]:
     return values
 
 
-class _References:
-    """The files referenced in a column: their suffixes, and whether a row references none."""
-
-    def __init__(self) -> None:
-        self.suffixes: set[str] = set()
-        self.has_empty = False
-
-    def add(self, values: Sequence[Any]) -> None:
-        names = [each for each in values if isinstance(each, str) and each]
-        self.has_empty |= len(names) < len(values)
-        self.suffixes |= {f"x{os.path.splitext(each)[1].lower()}" for each in names}
-
-    def merge(self, other: _References) -> None:
-        self.suffixes |= other.suffixes
-        self.has_empty |= other.has_empty
+def _suffixes_in(values: Sequence[Any]) -> set[str | None]:
+    """Return the suffixes of the files that values name; None for values that name none."""
+    return {
+        f"x{os.path.splitext(each)[1].lower()}" if isinstance(each, str) and each else None
+        for each in values
+    }
 
 
 def _infer_table(
     one: Input, references: Sequence[str]
-) -> tuple[TableInference, dict[str, _References]]:
+) -> tuple[TableInference, dict[str, set[str | None]]]:
     """Return the inferred columns and referenced files of a table that is completely readable."""
-    columns, named, n_names = TableInference(), {name: _References() for name in references}, 0
+    columns, n_names = TableInference(), 0
+    named: dict[str, set[str | None]] = {name: set() for name in references}
     for block in read_blocks(one.path, one.name):
         columns.add(block, is_csv=is_csv(one.name))
         if len(columns.names) > n_names:
             check_names(columns.names, "columns")
             n_names = len(columns.names)
         for name, found in named.items():
-            found.add(values_by_name(block, name))
+            found |= _suffixes_in(values_by_name(block, name))
     try:
         if columns.names:
             parse_schema(columns.as_specs())
