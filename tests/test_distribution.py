@@ -34,12 +34,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _wheel_names(built: Path) -> list[str]:
-    (wheel,) = built.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        return archive.namelist()
-
-
 # The index has a package of another project under the name of our import package.
 TAKEN = re.compile(
     r"\bshardio\\?\[[a-z]"
@@ -88,11 +82,6 @@ def test_nothing_tells_users_to_install_the_other_project() -> None:
     assert offences == []
 
 
-def test_the_distribution_has_a_name_of_its_own(built: Path) -> None:
-    (wheel,) = built.glob("*.whl")
-    assert wheel.name.startswith("shardio_loader-")
-
-
 @pytest.mark.parametrize("has_old", [False, True])
 def test_setting_up_removes_the_distribution_of_the_old_name_first(
     tmp_path: Path, *, has_old: bool
@@ -121,17 +110,15 @@ def test_setting_up_removes_the_distribution_of_the_old_name_first(
     assert [line for line in asked if "install" in line] == [uninstall] * has_old + [install]
 
 
-def test_the_wheel_has_exactly_three_top_level_names(built: Path) -> None:
-    tops = {name.partition("/")[0] for name in _wheel_names(built)}
+def test_the_wheel_has_a_name_of_its_own_three_typed_packages_and_the_license(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    assert wheel.name.startswith("shardio_loader-")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == IMPORT_PACKAGES
-
-
-def test_the_wheel_carries_the_marker_of_typed_code_in_each_package(built: Path) -> None:
-    assert {f"{package}/py.typed" for package in IMPORT_PACKAGES} <= set(_wheel_names(built))
-
-
-def test_the_wheel_carries_the_license(built: Path) -> None:
-    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in _wheel_names(built))
+    assert {f"{package}/py.typed" for package in IMPORT_PACKAGES} <= set(names)
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 
 def test_the_source_archive_holds_only_what_is_listed(built: Path) -> None:

@@ -150,14 +150,6 @@ def test_a_dataset_of_something_else_is_refused(
     assert "has no field frames or label" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("argument", ["--batch-size=0", "--epochs=0", "--steps=-1"])
-def test_counts_below_1_are_refused(argument: str, example: ModuleType, capsys: Capture) -> None:
-    with pytest.raises(SystemExit) as ended:
-        example.main(["out", argument])
-    assert ended.value.code == 2
-    assert "must be at least 1" in capsys.readouterr().err
-
-
 class Clips(dict[str, Any]):
     """A stand-in for a Batch."""
 
@@ -212,16 +204,6 @@ def test_clips_that_do_not_decode_are_skipped_and_counted(
     with shardio.ShardLoader(tmp_path / "out", 4, **options) as loader:
         said = example.train_epoch(loader, lambda *_: Result(0, 0), None)
     assert re.search(r"  skipped, as they do not decode: [1-5]$", said)
-
-
-def test_the_time_in_next_is_counted_also_where_the_data_end(
-    example: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = iter(range(100))
-    monkeypatch.setattr(example.time, "perf_counter", lambda: next(clock))
-    waiting = example.Waiting([{}, {}])
-    assert len(list(waiting)) == 2
-    assert waiting.seconds == 3  # two batches and the end, a second each
 
 
 @pytest.mark.parametrize(
