@@ -252,31 +252,42 @@ def resolve_field(schema: Schema, clip: Clip) -> Clip:
 
 def _find_clips(dataset: Dataset, clip: Clip) -> _Found:
     """Find the clips of all videos; see ClipView."""
-    name = clip.field or ""
+    name, around = clip.field or "", clip.around
     n_frames = np.zeros(len(dataset), np.int64)
     sizes: set[tuple[int, int]] = set()
-    around = _EventCollector(dataset, clip.around) if clip.around is not None else None
+    owners: list[Rows] = [np.zeros(0, np.int64)]
+    moments = [np.zeros(0, np.int64 if around is None else event_dtype(dataset.schema, around))]
 
     def look(part: ShardSamples) -> tuple[VideoIndex, VideoEvents | None]:
         videos = VideoIndex(part.reader(name), name, part.rows, clip)
-        return videos, None if around is None else around.look(part, videos)
+        return videos, None if around is None else videos.events(part.reader(around), around)
 
-    for part, (videos, happened) in scan(dataset, look):
+    for part, (videos, events) in scan(dataset, look):
         n_frames[part.numbers] = videos.n_frames
         has_clip = videos.n_frames >= clip.span
-        if around is not None and happened is not None:
-            has_clip = around.take(happened, part.numbers, has_clip)
+        if events is not None:  # keep those of videos that are long enough for a clip
+            counts, values = events
+            moments.append(values[np.repeat(has_clip, counts)].astype(moments[0].dtype))
+            counts = counts * has_clip
+            owners.append(np.repeat(part.numbers, counts))
+            has_clip = counts > 0
         if len(sizes) < 2:
             lines = videos.lines[has_clip]
             sizes |= distinct_sizes(np.stack([lines["height"], lines["width"]], axis=1))
-    events = None if around is None else around.events(len(n_frames))
-    clips = Clips(clip, n_frames, events)
+    clips = Clips(clip, n_frames, _sorted(owners, moments, len(dataset)) if around else None)
     if n_frames.any() and not len(clips):
         raise InvalidArgument(_no_clips_message(dataset, clip, name, int(n_frames.max())))
     size = clip.size or _common(dataset, clip, name, sizes)
     n_clips = np.diff(_source_ends(dataset, clips), prepend=0)
     dataset.rows.check_sources(n_clips, "none of its videos has a clip")
     return _Found(ClipSpec(clip, name, size), clips)
+
+
+def _sorted(owners: list[Rows], moments: list[npt.NDArray[Any]], n_videos: int) -> Events:
+    """Return all events in the order of their videos, `owners`."""
+    videos = np.concatenate(owners)
+    values = np.concatenate(moments)[np.argsort(videos, kind="stable")]
+    return Events(np.bincount(videos, minlength=n_videos).astype(np.int64), values)
 
 
 def _source_ends(dataset: Dataset, clips: Clips) -> Rows:
@@ -287,40 +298,6 @@ def _source_ends(dataset: Dataset, clips: Clips) -> Rows:
 
 VideoEvents = tuple[Rows, npt.NDArray[Any]]
 """The number of events of each video, and all events."""
-
-
-class _EventCollector:
-    """Collects the events of videos that are long enough for a clip."""
-
-    def __init__(self, dataset: Dataset, name: str) -> None:
-        self._name = name
-        self._kind = event_dtype(dataset.schema, name)
-        self._videos: list[Rows] = []
-        self._values = [np.zeros(0, self._kind)]
-
-    def look(self, part: ShardSamples, videos: VideoIndex) -> VideoEvents:
-        """Return the events of some videos of a shard."""
-        return videos.events(part.reader(self._name), self._name)
-
-    def take(
-        self, happened: VideoEvents, numbers: Rows, is_long: npt.NDArray[np.bool_]
-    ) -> npt.NDArray[np.bool_]:
-        """Add the events of the videos at `numbers` that are long enough for a clip (`is_long`).
-
-        Return a mask of the videos from which events were added.
-        """
-        counts, values = happened
-        self._values.append(values[np.repeat(is_long, counts)].astype(self._kind))
-        counts = counts * is_long
-        self._videos.append(np.repeat(numbers, counts))
-        found: npt.NDArray[np.bool_] = counts > 0
-        return found
-
-    def events(self, n_videos: int) -> Events:
-        """Return all events, in the order of their videos."""
-        videos = np.concatenate([np.zeros(0, np.int64), *self._videos])
-        values = np.concatenate(self._values)[np.argsort(videos, kind="stable")]
-        return Events(np.bincount(videos, minlength=n_videos).astype(np.int64), values)
 
 
 def _no_clips_message(dataset: Dataset, clip: Clip, name: str, longest: int) -> str:

@@ -1,7 +1,7 @@
 """FieldSource: reads one stored field, of a single sample or into the rows of a batch.
 
 `SampleReader` combines the sources of a view's samples. Sources of media are in `decoding`, the
-source of windows of tokens is in `token_source`.
+source of windows of tokens is in `window_view`.
 """
 
 from __future__ import annotations

@@ -53,40 +53,6 @@ def common_fields(schemas: Sequence[Schema]) -> Mapping[str, Field]:
     }
 
 
-def check_agreement(
-    schemas: Sequence[Schema], paths: Sequence[str], fields: Iterable[str] | None
-) -> Iterable[str] | None:
-    """Check that `fields`, by default all, are equal in the datasets at `paths`; return them.
-
-    An iterable that is not a list is returned as a list.
-
-    Raises:
-        InvalidArgument: names a field that differs, two datasets, and the field in each.
-    """
-    known = dict.fromkeys(name for schema in schemas for name in schema)
-    common = common_fields(schemas)
-    if isinstance(fields, Iterable) and not isinstance(fields, str):
-        fields = list(fields)
-    wanted = fields if isinstance(fields, list) else list(known)
-    for name in known:
-        groups = [name[:i] for i, letter in enumerate(name) if letter == "."]
-        if name in common or not any(each in wanted for each in (name, *groups)):
-            continue
-        has = [schema.get(name) for schema in schemas]
-        i = next(i for i, field in enumerate(has) if field != has[0])
-        one, other = paths[0], paths[i]
-        raise InvalidArgument(
-            f"a mixture has the fields that are equal in all sources; field {name!r} is "
-            f"{_field_text(has[0])} in {one} (source 0), and {_field_text(has[i])} in {other} "
-            f"(source {i}): pass fields= without it; common fields: {', '.join(common) or 'none'}"
-        )
-    return fields
-
-
-def _field_text(field: Field | None) -> str:
-    return "absent" if field is None else repr(field)
-
-
 _MAX_NAMED: Final = 3
 _STRICTNESS: Final[tuple[Verify, ...]] = ("off", "first", "always")
 
@@ -226,11 +192,6 @@ class Mixture(OpenDataset):
         )
         return MixtureSpec(self.path, tuple(sources), self.mixing)
 
-    @property
-    def mixture_sizes(self) -> MixtureSizes:
-        """The shares of the sources, and the current sample count of each source."""
-        return self.sizes_of(np.cumsum(self.rows.source_counts))
-
     def sizes_of(self, ends: Rows) -> MixtureSizes:
         """Return the sources' shares and sample counts, given the cumulative counts of a view."""
         sizes = np.diff(ends, prepend=0)
@@ -259,9 +220,31 @@ class Mixture(OpenDataset):
         return np.searchsorted(np.cumsum(self.rows.source_counts), numbers, side="right")
 
     def check_agreement(self, fields: Iterable[str] | None) -> Iterable[str] | None:
-        """Check that some fields are equal in all sources; return them. See `check_agreement`."""
-        schemas = [source.schema for source in self.sources]
-        return check_agreement(schemas, [source.path for source in self.sources], fields)
+        """Check that `fields`, by default all, are equal in all sources; return them.
+
+        An iterable that is not a list is returned as a list.
+
+        Raises:
+            InvalidArgument: names a field that differs, two sources, and the field in each.
+        """
+        known = dict.fromkeys(name for source in self.sources for name in source.schema)
+        if isinstance(fields, Iterable) and not isinstance(fields, str):
+            fields = list(fields)
+        wanted = fields if isinstance(fields, list) else list(known)
+        for name in known:
+            groups = [name[:i] for i, letter in enumerate(name) if letter == "."]
+            if name in self.schema or not any(each in wanted for each in (name, *groups)):
+                continue
+            has = [source.schema.get(name) for source in self.sources]
+            i = next(i for i, field in enumerate(has) if field != has[0])
+            shown = ["absent" if has[k] is None else repr(has[k]) for k in (0, i)]
+            places = [f"in {self.sources[k].path} (source {k})" for k in (0, i)]
+            raise InvalidArgument(
+                f"a mixture has the fields that are equal in all sources; field {name!r} is "
+                f"{shown[0]} {places[0]}, and {shown[1]} {places[1]}: pass fields= without it; "
+                f"common fields: {', '.join(self.schema)}"
+            )
+        return fields
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Mixture, (self.sources, self.mixing), self.rows.state
@@ -387,7 +370,8 @@ def mix(
             opened.append(ShardDataset(os.fspath(source)))
         _checked_size(opened[-1])
     mixture = Mixture(opened, mixing)
-    _ = mixture.mixture_sizes.n_positions  # raises if there are too many
+    ends = np.cumsum(mixture.rows.source_counts)
+    _ = mixture.sizes_of(ends).n_positions  # raises if there are too many
     return mixture
 
 

@@ -1,24 +1,30 @@
-"""WindowView: windows of tokens, over all documents of a dataset, as samples."""
+"""Windows of tokens, over all documents of a dataset: `WindowView` and `TokenSource`.
+
+A document is read and verified as a whole, and each window copies a part of the document. If a
+document is uncompressed, mapped and already verified, only the part is read.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from shardio._base.classes import cached_property
+from shardio.batch.layout import FixedSlot
 from shardio.dataset.dataset import Dataset, ShardSamples, scan
-from shardio.errors import InvalidArgument
+from shardio.errors import InvalidArgument, ShardCorrupt
 from shardio.format.checksum import distinct
 from shardio.format.schema import Schema
+from shardio.format.sections import Entries
 from shardio.format.types import Field
-from shardio.samples.field_sources import FieldSource
+from shardio.samples.field_sources import BatchRows, Bytes, FieldSource, IndexChunk, Present
 from shardio.samples.media import AudioSpec
-from shardio.samples.packing import Pack, PackedWindows
-from shardio.samples.token_source import TokenSource
+from shardio.samples.packing import Pack, PackedWindows, WindowParts
 from shardio.samples.view import Maker, SampleView, Table, Tables
 from shardio.shard.verification import Rows
 
@@ -207,3 +213,282 @@ def _lengths(dataset: Dataset, pack: Pack) -> Rows:
     for part, found in scan(dataset, look):
         lengths[part.numbers] = found
     return lengths
+
+
+Tokens = npt.NDArray[Any]
+Record = bytes | memoryview
+
+_PARTS_AHEAD: Final = 8192
+"""The approximate number of parts computed at a time, because each call takes at least 100 µs."""
+
+_MAX_AHEADS: Final = 4
+"""The number of index arrays (`numbers`) for which parts are cached. A worker that also fills steps
+of other workers alternates between several arrays.
+"""
+
+
+class _Lookahead(NamedTuple):
+    """The parts of the windows `numbers[first:last]`.
+
+    Attributes:
+        bounds: the index of each window's first part.
+        shards: the shard of each part.
+        pieces: the location of the parts' bytes if all documents are verified, else None.
+        tails: the bytes to append to each part (end-of-text token, padding); None if there are none
+            at all.
+        is_short: True if any window has padding.
+    """
+
+    numbers: Rows
+    first: int
+    last: int
+    parts: WindowParts
+    bounds: list[int]
+    shards: Rows
+    pieces: _Pieces | None
+    tails: list[bytes] | None
+    is_short: bool
+
+
+class _Pieces(NamedTuple):
+    """The record that contains each part, and the part's byte range in the record."""
+
+    records: list[Record]
+    starts: list[int]
+    stops: list[int]
+
+    def of(self, within: slice) -> list[Record]:
+        """Return the bytes of some parts."""
+        places = self.records[within], self.starts[within], self.stops[within]
+        return [record[i:j] for record, i, j in zip(*places, strict=True)]
+
+
+class TokenSource(FieldSource):
+    """A source of windows of tokens."""
+
+    def __init__(self, dataset: Dataset, windows: PackedWindows) -> None:
+        pack = windows.pack
+        self._windows, self._pack = windows, pack
+        self._field = pack.documents(dataset.schema)
+        self._made = pack.made(self._field)
+        super().__init__(dataset, pack.name, tuple(self._made))
+        self._is_raw = dataset.verify != "always" and self._field.codec == "raw"
+        self._is_raw &= not self._field.is_fixed and dataset.access == "mmap"
+        self._is_raw &= not dataset.files.is_partial  # the maps of these files stay open
+        self._maps: dict[int, memoryview] = {}
+        """The maps of the shards from which a document was read."""
+        self._places: Rows = np.zeros(0, np.int64)
+        """The offset of each raw document in its shard's map; 0 until the document is verified."""
+        self._aheads: dict[int, _Lookahead] = {}
+        """Cached lookaheads, latest last, by the id of `numbers`, which each keeps alive."""
+
+    def close(self) -> None:
+        """Release the maps of the shards. Idempotent."""
+        self._maps.clear()
+        self._places = np.zeros(0, np.int64)
+        self._aheads.clear()
+
+    def of_sample(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
+        """Return the fields of one window."""
+        outs = {n: np.empty((1, self._pack.length), f.numpy) for n, f in self._made.items()}
+        self.fill(outs, chunk.numbers, slice(k, k + 1), chunk.tokens)
+        return {name: out[0] for name, out in outs.items()}
+
+    def fill_fixed(
+        self, batch: BatchRows, slot: FixedSlot, out: Bytes, present: Present | None
+    ) -> None:
+        """Write some windows; their other fields are written together with the tokens."""
+        if slot.name == self.name:
+            layout, n_read = batch.layout, batch.n_read
+            outs = {s.name: layout.fixed_rows(batch.memory.bytes, s, n_read) for s in layout.fixed}
+            self.fill(outs, batch.chunk.numbers, batch.part, batch.chunk.tokens)
+
+    def fill(
+        self,
+        outs: Mapping[str, Tokens],
+        numbers: Rows,
+        chosen: slice = slice(None),
+        n_tokens: tuple[int, ...] | None = None,
+    ) -> None:
+        """Write some windows.
+
+        Args:
+            outs: an output array for every field of a window, C-contiguous, (windows, length).
+            numbers: the indices of windows; the array must not change while this object exists.
+            chosen: the part of `numbers` to write; later windows may be located ahead.
+            n_tokens: as in `PackedWindows.parts`; must be the same for the same `numbers`.
+        """
+        pack, name = self._pack, self.name
+        first, last, _ = chosen.indices(len(numbers))
+        ahead = self._look_ahead(numbers, first, last, n_tokens)
+        first, last = first - ahead.first, last - ahead.first
+        within = slice(ahead.bounds[first], ahead.bounds[last])
+        content = b"".join(self._pieces(ahead, within))
+        stream = np.frombuffer(content, outs[name].dtype).reshape(-1, pack.reach)
+        outs[name][...] = stream[:, : pack.length]
+        if pack.targets:
+            outs[f"{name}_targets"][...] = stream[:, 1:]
+        if pack.apart:
+            parts = ahead.parts.of_windows(first, last, within)
+            _write_segments_and_positions(
+                outs[f"{name}_segments"], outs[f"{name}_positions"], parts
+            )
+        if pack.has_mask:
+            outs[f"{name}_mask"].fill(True)
+            if ahead.is_short or (pack.targets and pack.apart):
+                parts = ahead.parts.of_windows(first, last, within)
+                self._mask(outs[f"{name}_mask"], parts)
+
+    def _look_ahead(
+        self, numbers: Rows, first: int, last: int, n_tokens: tuple[int, ...] | None
+    ) -> _Lookahead:
+        """Return the parts of `numbers[first:last]` and of some windows after them."""
+        ahead = self._aheads.get(id(numbers))
+        if ahead is not None and ahead.first <= first <= last <= ahead.last:
+            return ahead
+        packed = self._windows
+        n_ahead = _PARTS_AHEAD * len(packed) // (len(packed) + len(packed.ends))
+        last = max(last, min(first + n_ahead, len(numbers)))
+        parts = packed.parts(numbers[first:last], n_tokens)
+        bounds = np.searchsorted(parts.windows, np.arange(last - first + 1)).tolist()
+        shards = self._shards(parts.documents)
+        pieces = None
+        if self._is_raw and self._are_verified(parts.documents):
+            pieces = self._records(parts, shards)
+        is_short = bool((parts.n_tokens < self._pack.reach).any())
+        tails = self._tails(parts) if is_short or self._pack.eot is not None else None
+        ahead = _Lookahead(numbers, first, last, parts, bounds, shards, pieces, tails, is_short)
+        self._aheads.pop(id(numbers), None)
+        while len(self._aheads) >= _MAX_AHEADS:
+            del self._aheads[next(iter(self._aheads))]
+        self._aheads[id(numbers)] = ahead
+        return ahead
+
+    def _shards(self, documents: Rows) -> Rows:
+        return self._dataset.locate(self._dataset.rows.at(documents))
+
+    def _pieces(self, ahead: _Lookahead, within: slice) -> list[Record]:
+        """Return the bytes of parts, with end-of-text tokens and padding in between."""
+        if ahead.pieces is not None:
+            pieces = ahead.pieces.of(within)
+        else:
+            pieces = self._records(ahead.parts.some(within), ahead.shards[within]).of(slice(None))
+        if ahead.tails is None:
+            return pieces
+        both: list[Record] = [b""] * (2 * len(pieces))
+        both[::2], both[1::2] = pieces, ahead.tails[within]
+        return both
+
+    def _tails(self, parts: WindowParts) -> list[bytes]:
+        """Return the bytes to append to each part: end-of-text token, padding, or none."""
+        pack, dtype = self._pack, self._field.numpy
+        missing = pack.reach - parts.n_tokens
+        tail_choices = b"", b"" if pack.eot is None else np.array(pack.eot, dtype).tobytes()
+        tails = [tail_choices[is_last] for is_last in parts.is_last.tolist()]
+        pad = np.array(pack.pad, dtype).tobytes()
+        lasts = np.searchsorted(parts.windows, np.arange(len(missing)), "right") - 1
+        for i in np.flatnonzero(missing).tolist():
+            tails[lasts[i]] += int(missing[i]) * pad
+        return tails
+
+    def _are_verified(self, documents: Rows) -> bool:
+        """Return True if all of these raw documents are verified already."""
+        if not len(self._places):
+            self._places = np.zeros(len(self._windows.ends), np.int64)
+        return bool(self._places.take(documents).all())
+
+    def _records(self, parts: WindowParts, shards: Rows) -> _Pieces:
+        """Return the verified record that contains each part, and the part's range in it."""
+        itemsize, documents, counts = self._field.numpy.itemsize, parts.documents, parts.counts
+        if self._pack.eot is not None:
+            counts = counts - parts.is_last
+        if self._is_raw:
+            if not self._are_verified(documents):
+                self._read(distinct(documents[self._places.take(documents) == 0]))
+            starts = self._places.take(documents) + parts.firsts * itemsize
+            records: list[Record] = list(map(self._maps.__getitem__, shards.tolist()))
+        else:
+            read, which = np.unique(documents, return_inverse=True)
+            found = [memoryview(record) for record in self._read(read)]
+            starts = parts.firsts * itemsize
+            records = list(map(found.__getitem__, which.tolist()))
+        return _Pieces(records, starts.tolist(), (starts + counts * itemsize).tolist())
+
+    def _read(self, documents: Rows) -> list[Record]:
+        """Return whole documents, verified."""
+        dataset, name = self._dataset, self.name
+        rows = dataset.rows.at(documents)
+        shards = dataset.locate(rows)
+        if self._field.column is not None:
+            out = np.empty((len(rows), self._field.row_bytes or 0), np.uint8)
+            gather = dataset.gather(name)
+            gather.gather(gather.place(rows, shards), rows, shards, out)
+            return [row.data for row in out]
+        records: list[Record] = [b""] * len(rows)
+        for shard in distinct(shards).tolist():
+            places = np.flatnonzero(shards == shard)
+            local = rows[places] - dataset.starts[shard]
+            found = self._read_shard(shard, local, documents[places])
+            for place, record in zip(places.tolist(), found, strict=True):
+                records[place] = record
+        return records
+
+    def _read_shard(self, shard: int, local: Rows, documents: Rows) -> list[Record]:
+        reader, name = self._dataset.files.reader(shard, self.name), self.name
+        records = reader.records
+        entries = records.entries(name, local)
+        self._check_lengths(shard, local, documents, entries)
+        found = list(records.read(name, local, entries))
+        if self._is_raw and isinstance(reader.content, memoryview):
+            self._maps[shard] = reader.content
+            self._places[documents] = entries["offset"].astype(np.int64) + records.offset
+        return found
+
+    def _check_lengths(self, shard: int, local: Rows, documents: Rows, entries: Entries) -> None:
+        """Raise ShardCorrupt unless documents have the lengths from which windows were computed."""
+        records, name = self._dataset.files.reader(shard, self.name).records, self.name
+        n_bytes = entries["n_bytes"].astype(np.int64)
+        itemsize = self._field.numpy.itemsize
+        wrong = n_bytes != self._windows.lengths(documents) * itemsize
+        if not self._field.is_fixed:
+            wrong |= records.shapes(name, local)[:, 0] * np.uint64(itemsize) != entries["n_bytes"]
+        for i in np.flatnonzero(wrong)[:1].tolist():
+            what = "the stored shape, or the length at opening, does not account for the bytes"
+            error = ShardCorrupt(what, code="shape", found=int(n_bytes[i]))
+            place = records.offset + int(entries["offset"][i])
+            raise records.placed(error, name, int(local[i]), place)
+
+    def _mask(self, out: npt.NDArray[np.bool_], parts: WindowParts) -> None:
+        """Set the mask to False in padding, and at tokens whose target is in another document."""
+        pack = self._pack
+        n_tokens = parts.n_tokens - pack.targets
+        for short in np.flatnonzero(n_tokens < pack.length).tolist():
+            out[short, n_tokens[short] :] = False
+        if pack.targets and pack.apart:
+            last = parts.places + parts.counts - 1
+            is_inside = parts.is_last & (last < pack.length)
+            out[parts.windows[is_inside], last[is_inside]] = False
+
+
+def _write_segments_and_positions(segments: Tokens, positions: Tokens, parts: WindowParts) -> None:
+    """Write each token's segment (the index of the document in the window) and position in it.
+
+    Parts may include the token after each window, which is only a target. That token is left out.
+    """
+    n, length = segments.shape
+    counts = np.minimum(parts.counts, length - parts.places)  # 0 if the part is only a target
+    n_tokens = np.minimum(parts.n_tokens, length)
+    firsts = np.searchsorted(parts.windows, np.arange(n))
+    numbers = (np.arange(1, len(counts) + 1) - firsts[parts.windows]).astype(np.int32)
+    starts = (parts.windows * length + parts.places).astype(np.int32)
+    of_tokens, starts = np.repeat(numbers, counts), np.repeat(starts, counts)
+    if (n_tokens == length).all():
+        segments.reshape(-1)[:] = of_tokens
+        places = np.arange(n * length, dtype=np.int32)
+        np.subtract(places, starts, out=positions.reshape(-1))
+        return
+    is_token = np.arange(length) < n_tokens[:, None]
+    segments.fill(0)
+    positions.fill(0)
+    segments[is_token] = of_tokens
+    positions[is_token] = np.flatnonzero(is_token) - starts

@@ -35,8 +35,7 @@ from shardio.errors import ChecksumMismatch, ShardCorrupt, TransformError
 from shardio.format.layout import Kind
 from shardio.maintenance import split
 from shardio.samples.packing import Pack, PackedWindows
-from shardio.samples.token_source import TokenSource
-from shardio.samples.window_view import WindowView
+from shardio.samples.window_view import TokenSource, WindowView
 from shardio.shard.verification import Rows
 from tests.loading import bits, make_loader, write_dataset
 from tests.packed_naively import Window, naive_windows

@@ -104,7 +104,7 @@ class Filler:
         The transform runs on the sample with the index `number` in the view, not in the epoch.
         """
         batch_spec, view = self._batch_spec, self._view
-        if batch_spec.transform is None or not batch_spec.n_samples:
+        if batch_spec.transform is None:
             return batch_spec.delivered(view)
         chunk = self._index_planner.first(number)
         if self._cautions is not None:
@@ -129,7 +129,7 @@ class Filler:
         """
         batch_spec = self._batch_spec
         samples = self.batch_schema(number)
-        if not batch_spec.makes_batches or not batch_spec.n_samples:
+        if not batch_spec.makes_batches:
             return Schemas(samples, heap_bytes=self._heap_bytes)
         n_rows = batch_spec.block_rows
         if batch_spec.skips:
