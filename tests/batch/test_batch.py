@@ -61,33 +61,18 @@ def test_a_batch_is_a_mapping_in_the_order_of_its_schema() -> None:
     assert (batch.epoch, batch.step, batch.n_rows) == (2, 7, 3)
 
 
-def test_a_field_it_does_not_have_is_a_key_error_that_lists_those_it_has() -> None:
-    with pytest.raises(KeyError, match="note, image, points, blob, meta"):
-        make_batch()["other"]
-
-
-def test_a_fixed_field_is_what_it_was_given() -> None:
-    assert make_batch()["image"][:, 0, 0].tolist() == [0, 1, 2]
-
-
-def test_varying_fields_are_lists_of_values() -> None:
+def test_fields_are_what_was_given_or_lists_of_values_made_once() -> None:
     batch = make_batch()
+    assert batch["image"][:, 0, 0].tolist() == [0, 1, 2]
     assert batch["note"] == ["", "größe 名前", "c"]
     assert batch["blob"] == [b"\0\xff", b"", b"xyz"]
     assert batch["meta"] == [None, {"a": [1, 2.5]}, "x"]
     assert [value.tolist() for value in batch["points"]] == [[], [[0, 1], [2, 3], [4, 5]], [[0, 1]]]
     assert [value.shape for value in batch["points"]] == [(0, 2), (3, 2), (1, 2)]
-
-
-def test_varying_arrays_are_views_of_the_block() -> None:
-    batch = make_batch()
     assert np.shares_memory(batch["points"][1], batch._block)
-
-
-def test_a_list_is_made_once() -> None:
-    batch = make_batch()
-    assert batch["meta"] is batch["meta"]
-    assert batch["points"] is batch["points"]
+    assert all(batch[name] is batch[name] for name in ("meta", "points"))
+    with pytest.raises(KeyError, match="note, image, points, blob, meta"):
+        batch["other"]
 
 
 def test_rows_beyond_the_batch_are_left_out() -> None:
@@ -96,25 +81,18 @@ def test_rows_beyond_the_batch_are_left_out() -> None:
     assert len(batch["points"]) == len(batch.indices) == len(batch.valid) == 2
 
 
-def test_a_batch_says_where_its_rows_came_from() -> None:
+def test_a_batch_says_where_its_rows_came_from_in_copies() -> None:
     batch = make_batch()
-    assert batch.indices.tolist() == [70, 71, 5]
-    assert batch.origins.tolist() == [[1, 20], [1, 21], [0, 5]]
-    assert batch.valid.tolist() == [True, True, True]
     found = (batch.indices, batch.origins, batch.valid)
+    assert [part.tolist() for part in found] == [
+        [70, 71, 5],
+        [[1, 20], [1, 21], [0, 5]],
+        [True, True, True],
+    ]
     assert [part.dtype.name for part in found] == ["int64", "int64", "bool"]
-
-
-def test_a_row_that_was_not_filled_is_not_valid() -> None:
-    batch = make_batch()
-    batch._layout.origins(batch._block)["status"][1] = CLAIMED
+    assert not any(np.shares_memory(part, batch._block) for part in found)
+    batch._layout.origins(batch._block)["status"][1] = CLAIMED  # not filled
     assert batch.valid.tolist() == [True, False, True]
-
-
-def test_origins_are_copies() -> None:
-    batch = make_batch()
-    for found in (batch.indices, batch.origins, batch.valid):
-        assert not np.shares_memory(found, batch._block)
 
 
 @pytest.mark.parametrize(

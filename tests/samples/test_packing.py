@@ -242,6 +242,8 @@ def test_a_loader_has_every_window_once(folder: str, pack: Pack, shuffle: Any) -
         Array("uint16", (None,), codec="zstd"),
         Array("int64", (None,)),
         Array("uint8", (None,), codec="zstd_dictionary"),
+        Array("uint32", (20,)),
+        Array("uint32", (20,), codec="zstd"),
     ],
     ids=repr,
 )
@@ -249,7 +251,7 @@ def test_a_loader_has_every_window_once(folder: str, pack: Pack, shuffle: Any) -
 def test_however_documents_are_stored_their_windows_are_the_same(
     tmp_path: Path, field: Array, access: Any
 ) -> None:
-    documents = documents_of(LENGTHS, field.dtype)
+    documents = documents_of([20] * 7 if field.is_fixed else LENGTHS, field.dtype)
     made = write(tmp_path / "set", documents, field=field)
     check(epoch(made, access=access), naive_windows(documents, EVERYTHING))
 
@@ -262,14 +264,6 @@ def test_windows_are_the_same_when_their_documents_are_checked_already(
     with loader(folder, verify=verify, shuffle=True) as made:
         for _ in range(2):
             check(windows_in(made), expected)
-
-
-@pytest.mark.parametrize("codec", ["raw", "zstd"])
-@pytest.mark.parametrize("access", ["mmap", "pread"])
-def test_rows_of_one_length_are_documents_too(tmp_path: Path, codec: str, access: Any) -> None:
-    documents = documents_of([20] * 7, "uint32")
-    made = write(tmp_path / "set", documents, field=Array("uint32", (20,), codec=codec))
-    check(epoch(made, access=access), naive_windows(documents, EVERYTHING))
 
 
 @pytest.mark.parametrize("rest", ["pad", "drop"])
