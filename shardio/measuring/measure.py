@@ -212,12 +212,7 @@ def measure_loading(
     """
     options = {"shuffle": True, "output": "numpy", **options}
     n_cpus = usable_cpus()
-    if "num_workers" in options or isinstance(n_workers, int):
-        found = options.get("num_workers", n_workers)
-        raise InvalidArgument(
-            f"n_workers must list the worker counts to try, such as n_workers=[0, 4]; found {found}"
-        )
-    counts = _worker_counts(n_cpus) if n_workers is None else list(dict.fromkeys(n_workers))
+    counts = _worker_counts(options.get("num_workers", n_workers), n_cpus)
     if not counts or not 0 < seconds < math.inf:
         raise InvalidArgument(
             "n_workers must not be empty, and seconds must be above 0 and finite; "
@@ -274,9 +269,15 @@ def measure_loading(
     )
 
 
-def _worker_counts(n_cpus: int) -> list[int]:
-    """Return 0, the powers of two below the number of CPUs, and the number of CPUs."""
-    return [0, *(1 << k for k in range(n_cpus.bit_length()) if 1 << k < n_cpus), n_cpus]
+def _worker_counts(given: Any, n_cpus: int) -> list[int]:
+    """Return the given counts; by default 0, powers of two below the number of CPUs, and that."""
+    if given is None:
+        return [0, *(1 << k for k in range(n_cpus.bit_length()) if 1 << k < n_cpus), n_cpus]
+    if isinstance(given, int):
+        raise InvalidArgument(
+            f"n_workers must list the worker counts to try, such as n_workers=[0, 4]; found {given}"
+        )
+    return list(dict.fromkeys(given))
 
 
 def _run(
