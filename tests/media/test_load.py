@@ -87,21 +87,23 @@ def test_frames_of_a_video_fill_a_row(video: Path) -> None:
     np.testing.assert_array_equal(load_clip(video.read_bytes(), row, start=3, step=2), expected)
 
 
-def test_frames_that_a_video_does_not_have_are_refused(video: Path) -> None:
-    with pytest.raises(InvalidArgument, match="frame"):
-        load_clip(video, _row(4, 32, 32, 3), start=10**6)
-
-
-@pytest.mark.parametrize("options", [{"start": 1.5}, {"step": 0.5}, {"start": 10**30}])
-def test_what_is_no_number_of_frames_is_refused(video: Path, options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidArgument, match="expected an integer of at most"):
-        load_clip(video, _row(4, 32, 32, 3), **options)
-
-
-@pytest.mark.parametrize("out", [_row(32, 32, 3), _row(4, 0, 32, 3), None])
-def test_what_cannot_hold_a_clip_is_refused(video: Path, out: Any) -> None:
-    with pytest.raises(InvalidArgument, match="frames x height x width x 3, found"):
-        load_clip(video, out)
+@pytest.mark.parametrize(
+    ("out", "options", "said"),
+    [
+        (_row(4, 32, 32, 3), {"start": 10**6}, "frame"),
+        (_row(4, 32, 32, 3), {"start": 1.5}, "expected an integer of at most"),
+        (_row(4, 32, 32, 3), {"step": 0.5}, "expected an integer of at most"),
+        (_row(4, 32, 32, 3), {"start": 10**30}, "expected an integer of at most"),
+        (_row(32, 32, 3), {}, "frames x height x width x 3, found"),
+        (_row(4, 0, 32, 3), {}, "frames x height x width x 3, found"),
+        (None, {}, "frames x height x width x 3, found"),
+    ],
+)
+def test_what_is_no_clip_of_a_video_is_refused(
+    video: Path, out: Any, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        load_clip(video, out, **options)
 
 
 def test_a_video_that_is_none_is_named(tmp_path: Path) -> None:

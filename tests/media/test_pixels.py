@@ -43,13 +43,6 @@ def test_a_crop_and_a_smaller_decode_of_a_lying_jpeg_are_those_of_the_upright_on
     )
 
 
-def test_a_turned_picture_goes_into_a_destination(way: int = 6) -> None:
-    data = saved(smooth(), "JPEG", exif=exif(way))
-    out = np.zeros((16, 12, 3), np.uint8)
-    assert decode_image(data, out=out) is out
-    np.testing.assert_array_equal(out, decode_image(data))
-
-
 def block(order: str, kind: int, value: bytes, tag: int = 0x0112) -> bytes:
     mark = b"II*\0" if order == "<" else b"MM\0*"
     head = struct.pack(order + "IHHHI", 8, 1, tag, kind, 1)

@@ -224,13 +224,11 @@ def test_what_makes_no_sense_with_an_address_is_refused(
         iter(MultiLoader(**{"address": server.address, **arguments}))
 
 
-def test_keys_and_options_are_for_an_address() -> None:
-    wrong: list[dict[str, Any]] = [{"keys": "x"}, {"options": {}}]
-    for more in wrong:
-        with pytest.raises(
-            InvalidArgument, match="keys and options are for a server: pass its address as address="
-        ):
-            MultiLoader(range(3), **more)
+@pytest.mark.parametrize("more", [{"keys": "x"}, {"options": {}}])
+def test_keys_and_options_are_for_an_address(more: dict[str, Any]) -> None:
+    said = "keys and options are for a server: pass its address as address="
+    with pytest.raises(InvalidArgument, match=said):
+        MultiLoader(range(3), **more)
 
 
 def test_a_server_that_is_not_there_is_an_error_in_time() -> None:

@@ -49,27 +49,26 @@ def _loads(path: str, server: Server) -> None:
         assert list(map(bits, far)) == local_bits(path, 7)
 
 
-@pytest.mark.parametrize("bind", ["tcp://0.0.0.0:5555", "tcp://*:5555", "tcp://[::]:5555"])
-def test_an_address_that_others_reach_is_refused_without_keys(path: str, bind: str) -> None:
-    with pytest.raises(InvalidArgument, match="without keys to anybody"):
-        make_server(path, bind)
-
-
 @pytest.mark.parametrize(
-    "wrong",
+    ("bind", "options", "said"),
     [
-        {"num_workers": -1},
-        {"memory_bytes": 0},
-        {"max_clients": 0},
-        {"transform": 7},
-        {"batch_transform": globals},
+        ("tcp://0.0.0.0:5555", {}, "without keys to anybody"),
+        ("tcp://*:5555", {}, "without keys to anybody"),
+        ("tcp://[::]:5555", {}, "without keys to anybody"),
+        (FREE, {"num_workers": -1}, "num_workers"),
+        (FREE, {"memory_bytes": 0}, "memory_bytes"),
+        (FREE, {"max_clients": 0}, "max_clients"),
+        (FREE, {"transform": 7}, "transform"),
+        (FREE, {"batch_transform": globals}, "batch_transform"),
+        (None, {}, "cannot listen there"),
     ],
     ids=str,
 )
-def test_what_no_client_could_use_is_refused_at_once(path: str, wrong: dict[str, Any]) -> None:
-    (name,) = wrong
-    with pytest.raises(InvalidArgument, match=name):
-        make_server(path, FREE, **wrong)
+def test_what_no_client_could_use_is_refused_at_once(
+    path: str, server: Server, bind: str | None, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        make_server(path, bind or server.address, **options)  # of the other server: in use
 
 
 def test_without_zeromq_both_sides_say_how_to_get_it(
@@ -82,11 +81,6 @@ def test_without_zeromq_both_sides_say_how_to_get_it(
     ):
         with pytest.raises(UnsupportedEnvironment, match=r"pip install '\.\[zmq\]'"):
             make()
-
-
-def test_an_address_in_use_is_refused(path: str, server: Server) -> None:
-    with pytest.raises(InvalidArgument, match="cannot listen there"):
-        make_server(path, server.address)
 
 
 def test_bytes_that_are_no_zeromq_do_not_disturb_it(path: str, server: Server) -> None:
