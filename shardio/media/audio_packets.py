@@ -21,6 +21,7 @@ import numpy.typing as npt
 from shardio.errors import MediaError
 from shardio.format.types.streams import EncodedStream, PacketFlag, pack_packets, packet_sizes
 from shardio.media.container import (
+    ErrorsNamed,
     audio_stream,
     check_complete,
     has_guessed_times,
@@ -238,10 +239,8 @@ _SKIP = struct.Struct("<II")  # how many samples to drop at the start and at the
 def demux_audio(source: bytes | str, container: InputContainer, name: str) -> EncodedStream:
     """Demux the first audio stream of an open container; every packet is decoded once."""
     stream = audio_stream(container, name)
-    try:
+    with ErrorsNamed(name):
         return _read_packets(source, container, stream, name).stream()
-    except MediaError as error:
-        raise MediaError(f"{name}: {error}") from error
 
 
 def sound_of(source: bytes | str, name: str = "") -> EncodedStream | None:
@@ -260,11 +259,9 @@ def sound_of(source: bytes | str, name: str = "") -> EncodedStream | None:
         if not container.streams.audio:
             return None
         stream = audio_stream(container, name)
-        try:
+        with ErrorsNamed(f"{name}: its audio"):
             cut = _read_packets(source, container, stream, name)
             return cut.stream() if cut.parts else None
-        except MediaError as error:
-            raise MediaError(f"{name}: its audio: {error}") from error
 
 
 def _read_packets(

@@ -18,6 +18,7 @@ from shardio.errors import MediaError
 
 if TYPE_CHECKING:
     from av.audio.stream import AudioStream
+    from av.codec.context import CodecContext
     from av.container import InputContainer
     from av.video.stream import VideoStream
 
@@ -207,8 +208,6 @@ _DEMUXERS = (
     ",flv,asf,ogg,nut,mxf,rm,yuv4mpegpipe,dv,wtv"
     ",wav,w64,mp3,aac,ac3,eac3,flac,aiff,caf,amr,ape,au,wv,tta"
 )
-DECODER_OPTIONS = {"err_detect": "crccheck+explode"}
-"""Decoder options that report damage, which FFmpeg would otherwise conceal."""
 _STALE_TAG_US = 1_000_000  # durations written by muxers are off by less than this
 
 
@@ -230,6 +229,20 @@ def open_container(source: str | bytes, name: str, *, fill_in_times: bool = True
         raise
     except av.FFmpegError as error:
         raise MediaError(f"{name}: not a readable video: {error.strerror}") from error
+
+
+class ErrorsNamed:
+    """A context manager that lets MediaErrors begin with the name of a file."""
+
+    def __init__(self, name: str) -> None:
+        self._begin = f"{name}: "
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, MediaError) and not str(error).startswith(self._begin):
+            raise MediaError(f"{self._begin}{error}") from error
 
 
 def video_streams(container: InputContainer, name: str) -> list[VideoStream]:
@@ -268,6 +281,12 @@ def has_guessed_times(container: InputContainer, stream: VideoStream | AudioStre
     """
     start = stream.start_time
     return "matroska" in container.format.name and (start is None or start < 0)
+
+
+def make_strict(codec: CodecContext) -> None:
+    """Let a decoder report damage, which FFmpeg would otherwise conceal, and use one thread."""
+    codec.thread_type, codec.thread_count = "NONE", 1
+    codec.options = {"err_detect": "crccheck+explode"}
 
 
 def stored_times(source: str | bytes, name: str, index: int) -> list[int | None]:

@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardio.errors import MediaError
-from shardio.media.container import DECODER_OPTIONS
+from shardio.media.container import make_strict
 
 if TYPE_CHECKING:
     from av import Packet
@@ -187,9 +187,7 @@ def _open_context(codec: VideoCodecContext | AudioCodecContext, extradata: bytes
 
     if extradata:
         codec.extradata = bytes(extradata)
-    codec.thread_type = "NONE"
-    codec.thread_count = 1
-    codec.options = dict(DECODER_OPTIONS)
+    make_strict(codec)
     try:
         codec.open(strict=False)
     except (ValueError, av.FFmpegError) as error:

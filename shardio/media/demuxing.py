@@ -34,9 +34,10 @@ from shardio.media.bitstream import (
 )
 from shardio.media.checking import build_stream, verify_by_decoding, with_table
 from shardio.media.container import (
-    DECODER_OPTIONS,
+    ErrorsNamed,
     check_complete,
     has_guessed_times,
+    make_strict,
     open_container,
     stored_times,
     video_streams,
@@ -83,7 +84,7 @@ def demux(
             return demux_audio(source, container, name)
         streams = video_streams(container, name)
         is_guessed = has_guessed_times(container, streams[0])
-        try:
+        with ErrorsNamed(name):
             cut = PacketReader(container, streams[0])
             check_complete(source, container, streams[0], cut.end())
             if is_guessed:
@@ -93,8 +94,6 @@ def demux(
             if check or untimed.any() or (check is None and cut.needs_decoding(stream)):
                 stream = verify_by_decoding(stream, untimed, cut.frame_interval())
             return stream
-        except MediaError as error:
-            raise MediaError(f"{name}: {error}") from error
 
 
 @dataclass(slots=True)
@@ -135,8 +134,7 @@ class PacketReader:
         codec = self.source.codec_context
         self.parameters = decoder_parameters(codec)
         self.extradata = codec.extradata or b""
-        codec.thread_type, codec.thread_count = "NONE", 1
-        codec.options = dict(DECODER_OPTIONS)
+        make_strict(codec)
         try:
             first = self._read()
         except av.FFmpegError as error:
@@ -292,21 +290,26 @@ class SpanReader(Closing):
         self._path, self._check = path, check
         self._container = open_container(path, path)
         try:
-            streams = video_streams(self._container, path)
-            self._source, self._n_streams = streams[0], len(streams)
-            if has_guessed_times(self._container, self._source):
-                raise MediaError(
-                    "FFmpeg does not read the times of its first packets (Matroska, before 0), so "
-                    "no span can be cut out; re-encode it"
-                )
-            self._head = PacketReader(self._container, self._source, stop_at_first_frame=True)
-            end = (self._source.start_time or 0) + (self._source.duration or 0)
-            check_complete(path, self._container, self._source, end)
-            self._time_base = self._head.time_base()
-            self._second = max(1, round(1 / self._time_base))
-        except MediaError as error:
+            with ErrorsNamed(path):
+                self._begin()
+        except BaseException:
             self._container.close()
-            raise MediaError(f"{path}: {str(error).removeprefix(f'{path}: ')}") from error
+            raise
+
+    def _begin(self) -> None:
+        """Check that spans can be cut out, and read up to the first frame."""
+        streams = video_streams(self._container, self._path)
+        self._source, self._n_streams = streams[0], len(streams)
+        if has_guessed_times(self._container, self._source):
+            raise MediaError(
+                "FFmpeg does not read the times of its first packets (Matroska, before 0), so no "
+                "span can be cut out; re-encode it"
+            )
+        self._head = PacketReader(self._container, self._source, stop_at_first_frame=True)
+        end = (self._source.start_time or 0) + (self._source.duration or 0)
+        check_complete(self._path, self._container, self._source, end)
+        self._time_base = self._head.time_base()
+        self._second = max(1, round(1 / self._time_base))
 
     def cut(
         self, begin: Fraction, end: Fraction | None = None, zero: Fraction = Fraction(0)
@@ -330,18 +333,17 @@ class SpanReader(Closing):
         first = -(-begin // self._time_base)
         stop = None if end is None else -(-end // self._time_base)
         try:
-            packets = self._packets(first, stop)
-            cut = PacketReader(self._container, self._source, packets, facts_from=self._head)
-            stream = cut.stream(self._n_streams)
-            stream = _restrict_to_span(stream, first, stop, round(zero / self._time_base))
-            if self._check or (self._check is None and cut.needs_decoding(stream)):
-                timed = np.zeros(len(stream.packets), bool)
-                stream = verify_by_decoding(stream, timed, cut.frame_interval())
+            with ErrorsNamed(self._path):
+                packets = self._packets(first, stop)
+                cut = PacketReader(self._container, self._source, packets, facts_from=self._head)
+                stream = cut.stream(self._n_streams)
+                stream = _restrict_to_span(stream, first, stop, round(zero / self._time_base))
+                if self._check or (self._check is None and cut.needs_decoding(stream)):
+                    timed = np.zeros(len(stream.packets), bool)
+                    stream = verify_by_decoding(stream, timed, cut.frame_interval())
+                return stream
         except av.FFmpegError as error:
             raise MediaError(f"{self._path}: damaged: {error.strerror}") from error
-        except MediaError as error:
-            raise MediaError(f"{self._path}: {error}") from error
-        return stream
 
     def _packets(self, first: int, stop: int | None) -> list[Packet[VideoStream]]:
         """Read the packets of a span, from the last keyframe at or before its first frame."""

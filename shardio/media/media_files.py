@@ -20,9 +20,10 @@ from shardio._base.classes import Closing
 from shardio.errors import InvalidArgument, MediaError
 from shardio.media.clip_decoder import ClipDecoder
 from shardio.media.container import (
-    DECODER_OPTIONS,
+    ErrorsNamed,
     check_complete,
     has_guessed_times,
+    make_strict,
     open_container,
     video_streams,
 )
@@ -96,9 +97,7 @@ class VideoFile(Closing):
         streams = video_streams(self._container, self.path)
         stream = streams[0]
         codec = stream.codec_context
-        codec.thread_type = "NONE"
-        codec.thread_count = 1
-        codec.options = DECODER_OPTIONS
+        make_strict(codec)
         try:
             codec.open(strict=False)
         except av.FFmpegError as error:
@@ -254,7 +253,8 @@ def load_image(
         return _decode_to_fit(source, out, fit)
     with open(source, "rb") as file:
         data = file.read()
-    return _with_file_name(source, lambda: _decode_to_fit(data, out, fit))
+    with ErrorsNamed(os.fspath(source)):
+        return _decode_to_fit(data, out, fit)
 
 
 def _decode_to_fit(data: Buffer, out: Pixels, fit: Fit) -> Pixels:
@@ -294,13 +294,10 @@ def load_clip(
     _check_n_frames("step", step)
     frames = start + step * np.arange(len(out))
     data = source if isinstance(source, bytes) else os.fspath(source)
-
-    def decode() -> Pixels:
-        with ClipDecoder(max_decoders=1, max_streams=1) as decoder:
-            decoder.decode(demux(data), frames, out)
-        return out
-
-    return decode() if isinstance(data, bytes) else _with_file_name(data, decode)
+    named = contextlib.nullcontext() if isinstance(data, bytes) else ErrorsNamed(data)
+    with named, ClipDecoder(max_decoders=1, max_streams=1) as decoder:
+        decoder.decode(demux(data), frames, out)
+    return out
 
 
 def _check_out(out: Any, *axes: str) -> None:
@@ -316,14 +313,3 @@ def _check_n_frames(name: str, value: Any) -> None:
         raise InvalidArgument(
             f"{name}: expected an integer of at most {_MAX_FRAMES} frames, found {value!r}"
         )
-
-
-def _with_file_name(path: str | os.PathLike[str], decode: Callable[[], Pixels]) -> Pixels:
-    """Call `decode`; if it raises an error, add the file name."""
-    name = os.fspath(path)
-    try:
-        return decode()
-    except MediaError as error:
-        if str(error).startswith(name):
-            raise
-        raise MediaError(f"{name}: {error}") from error
