@@ -108,6 +108,10 @@ def killed(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
 
 
+def no_space(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def texts(out: Path) -> list[str]:
     return [sample["text"] for sample in shardio.open(out)]
 
@@ -128,6 +132,18 @@ def check_resumes(root: Path, out: Path, **options: Any) -> ConversionReport:
 def contents(out: Path) -> dict[str, bytes]:
     files = (path for path in out.rglob("*") if path.is_file())
     return {path.relative_to(out).as_posix(): path.read_bytes() for path in files}
+
+
+def during(monkeypatch: pytest.MonkeyPatch, act: Callable[[Input], object]) -> None:
+    """Call `act` for each input after its samples, before its outcome."""
+    samples = Lines.samples
+
+    def disturbed(self: Lines, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
+        outcome = yield from samples(self, source)
+        act(source)
+        return outcome
+
+    monkeypatch.setattr(Lines, "samples", disturbed)
 
 
 def note_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:

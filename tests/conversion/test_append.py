@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import shardio
-from shardio import Array, DatasetWriter, Input, InvalidArgument, Outcome, Schema, Text
+from shardio import Array, DatasetWriter, Input, InvalidArgument, Schema, Text
 from shardio.conversion import Progress, execution
 from shardio.conversion.staging import Staging
 from shardio.dataset import manifest
@@ -32,6 +32,7 @@ from tests.lines import (
     append,
     contents,
     convert,
+    during,
     interrupt_after,
     killed,
     outcomes,
@@ -187,14 +188,11 @@ def test_a_modified_input_is_listed_and_never_replaced(
 def test_a_file_that_grew_after_the_listing_is_recorded_as_read(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    samples = Lines.samples
-
-    def growing(self: Lines, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
+    def grow(source: Input) -> None:
         if source.name == "a/1.txt":
             (lines / "c" / "4.txt").write_text("four five six and more")
-        return (yield from samples(self, source))
 
-    monkeypatch.setattr(Lines, "samples", growing)
+    during(monkeypatch, grow)
     report = convert(lines, tmp_path / "out")
     sizes = {source.name: source.n_bytes for source in report.inputs}
     assert sizes["c/4.txt"] == len("four five six and more")

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import shardio
-from shardio import Input, Outcome
+from shardio import Input
 from shardio.conversion.inputs import join_parts, list_inputs
 from shardio.conversion.journal import cut_units
 from shardio.maintenance import verify_dataset
 from shardio_tools.cli import main
-from tests.lines import Lines, contents, convert, install, outcomes, texts, write
+from tests.lines import Lines, contents, convert, during, install, outcomes, texts, write
 
 
 def parts(_: Lines, inputs: Sequence[Input]) -> Mapping[str, Sequence[str]]:
@@ -36,18 +36,6 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write(root, {"cats/1.many/0.txt": "miau", "cats/1.many/x/1.txt": "and", "cats/1.many/2": "so"})
     write(root, {"dogs/2.many/0.txt": "wau", "dogs/2.many/1.txt": "on", "shared": "with both"})
     return root
-
-
-def during(monkeypatch: pytest.MonkeyPatch, act: Callable[[Input], object]) -> None:
-    """Call `act` while inputs are read."""
-    samples = Lines.samples
-
-    def disturbed(self: Lines, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
-        outcome = yield from samples(self, source)
-        act(source)
-        return outcome
-
-    monkeypatch.setattr(Lines, "samples", disturbed)
 
 
 def test_parts_are_listed_and_give_no_samples(

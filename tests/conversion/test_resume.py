@@ -24,6 +24,7 @@ from tests.lines import (
     contents,
     convert,
     interrupt_after,
+    no_space,
     outcomes,
     texts,
     write,
@@ -116,11 +117,8 @@ def test_resuming_without_samples_publishes_and_leaves_nothing(
 def test_a_failure_to_publish_moves_the_shards_back_and_keeps_them(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(execution, "publish", refuse)
+        patch.setattr(execution, "publish", no_space)
         with pytest.raises(OSError, match="No space left"):
             convert(lines, tmp_path / "out")
     assert os.listdir(tmp_path / "out") == [".conversion"]
@@ -313,13 +311,10 @@ def test_overwrite_replaces_a_dataset_once_the_new_one_is_complete(
 def test_a_dataset_that_could_not_be_replaced_is_unchanged(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_same: bool
 ) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
     convert(lines, tmp_path / "out")
     old = contents(tmp_path / "out")
     with monkeypatch.context() as patch:
-        patch.setattr(execution, "publish", refuse)
+        patch.setattr(execution, "publish", no_space)
         with pytest.raises(OSError, match="No space left"):
             convert(lines, tmp_path / "out", overwrite=True, repeat=1 if is_same else 2)
     now = contents(tmp_path / "out")

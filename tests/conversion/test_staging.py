@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import fcntl
 import os
 import shutil
@@ -33,7 +32,7 @@ from shardio.conversion.inputs import list_inputs
 from shardio.conversion.staging import Staging
 from shardio.dataset import manifest
 from shardio.errors import DatasetConflict, DatasetExists, SchemaError
-from tests.lines import killed
+from tests.lines import killed, no_space
 
 NUMBERS = Schema({"n": Array("int64")})
 
@@ -297,11 +296,8 @@ def test_a_writer_that_cannot_publish_leaves_nothing(
     for n in range(3):
         writer.append({"n": n})
 
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, fail_at, refuse)
+        patch.setattr(os, fail_at, no_space)
         with pytest.raises(OSError, match="No space"):
             writer.close()
     assert not (tmp_path / "out").exists()

@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from shardio.conversion.journal import InputDone, cut_units
 from shardio.conversion.report import Progress
 from shardio.conversion.scheduler import ConversionState
 from shardio_tools import cli
-from tests.lines import Lines, convert, outcomes, texts, write
+from tests.lines import convert, during, outcomes, texts, write
 from tests.media_made import scene, write_video
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -156,15 +156,11 @@ def test_a_read_error_without_a_file_name_breaks_the_input_unless_the_machine_is
 def test_an_input_that_changes_while_it_is_read_gives_no_samples(
     lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, *, keep_partial: bool
 ) -> None:
-    samples = Lines.samples
-
-    def disturbed(self: Lines, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
-        outcome = yield from samples(self, source)
+    def disturb(source: Input) -> None:
         if source.name == "b/3.txt":
             Path(source.path).unlink() if what == "vanished" else Path(source.path).write_text("x")
-        return outcome
 
-    monkeypatch.setattr(Lines, "samples", disturbed)
+    during(monkeypatch, disturb)
     report = convert(lines, tmp_path / "out", keep_partial=keep_partial)
     (broken,) = report.broken
     assert (broken.name, broken.reason) == ("b/3.txt", f"{what} while it was read")
