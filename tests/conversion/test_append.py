@@ -172,7 +172,7 @@ def test_an_append_that_stops_is_continued_by_the_next(lines: Path, out: Path) -
         ("one two more", "12 bytes, 7 when it was converted"),
     ],
 )
-def test_a_modified_input_is_listed_and_never_replaced(
+def test_modified_inputs_are_not_replaced(
     lines: Path, out: Path, content: str, reason: str
 ) -> None:
     (lines / "a" / "1.txt").write_text(content)
@@ -415,9 +415,7 @@ def test_an_interrupted_append_is_reported_with_hints(lines: Path, out: Path) ->
     assert texts(out) == OLD + NEW
 
 
-def test_overwrite_replaces_the_dataset_and_an_interrupted_append(
-    lines: Path, out: Path, tmp_path: Path
-) -> None:
+def test_overwrite_replaces_an_interrupted_append(lines: Path, out: Path, tmp_path: Path) -> None:
     leave_killed(lines, out, execution, "publish_next")
     convert(lines, out, overwrite=True)
     convert(lines, tmp_path / "model")
@@ -543,9 +541,7 @@ def test_without_samples_there_is_no_generation(numbers: Path) -> None:
 
 
 @pytest.mark.parametrize("sample", [{"n": 1}, {"n": "x", "t": "x"}, {"n": 1, "t": "x", "u": 1}])
-def test_a_sample_that_does_not_fit_leaves_the_dataset_unchanged(
-    numbers: Path, sample: dict[str, Any]
-) -> None:
+def test_a_misfit_leaves_the_dataset_unchanged(numbers: Path, sample: dict[str, Any]) -> None:
     before = contents(numbers)
     with pytest.raises(SchemaError):
         shardio.convert([{"n": 7, "t": "7"}, sample], numbers, append=True)

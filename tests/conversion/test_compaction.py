@@ -38,9 +38,7 @@ def numbers_of(out: Path) -> list[int]:
 
 
 @given(st.lists(st.integers(0, 30), max_size=60), st.integers(0, 12))
-def test_groups_cover_all_in_order_and_end_as_soon_as_they_are_full(
-    sizes: list[int], least: int
-) -> None:
+def test_groups_cover_all_in_order_and_end_once_full(sizes: list[int], least: int) -> None:
     groups = group_small(sizes, least)
     assert [k for group in groups for k in group] == list(range(len(sizes)))
     for group, after in zip_longest(groups, groups[1:]):

@@ -38,9 +38,7 @@ pytestmark = pytest.mark.usefixtures("warm_zygote")
 NUMBERS = Schema({"n": Array("int64")})
 
 
-def test_every_input_is_accounted_for_in_the_report_and_in_the_generation(
-    lines: Path, tmp_path: Path
-) -> None:
+def test_every_input_is_in_the_report_and_in_the_generation(lines: Path, tmp_path: Path) -> None:
     report = convert(lines, tmp_path / "out")
     assert outcomes(report) == {
         "a/1.txt": "converted",
@@ -67,9 +65,7 @@ def test_every_input_is_accounted_for_in_the_report_and_in_the_generation(
     assert report.n_bytes == sum(path.stat().st_size for path in (tmp_path / "out").glob("*.shard"))
 
 
-def test_samples_come_in_order_of_names_with_labels_from_their_folders(
-    lines: Path, tmp_path: Path
-) -> None:
+def test_samples_come_in_order_of_names_with_folder_labels(lines: Path, tmp_path: Path) -> None:
     convert(lines, tmp_path / "out")
     dataset = shardio.open(tmp_path / "out")
     assert texts(tmp_path / "out") == OLD
@@ -262,9 +258,7 @@ def test_a_missing_source_or_empty_folder_is_refused_before_anything_is_created(
     assert not (tmp_path / "out").exists()
 
 
-def test_unknown_kinds_and_options_are_errors_that_list_the_known_ones(
-    lines: Path, tmp_path: Path
-) -> None:
+def test_errors_of_unknown_kinds_and_options_list_known_ones(lines: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="'films': unknown converter; .* lines, .*videos"):
         shardio.convert(lines, tmp_path / "out", kind="films")
     with pytest.raises(InvalidArgument, match="speed: not an option .* options are repeat"):
@@ -289,9 +283,7 @@ def test_options_are_validated(
         convert(lines, tmp_path / "out", **options)
 
 
-def test_progress_starts_with_the_totals_and_counts_every_input(
-    lines: Path, tmp_path: Path
-) -> None:
+def test_progress_starts_with_totals_and_counts_every_input(lines: Path, tmp_path: Path) -> None:
     (lines / "b" / "3.txt").write_text("!")
     updates: list[Progress] = []
     report = convert(lines, tmp_path / "out", progress=updates.append, workers=2)
@@ -365,9 +357,7 @@ def test_built_in_converters_are_found_in_a_checkout_that_is_not_installed(
     assert options_of(source) == {"frames": 8, "stride": 1, "step": 8, "size": 112, "store": "raw"}
 
 
-def test_built_in_converters_do_not_depend_on_the_installed_metadata(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_built_in_converters_ignore_the_installed_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
     from shardio.conversion import converter
 
     moved = EntryPoint("videos", "shardio_converters.nowhere:Videos", converter.ENTRY_POINT_GROUP)
@@ -398,9 +388,7 @@ def test_samples_of_an_iterable_are_written_with_the_schema_of_the_first(tmp_pat
     assert (last["text"], bytes(last["raw"]), last["extra"]) == ("2", b"\x02", {"n": [2]})
 
 
-def test_an_empty_iterable_publishes_nothing_and_without_a_schema_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_an_empty_iterable_publishes_nothing_and_needs_a_schema(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(InvalidArgument, match="no samples to infer the schema from"):
         shardio.convert([], out)

@@ -339,7 +339,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("frame", "message"), REFUSED, ids=range(len(REFUSED)))
-def test_unsupported_values_are_refused_with_row_and_column(
+def test_refused_values_are_named_by_row_and_column(
     tmp_path: Path, frame: Any, message: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=message):

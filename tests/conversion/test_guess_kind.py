@@ -49,7 +49,5 @@ from shardio.conversion.converter import guess_kind
         (["meta/info.json", "videos/x/1.mp4"], "videos"),
     ],
 )
-def test_audio_and_images_without_a_video_are_recognized_by_their_names(
-    names: list[str], kind: str
-) -> None:
+def test_kinds_are_guessed_from_file_names(names: list[str], kind: str) -> None:
     assert guess_kind([Input(name, "", 0, 0) for name in names]) == kind

@@ -89,9 +89,7 @@ def test_a_part_that_changes_or_vanishes_while_it_is_read_breaks_its_input(
     }
 
 
-def test_a_part_that_is_not_a_file_breaks_its_input_and_is_not_opened(
-    lines: Path, tmp_path: Path
-) -> None:
+def test_a_part_that_is_no_file_breaks_its_input_unopened(lines: Path, tmp_path: Path) -> None:
     os.mkfifo(lines / "cats" / "1.many" / "pipe")
     os.symlink("nowhere", lines / "dogs" / "2.many" / "link")
     report = convert(lines, tmp_path / "out")
@@ -133,7 +131,7 @@ def test_a_resumed_conversion_has_the_current_parts(
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
-def test_parts_count_towards_the_unit_that_reads_them(
+def test_parts_count_for_the_unit_reading_them(
     lines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(lines, {"dogs/2.many/1.txt": "x" * 100})

@@ -44,9 +44,7 @@ def test_classes_come_from_the_file_and_not_from_folders(lines: Path, tmp_path: 
         ),
     ],
 )
-def test_csv_and_json_lines_are_equivalent(
-    lines: Path, tmp_path: Path, name: str, content: str
-) -> None:
+def test_csv_and_json_lines_are_equal(lines: Path, tmp_path: Path, name: str, content: str) -> None:
     assert read_labels(str(written(tmp_path, name, content))) == {"a/1.txt": "zebra"}
 
 

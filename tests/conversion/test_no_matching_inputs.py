@@ -35,9 +35,7 @@ def test_if_names_suggest_no_kind_the_error_lists_the_files_and_all_kinds(
     assert not (tmp_path / "out").exists()
 
 
-def test_if_no_file_is_of_the_given_kind_the_error_suggests_another(
-    notes: Path, tmp_path: Path
-) -> None:
+def test_if_no_file_is_of_the_kind_the_error_suggests_another(notes: Path, tmp_path: Path) -> None:
     (notes / "table.csv").write_text("x\n1\n")
     message = (
         "holds no file of the kind 'images': 5 files, .txt (2), .csv (1), .md (1), no suffix (1); "
@@ -49,9 +47,7 @@ def test_if_no_file_is_of_the_given_kind_the_error_suggests_another(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_single_file_of_no_kind_is_refused_and_a_broken_one_is_not(
-    notes: Path, tmp_path: Path
-) -> None:
+def test_a_file_of_no_kind_is_refused_and_a_broken_one_is_not(notes: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"a\.txt: holds no file .* 1 file, \.txt \(1\);"):
         shardio.convert(notes / "a.txt", tmp_path / "out", workers=0)
     (notes / "a.jpg").symlink_to("nowhere")  # broken: of the kind

@@ -65,9 +65,7 @@ def test_finished_inputs_are_not_read_again_and_are_in_the_report(
     assert [step.n_inputs_done for step in updates] == list(range(N_INPUTS + 1))
 
 
-def test_an_interrupted_conversion_has_a_hint_and_hides_its_work(
-    lines: Path, tmp_path: Path
-) -> None:
+def test_an_interrupted_conversion_hints_and_hides_its_work(lines: Path, tmp_path: Path) -> None:
     (note,) = interrupted(lines, tmp_path / "out").__notes__
     assert "finished units are kept; resume (--resume) continues" in note
     assert os.listdir(tmp_path / "out") == [".conversion"]
@@ -78,9 +76,7 @@ def test_an_interrupted_conversion_has_a_hint_and_hides_its_work(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_full_disk_raises_its_error_and_keeps_finished_units(
-    lines: Path, tmp_path: Path, workers: int
-) -> None:
+def test_a_full_disk_keeps_finished_units(lines: Path, tmp_path: Path, workers: int) -> None:
     (lines / "top.txt").write_text("full")
     with pytest.raises(OSError, match="No space left") as caught:
         convert(lines, tmp_path / "out", workers=workers)
@@ -95,9 +91,7 @@ def test_without_finished_units_nothing_is_left(lines: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("folder", ["new", "dataset"])
-def test_resuming_without_samples_publishes_and_leaves_nothing(
-    tmp_path: Path, lines: Path, folder: str
-) -> None:
+def test_resuming_without_samples_leaves_nothing(tmp_path: Path, lines: Path, folder: str) -> None:
     source, out, replaces = tmp_path / "none", tmp_path / "out", folder == "dataset"
     if replaces:
         convert(lines, out)
@@ -126,9 +120,7 @@ def test_a_failure_to_publish_moves_the_shards_back_and_keeps_them(
 
 
 @pytest.mark.parametrize("n_inputs", [3, 5])
-def test_a_conversion_may_be_interrupted_again_and_again(
-    lines: Path, tmp_path: Path, n_inputs: int
-) -> None:
+def test_conversions_may_be_interrupted_often(lines: Path, tmp_path: Path, n_inputs: int) -> None:
     interrupted(lines, tmp_path / "out", n_inputs)
     interrupted(lines, tmp_path / "out", n_inputs + 1, resume=True)
     interrupted(lines, tmp_path / "out", n_inputs, resume=True)
@@ -284,9 +276,7 @@ def test_resume_without_an_interrupted_conversion_starts_one(lines: Path, tmp_pa
 # Overwriting.
 
 
-def test_overwrite_starts_again_with_any_options(
-    lines: Path, tmp_path: Path, read: list[str]
-) -> None:
+def test_overwrite_starts_with_any_options(lines: Path, tmp_path: Path, read: list[str]) -> None:
     interrupted(lines, tmp_path / "out")
     read.clear()
     convert(lines, tmp_path / "out", overwrite=True, repeat=2)
@@ -294,9 +284,7 @@ def test_overwrite_starts_again_with_any_options(
     assert len(texts(tmp_path / "out")) == 14
 
 
-def test_overwrite_replaces_a_dataset_once_the_new_one_is_complete(
-    lines: Path, tmp_path: Path
-) -> None:
+def test_overwrite_replaces_a_dataset_by_a_complete_one(lines: Path, tmp_path: Path) -> None:
     convert(lines, tmp_path / "out", repeat=2, shard_bytes=5000)
     old = contents(tmp_path / "out")
     with shardio.open(tmp_path / "out") as opened:
@@ -334,9 +322,7 @@ def test_overwrite_replaces_only_datasets(lines: Path, tmp_path: Path) -> None:
         assert (out / name).exists() and len(texts(out)) == 7
 
 
-def test_overwrite_does_not_replace_a_dataset_with_unreadable_generations(
-    lines: Path, tmp_path: Path
-) -> None:
+def test_overwrite_refuses_a_dataset_of_unreadable_generations(lines: Path, tmp_path: Path) -> None:
     convert(lines, tmp_path / "out")
     flip(tmp_path / "out" / "generations" / "000001.json", 30)
     before = contents(tmp_path / "out")
@@ -356,9 +342,7 @@ def test_the_output_is_never_read_as_a_source(lines: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_an_input_that_crashes_every_worker_breaks_no_other(
-    lines: Path, tmp_path: Path, workers: int
-) -> None:
+def test_an_input_that_kills_breaks_no_other(lines: Path, tmp_path: Path, workers: int) -> None:
     (lines / "c" / "4.txt").write_text("four !")
     broken = convert(lines, tmp_path / "broken")
     (lines / "c" / "4.txt").write_text("four kill")

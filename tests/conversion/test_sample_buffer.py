@@ -41,7 +41,7 @@ def comparable(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_spilled_values_are_unchanged(
+def test_spilling_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     given = [{"x": KINDS[kind](i), "text": f"{i}"} for i in range(300)]
@@ -56,9 +56,7 @@ def test_spilled_values_are_unchanged(
     ]
 
 
-def test_samples_with_different_fields_can_be_buffered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_samples_of_other_fields_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = [{"x": i} if i % 3 else {"y": i, "x": 1} if i % 2 else {} for i in range(300)]
     monkeypatch.setattr(worker, "BUFFER_BYTES", 1_500)
     with SampleBuffer(str(tmp_path)) as buffer:

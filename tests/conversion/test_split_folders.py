@@ -130,9 +130,7 @@ def test_the_commands_keep_the_rest_of_a_pattern(
     run_commands(text)
 
 
-def test_videos_and_other_kinds_give_a_warning_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_kind_gives_the_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("train", "test"):
         (tmp_path / "videos" / name).mkdir(parents=True)
         write_video(tmp_path / "videos" / name / "a.mp4", scene(9))
@@ -147,9 +145,7 @@ def test_videos_and_other_kinds_give_a_warning_too(
     assert "eval" in warned(lines, tmp_path / "of-lines", kind="lines")
 
 
-def test_the_warning_for_tables_with_labels_does_not_mention_classes(
-    tmp_path: Path,
-) -> None:
+def test_the_warning_for_tables_with_labels_mentions_no_classes(tmp_path: Path) -> None:
     write(tmp_path / "in", {"train/a.csv": "label,x\n1,2\n", "test/b.csv": "label,x\n0,3\n"})
     text = warned(tmp_path / "in", tmp_path / "out")
     assert "go into one dataset. To create" in text and "classes" not in text

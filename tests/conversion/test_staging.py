@@ -88,9 +88,7 @@ def leave_killed(source: Path, out: Path, *, publish: bool = False) -> None:
             convert(source, out)
 
 
-def test_shards_moved_out_by_a_killed_conversion_are_moved_back(
-    source: Path, tmp_path: Path
-) -> None:
+def test_shards_that_a_killed_conversion_moved_are_moved_back(source: Path, tmp_path: Path) -> None:
     leave_killed(source, tmp_path / "out")
     assert sorted(os.listdir(tmp_path / "out")) == [".conversion", "000000-000.shard"]
     with pytest.raises(DatasetExists, match="holds an interrupted conversion"):
@@ -144,9 +142,7 @@ def test_who_is_refused_after_a_kill_leaves_no_work_of_the_killed_conversion(
     assert len(shardio.open(out)) == 1
 
 
-def test_a_published_dataset_is_not_reported_for_modified_inputs(
-    source: Path, tmp_path: Path
-) -> None:
+def test_a_published_dataset_is_not_that_of_modified_inputs(source: Path, tmp_path: Path) -> None:
     leave_killed(source, tmp_path / "out", publish=True)
     (source / "2").write_text("2")
     with pytest.raises(
@@ -202,9 +198,7 @@ def test_a_shard_created_by_another_writer_is_never_replaced(source: Path, tmp_p
     assert theirs.read_bytes() == b"theirs"
 
 
-def test_a_lock_on_a_removed_folder_does_not_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_locks_on_removed_folders_are_void(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock, n_locks = fcntl.flock, 0
 
     def remove_first(fd: int, how: int) -> None:
@@ -244,9 +238,7 @@ def test_an_out_that_is_a_device_is_refused_as_a_file(source: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_converter_may_return_a_reason_of_any_length(
-    source: Path, tmp_path: Path, workers: int
-) -> None:
+def test_converters_may_return_a_long_reason(source: Path, tmp_path: Path, workers: int) -> None:
     (found,) = convert(source, tmp_path / "out", workers=workers).inputs
     assert (found.outcome, len(found.reason), len(found.detail["long"])) == (
         "converted",
@@ -315,9 +307,7 @@ def test_an_iterable_that_raises_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_change_of_folder_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_changing_folders_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere").mkdir()
     with DatasetWriter("out", NUMBERS, shard_bytes=8) as writer:
@@ -359,9 +349,7 @@ def test_a_shard_that_is_replaced_while_it_is_open_is_refused(tmp_path: Path) ->
     assert caught.value.code == "replaced"
 
 
-def test_numbers_that_would_be_rounded_and_masks_that_would_be_lost_are_refused(
-    tmp_path: Path,
-) -> None:
+def test_numbers_to_be_rounded_and_masks_to_be_lost_are_refused(tmp_path: Path) -> None:
     schema = Schema({"x": Array("float64", (1,))})
     with shardio.ShardWriter(tmp_path / "a.shard", schema) as writer:
         with pytest.raises(SchemaError, match="cannot hold 9007199254740993 exactly"):

@@ -81,9 +81,7 @@ def test_every_unusual_input_is_converted_or_listed(
     assert all(char.isprintable() for line in output.splitlines() for char in line)
 
 
-def test_names_are_escaped_wherever_they_are_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_printed_names_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "odd", {"a\n\x1b[2J/b\u202e.mp4": "no video"})
     for n, option in enumerate(("--quiet", "--workers=1")):
         arguments = ["convert", str(tmp_path / "odd"), str(tmp_path / f"{n}\n"), "--workers=0"]

@@ -54,9 +54,7 @@ def test_a_link_with_the_name_of_the_work_folder_is_not_followed(
     assert {*contents(tmp_path / "elsewhere").values()} == {b"mine"}
 
 
-def test_overwrite_replaces_a_dataset_with_leftovers_of_a_killed_writer(
-    lines: Path, tmp_path: Path
-) -> None:
+def test_overwrite_replaces_leftovers_of_a_killed_writer(lines: Path, tmp_path: Path) -> None:
     convert(lines, tmp_path / "out")
     before = contents(tmp_path / "out")
     halves = {".dataset.json.0123456789ab.tmp": "{", "generations/.000002.json.01.tmp": "{"}
@@ -123,9 +121,7 @@ def test_only_what_a_killed_append_has_put_into_a_dataset_is_removed_again(
     assert not (killed_append / name).exists() and another.exists()
 
 
-def test_an_append_to_a_dataset_being_replaced_is_refused(
-    lines: Path, killed_replacement: Path
-) -> None:
+def test_a_dataset_being_replaced_takes_no_append(lines: Path, killed_replacement: Path) -> None:
     with pytest.raises(DatasetNotFound, match=r"resume it \(--resume\) before appending"):
         convert(lines, killed_replacement, append=True)
     convert(lines, killed_replacement, resume=True)
@@ -143,7 +139,7 @@ def test_an_append_that_cannot_resume_after_a_column_was_added_names_the_leftove
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_a_dataset_is_not_its_own_source(
+def test_no_dataset_is_its_own_source(
     lines: Path, tmp_path: Path, options: dict[str, bool]
 ) -> None:
     convert(lines, tmp_path / "out")
@@ -153,9 +149,7 @@ def test_a_dataset_is_not_its_own_source(
     assert contents(tmp_path / "out") == before
 
 
-def test_an_out_that_cannot_be_created_is_an_error(
-    lines: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_impossible_out_is_an_error(lines: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardio.conversion.staging.LOCK_PATIENCE_S", 0)
     with pytest.raises(FileNotFoundError, match="/proc/none"):  # the kernel's own: no entry is made
         convert(lines, Path("/proc/none/out"))

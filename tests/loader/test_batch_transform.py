@@ -78,7 +78,7 @@ def test_what_it_returns_becomes_the_batch(folder: str, num_workers: int) -> Non
 
 @pytest.mark.parametrize("transform", [None, lambda sample: sample])
 @pytest.mark.parametrize("collate", ["stack", "pad"])
-def test_it_gets_all_that_a_batch_has_and_may_return_it(
+def test_it_gets_the_whole_batch_and_may_return_it(
     every: str, transform: Any, collate: Any
 ) -> None:
     options: Fields = {
@@ -165,9 +165,7 @@ def test_the_last_batch_is_as_short_as_it_would_arrive(folder: str, tail: Any, n
     assert last.indices.tolist() == last["label"].tolist()
 
 
-def test_a_batch_larger_than_the_dataset_is_filled_up_also_for_the_first_schema(
-    folder: str,
-) -> None:
+def test_a_batch_larger_than_the_dataset_is_filled_up(folder: str) -> None:
     def demand(batch: Fields) -> Fields:
         assert len(batch["label"]) == 50
         return batch
@@ -300,9 +298,7 @@ def test_what_it_raises_over_the_first_batch_is_raised_where_the_loop_begins(
     ],
     ids=["none", "field", "dimensions", "dtype", "text", "too few", "bytes"],
 )
-def test_a_later_batch_unlike_the_first_is_named_with_both(
-    folder: str, odd: object, text: str
-) -> None:
+def test_a_batch_unlike_the_first_is_named_with_both(folder: str, odd: object, text: str) -> None:
     def differ(batch: Fields) -> Any:
         is_odd = 8 in batch["label"]
         return odd if is_odd else {"x": np.zeros(2), "t": ["a"] * len(batch["label"])}
@@ -364,9 +360,7 @@ def test_a_worker_that_dies_in_it_names_the_batch(folder: str, label: int, text:
 
 
 @WORKERS
-def test_a_batch_larger_than_the_budget_is_an_error_with_both_figures(
-    folder: str, num_workers: int
-) -> None:
+def test_a_batch_beyond_the_budget_is_an_error_with_figures(folder: str, num_workers: int) -> None:
     def enlarge(batch: Fields) -> Fields:
         return {"x": np.zeros(3_000_000 if 8 in batch["label"] else 8, np.uint8)}
 

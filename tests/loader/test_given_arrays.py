@@ -114,9 +114,7 @@ def test_every_array_that_a_transform_is_given_is_read_only(
         assert batch["writable"] == [[]] * batch.n_rows
 
 
-def test_every_array_that_the_transform_of_a_map_view_is_given_is_read_only(
-    folders: Mapping[str, str],
-) -> None:
+def test_every_array_in_a_transform_of_a_map_view_is_read_only(folders: Mapping[str, str]) -> None:
     for name, options in VIEWS.values():
         given = dict(options)
         made = viewed(opened(folders[name], given), given)

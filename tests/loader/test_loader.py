@@ -340,9 +340,7 @@ def test_a_flipped_bit_in_a_record_is_an_error_that_names_the_place(
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_verify_decides_whether_and_how_often_bytes_are_checked(
-    tmp_path: Path, num_workers: int
-) -> None:
+def test_verify_decides_how_often_bytes_are_checked(tmp_path: Path, num_workers: int) -> None:
     def outcome(loader: ShardLoader) -> str:
         try:
             list(loader)
@@ -605,7 +603,7 @@ def test_values_that_vary_come_as_lists_of_their_own_kind(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_in_the_fast_lane_batches_on_another_device_are_the_same_tensors(
+def test_reused_batches_on_another_device_are_the_same_tensors(
     small: str, num_workers: int
 ) -> None:
     options: dict[str, Any] = {"output": "tinygrad", "device": "PYTHON", "num_workers": num_workers}
@@ -645,9 +643,7 @@ def test_in_the_fast_lane_batches_on_another_device_are_the_same_tensors(
     ],
 )
 @pytest.mark.parametrize("dataset", ["nowhere/", "tcp://127.0.0.1:1"])
-def test_an_option_typed_by_habit_is_answered_with_what_to_write(
-    dataset: str, option: str, said: str
-) -> None:
+def test_habits_of_torch_are_answered_with_options(dataset: str, option: str, said: str) -> None:
     options: dict[str, Any] = {option: None}
     with pytest.raises(TypeError, match=f"ShardLoader has no option '{option}': .*{said}"):
         ShardLoader(dataset, 4, **options)

@@ -166,9 +166,7 @@ def test_all_clips_by_time_have_the_frames_on_show_then(
 
 
 @pytest.mark.parametrize("where", ["random", "uniform"])
-def test_clips_by_time_begin_with_frames_that_can_start_one(
-    folder: str, streams: Streams, where: Any
-) -> None:
+def test_clips_by_time_begin_where_one_can(folder: str, streams: Streams, where: Any) -> None:
     clip, starts = Clip(5, fps=10, where=where, per_video=12, times=True), set()
     found = epoch(folder, clip, shuffle=True)
     assert sorted(label for label, *_ in found) == [0] * 12 + [2] * 12 + [4] * 12
@@ -264,9 +262,7 @@ VIEWS: list[Clip] = [
 
 
 @pytest.mark.parametrize(("clip", "transform"), [*zip(VIEWS, [None, dict, None], strict=True)])
-def test_who_makes_the_batches_makes_no_difference(
-    with_events: str, clip: Clip, transform: Any
-) -> None:
+def test_any_worker_makes_the_same_batches(with_events: str, clip: Clip, transform: Any) -> None:
     options: dict[str, Any] = {"shuffle": True, "seed": 5, "transform": transform, "batch_size": 2}
     make = partial(loader_of, with_events, clip, fields=["video", "label"], **options)
     check_workers_agree(make)

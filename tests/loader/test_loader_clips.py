@@ -120,9 +120,7 @@ ALL = Clip(4, 2, step=5)
 
 
 @WORKERS
-def test_all_clips_arrive_with_the_pixels_of_their_frames(
-    folder: str, frames: Frames, num_workers: int
-) -> None:
+def test_all_clips_have_their_frames_pixels(folder: str, frames: Frames, num_workers: int) -> None:
     found = epoch(folder, ALL, num_workers=num_workers)
     expected = [
         (video, start)
@@ -151,9 +149,7 @@ def test_clips_are_scaled_cropped_and_in_planes_as_asked(
         start_of(made, frames(label, side or (HEIGHT, WIDTH), pixels), clip)
 
 
-def test_random_clips_begin_anywhere_and_elsewhere_in_another_epoch(
-    folder: str, frames: Frames
-) -> None:
+def test_random_clips_begin_anywhere_and_anew_in_each_epoch(folder: str, frames: Frames) -> None:
     clip = Clip(2, where="random", per_video=40)
 
     def starts(found: list[tuple[int, int, Pixels]]) -> list[int]:
@@ -250,9 +246,7 @@ def test_a_state_is_for_the_same_clips(folder: str) -> None:
 
 
 @WORKERS
-def test_clips_are_cut_out_of_what_was_selected(
-    folder: str, frames: Frames, num_workers: int
-) -> None:
+def test_clips_are_cut_from_a_selection(folder: str, frames: Frames, num_workers: int) -> None:
     with ShardDataset(folder) as dataset, dataset.select([5, 2, 3]) as chosen:
         found = epoch(chosen, Clip(16, step=8), num_workers=num_workers)
         assert len(chosen) == 3
@@ -389,9 +383,7 @@ def damaged(files: list[Path | None], made: Path) -> str:
 
 
 @WORKERS
-def test_damage_is_named_or_skipped(
-    files: list[Path | None], tmp_path: Path, num_workers: int
-) -> None:
+def test_damage_is_named(files: list[Path | None], tmp_path: Path, num_workers: int) -> None:
     copy = damaged(files, tmp_path / "set")
     where = r"000001-000\.shard.*field 'video'.*sample 0"
     with pytest.raises(ChecksumMismatch, match=where):
@@ -406,9 +398,7 @@ def test_damage_is_named_or_skipped(
 
 
 @WORKERS
-def test_what_does_not_decode_is_named(
-    files: list[Path | None], tmp_path: Path, num_workers: int
-) -> None:
+def test_bad_packets_are_named(files: list[Path | None], tmp_path: Path, num_workers: int) -> None:
     copy = damaged(files, tmp_path / "set")
     with pytest.raises(MediaError, match=r"000001-000\.shard, field 'video', sample 0: "):
         epoch(copy, ALL, num_workers=num_workers, verify="off")
@@ -434,9 +424,7 @@ def test_a_video_is_checked_as_far_as_a_clip_touches_it(tmp_path: Path) -> None:
             next(batches)
 
 
-def test_a_table_that_counts_other_frames_is_refused(
-    files: list[Path | None], tmp_path: Path
-) -> None:
+def test_a_table_of_other_frames_is_refused(files: list[Path | None], tmp_path: Path) -> None:
     made = write_dataset(tmp_path / "set", len(files), 1, SCHEMA, samples_of(files))
     path = Path(made) / "000000-000.shard"
     with ShardReader(path) as reader:
@@ -454,9 +442,7 @@ def test_a_table_that_counts_other_frames_is_refused(
 # --- what is asked for ----------------------------------------------------------------------------
 
 
-def test_the_dataset_says_which_clips_there_are_by_default(
-    files: list[Path | None], tmp_path: Path
-) -> None:
+def test_the_dataset_has_the_default_clips(files: list[Path | None], tmp_path: Path) -> None:
     schema = Schema({"video": Video(optional=True), "label": Array("int64")})
     made = write_dataset(tmp_path / "set", len(files), 2, schema, samples_of(files))
     assert [pixels.shape[0] for _, _, pixels in epoch(made)] == [16] * 4

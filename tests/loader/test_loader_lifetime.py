@@ -146,9 +146,7 @@ def test_kept_batches_are_right_while_values_of_varying_size_make_blocks_grow(
 
 
 @WORKERS
-def test_a_value_far_larger_than_those_before_it_makes_its_block_grow(
-    tmp_path: Path, num_workers: int
-) -> None:
+def test_a_far_larger_value_makes_its_block_grow(tmp_path: Path, num_workers: int) -> None:
     samples = [{"number": i, "note": "", "blob": b""} for i in range(1200)]
     samples[1111] = {"number": 1111, "note": "ü" * 1_000_000, "blob": b"x" * 5_000_000}
     folder = write_dataset(tmp_path / "set", 1200, 1, RAGGED, samples)
@@ -187,9 +185,7 @@ def test_blocks_of_batches_that_were_let_go_are_used_again(folder: str, num_work
 
 
 @IGNORES_COPIES
-def test_batches_in_reference_cycles_are_found_before_memory_is_said_to_be_short(
-    folder: str,
-) -> None:
+def test_batches_in_cycles_are_found_before_memory_is_short(folder: str) -> None:
     gc.disable()
     try:
         with _loader(folder, memory_bytes=3 * BLOCK_BYTES) as loader:
@@ -424,7 +420,7 @@ def test_breaks_cost_a_reusing_loader_no_block(folder: str, num_workers: int) ->
 
 
 @WORKERS
-def test_reuse_works_with_a_single_block(
+def test_reuse_needs_one_block(
     folder: str, written: list[dict[str, Any]], num_workers: int
 ) -> None:
     with _loader(folder, num_workers=num_workers, reuse=True, memory_bytes=BLOCK_BYTES) as loader:
@@ -473,9 +469,7 @@ def test_two_loaders_side_by_side_do_not_disturb_each_other(
 
 
 @WORKERS
-def test_an_abandoned_generator_over_a_loader_gives_everything_back(
-    folder: str, num_workers: int
-) -> None:
+def test_an_abandoned_generator_gives_everything_back(folder: str, num_workers: int) -> None:
     def images() -> Iterator[Any]:
         for batch in loader:
             yield batch["image"]
@@ -637,9 +631,7 @@ def test_a_loader_that_nobody_refers_to_closes_itself(folder: str, num_workers: 
 
 
 @WORKERS
-def test_an_iterator_keeps_its_loader(
-    folder: str, written: list[dict[str, Any]], num_workers: int
-) -> None:
+def test_iterators_keep_it(folder: str, written: list[dict[str, Any]], num_workers: int) -> None:
     steps = iter(_loader(folder, num_workers=num_workers))
     gc.collect()
     _check_epoch(list(steps), written)
@@ -663,9 +655,7 @@ def test_close_from_another_thread_ends_a_wait_for_workers(folder: str) -> None:
 
 
 @pytest.mark.parametrize("first", [0, 13])
-def test_close_from_another_thread_ends_a_loop_without_workers_at_the_next_batch(
-    folder: str, first: int
-) -> None:
+def test_close_in_another_thread_ends_a_loop_without_workers(folder: str, first: int) -> None:
     def close(sample: dict[str, Any]) -> dict[str, Any]:
         if sample["label"] == first:
             closer.start()

@@ -94,7 +94,7 @@ def batches(folder: Any, sound: Sound | None = None, **options: Any) -> list[Any
 
 
 @WORKERS
-def test_sounds_of_several_lengths_are_a_list(
+def test_sounds_of_unequal_lengths_are_a_list(
     files: list[Path], alone: str, num_workers: int
 ) -> None:
     (batch,) = batches(alone, num_workers=num_workers)
@@ -373,9 +373,7 @@ def test_every_sample_that_can_start_a_span_is_as_likely_to(noise: tuple[str, li
     assert len(set(long.tolist())) > 70
 
 
-def test_a_span_can_start_with_the_first_sample_and_end_with_the_last(
-    noise: tuple[str, list[Any]],
-) -> None:
+def test_a_span_can_reach_from_first_to_last_sample(noise: tuple[str, list[Any]]) -> None:
     folder, wholes = noise
     sound = Sound(rate=8_000, seconds=Fraction(4_499, 8_000), where="random")
     with ShardDataset(folder) as dataset, dataset.select([1]) as one, loader_of(one, sound) as it:

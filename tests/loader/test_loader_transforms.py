@@ -117,9 +117,7 @@ def _closure() -> Callable[[Sample], Sample]:
         pytest.param(lambda sample: MappingProxyType(plus_hundred(sample)), id="any mapping"),
     ],
 )
-def test_every_kind_of_callable_works(
-    folder: str, transform: Callable[..., Any], num_workers: int
-) -> None:
+def test_any_callable_works(folder: str, transform: Callable[..., Any], num_workers: int) -> None:
     found = _labels(folder, transform, num_workers=num_workers)
     assert found == list(range(100, 100 + N))
 
@@ -134,9 +132,7 @@ def test_a_transform_that_cannot_travel_is_refused_by_the_constructor(folder: st
 
 
 @WORKERS
-def test_the_result_decides_which_fields_a_batch_has_and_of_which_kind(
-    every: str, num_workers: int
-) -> None:
+def test_the_result_decides_the_fields_of_a_batch(every: str, num_workers: int) -> None:
     def describe(sample: Sample) -> Sample:
         return {
             "mean": sample["frames"].mean(axis=0, dtype=np.float32),
@@ -389,9 +385,7 @@ def test_an_exception_of_a_class_of_the_program_is_of_that_class_in_main(folder:
 
 @WORKERS
 @pytest.mark.parametrize("n", [200_000, 30_000_000])
-def test_an_exception_with_a_huge_message_arrives_cut(
-    folder: str, num_workers: int, n: int
-) -> None:
+def test_a_huge_message_of_an_exception_is_cut(folder: str, num_workers: int, n: int) -> None:
     error = _failure(
         folder, _raising(lambda: ValueError("ü" * n + "end"), 9), num_workers=num_workers
     )
@@ -445,9 +439,7 @@ def test_a_later_result_that_differs_from_the_first_is_named_with_both(
     "misfit",
     ["None", "several samples", "object", "complex", "array of str", "large int", "date", "set"],
 )
-def test_a_first_result_that_no_batch_can_hold_is_named(
-    folder: str, num_workers: int, misfit: str
-) -> None:
+def test_an_impossible_first_result_is_named(folder: str, num_workers: int, misfit: str) -> None:
     make, words = MISFITS[misfit]
     error = _failure(folder, make, num_workers=num_workers)
     assert f"sample 0 of shard 000000-000.shard of {folder}" in str(error)
@@ -457,9 +449,7 @@ def test_a_first_result_that_no_batch_can_hold_is_named(
 @pytest.mark.cpu_device
 @WORKERS
 @pytest.mark.parametrize("first", [0, 13])
-def test_a_tensor_is_refused_with_what_to_return_instead(
-    folder: str, num_workers: int, first: int
-) -> None:
+def test_a_tensor_is_refused_with_a_hint(folder: str, num_workers: int, first: int) -> None:
     def transform(sample: Sample) -> Sample:
         from tinygrad.tensor import Tensor
 
@@ -626,9 +616,7 @@ def test_without_workers_a_pass_that_was_left_runs_no_further_transform(folder: 
             assert max(seen) < 8
 
 
-def test_the_transform_is_called_once_per_sample_and_once_for_the_schema(
-    folder: str, tmp_path: Path
-) -> None:
+def test_a_transform_runs_once_per_sample_and_for_the_schema(folder: str, tmp_path: Path) -> None:
     log = str(tmp_path / "log")
 
     def note(sample: Sample) -> Sample:
@@ -644,9 +632,7 @@ def test_the_transform_is_called_once_per_sample_and_once_for_the_schema(
         assert called == [0, *range(N)]
 
 
-def test_a_transform_runs_in_a_process_that_has_neither_tinygrad_nor_the_main_module(
-    folder: str,
-) -> None:
+def test_a_transform_runs_without_tinygrad_and_the_main_module(folder: str) -> None:
     def look(sample: Sample) -> Sample:
         main = sys.modules["__main__"]
         return {"tinygrad": "tinygrad" in sys.modules, "main": str(getattr(main, "__file__", ""))}

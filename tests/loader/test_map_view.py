@@ -116,9 +116,7 @@ def test_a_view_is_pickled_with_its_options_and_used_after_a_fork(folder: Path) 
         view[0]
 
 
-def test_ranks_of_a_launcher_do_not_divide_a_view(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_launchers_do_not_divide_a_view(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with MapView(folder, fields=["x"]) as view:

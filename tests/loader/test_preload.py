@@ -98,18 +98,14 @@ def test_only_the_fields_that_are_read_are_preloaded(
         assert least <= dataset.preload(fields) <= most
 
 
-def test_of_a_selection_its_own_samples_are_preloaded(
-    folder: str, read: list[tuple[str, int, int]]
-) -> None:
+def test_a_selection_preloads_its_samples(folder: str, read: list[tuple[str, int, int]]) -> None:
     with ShardDataset(folder) as dataset, dataset.select([25, 21, 21]) as some:
         n_bytes = some.preload(["blob"])
     assert 400_000 <= n_bytes < 800_000
     assert not of_shard(read, 0)
 
 
-def test_a_dataset_that_is_mixed_twice_is_preloaded_once(
-    folder: str, read: list[tuple[str, int, int]]
-) -> None:
+def test_a_dataset_mixed_twice_is_read_once(folder: str, read: list[tuple[str, int, int]]) -> None:
     with ShardDataset(folder) as dataset:
         n_bytes = dataset.preload(["blob"])
     pieces = sorted(read)
@@ -159,9 +155,7 @@ def test_a_file_that_is_shorter_by_then_is_named(tmp_path: Path) -> None:
         assert (found.expected, found.found) == (dataset.shards[0].n_bytes, 8192)
 
 
-def test_an_error_in_one_thread_stops_the_others(
-    folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_stops_the_other_threads(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     n_read: list[int] = []
 
     def failing(fd: int, piece: _PreloadRange, buffer: memoryview) -> None:

@@ -110,9 +110,7 @@ def test_a_closed_file_does_not_end_the_loop(loader: ShardLoader) -> None:
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_a_title_that_the_file_cannot_hold_is_escaped(
-    loader: ShardLoader, *, is_terminal: bool
-) -> None:
+def test_a_title_beyond_the_encoding_is_escaped(loader: ShardLoader, *, is_terminal: bool) -> None:
     raw = io.BytesIO()
     with io.TextIOWrapper(raw, "ascii") as file:
         file.isatty = lambda: is_terminal  # type: ignore[method-assign]

@@ -94,9 +94,7 @@ def test_drop_leaves_out_what_is_no_whole_step(folder: str, world_size: int) -> 
 
 
 @WORKERS
-def test_padding_is_copies_of_rows_that_count_and_is_not_valid(
-    folder: str, num_workers: int
-) -> None:
+def test_padding_copies_valid_rows_and_is_not_valid(folder: str, num_workers: int) -> None:
     samples = [as_read(every_field_sample(i)) for i in range(N)]
     for batches in epoch_of(folder, 5, num_workers=num_workers):
         last = batches[-1]
@@ -177,9 +175,7 @@ def test_what_a_launcher_says_in_the_environment_is_the_default(
         assert next(iter(made)).indices.tolist() == [0, 1, 2, 3]
 
 
-def test_a_batch_script_of_slurm_is_not_taken_for_a_rank(
-    folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_script_of_slurm_is_no_rank(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_PROCID", "0")
     monkeypatch.setenv("SLURM_NTASKS", "8")
     with ShardLoader(folder, 4, num_workers=0, output="numpy") as made:
@@ -215,9 +211,7 @@ def test_an_environment_that_makes_no_sense_is_an_error_that_names_it(
         ({"tail": "pads"}, "tail must be one of 'short', 'drop', 'pad'"),
     ],
 )
-def test_options_that_make_no_sense_say_what_does(
-    folder: str, options: dict[str, Any], said: str
-) -> None:
+def test_impossible_options_are_refused(folder: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         ShardLoader(folder, 4, num_workers=0, **options)
 

@@ -292,9 +292,7 @@ def test_a_subset_resumes(tmp_path: Path) -> None:
         ({"lineage": None}, "the state's lineage is None"),
     ],
 )
-def test_a_state_that_makes_no_sense_says_why(
-    folder: str, change: dict[str, Any], said: str
-) -> None:
+def test_an_impossible_state_is_refused(folder: str, change: dict[str, Any], said: str) -> None:
     with loader(folder, seed=1) as made:
         state = made.state_dict() | change
         with pytest.raises(InvalidArgument, match=said):

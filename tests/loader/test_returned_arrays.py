@@ -241,9 +241,7 @@ def numbers(label: int) -> np.ndarray[Any, Any]:
 
 @WORKERS
 @TAKERS
-def test_a_tensor_is_taken_as_its_array_without_torch(
-    folder: str, taker: str, num_workers: int
-) -> None:
+def test_a_tensor_is_its_array_without_torch(folder: str, taker: str, num_workers: int) -> None:
     options: Fields = {"num_workers": num_workers}
     tensors = made_by(taker, lambda label: stand_in(numbers(label)))
     found = epoch(folder, **options, **{taker: tensors})
@@ -339,9 +337,7 @@ def as_arrays(value: Any) -> Any:
     ids=["here", "1 worker", "threads"],
 )
 @TAKERS
-def test_tensors_of_torch_are_taken_as_their_arrays(
-    folder: str, taker: str, running: dict[str, Any]
-) -> None:
+def test_tensors_of_torch_become_arrays(folder: str, taker: str, running: dict[str, Any]) -> None:
     pytest.importorskip("torch", reason=NEEDS_TORCH)
 
     def tensors(given: Any) -> Fields:
@@ -395,9 +391,7 @@ def test_bits_of_bfloat16_are_not_taken_for_whole_numbers(folder: str, tmp_path:
 
 
 @pytest.mark.parametrize("kind", ["sparse", "float8", "meta", "complex"])
-def test_a_tensor_of_torch_that_is_no_array_is_refused(
-    folder: str, tmp_path: Path, kind: str
-) -> None:
+def test_a_tensor_of_torch_may_be_no_array(folder: str, tmp_path: Path, kind: str) -> None:
     torch = pytest.importorskip("torch", reason=NEEDS_TORCH)
     tensor, text = {
         "sparse": (torch.eye(2).to_sparse(), r"expected a dense tensor, found .*to_dense\(\)"),
@@ -465,9 +459,7 @@ def test_a_writer_takes_tensors(tmp_path: Path) -> None:
     assert bits_of.tolist() == [3, 3]
 
 
-def test_a_list_of_tensors_with_a_gradient_is_refused_by_a_field_of_one_array(
-    tmp_path: Path,
-) -> None:
+def test_a_field_of_one_array_refuses_a_list_of_tensors(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason=NEEDS_TORCH)
     x = torch.ones(2, requires_grad=True)
     with pytest.raises(SchemaError, match="'x': expected float32, found list: .*requires grad"):

@@ -86,9 +86,7 @@ def seen(folder: str, num_workers: int, **options: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("how", COLLATED)
-def test_a_transform_that_fails_costs_its_row_however_batches_are_put_together(
-    folder: str, how: str
-) -> None:
+def test_a_failing_transform_costs_its_row_in_collated_batches(folder: str, how: str) -> None:
     options: dict[str, Any] = COLLATED[how] | {"transform": fail}
     found = seen(folder, 0, **options)
     skipped = sorted(index for _, _, _, skips in found for _, index, _ in skips)
@@ -99,9 +97,7 @@ def test_a_transform_that_fails_costs_its_row_however_batches_are_put_together(
 
 
 @pytest.mark.parametrize("how", COLLATED)
-def test_a_damaged_sample_costs_its_row_however_batches_are_put_together(
-    damaged: str, how: str
-) -> None:
+def test_a_damaged_sample_costs_its_row_in_collated_batches(damaged: str, how: str) -> None:
     found = seen(damaged, 0, **COLLATED[how])
     errors = [skip[1:] for _, _, _, skips in found for skip in skips]
     assert errors == [(8, "ChecksumMismatch")] * 2
@@ -109,9 +105,7 @@ def test_a_damaged_sample_costs_its_row_however_batches_are_put_together(
 
 
 @pytest.mark.parametrize("shuffle", [False, True, "blocks"])
-def test_batches_are_laid_out_from_the_first_sample_that_does_not_fail(
-    folder: str, shuffle: Shuffle
-) -> None:
+def test_batches_are_laid_out_by_the_first_sound_sample(folder: str, shuffle: Shuffle) -> None:
     given: list[list[int]] = []
 
     def fail_at_first(sample: dict[str, Any]) -> dict[str, Any]:

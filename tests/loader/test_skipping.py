@@ -102,9 +102,7 @@ def raising(make: Callable[[], BaseException]) -> Callable[[], None]:
 # --- what is in a batch ----------------------------------------------------------------------
 
 
-def test_without_skip_a_damaged_sample_is_an_error_and_with_it_the_epoch_is_whole(
-    damaged: str,
-) -> None:
+def test_damage_is_an_error_and_with_skip_the_epoch_is_whole(damaged: str) -> None:
     with (
         ShardLoader(damaged, BATCH, output="numpy", num_workers=0) as loader,
         pytest.raises(ChecksumMismatch),
@@ -166,9 +164,7 @@ def test_which_sample_is_the_substitute_depends_on_seed_epoch_and_position(damag
 
 
 @pytest.mark.parametrize("with_transform", [False, True])
-def test_every_kind_of_field_of_a_substitute_arrives(
-    tmp_path: Path, *, with_transform: bool
-) -> None:
+def test_every_field_of_a_substitute_arrives(tmp_path: Path, *, with_transform: bool) -> None:
     folder = write_dataset(tmp_path / "set", N, 2, EVERY_FIELD)
     number = next(name for name in EVERY_FIELD if name in EVERY_FIELD.columns)
     with loading(folder, fields=list(EVERY_FIELD)) as sound:
@@ -260,9 +256,7 @@ def test_keyboard_interrupt_is_skipped_in_a_worker_and_ends_the_loop_without(fol
 
 
 @WORKERS
-def test_a_transform_that_runs_out_of_memory_is_an_error_also_with_skip(
-    folder: str, num_workers: int
-) -> None:
+def test_running_out_of_memory_is_an_error_also_with_skip(folder: str, num_workers: int) -> None:
     transform = failing({13}, raising(lambda: MemoryError("none left")))
     with (
         loading(folder, transform=transform, num_workers=num_workers) as loader,
@@ -295,9 +289,7 @@ def test_memory_that_is_short_while_a_block_grows_is_an_error_also_with_skip(
 
 
 @WORKERS
-def test_a_file_that_is_cut_short_is_an_error_also_with_skip(
-    tmp_path: Path, num_workers: int
-) -> None:
+def test_a_file_cut_short_is_an_error_also_with_skip(tmp_path: Path, num_workers: int) -> None:
     folder = write_dataset(tmp_path / "set", N, 2, TWO_FIELDS, two_fields(N))
     with loading(folder, num_workers=num_workers, access="pread", verify="off") as loader:
         assert len(list(loader)) == N // BATCH
@@ -417,9 +409,7 @@ def test_batches_are_laid_out_though_a_whole_shard_is_bad(folder: str, num_worke
 
 
 @WORKERS
-def test_a_transform_that_fails_for_all_is_an_error_before_the_first_batch(
-    folder: str, num_workers: int
-) -> None:
+def test_failing_for_all_is_an_error_before_the_first_batch(folder: str, num_workers: int) -> None:
     transform = failing(set(range(N)), raising(lambda: ValueError("no")))
     with loading(folder, transform=transform, num_workers=num_workers) as loader:
         for _ in range(2):
@@ -519,9 +509,7 @@ def test_a_state_goes_on_with_the_same_batches(damaged: str) -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_padding_is_no_skip_and_ranks_find_the_same_substitutes(
-    damaged: str, world_size: int
-) -> None:
+def test_padding_is_no_skip_and_ranks_agree_on_substitutes(damaged: str, world_size: int) -> None:
     found = []
     for rank in range(world_size):
         with loading(
@@ -538,9 +526,7 @@ def test_padding_is_no_skip_and_ranks_find_the_same_substitutes(
 
 
 @WORKERS
-def test_a_batch_that_is_held_keeps_its_reasons_and_reuse_has_its_own(
-    damaged: str, num_workers: int
-) -> None:
+def test_a_held_batch_keeps_its_reasons_as_does_reuse(damaged: str, num_workers: int) -> None:
     with loading(damaged, num_workers=num_workers) as loader:
         held = [(batch, bits(batch)) for batch in loader]
     assert all(bits(batch) == before for batch, before in held)

@@ -175,9 +175,7 @@ def test_a_module_that_the_transform_needs_is_imported_as_often_as_said(
 
 
 @pytest.mark.parametrize("start_method", METHODS)
-def test_what_cannot_be_pickled_works_where_nothing_is_pickled(
-    folder: str, start_method: str
-) -> None:
+def test_what_cannot_be_pickled_works_in_threads(folder: str, start_method: str) -> None:
     lock = threading.Lock()
 
     def locked(sample: Sample) -> Sample:
@@ -194,9 +192,7 @@ def test_what_cannot_be_pickled_works_where_nothing_is_pickled(
 
 
 @pytest.mark.parametrize("start_method", METHODS)
-def test_what_the_program_changes_later_is_seen_by_threads_alone(
-    folder: str, start_method: str
-) -> None:
+def test_later_changes_are_seen_by_threads_alone(folder: str, start_method: str) -> None:
     state = ["old"]
 
     def look(sample: Sample) -> Sample:
@@ -361,9 +357,7 @@ def test_loaders_that_come_and_go_leave_no_thread_and_no_descriptor(
 
 
 @pytest.mark.parametrize("start_method", ["zygote", "thread"])
-def test_a_loader_that_is_closed_and_kept_has_no_descriptor(
-    folder: str, start_method: str, swept: None
-) -> None:
+def test_a_closed_loader_has_no_descriptor(folder: str, start_method: str, swept: None) -> None:
     with _loader(folder, start_method=start_method):
         pass  # what lasts as long as this process is there
     before = len(os.listdir("/proc/self/fd"))

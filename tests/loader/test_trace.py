@@ -148,9 +148,7 @@ def test_without_an_iteration_there_is_an_empty_trace(folder: Path, tmp_path: Pa
     assert [one for one in read(path) if one["ph"] != "M"] == []
 
 
-def test_a_file_that_cannot_be_written_is_refused_before_the_loop(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_file_that_cannot_be_written_is_refused_at_once(folder: Path, tmp_path: Path) -> None:
     with ShardLoader(folder, 4, output="numpy", num_workers=0) as loader:
         with pytest.raises(FileNotFoundError), loader.trace(tmp_path / "nowhere" / "trace.json"):
             pytest.fail("nothing must run")
