@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import os
 import shutil
-import sys
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,11 +15,8 @@ import pytest
 import shardio
 from shardio import (
     Array,
-    Converter,
     DatasetWriter,
-    Input,
     InvalidArgument,
-    Outcome,
     Schema,
     ShardCorrupt,
     ShardLoader,
@@ -32,50 +27,16 @@ from shardio.conversion.inputs import list_inputs
 from shardio.conversion.staging import Staging
 from shardio.dataset import manifest
 from shardio.errors import DatasetConflict, DatasetExists, SchemaError
-from tests.lines import killed, no_space
+from tests.lines import convert, killed, no_space, texts, write
 
 NUMBERS = Schema({"n": Array("int64")})
 
 
-@dataclasses.dataclass(frozen=True)
-class Odd(Converter):
-    """A converter whose outcome is the content of its input."""
-
-    kind: ClassVar[str] = "odd"
-    version: ClassVar[str] = "1"
-
-    def schema(self) -> Schema:
-        return NUMBERS
-
-    def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
-        yield {"n": 1}
-        content = Path(source.path).read_text()
-        if content == "broken":
-            return Outcome("broken", "it says so itself")
-        if content == "nothing":
-            return None  # type: ignore[return-value]
-        if content == "misfit":
-            yield {"n": "a text"}
-        return Outcome("converted", "why " * 10_000, {"long": "x" * 200_000})
-
-
 @pytest.fixture
-def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Return a folder with one input; the converter is installed like a third-party one."""
-    meta = tmp_path / "site" / "odd-1.0.dist-info"
-    meta.mkdir(parents=True)
-    (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1.0\n")
-    (meta / "entry_points.txt").write_text(f"[shardio.converters]\nodd = {__name__}:Odd\n")
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
-    folder = tmp_path / "src"
-    folder.mkdir()
-    (folder / "1").write_text("fine")
-    yield folder
-
-
-def convert(source: Path, out: Path, **options: Any) -> shardio.ConversionReport:
-    return shardio.convert(source, out, kind="odd", **{"workers": 0, **options})
+def source(lines: Path, tmp_path: Path) -> Path:
+    """Return a folder with one input of one sample."""
+    write(tmp_path / "src", {"1.txt": "fine"})
+    return tmp_path / "src"
 
 
 def leave_killed(source: Path, out: Path, *, publish: bool = False) -> None:
@@ -94,7 +55,7 @@ def test_shards_that_a_killed_conversion_moved_are_moved_back(source: Path, tmp_
     with pytest.raises(DatasetExists, match="holds an interrupted conversion"):
         convert(source, tmp_path / "out")
     convert(source, tmp_path / "out", resume=True)
-    assert [sample["n"] for sample in shardio.open(tmp_path / "out")] == [1]
+    assert texts(tmp_path / "out") == ["fine"]
     assert not (tmp_path / "out" / ".conversion").exists()
 
 
@@ -144,7 +105,7 @@ def test_who_is_refused_after_a_kill_leaves_no_work_of_the_killed_conversion(
 
 def test_a_published_dataset_is_not_that_of_modified_inputs(source: Path, tmp_path: Path) -> None:
     leave_killed(source, tmp_path / "out", publish=True)
-    (source / "2").write_text("2")
+    (source / "2.txt").write_text("2")
     with pytest.raises(
         DatasetExists, match="has published its dataset, and its inputs have changed"
     ):
@@ -180,9 +141,9 @@ def test_an_error_after_publishing_does_not_move_the_shards_back(
     monkeypatch.setattr(execution, "publish", publish)
     with pytest.raises(error):
         convert(source, tmp_path / "out")
-    assert [sample["n"] for sample in shardio.open(tmp_path / "out")] == [1]
+    assert texts(tmp_path / "out") == ["fine"]
     monkeypatch.undo()
-    with pytest.raises(InvalidArgument, match="'odd'"):
+    with pytest.raises(InvalidArgument, match="'lines'"):
         convert(source, tmp_path / "out", resume=True)
 
 
@@ -239,31 +200,29 @@ def test_an_out_that_is_a_device_is_refused_as_a_file(source: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_converters_may_return_a_long_reason(source: Path, tmp_path: Path, workers: int) -> None:
+    (source / "1.txt").write_text("fine returns:long")
     (found,) = convert(source, tmp_path / "out", workers=workers).inputs
-    assert (found.outcome, len(found.reason), len(found.detail["long"])) == (
-        "converted",
-        1000,
-        200_000,
-    )
+    assert found.outcome == "converted"
+    assert (len(found.reason), len(found.detail["long"])) == (1000, 200_000)
 
 
 @pytest.mark.parametrize(("keep_partial", "n_kept"), [(False, 0), (True, 1)])
 def test_an_input_that_a_converter_returns_as_broken_gives_no_samples(
     source: Path, tmp_path: Path, *, keep_partial: bool, n_kept: int
 ) -> None:
-    (source / "1").write_text("broken")
+    (source / "1.txt").write_text("fine returns:broken")
     report = convert(source, tmp_path / "out", keep_partial=keep_partial)
     assert (report.inputs[0].outcome, report.n_samples) == ("broken", n_kept)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
-    ("content", "error"), [("nothing", InvalidArgument), ("misfit", SchemaError)]
+    ("content", "error"), [("returns:None", InvalidArgument), ("misfit", SchemaError)]
 )
 def test_a_bug_in_a_converter_is_the_same_error_with_any_number_of_workers(
     source: Path, tmp_path: Path, workers: int, content: str, error: type[Exception]
 ) -> None:
-    (source / "1").write_text(content)
+    (source / "1.txt").write_text(f"fine {content}")
     with pytest.raises(error):
         convert(source, tmp_path / "out", workers=workers)
     assert not (tmp_path / "out").exists()
