@@ -135,9 +135,6 @@ class ConvertOptions:
         """Return the converter, and the listing with joined parts.
 
         The kind of the converter is `kind`, else the kind of `base`, else a guess from the inputs.
-
-        Raises:
-            InvalidArgument: the converter rejects the options, or `base` has other options.
         """
         kind, options = self.kind, self.converter_options
         if base is not None:
@@ -253,11 +250,7 @@ class _Run:
         self.staging.begin(self._settings, [unit.key for unit in units])
 
     def convert(self, others: Sequence[InputReport] = ()) -> list[InputReport]:
-        """Convert all units; return the reports of their inputs, and of the `others`.
-
-        Raises:
-            NoMatchingInputs: none of the inputs is of the converter's kind.
-        """
+        """Convert all units; return the reports of their inputs, and of the `others`."""
         self.state.report_start()
         with contextlib.closing(self._events()) as events:
             for event in events:
@@ -386,10 +379,6 @@ def compact_shards(placed: Sequence[PlacedShard], job: ConversionJob) -> list[Pl
     """Merge adjacent small shards into new files; other shards do not change.
 
     The original shards are kept too, so that an interrupted conversion can resume from them.
-
-    Raises:
-        ShardCorrupt: a shard was changed after it was written.
-        OSError: reading or writing failed.
     """
     sizes = [
         _content_bytes(os.path.join(job.folder, path))

@@ -77,10 +77,7 @@ class Unit:
 
 
 def cut_units(inputs: Sequence[Input]) -> list[Unit]:
-    """Cut inputs into units of about equal cost; cut items, whose size is unknown, by count.
-
-    Units of items may give small shards, which `compact_shards` merges.
-    """
+    """Cut inputs into units of about equal cost; cut items, whose size is unknown, by count."""
     if has_items(inputs):
         n_items = min(max(_power_of_two(len(inputs) // N_UNITS), 1), MAX_UNIT_ITEMS)
         starts = range(0, len(inputs), n_items)
@@ -160,8 +157,7 @@ _VERSION: Final = 2
 class JournaledPlan:
     """The settings of a conversion and the keys of its units.
 
-    `replaces` is True if `out` holds a dataset that the new one replaces; `appends` if it holds the
-    dataset to append to.
+    `replaces` is True if `out` holds a dataset to be replaced; `appends` if it is appended to.
     """
 
     settings: Mapping[str, Any]
@@ -294,8 +290,8 @@ def delete_record(folder: Path) -> None:
 def read_record(folder: Path, unit: Unit) -> tuple[list[InputDone], UnitDone] | None:
     """Read the record of a unit and verify its shards in full.
 
-    Return None if there is no record, if anything has changed, or if the shards were uploaded under
-    other names than those in this plan; the unit must then be converted again.
+    Return None, so that the unit is converted again, if there is no record, if anything has
+    changed, or if the shards were uploaded under other names than those in this plan.
     """
     with contextlib.suppress(DataError, OSError, LookupError, TypeError, ValueError):
         content = read_checksummed_json(folder / RECORD_FILE)

@@ -283,10 +283,7 @@ def _events_of(job: ConversionJob, unit: Unit) -> ResultChunks:
 
 
 def _explained(job: ConversionJob, unit: Unit) -> Iterator[UnitEvent | Exception]:
-    """Convert a unit and yield its events; after an error, the last event is the error.
-
-    An OSError or ShardioError is yielded unchanged, any other error as WorkerDied.
-    """
+    """Convert a unit and yield its events; the last event is the error, if one was raised."""
     n_done = 0
     try:
         for event in convert_unit(unit, job):
@@ -308,8 +305,8 @@ _ATTEMPTS: Final = "attempts-"
 class UnitAttempt:
     """The events of a unit that a machine has converted, and the folder of the shards.
 
-    `folder` is "" if the unit was already complete. If the machine cannot see an input,
-    `missing_path` is the path of the input, and everything else is empty.
+    `folder` is "" if the unit was already complete. If the machine cannot see an input, only
+    `missing_path` is set, to the path of the input.
     """
 
     events: tuple[UnitEvent, ...] = ()

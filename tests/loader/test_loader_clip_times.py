@@ -275,20 +275,6 @@ def test_an_epoch_goes_on_where_it_was_left(with_events: str, clip: Clip) -> Non
     check_resumes(partial(loader_of, with_events, clip, shuffle=True, batch_size=2))
 
 
-def test_a_state_is_for_the_same_clips(with_events: str) -> None:
-    with loader_of(with_events, Clip(4, fps=8)) as loader:
-        state = loader.state_dict()
-    with loader_of(with_events, Clip(4, fps=8.0, step=4, times=True)) as loader:
-        loader.load_state_dict(state)
-    others = [Clip(4), Clip(4, fps=9), Clip(4, fps=8, step=1), Clip(4, fps=8, around="event")]
-    for other in others:
-        with (
-            loader_of(with_events, other) as loader,
-            pytest.raises(InvalidArgument, match='the state\'s view is \'clips .*"fps":"8"'),
-        ):
-            loader.load_state_dict(state)
-
-
 def test_events_go_along_with_what_was_selected(with_events: str, streams: Streams) -> None:
     clip = Clip(2, fps=10, around="event", lead=0, times=True)
     with ShardDataset(with_events) as dataset, dataset.select([4, 2, 0, 4]) as chosen:
