@@ -119,7 +119,7 @@ def test_hashing_is_counted_where_it_is_done(folder: str, n_workers: int) -> Non
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])
-def test_decompression_is_counted_apart(notes: str, n_workers: int) -> None:
+def test_decompression_is_counted_apart(folder: str, notes: str, n_workers: int) -> None:
     with loader_of(notes, n_workers) as loader:
         for batch in loader:
             assert batch["note"][0]
@@ -127,10 +127,7 @@ def test_decompression_is_counted_apart(notes: str, n_workers: int) -> None:
     assert found.decoding_s > 0
     heap_bytes = sum(len(f"{i} " * 500) for i in range(N_SAMPLES))
     assert found.n_bytes == N_SAMPLES * 8 + heap_bytes
-
-
-def test_decoding_takes_no_time_where_nothing_is_compressed(folder: str) -> None:
-    with loader_of(folder, 0) as loader:
+    with loader_of(folder, n_workers) as loader:
         assert epoch(loader).decoding_s == 0
 
 
