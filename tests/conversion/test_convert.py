@@ -95,9 +95,7 @@ def test_the_bytes_are_the_same_for_any_number_of_workers(lines: Path, tmp_path:
     assert found[0] == found[1] == found[2] == found[3]
 
 
-def test_a_broken_input_gives_no_samples_or_those_before_the_damage(
-    lines: Path, tmp_path: Path
-) -> None:
+def test_a_broken_input_gives_no_samples_or_those_to_keep(lines: Path, tmp_path: Path) -> None:
     (lines / "b" / "3.txt").write_text("three and ! more")
     report = convert(lines, tmp_path / "out")
     assert texts(tmp_path / "out") == "one two four five six seven".split()
