@@ -579,9 +579,7 @@ def test_samples_follow_those_that_others_append_meanwhile(numbers: Path) -> Non
     ],
     ids=["append", "add_column", "split", "stats", "compact"],
 )
-def test_an_operation_killed_before_the_pointer_is_written_can_be_done_again(
-    run: Callable[[Path], object], tmp_path: Path
-) -> None:
+def test_a_killed_operation_can_be_repeated(run: Callable[[Path], object], tmp_path: Path) -> None:
     out, undisturbed = tmp_path / "out", tmp_path / "undisturbed"
     records = ({"n": n, "t": str(n)} for n in range(5))
     shardio.convert(records, out, shard_bytes=8)

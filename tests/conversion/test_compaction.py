@@ -109,9 +109,7 @@ def test_an_append_merges_only_its_own_shards(tmp_path: Path) -> None:
     assert numbers_of(out) == list(range(300))
 
 
-def test_a_conversion_interrupted_while_merging_is_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_merge_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
     def make(n: int) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def test_a_broken_input_gives_no_samples_or_those_to_keep(lines: Path, tmp_path:
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
-def test_on_error_stop_publishes_everything_before_the_first_broken_input(
+def test_on_error_stop_publishes_what_came_before(
     lines: Path, tmp_path: Path, workers: int
 ) -> None:
     (lines / "b" / "3.txt").write_text("three !")
@@ -340,9 +340,7 @@ def test_units_cover_the_inputs_in_order_and_end_as_soon_as_they_are_full(sizes:
         assert sum(part_sizes) >= full > sum(part_sizes[:-1])
 
 
-def test_built_in_converters_are_found_in_a_checkout_that_is_not_installed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_built_in_converters_are_found_in_a_bare_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
     converters = Path(__file__).resolve().parents[2] / "converters"
     monkeypatch.setattr(sys, "path", [p for p in sys.path if Path(p).resolve() != converters])
     for name in [name for name in sys.modules if name.startswith("shardio_converters")]:

@@ -245,7 +245,7 @@ def test_anything_that_exports_an_arrow_stream_is_a_data_frame(tmp_path: Path) -
         shardio.convert(columns["x"], tmp_path / "no")
 
 
-def test_without_pyarrow_a_frame_is_refused_with_the_extra(
+def test_without_pyarrow_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in sys.modules if name.startswith("shardio_converters.tabular")]:

@@ -120,7 +120,7 @@ def test_a_pattern_without_matches_is_refused_with_the_folder_searched(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_pattern_gives_the_same_dataset_as_a_folder_of_its_matches(
+def test_patterns_give_the_dataset_of_a_folder(
     lines: Path, tmp_path: Path, read: list[str]
 ) -> None:
     report = convert(lines / "[ac]" / "*.txt", tmp_path / "out")

@@ -50,9 +50,7 @@ def test_resumed_after_any_input_the_result_is_that_of_an_uninterrupted_conversi
     check_resumes(lines, tmp_path / "out", workers=then)
 
 
-def test_finished_inputs_are_not_read_again_and_are_in_the_report(
-    lines: Path, tmp_path: Path, read: list[str]
-) -> None:
+def test_finished_inputs_are_reported_unread(lines: Path, tmp_path: Path, read: list[str]) -> None:
     whole = convert(lines, tmp_path / "whole")
     assert len(read) == N_INPUTS
     read.clear()
@@ -165,9 +163,7 @@ def test_resuming_converts_the_current_source(
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
-def test_only_units_with_modified_inputs_are_converted_again(
-    lines: Path, tmp_path: Path, read: list[str]
-) -> None:
+def test_only_modified_units_are_converted(lines: Path, tmp_path: Path, read: list[str]) -> None:
     interrupted(lines, tmp_path / "out", 6)
     (lines / "a" / "1.txt").write_text("new two")  # as long as before
     read.clear()

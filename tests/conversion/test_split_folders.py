@@ -68,9 +68,7 @@ def test_other_folders_are_not_a_split(folders: list[str]) -> None:
     assert find_split(folders) is None
 
 
-def test_folders_train_and_val_give_a_warning_with_working_commands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commands_of_the_warning_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     make_pictures(Path("my pictures"), "train/cat", "train/dog", "val/cat", "val/dog")
     text = warned("my pictures/", Path("out"))

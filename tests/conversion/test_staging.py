@@ -89,7 +89,7 @@ def test_a_conversion_killed_after_publishing_only_cleans_up(source: Path, tmp_p
 
 
 @pytest.mark.parametrize("is_tidied", [False, True])
-def test_who_is_refused_after_a_kill_leaves_no_work_of_the_killed_conversion(
+def test_a_refused_one_cleans_up_after_kill(
     source: Path, tmp_path: Path, is_tidied: object
 ) -> None:
     out = tmp_path / "out"
@@ -175,9 +175,7 @@ def test_locks_on_removed_folders_are_void(tmp_path: Path, monkeypatch: pytest.M
         assert made.folder.is_dir()
 
 
-def test_the_folder_of_a_conversion_that_is_just_ending_is_not_foreign(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_just_removed_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "out" / ".conversion"
     folder.mkdir(parents=True)
     is_there = os.path.lexists

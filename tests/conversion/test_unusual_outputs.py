@@ -128,7 +128,7 @@ def test_a_dataset_being_replaced_takes_no_append(lines: Path, killed_replacemen
     assert texts(killed_replacement) == OLD
 
 
-def test_an_append_that_cannot_resume_after_a_column_was_added_names_the_leftovers(
+def test_an_append_stopped_by_a_column_names_its_leftovers(
     lines: Path, killed_append: Path
 ) -> None:
     add_column(killed_append, "extra", Array("int32"), range(7))

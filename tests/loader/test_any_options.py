@@ -169,9 +169,7 @@ def size_for(seed: int) -> int:
 
 
 @pytest.mark.parametrize("seed", range(N_SETS_OF_OPTIONS))
-def test_options_drawn_together_give_the_same_with_workers_and_resumed(
-    folders: dict[int, str], seed: int
-) -> None:
+def test_drawn_options_agree_with_workers_and_resumed(folders: dict[int, str], seed: int) -> None:
     n = size_for(seed)
     check(folders[n], seed, n)
 

@@ -273,9 +273,7 @@ def _passed(loader: ShardLoader) -> list[Any]:
 
 
 @WORKERS
-def test_what_it_raises_over_the_first_batch_is_raised_where_the_loop_begins(
-    folder: str, num_workers: int
-) -> None:
+def test_errors_of_the_first_batch_are_raised_at_once(folder: str, num_workers: int) -> None:
     def fail(batch: Fields) -> Fields:
         raise SystemExit(3)
 

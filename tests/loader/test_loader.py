@@ -373,9 +373,7 @@ def test_after_an_error_the_loader_can_be_iterated_again(tmp_path: Path, num_wor
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_shard_that_is_missing_or_another_one_is_refused_by_the_constructor(
-    tmp_path: Path, num_workers: int
-) -> None:
+def test_a_missing_or_wrong_shard_is_refused_at_once(tmp_path: Path, num_workers: int) -> None:
     folder = write_dataset(tmp_path / "set", 40, 2, TWO_FIELDS, two_fields(40))
     other = write_dataset(tmp_path / "other", 40, 2, TWO_FIELDS, two_fields(40))
     shard = Path(folder) / "000001-000.shard"
@@ -507,9 +505,7 @@ def test_the_budget_is_half_of_what_is_available_by_default(
         ({"start_method": "threads"}, "start_method must be one of 'zygote', 'spawn', 'thread"),
     ],
 )
-def test_an_option_that_is_not_acceptable_is_refused_with_what_is(
-    small: str, given: dict[str, Any], message: str
-) -> None:
+def test_refused_options_name_what_is_fine(small: str, given: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgument, match=message):
         _loader(small, **{"batch_size": 4, **given})
 
@@ -544,9 +540,7 @@ def test_a_relative_folder_is_found_after_a_change_of_folder(
         assert len(list(loader)) == 4
 
 
-def test_without_num_workers_there_are_as_many_as_usable_cpus(
-    small: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_by_default_a_worker_runs_on_each_cpu(small: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "usable_cpus", lambda: 3)
     with ShardLoader(small, 32, output="numpy") as loader:
         list(loader)

@@ -155,9 +155,7 @@ def test_ragged_arrays_are_the_values_one_after_another(
 
 
 @pytest.mark.parametrize("transform", [None, same])
-def test_ragged_arrays_that_differ_in_another_axis_are_named_with_both_shapes(
-    folder: str, transform: Any
-) -> None:
+def test_ragged_arrays_of_other_inner_shapes_are_refused(folder: str, transform: Any) -> None:
     error = SchemaError if transform is None else TransformError
     collate = {"cloud": "ragged"}
     with _loader(folder, collate=collate, transform=transform) as loader:
@@ -191,9 +189,7 @@ def rows(sample: Sample) -> Sample:
 
 
 @WORKERS
-def test_of_a_transform_other_shapes_than_the_first_are_taken_where_collate_says_so(
-    folder: str, num_workers: int
-) -> None:
+def test_collate_takes_other_shapes_of_a_transform(folder: str, num_workers: int) -> None:
     found = {}
     for collate in ("pad", "ragged", "list"):
         options = {"transform": rows, "collate": collate, "num_workers": num_workers}
@@ -208,9 +204,7 @@ def test_of_a_transform_other_shapes_than_the_first_are_taken_where_collate_says
 
 
 @WORKERS
-def test_stacked_such_a_shape_is_an_error_with_both_samples_and_the_way_out(
-    folder: str, num_workers: int
-) -> None:
+def test_stacking_other_shapes_of_a_transform_is_an_error(folder: str, num_workers: int) -> None:
     with _loader(folder, 4, transform=rows, num_workers=num_workers) as loader:
         with pytest.raises(TransformError) as caught:
             list(loader)
@@ -400,9 +394,7 @@ def test_padded_and_ragged_arrays_are_tensors(folder: str, num_workers: int, reu
 @pytest.mark.parametrize(
     ("collate", "widths"), [("pad", [3, 6, 6, 5, 1]), ({"sparse": (7,)}, [7] * 5)]
 )
-def test_in_the_fast_lane_of_another_device_shapes_may_differ_from_batch_to_batch(
-    folder: str, collate: Any, widths: list[int]
-) -> None:
+def test_reused_tensors_may_differ_in_shape(folder: str, collate: Any, widths: list[int]) -> None:
     given: Sample = {"collate": collate, "fields": ("label", "sparse")}
     device: Sample = {"output": "tinygrad", "device": "PYTHON", "reuse": True}
     seen = []

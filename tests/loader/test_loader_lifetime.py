@@ -132,9 +132,7 @@ def test_the_warning_of_copies_names_the_line_of_the_loop(
 
 @WORKERS
 @IGNORES_COPIES
-def test_kept_batches_are_right_while_values_of_varying_size_make_blocks_grow(
-    ragged: str, num_workers: int
-) -> None:
+def test_kept_batches_are_right_while_blocks_grow(ragged: str, num_workers: int) -> None:
     samples = _ragged(64)
     options: dict[str, Any] = {"num_workers": num_workers, "memory_bytes": 12 << 20}
     with _loader(ragged, shuffle=True, **options) as loader:

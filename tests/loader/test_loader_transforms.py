@@ -421,9 +421,7 @@ MISFITS: dict[str, tuple[Callable[[Sample], Any], str]] = {
 
 @WORKERS
 @pytest.mark.parametrize("misfit", MISFITS)
-def test_a_later_result_that_differs_from_the_first_is_named_with_both(
-    folder: str, num_workers: int, misfit: str
-) -> None:
+def test_a_later_result_unlike_the_first_fails(folder: str, num_workers: int, misfit: str) -> None:
     make, words = MISFITS[misfit]
 
     def transform(sample: Sample) -> Any:

@@ -75,9 +75,7 @@ def test_without_it_nothing_is_read_ahead(folder: str, read: list[tuple[str, int
         assert not read
 
 
-def test_with_it_all_that_is_read_is_there_before_the_first_batch(
-    folder: str, read: list[tuple[str, int, int]]
-) -> None:
+def test_all_that_is_read_is_preloaded(folder: str, read: list[tuple[str, int, int]]) -> None:
     with ShardDataset(folder) as dataset:
         dataset.preload()
         for number in range(N_SHARDS):
@@ -174,9 +172,7 @@ def test_an_error_stops_the_other_threads(folder: str, monkeypatch: pytest.Monke
     assert n_read == [0]
 
 
-def test_ctrl_c_ends_it_within_the_pieces_that_are_being_read(
-    folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_ends_it_within_its_pieces(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """None of the threads begins another piece: they wait for the news in the first."""
     n_begun: list[int] = []
     stop = threading.Event()
@@ -195,9 +191,7 @@ def test_ctrl_c_ends_it_within_the_pieces_that_are_being_read(
     assert 1 <= len(n_begun) <= shardio.samples.preload._N_THREADS
 
 
-def test_an_address_space_that_is_limited_does_not_limit_the_page_cache(
-    folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_limited_address_space_is_no_limit(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     n_mapped = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     monkeypatch.setattr(resource, "getrlimit", lambda asked: (n_mapped, n_mapped))
     monkeypatch.setattr(limits, "page_cache_limits", lambda *_: [MemoryLimit(1 << 40, "a box")])

@@ -169,9 +169,7 @@ def test_a_masked_array_is_never_written(
 
 @WORKERS
 @EVERY_MASKED
-def test_a_masked_array_costs_its_item_where_samples_come_by_number(
-    tmp_path: Path, kind: str, num_workers: int
-) -> None:
+def test_a_masked_array_costs_its_item(tmp_path: Path, kind: str, num_workers: int) -> None:
     plain: Any = [np.zeros(2), np.ones(2)] if kind == "list of arrays" else np.ones(2)
     samples = [{"x": plain}, {"x": MASKED[kind]()}, {"x": plain}]
     report = shardio.convert(Indexed(samples), tmp_path / "out", workers=num_workers)

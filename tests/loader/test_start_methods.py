@@ -341,9 +341,7 @@ def _workers() -> set[threading.Thread]:
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "thread"])
-def test_loaders_that_come_and_go_leave_no_thread_and_no_descriptor(
-    folder: str, start_method: str, swept: None
-) -> None:
+def test_closed_loaders_leave_nothing_behind(folder: str, start_method: str, swept: None) -> None:
     def use() -> None:
         with _loader(folder, start_method=start_method, transform=draw) as loader:
             for _ in loader:
