@@ -4,7 +4,7 @@ import errno
 import os
 import pickle
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -149,30 +149,32 @@ def other_samples_survive(dataset: ShardDataset) -> bool:
     return int(dataset[0]["label"]) == 0 and int(dataset[39]["label"]) == 39
 
 
-def test_a_missing_shard_is_named_and_the_others_are_read(three: Path) -> None:
-    (three / "000001-000.shard").unlink()
-    with ShardDataset(three) as dataset:
-        with pytest.raises(ShardNotFound, match=r"000001-000\.shard"):
-            dataset[20]
-        assert other_samples_survive(dataset)
+def truncated(n_bytes: int) -> Callable[[Path], None]:
+    return lambda path: os.truncate(path, path.stat().st_size - n_bytes)
 
 
-@pytest.mark.parametrize("n_bytes", [1, 4096, 100_000])
-def test_a_truncated_shard_is_corrupt_and_the_others_are_read(three: Path, n_bytes: int) -> None:
-    path = three / "000001-000.shard"
-    os.truncate(path, path.stat().st_size - n_bytes)
-    with ShardDataset(three) as dataset:
-        with pytest.raises(ShardCorrupt, match=r"000001-000\.shard"):
-            dataset[20]
-        assert other_samples_survive(dataset)
-
-
-def test_another_shard_with_as_many_samples_is_no_substitute(three: Path) -> None:
-    path = three / "000001-000.shard"
+def replaced(path: Path) -> None:
     path.unlink()
     write_shard(path, 13)  # the first samples, once more
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "message"),
+    [
+        (Path.unlink, ShardNotFound, ""),
+        (truncated(1), ShardCorrupt, ""),
+        (truncated(4096), ShardCorrupt, ""),
+        (truncated(100_000), ShardCorrupt, ""),
+        (replaced, DatasetCorrupt, ": not the shard that"),
+    ],
+    ids=range(5),
+)
+def test_a_shard_that_is_missing_or_another_is_named_and_the_others_are_read(
+    three: Path, damage: Callable[[Path], None], error: type[Exception], message: str
+) -> None:
+    damage(three / "000001-000.shard")
     with ShardDataset(three) as dataset:
-        with pytest.raises(DatasetCorrupt, match=r"000001-000\.shard: not the shard that"):
+        with pytest.raises(error, match=rf"000001-000\.shard{message}"):
             dataset[20]
         assert other_samples_survive(dataset)
 

@@ -20,7 +20,7 @@ from shardio.dataset.selection import RowRuns
 from shardio.errors import DatasetConflict, DatasetCorrupt, InvalidArgument
 from shardio.samples.shard_dataset import ShardDataset
 from tests.loading import write_dataset
-from tests.maintenance.datasets import forge, generation_file, tree
+from tests.maintenance.datasets import tree
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
@@ -151,40 +151,6 @@ def test_of_processes_that_publish_at_once_one_wins_and_the_others_are_told(
 def with_subset(folder: Path) -> Generation:
     runs = RowRuns([0, 30], [5, 10])
     return publish_next(folder, load(folder), subsets={"some": runs})
-
-
-@pytest.mark.parametrize(
-    "subset",
-    [
-        None,
-        [],
-        {},
-        {"samples": 15},
-        {"rows": "0 5 25 10"},
-        {"samples": 14, "rows": "0 5 25 10"},
-        {"samples": 16, "rows": "0 5 25 11"},
-        {"samples": 1, "rows": [0, 1]},
-        {"samples": 1.0, "rows": "0 1"},
-        {"samples": True, "rows": "0 1"},
-    ],
-    ids=repr,
-)
-def test_a_subset_that_cannot_be_is_corrupt(folder: Path, subset: object) -> None:
-    with_subset(folder)
-    forge(generation_file(folder, 2), lambda g: g["subsets"].update(some=subset))
-    with pytest.raises(DatasetCorrupt, match=r"000002\.json: subset 'some'"):
-        load(folder)
-
-
-@pytest.mark.parametrize("key", ["subsets", "stats", "operation"])
-@pytest.mark.parametrize("value", [None, [], "x", 1], ids=repr)
-def test_what_only_some_generations_have_is_an_object(
-    folder: Path, key: str, value: object
-) -> None:
-    with_subset(folder)
-    forge(generation_file(folder, 2), lambda g: g.update({key: value}))
-    with pytest.raises(DatasetCorrupt, match=f"{key!r} must be a dict"):
-        load(folder)
 
 
 # Readers.

@@ -233,6 +233,10 @@ NO_HEX = ["", "0" * 15, "0" * 17, "A" * 16, "0" * 15 + "g", " " + "0" * 15]
 KEYS = ["shards", "schema", "classes", "inputs", "lineage", "generation", "converter", "versions"]
 WRONG = [GONE, None, 3, "text", [1], [None], [[["deep"]]], True, 0.5]
 
+SUBSETS: list[Any] = [None, [], {}, {"samples": 3}, {"rows": "0 2 3 1"}]
+SUBSETS += [{"samples": 2, "rows": "0 2 3 1"}, {"samples": 8, "rows": "0 8"}]
+SUBSETS += [{"samples": n, "rows": rows} for n, rows in ((1, [0, 1]), (1.0, "0 1"), (True, "0 1"))]
+
 Rules = dict[str, list[tuple[tuple[str | int, ...], list[Any]]]]
 GENERATIONS: Rules = {
     "is not a shard name": [(("shards", 0, "name"), NAMES)],
@@ -256,6 +260,11 @@ GENERATIONS: Rules = {
     ],
     "options must be a dict": [(("converter", "options"), [None, [1], "frames", 7])],
     "is not a version": [(("format_version",), ["", "x.1", "-1.0", 1, None, "².0"])],
+    "subset 'some'": [(("subsets",), [{"some": subset} for subset in SUBSETS])],
+    **{
+        f"{key!r} must be a dict": [((key,), [None, [], "x", 1])]
+        for key in ("subsets", "stats", "operation")
+    },
     "a view with a kind": [(("view",), [None, "rows", {}, {"kind": None}, {"kind": ["rows"]}])],
 }
 POINTERS: Rules = {

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -137,38 +138,47 @@ def test_samples_for_a_transform_are_the_same(folder: str) -> None:
     assert epoch(folder, transform=identity, **fields) == epoch(folder, **fields)
 
 
-@pytest.mark.parametrize("access", ["mmap", "pread"])
-def test_columns_that_were_added_later_are_the_same(
-    folder: str, tmp_path: Path, request: pytest.FixtureRequest, access: str
-) -> None:
-    copy = str(shutil.copytree(folder, tmp_path / "set"))
+def added(path: Path, folder: str) -> str:
+    copy = str(shutil.copytree(folder, path))
     add_column(copy, "score", Array("float64"), np.arange(N_SAMPLES) * 0.5)
-    options = {"shuffle": True, "access": access, "fields": ["score", "frames", "label"]}
-    found = epoch(copy, **options)
-    request.getfixturevalue("few")
-    assert epoch(copy, **options) == found
+    return copy
 
 
-def test_windows_of_tokens_are_the_same(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    schema = Schema({"tokens": Array("uint16", (None,))})
+def tokens(path: Path, _: str) -> str:
     rng = np.random.default_rng(1)
     samples = [{"tokens": rng.integers(0, 99, n).astype(np.uint16)} for n in range(60)]
-    folder = write_dataset(tmp_path / "set", 60, 20, schema, samples)
-    options: dict[str, Any] = {"pack": Pack(32), "shuffle": True, "batch_size": 4}
-    found = epoch(folder, **options)
-    request.getfixturevalue("few")
-    assert epoch(folder, **options) == found
+    return write_dataset(path, 60, 20, Schema({"tokens": Array("uint16", (None,))}), samples)
 
 
-def test_clips_are_the_same(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    schema = Schema({"video": Video(), "label": Array("int64")})
-    file = write_video(tmp_path / "a.mp4", scene(12, 48, 32)).read_bytes()
+def videos(path: Path, _: str) -> str:
+    file = write_video(path.with_name("a.mp4"), scene(12, 48, 32)).read_bytes()
     samples = ({"video": file, "label": i} for i in range(12))
-    folder = write_dataset(tmp_path / "set", 12, 12, schema, samples)
-    options: dict[str, Any] = {"clip": Clip(frames=4), "shuffle": True, "batch_size": 5}
-    found = epoch(folder, **options)
+    return write_dataset(path, 12, 12, Schema({"video": Video(), "label": Array("int64")}), samples)
+
+
+SCORES = {"fields": ["score", "frames", "label"]}
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (added, {"access": "mmap", **SCORES}),
+        (added, {"access": "pread", **SCORES}),
+        (tokens, {"pack": Pack(32), "batch_size": 4}),
+        (videos, {"clip": Clip(frames=4), "batch_size": 5}),
+    ],
+)
+def test_added_columns_windows_of_tokens_and_clips_are_the_same(
+    folder: str,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    make: Callable[[Path, str], str],
+    options: dict[str, Any],
+) -> None:
+    made = make(tmp_path / "set", folder)
+    found = epoch(made, shuffle=True, **options)
     request.getfixturevalue("few")
-    assert epoch(folder, **options) == found
+    assert epoch(made, shuffle=True, **options) == found
 
 
 def test_a_mixture_is_the_same(folder: str, request: pytest.FixtureRequest) -> None:

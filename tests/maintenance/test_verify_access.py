@@ -200,26 +200,6 @@ def test_main_audits_too_while_shards_wait(
     assert (pool.n_workers, pool.examined) == (1, there)
 
 
-@pytest.mark.parametrize("most_ahead", [0, 1, 3])
-def test_a_worker_has_shards_ahead_so_that_it_need_not_wait_for_main(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_ahead: int
-) -> None:
-    crews: list[OneWorker] = []
-
-    def make(*arguments: Any, **options: Any) -> OneWorker:
-        crews.append(OneWorker(*arguments, **options))
-        crews[0].n_waits = 99
-        return crews[0]
-
-    names = [write_shard(tmp_path / f"{k:02d}.shard", 1).name for k in range(20)]
-    monkeypatch.setattr(jobs, "TaskPool", make)
-    monkeypatch.setattr(verification, "usable_cpus", lambda: 2)
-    monkeypatch.setattr(verification, "LITTLE_BYTES", 1)
-    monkeypatch.setattr(jobs, "MAX_AHEAD", most_ahead)
-    assert list(verification.verify_all(tmp_path, names, None, None)) == names
-    assert crews[0].examined == names[: 1 + most_ahead]  # main does the others
-
-
 @pytest.mark.parametrize(
     ("options", "n_workers"),
     [

@@ -13,8 +13,7 @@ from shardio.format.sections import ENTRY
 from shardio.maintenance import verify_shard
 from shardio.maintenance.verify import payload
 from shardio.maintenance.verify.shard import verify_bytes
-from shardio.maintenance.verify.streams import are_texts
-from shardio.maintenance.verify.window import WINDOW_BYTES, Content, parts_of
+from shardio.maintenance.verify.window import WINDOW_BYTES, Content
 from shardio.storage.content import PreadFile
 from shardio.storage.file_access import Access
 from tests.corruption.forge import PAYLOAD, Forgery, content_of
@@ -56,35 +55,6 @@ def test_a_character_in_two_records_is_in_neither(tmp_path: Path) -> None:
     forgery.change_record("text", 11, b"\xa9text 0001")
     findings = verify_bytes(memoryview(forgery.seal()), "texts").findings
     assert [(f.sample, f.code) for f in findings] == [(10, "value"), (11, "value")]
-
-
-@pytest.mark.parametrize(
-    ("places", "expected"),
-    [
-        ([], True),
-        ([(0, 3), (3, 2), (6, 3)], True),
-        ([(0, 3), (3, 1), (4, 1)], False),
-        ([(0, 3), (5, 1)], False),
-    ],
-)
-def test_texts_are_told_from_what_is_none(*, places: list[tuple[int, int]], expected: bool) -> None:
-    window = memoryview(b"one\xc3\xa9\xfftwo")
-    lines = np.array(places, np.uint64).reshape(-1, 2)
-    assert are_texts(parts_of(window, lines)) == expected
-
-
-@pytest.mark.parametrize("has_segments", [True, False])
-def test_parts_of_a_window_are_the_bytes_at_their_places(
-    monkeypatch: pytest.MonkeyPatch, *, has_segments: bool
-) -> None:
-    """Also where zstandard has been built without its class for them, as by cffi."""
-    if not has_segments:
-        monkeypatch.setattr("shardio.maintenance.verify.window._SEGMENTS", None)
-    window = memoryview(bytes(range(100)))
-    places = np.array([(0, 100), (7, 0), (7, 30), (37, 1), (100, 0)], np.uint64)
-    found = [memoryview(part).tobytes() for part in parts_of(window, places)]
-    assert found == [window[at : at + size] for at, size in places.tolist()]
-    assert not list(parts_of(window[:0], places[:0]))
 
 
 def test_findings_are_the_same_without_zstandards_parts(
