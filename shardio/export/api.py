@@ -141,11 +141,7 @@ def export(
 
 
 def _check_folder(out: str | os.PathLike[str], source: str) -> Path:
-    """Return the absolute path of a folder to which the dataset `source` can be exported.
-
-    Raises:
-        InvalidArgument: `out` is inside the folder of a dataset, or contains `source`.
-    """
+    """Return the absolute path of `out`; refuse folders inside a dataset, or around `source`."""
     check_folder_name(out)
     place = Path(os.path.abspath(out))
     for folder in (place, *place.parents):
@@ -161,8 +157,7 @@ def _check_folder(out: str | os.PathLike[str], source: str) -> Path:
 def _check_replaceable(out: Path, *, overwrite: bool) -> bool:
     """Return True if `out` holds an export to replace, False if it is missing or empty.
 
-    Raises:
-        DatasetExists: `out` is not empty, or with `overwrite`, is not an export.
+    Otherwise, or without `overwrite`, raise DatasetExists.
     """
     if not os.path.lexists(out):
         return False

@@ -159,11 +159,7 @@ def _run_in_workers(
     *,
     takes_part: bool,
 ) -> Iterator[tuple[int, R]]:
-    """Run jobs in worker processes; with `takes_part`, run some in this process too.
-
-    Jobs are queued in advance, because this process may be busy with a job itself. Towards the end
-    fewer jobs are queued, so that each of the last jobs goes to the first idle worker.
-    """
+    """Run jobs in worker processes; with `takes_part`, run some in this process too."""
 
     def survive(item: T, _: int | None, died: WorkerExit) -> tuple[R, None] | None:
         result = None if on_crash is None else on_crash(item, died)
@@ -199,7 +195,10 @@ def _run_in_workers(
 
 
 def _n_ahead(n_waiting: int, n_workers: int) -> int:
-    """Return the number of jobs to queue in advance per worker, which falls towards the end."""
+    """Return the number of jobs to queue in advance per worker.
+
+    Towards the end fewer jobs are queued, so that each of the last goes to the first idle worker.
+    """
     return min(MAX_AHEAD, (n_waiting - 1) // (2 * n_workers))
 
 

@@ -19,7 +19,7 @@ from shardio.dataset.writer import SHARD_BYTES, GenerationWriter, check_shard_by
 from shardio.errors import DataError, InvalidArgument
 from shardio.format.schema import Schema
 from shardio.maintenance.jobs import Progress, ends_of, report_step
-from shardio.maintenance.verify.dataset import require_sound, require_sound_shards
+from shardio.maintenance.verify.dataset import require_sound
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.storage.fs import unlink
 
@@ -82,8 +82,7 @@ def reshard(
         source: a dataset.
         out: a folder that is missing or empty.
         shard_bytes: the target size of the new shards.
-        workers: the number of processes that verify; by default one per usable CPU.
-        progress: called in this process, at the start and after every shard of each step.
+        workers, progress: as in `merge`.
 
     Raises:
         InvalidArgument: shard_bytes is not a valid size.
@@ -152,8 +151,7 @@ def compact(
         folder: the dataset.
         shard_bytes: the target size of the new shards.
         remove_old: True removes unnamed shards, even if there is nothing to merge.
-        workers: the number of processes that verify; by default one per usable CPU.
-        progress: called in this process, at the start and after every shard of each step.
+        workers, progress: as in `merge`.
 
     Raises:
         InvalidArgument: shard_bytes is not a valid size.
@@ -169,7 +167,7 @@ def compact(
         chosen = [k for group in groups if len(group) > 1 or is_whole for k in group]
         if chosen:
             names = [shard.name for k in chosen for shard, _ in dataset.files.files_of_shard(k)]
-            require_sound_shards(folder, names, workers, progress)
+            require_sound(folder, workers, progress, names)
             report = _compact(dataset, previous, groups, {*chosen}, shard_bytes, progress)
         else:
             report = MaintenanceReport.of(folder, previous, 0)
@@ -314,12 +312,7 @@ def _write(
 
 
 def check_same_fields(a: ShardDataset, b: ShardDataset) -> None:
-    """Raise InvalidArgument unless two datasets have the same fields, in any order.
-
-    Raises:
-        InvalidArgument: the fields differ; the message names the fields that only one dataset has,
-            or whose definitions differ.
-    """
+    """Raise InvalidArgument, naming the fields that differ, unless two datasets have the same."""
     if dict(a.schema) == dict(b.schema):
         return
     parts = []
@@ -337,11 +330,7 @@ def _all_classes(datasets: Sequence[ShardDataset]) -> tuple[str, ...]:
 
 
 def _renumbering(dataset: ShardDataset, classes: tuple[str, ...]) -> dict[int, int] | None:
-    """Map each class index of a dataset to its new index; return None if no index changes.
-
-    Raises:
-        InvalidArgument: the dataset has labels but no class names.
-    """
+    """Map each class index of a dataset to its new index; return None if no index changes."""
     if dataset.classes == classes[: len(dataset.classes)] and (dataset.classes or not classes):
         return None
     if not dataset.classes:

@@ -154,15 +154,11 @@ class _Draft:
 def mend(path: str, copy: Path, schema: Schema | None = None) -> Mended:
     """Restore redundant parts in a copy of a shard; return the shard itself if nothing is restored.
 
-    Args:
-        path: the shard; it is only read.
-        copy: the path of the copy, which the caller removes; replaced if it exists.
-        schema: the shard's expected schema, if known.
+    The shard is only read. The caller removes `copy`, which is replaced if it exists. `schema` is
+    the expected schema, if known.
 
     Raises:
-        ShardNotFound: there is no such file.
-        ShardIncomplete, ShardCorrupt, ShardUnsupported: the copy cannot be opened either.
-        OSError: the file cannot be opened, or the copy cannot be written.
+        ShardNotFound, ShardIncomplete, ShardCorrupt, ShardUnsupported: nothing can be restored.
     """
     notes = []
     content, n_holes = _map_readable(path, copy)
@@ -191,11 +187,7 @@ def mend(path: str, copy: Path, schema: Schema | None = None) -> Mended:
 
 
 def schema_of(path: str) -> Schema:
-    """Return the schema of a shard, even if other parts are damaged.
-
-    Raises:
-        ShardNotFound, ShardIncomplete, ShardCorrupt, ShardUnsupported: the schema cannot be read.
-    """
+    """Return the schema of a shard, even if other parts are damaged; raise as `mend` does."""
     folder = fs.make_temporary_folder(None)
     try:
         content, _ = _map_readable(path, folder / "copy.shard")
@@ -256,11 +248,7 @@ def _copy_readable(path: str, copy: Path, holes: set[int]) -> None:
 
 
 def _open_any(content: memoryview, path: str) -> tuple[Header, Sections]:
-    """Return the header of the first or the last page, and the section table it points to.
-
-    Raises:
-        DataError: the error of the first page, if neither page can be used.
-    """
+    """Return the header of a usable page, and its section table; raise DataError if none is."""
     reason: DataError | None = None
     for header in _headers(content, path):
         if isinstance(header, DataError):
@@ -305,10 +293,7 @@ def _last_header(content: Content) -> Iterator[int]:
 
 
 def _mend_schema(draft: _Draft, schema: Schema | None) -> Schema | None:
-    """Return the shard's schema; if it is damaged, restore it from `schema` if the hash matches.
-
-    Return None if the schema cannot be restored.
-    """
+    """Return the shard's schema, restored from `schema` if the hash matches; None if damaged."""
     try:
         return read_schema(draft.content, draft.sections, draft.path)
     except DataError:

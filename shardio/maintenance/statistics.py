@@ -68,9 +68,7 @@ def compute_stats(
         folder: the dataset.
         subset: the name of a subset.
         progress: called in this process, at the start and after every shard.
-        engine: "local", or "ray" to use the machines of a Ray cluster, all of which must see the
-            dataset under this path. The result is the same.
-        address: the address of the Ray cluster, as for `shardio.convert`.
+        engine, address: as in `add_column`. The result is the same on a cluster.
 
     Raises:
         InvalidArgument: there is no such subset.
@@ -157,11 +155,7 @@ class _Counts:
 def _values(
     reader: ShardReader, name: str, array: Array, rows: Rows
 ) -> Iterator[npt.NDArray[Any] | None]:
-    """Yield a field's values as arrays.
-
-    The arrays have many rows for a column, one row for other fields. Yield None for a sample
-    without a value.
-    """
+    """Yield a field's values: arrays, of many rows for a column; None for a missing value."""
     if name not in reader.schema.columns:
         for row in rows.tolist():
             value = reader.sample(row, [name])[name]

@@ -104,17 +104,9 @@ def verify_all(
     access: Access = "pread",
     engine: Engine = LOCAL,
 ) -> dict[str, VerifiedShard]:
-    """Verify shards of a folder; a shard that cannot be read is a finding.
+    """Verify shards of a folder, as `verify_dataset` does; return the result for each name.
 
-    Args:
-        root: the folder.
-        names: file names of the shards.
-        workers, access: as in `verify_dataset`.
-        progress: called at the start and after every shard.
-        engine: the engine that runs the processes.
-
-    Raises:
-        WorkerDied: two workers crashed on the same shard for a reason other than unreadable bytes.
+    A shard that cannot be read is a finding.
     """
     sizes = [_size_of(root / name) for name in names]
     n_bytes = sum(sizes)
@@ -360,34 +352,22 @@ _NO_DAMAGE = {"unknown_shard"}
 
 
 def require_sound(
-    folder: str | os.PathLike[str], workers: int | None, progress: Progress | None
-) -> None:
-    """Verify every byte of a dataset.
-
-    Raises:
-        DatasetNotFound: there is no dataset in `folder`.
-        DatasetCorrupt: verification has findings; the message quotes the first.
-    """
-    report = verify_dataset(folder, workers=workers, progress=progress)
-    _refuse(folder, [f for f in report.findings if f.code not in _NO_DAMAGE])
-
-
-def require_sound_shards(
     folder: str | os.PathLike[str],
-    names: Sequence[str],
     workers: int | None,
     progress: Progress | None,
+    names: Sequence[str] | None = None,
 ) -> None:
-    """Verify every byte of some shards of a dataset.
+    """Verify every byte of a dataset, or only of the shards named.
 
     Raises:
         DatasetCorrupt: verification has findings; the message quotes the first.
     """
-    examined = verify_all(Path(folder), names, workers, progress)
-    _refuse(folder, [f for found in examined.values() for f in found.findings])
-
-
-def _refuse(folder: str | os.PathLike[str], findings: Sequence[Finding]) -> None:
+    if names is None:
+        report = verify_dataset(folder, workers=workers, progress=progress)
+        findings = [each for each in report.findings if each.code not in _NO_DAMAGE]
+    else:
+        examined = verify_all(Path(folder), names, workers, progress)
+        findings = [each for found in examined.values() for each in found.findings]
     if findings:
         raise DatasetCorrupt(
             f"{os.fspath(folder)}: is damaged, and was not touched: {findings[0]} (findings: "

@@ -49,40 +49,6 @@ from shardio.storage.content import open_content
 from shardio.storage.file_access import Access, FileState
 
 
-def verify_column(
-    content: Content,
-    schema: Schema,
-    name: str,
-    sections: Sections,
-    n_samples: int,
-    present: npt.NDArray[np.bool_] | None,
-    findings: Findings,
-) -> None:
-    """Check a column whose sections have valid offsets and sizes.
-
-    For an optional field, `present` is a mask of the samples that have a value; the rows of other
-    samples must be zero.
-    """
-    number, field = schema.field_id(name), schema.columns[name]
-    column = sections[Kind.COLUMN, number, 0]
-    stored = content.items(sections[Kind.COLUMN_HASHES, number, 0], U64)
-    if (found := hash_bytes(stored.data)) != column.hash:
-        what = "a section's hash does not match its unit hashes"
-        where = {"section": column.name, "field": name}
-        findings.add_hash(column.hash, found, "section_hash", what, **where)
-    expected = digests_of(stored)
-    verifier = _ColumnVerifier(name, field, column, findings)
-    stride = column.stride
-    per_unit = rows_per_unit(field.row_bytes or 0, stride)
-    for first, n_rows in _chunks(n_samples, stride, per_unit):
-        start = column.offset + first * stride
-        window = content.window(start, start + n_rows * stride)
-        end = -(-(first + n_rows) // per_unit)
-        units = expected[first // per_unit * DIGEST_BYTES : end * DIGEST_BYTES]
-        verifier.check_units(window, first, units)
-        verifier.check_bytes(window, first, n_rows, present)
-
-
 def _chunks(n_samples: int, stride: int, per_unit: int) -> Iterator[tuple[int, int]]:
     """Yield the first row and the row count of each window, which has whole units and pages.
 
@@ -98,17 +64,47 @@ def _chunks(n_samples: int, stride: int, per_unit: int) -> Iterator[tuple[int, i
 
 
 class _ColumnVerifier:
-    """A check of one column, window by window."""
+    """A check of one column, whose sections have valid offsets and sizes, window by window.
 
-    def __init__(self, name: str, field: Array, column: Section, findings: Findings) -> None:
-        self._name, self._field, self._column, self._findings = name, field, column, findings
-        self._row_bytes, self._stride = field.row_bytes or 0, column.stride
+    `present` is a mask of the samples that have a value; the rows of other samples must be zero.
+    """
+
+    def __init__(
+        self,
+        content: Content,
+        schema: Schema,
+        name: str,
+        sections: Sections,
+        present: npt.NDArray[np.bool_] | None,
+        findings: Findings,
+    ) -> None:
+        self._content, self._name, self._present, self._findings = content, name, present, findings
+        self._field: Array = schema.columns[name]
+        self._column = sections[Kind.COLUMN, schema.field_id(name), 0]
+        self._hashes = sections[Kind.COLUMN_HASHES, schema.field_id(name), 0]
+        self._row_bytes, self._stride = self._field.row_bytes or 0, self._column.stride
         self._per_unit = rows_per_unit(self._row_bytes, self._stride)
         self._window = memoryview(b"")
         self._units: list[memoryview] = []
         """The units of the window; cached because splitting takes as long as hashing 3 KB each."""
 
-    def check_units(self, window: memoryview, first: int, expected: bytes) -> None:
+    def check(self, n_samples: int) -> None:
+        """Check all hashes, padding and values."""
+        hashes = self._content.items(self._hashes, U64)
+        if (found := hash_bytes(hashes.data)) != self._column.hash:
+            what = "a section's hash does not match its unit hashes"
+            where = {"section": self._column.name, "field": self._name}
+            self._findings.add_hash(self._column.hash, found, "section_hash", what, **where)
+        expected = digests_of(hashes)
+        for first, n_rows in _chunks(n_samples, self._stride, self._per_unit):
+            start = self._column.offset + first * self._stride
+            window = self._content.window(start, start + n_rows * self._stride)
+            end = -(-(first + n_rows) // self._per_unit)
+            units = expected[first // self._per_unit * DIGEST_BYTES : end * DIGEST_BYTES]
+            self._check_units(window, first, units)
+            self._check_bytes(window, first, n_rows)
+
+    def _check_units(self, window: memoryview, first: int, expected: bytes) -> None:
         """Check the hashes of a window of whole rows that starts at row `first`."""
         if window is not self._window:
             self._window, self._units = window, self._split_into_units(window)
@@ -126,11 +122,9 @@ class _ColumnVerifier:
         n_hashed = self._row_bytes if self._per_unit == 1 else n_bytes
         return [window[start : start + n_hashed] for start in starts]
 
-    def check_bytes(
-        self, window: memoryview, first: int, n_rows: int, present: npt.NDArray[np.bool_] | None
-    ) -> None:
+    def _check_bytes(self, window: memoryview, first: int, n_rows: int) -> None:
         """Check that padding and the rows of missing values are zero, and that bools are 0 or 1."""
-        row_bytes = self._row_bytes
+        row_bytes, present = self._row_bytes, self._present
         if present is None and row_bytes == self._stride and self._field.dtype != "bool":
             return
         rows = np.frombuffer(window, np.uint8).reshape(n_rows, self._stride)
@@ -307,7 +301,8 @@ def _audit_sections(content: Content, header: Header, findings: Findings) -> Sch
     n_samples = header.n_samples
     present = _verify_validity(content, schema, sections, n_samples, findings)
     for name in schema.columns:
-        verify_column(content, schema, name, sections, n_samples, present.get(name), findings)
+        verifier = _ColumnVerifier(content, schema, name, sections, present.get(name), findings)
+        verifier.check(n_samples)
     if schema.records:
         verify_payload(content, schema, sections, header, present, findings)
     return schema

@@ -62,10 +62,8 @@ class StreamAudit:
 
     Args:
         content: the shard; its sections have valid offsets and sizes.
-        schema, sections: the schema and section table of the shard.
         name: the field, of type Video or Audio.
         present: a mask of the samples that have a value; None if the field is mandatory.
-        findings: collects the findings.
     """
 
     def __init__(

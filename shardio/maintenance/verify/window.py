@@ -36,9 +36,6 @@ def access_once(access: Access) -> Access:
     """Return the access mode for bytes that are read once: "pread" for "auto".
 
     For such bytes pread is as fast as mapping, and an unreadable page does not kill the process.
-
-    Raises:
-        InvalidArgument: `access` is not one of ACCESS.
     """
     chosen = choose_access(os.curdir, access)
     return "pread" if access == "auto" else chosen
