@@ -216,11 +216,7 @@ def _check_rest_of_page(page: bytes, offset: int, corrupt: _Corrupt) -> None:
 
 
 def check_required(required: int, path: str) -> None:
-    """Refuse features that this version does not read.
-
-    Raises:
-        ShardUnsupported: the message names all of these features.
-    """
+    """Raise ShardUnsupported for features that this version does not read; name all of them."""
     missing = required & ~int(BUILT)
     if not missing:
         return
@@ -233,11 +229,7 @@ def check_required(required: int, path: str) -> None:
 
 
 def check_place(header: Header, actual_size: int, path: str) -> None:
-    """Compare the header with the file's real size, and bound the section table.
-
-    Raises:
-        ShardCorrupt: the file's size differs, or the section table's offset or size is invalid.
-    """
+    """Compare the header with the file's real size, and bound the section table."""
     corrupt = functools.partial(
         ShardCorrupt, path=path, section="header", expected=header.file_size
     )
@@ -262,9 +254,6 @@ def unpack_table(table: bytes, header: Header, path: str) -> tuple[Section, ...]
     """Unpack the section table; check its hash and id, unique keys, and that there are no gaps.
 
     `header` is the header of the same file, already checked by `check_place`.
-
-    Raises:
-        ShardCorrupt: a rule is broken; the error has its code.
     """
     corrupt = functools.partial(ShardCorrupt, path=path, section="section table")
     _check_table_bytes(table, header, corrupt)

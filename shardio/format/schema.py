@@ -45,7 +45,12 @@ class Schema(Mapping[str, Field]):
             raise SchemaError("a schema needs at least one field")
         if len(self._fields) > MAX_FIELDS:
             raise SchemaError(f"{len(self._fields)} fields; at most {MAX_FIELDS} are possible")
-        self.groups: Final = frozenset(p for name in self._fields for p in _prefixes(name))
+        self.groups: Final = frozenset(
+            name[:i]
+            for name in self._fields
+            for i, character in enumerate(name)
+            if character == "."
+        )
         """The names of nested records, which contain fields or further groups."""
         if both := self.groups & self._fields.keys():
             name = min(both)
@@ -179,13 +184,6 @@ def _leaves(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
         if len(name.encode()) > MAX_NAME_BYTES:
             raise _too_long(name)
         yield name, field
-
-
-def _prefixes(name: str) -> Iterator[str]:
-    """Yield the nested records that contain a field."""
-    for i, character in enumerate(name):
-        if character == ".":
-            yield name[:i]
 
 
 def _check_name(name: object) -> None:

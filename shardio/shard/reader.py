@@ -306,11 +306,7 @@ _schemas: dict[bytes, Schema] = {}
 
 
 def open_sections(content: Content, path: str) -> tuple[Header, Schema, Sections]:
-    """Validate header, trailer, section table, schema, and the offset and size of every section.
-
-    Raises:
-        ShardIncomplete, ShardUnsupported, ShardCorrupt: as described in `shardio.errors`.
-    """
+    """Validate header, trailer, section table, schema, and the offset and size of every section."""
     size = content.nbytes
     if size < PAGE:
         if not any(content[:size]):

@@ -23,7 +23,11 @@ Present = npt.NDArray[np.bool_]
 
 
 class Records:
-    """The records of one open shard, whose content and verification state `units` owns."""
+    """The records of one open shard, whose content and verification state `units` owns.
+
+    For changed or invalid data, methods raise ChecksumMismatch or ShardCorrupt, which name field,
+    sample and offset.
+    """
 
     def __init__(self, units: VerifiedUnits) -> None:
         self._units, self._schema = units, units.schema
@@ -38,11 +42,7 @@ class Records:
         return self._units.sections[Kind.PAYLOAD, NO_FIELD, 0].offset
 
     def present(self, name: str, rows: Rows) -> Present:
-        """Return a bool for each of `rows`: True if the row has a value of the field, verified.
-
-        Raises:
-            ChecksumMismatch: the bytes were changed after they were written.
-        """
+        """Return a bool for each of `rows`: True if the row has a value of the field, verified."""
         if not self._schema[name].optional:
             return np.ones(len(rows), np.bool_)
         stored = self._units.items(Kind.VALIDITY, name, np.uint8, rows >> 3)
@@ -53,9 +53,6 @@ class Records:
         """Return the index entries of a record field for `rows`, verified.
 
         Bounds, sizes, codecs and alignment of the entries are checked too.
-
-        Raises:
-            ShardCorrupt: names the first sample with an invalid entry.
         """
         numbers = rows * len(self._ids) + self._ids[name]
         found: Entries = self._units.items(Kind.INDEX, name, ENTRY_DTYPE, numbers)
@@ -77,10 +74,6 @@ class Records:
         """Yield the verified, decoded record of each row, in order.
 
         Raw records are views of the map, if the file is mapped.
-
-        Raises:
-            ShardCorrupt: a record cannot be decoded.
-            ChecksumMismatch: the bytes were changed after they were written.
         """
         payload = self.offset
         content = self._units.content  # kept, so that this iterator continues after `release`
@@ -133,10 +126,9 @@ class Records:
         return self._dictionaries[name]
 
     def shapes(self, name: str, rows: Rows) -> npt.NDArray[np.uint64]:
-        """Return the stored dimensions for `rows`, verified, as an array of shape (len(rows), n).
+        """Return the verified stored dimensions for `rows`, as an array of shape (len(rows), n).
 
-        An array stores its varying dimensions only, an image all three. Other fields store none, so
-        n is 0.
+        An array stores its varying dimensions, an image all three, other fields none: n is 0.
         """
         n_dims = len(self._schema[name].stored_dims)
         if not n_dims:
@@ -150,9 +142,6 @@ class Records:
 
         Raw arrays are views of the map, if the file is mapped. The packets of a stream are read and
         verified when its `data` is sliced.
-
-        Raises:
-            ShardCorrupt: bytes were changed, or a record does not match its field.
         """
         field = self._schema[name]
         entries = self.entries(name, rows)
@@ -181,13 +170,10 @@ class Records:
             yield value
 
     def absent(self, name: str, rows: Rows, entries: Entries) -> frozenset[int]:
-        """Return the positions in `rows` of the samples without a value.
+        """Return the positions in `rows` of the samples without a value, given their entries.
 
-        `entries` are the index entries of `rows`.
-
-        Raises:
-            ShardCorrupt: a sample without a value has a record; or a fixed array, image or stream
-                that is present has no bytes.
+        A sample without a value must have no record; a present fixed array, image or stream has
+        bytes.
         """
         field = self._schema[name]
         if not field.optional:

@@ -37,7 +37,11 @@ from shardio.storage.content import Content
 
 
 class StreamRecords:
-    """The streams of one open shard, whose content and verification state `units` owns."""
+    """The streams of one open shard, whose content and verification state `units` owns.
+
+    For changed or invalid tables and parameters, methods raise ChecksumMismatch or ShardCorrupt,
+    which name field and sample.
+    """
 
     def __init__(self, units: VerifiedUnits) -> None:
         self.units = units
@@ -46,11 +50,7 @@ class StreamRecords:
         return self.units.sections[kind, self.units.schema.field_id(name), 0]
 
     def lines(self, name: str, rows: Rows, entries: Entries) -> Streams:
-        """Return the verified STREAMS lines of a field for `rows`, whose index entries are given.
-
-        Raises:
-            ShardCorrupt: names the first sample with an invalid line.
-        """
+        """Return the verified STREAMS lines of a field for `rows`, given their index entries."""
         found: Streams = self.units.items(Kind.STREAMS, name, STREAM_DTYPE, rows)
         n_packets = self._section(Kind.PACKETS, name).count
         n_hashes = self._section(Kind.CHUNK_HASHES, name).count
@@ -72,9 +72,6 @@ class StreamRecords:
         """Yield the stream of each row, in order; an empty placeholder for a missing value.
 
         Packets are read only when `data` is sliced.
-
-        Raises:
-            ShardCorrupt: names the sample whose tables or parameters are invalid.
         """
         lines = self.lines(name, rows, entries)
         payload = self.units.sections[Kind.PAYLOAD, NO_FIELD, 0].offset
@@ -87,11 +84,7 @@ class StreamRecords:
                 yield EncodedStream({}, b"", np.zeros(0, PACKET_DTYPE), b"", Fraction(1), 0, 0, 0)
 
     def tables(self, name: str, rows: Rows, entries: Entries) -> Iterator[StreamTables]:
-        """Yield the tables of each row's stream, with first packet and first chunk set to 0.
-
-        Raises:
-            ShardCorrupt: names the sample whose tables are invalid.
-        """
+        """Yield the tables of each row's stream, with first packet and first chunk set to 0."""
         for row, line, entry in zip(
             rows.tolist(), self.lines(name, rows, entries), entries, strict=True
         ):

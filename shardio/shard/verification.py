@@ -48,11 +48,9 @@ class _Hashed:
 class VerifiedUnits:
     """The content of one open shard, borrowed until `release`, with its units and their marks.
 
-    Args:
-        content: the content of the file.
-        schema, sections, n_samples: as validated by `open_sections`.
-        path: the path, for messages.
-        verify: when to verify; with "off" every check returns immediately.
+    `schema`, `sections` and `n_samples` are as validated by `open_sections`. With verify="off"
+    every check returns immediately. Otherwise checks raise ChecksumMismatch for changed bytes,
+    which names field, sample and offset or, for an index section, section, field and offset.
     """
 
     def __init__(
@@ -106,11 +104,7 @@ class VerifiedUnits:
 
     @property
     def content(self) -> Content:
-        """The content of the file.
-
-        Raises:
-            ClosedError: the reader of the shard is closed.
-        """
+        """The content of the file; raises ClosedError after `release`."""
         if self._content is None:
             raise ClosedError(f"{self.path}: the reader is closed")
         return self._content
@@ -136,11 +130,7 @@ class VerifiedUnits:
         return bool(self.marks[self.column_mark(name) + unit])
 
     def check_column(self, name: str, rows: Rows) -> None:
-        """Verify the units of a column that contain `rows`, as `verify` requires.
-
-        Raises:
-            ChecksumMismatch: names field, first sample of the unit, and offset.
-        """
+        """Verify the units of a column that contain `rows`, as `verify` requires."""
         if self._verify == "off" or not len(rows):
             return
         column, row_bytes, stride, per_unit = self._columns[name]
@@ -188,9 +178,6 @@ class VerifiedUnits:
         """Verify a row's stored record of record field k, unless it was verified before.
 
         `stored` are the bytes at `offset` in the file; `expected` is their hash.
-
-        Raises:
-            ChecksumMismatch: names field, sample and offset.
         """
         if self._verify == "off":
             return
@@ -217,11 +204,7 @@ class VerifiedUnits:
     def check_chunk(
         self, name: str, row: int, chunk: int, offset: int, stored: memoryview, expected: int
     ) -> None:
-        """Verify a chunk of a row's stream: the bytes `stored` at `offset` in the file.
-
-        Raises:
-            ChecksumMismatch: names field, sample and offset.
-        """
+        """Verify a chunk of a row's stream: the bytes `stored` at `offset` in the file."""
         start_ns = now_ns()
         found = hash_bytes(stored)
         PHASE_TIMES.sums_ns[CHECK] += now_ns() - start_ns
@@ -230,16 +213,9 @@ class VerifiedUnits:
         self.marks[self.chunks_mark(name) + chunk] = 1
 
     def items(self, kind: Kind, name: str, dtype: npt.DTypeLike, numbers: Rows) -> npt.NDArray[Any]:
-        """Return verified copies of items of an index section.
+        """Return verified copies of the items at the indices `numbers` of an index section.
 
-        Args:
-            kind: the kind of the section.
-            name: the field of the section or, if the section covers all fields, of the items.
-            dtype: the dtype of an item.
-            numbers: the indices of the items, in any order.
-
-        Raises:
-            ChecksumMismatch: names section, field and offset.
+        `name` is the field of the section or, if the section covers all fields, of the items.
         """
         content, size = self.content, np.dtype(dtype).itemsize  # `content` raises ClosedError
         number = NO_FIELD if kind == Kind.INDEX else self.schema.field_id(name)
@@ -247,11 +223,7 @@ class VerifiedUnits:
         return _take(content, self.sections[kind, number, 0], dtype, numbers, name)
 
     def check_blocks(self, kind: int, field: int, starts: Rows, n_bytes: int) -> None:
-        """Verify the blocks of an index section that contain the n_bytes from each of `starts`.
-
-        Raises:
-            ChecksumMismatch: names section, field and offset.
-        """
+        """Verify the blocks of an index section that contain the n_bytes from each of `starts`."""
         if self._verify == "off" or not len(starts):
             return
         hashed = self._hashed[kind, field]
@@ -275,11 +247,7 @@ class VerifiedUnits:
         PHASE_TIMES.sums_ns[CHECK] += now_ns() - start_ns
 
     def read_whole(self, section: Section) -> bytes:
-        """Return a section that is read once and kept, verified unless `verify` is "off".
-
-        Raises:
-            ChecksumMismatch: names section, field and offset.
-        """
+        """Return a section that is read once and kept, verified unless `verify` is "off"."""
         end = section.offset + section.size
         if self._verify == "off":
             return bytes(self.read(section, section.offset, end))
@@ -337,11 +305,7 @@ class VerifiedUnits:
 def _take(
     content: Content, section: Section, dtype: npt.DTypeLike, numbers: Rows, field: str | None
 ) -> npt.NDArray[Any]:
-    """Copy the items at the given indices from an index section.
-
-    Raises:
-        ShardChanged: an unmapped file was truncated; the error names section and field.
-    """
+    """Copy some items of an index section; ShardChanged names section and field."""
     if isinstance(content, memoryview):
         return np.frombuffer(content, dtype, section.count, section.offset)[numbers]
     size = np.dtype(dtype).itemsize

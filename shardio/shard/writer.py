@@ -337,11 +337,7 @@ class ShardWriter(Publishing):
 
 
 def check_schema(schema: object) -> Schema:
-    """Raise SchemaError unless a value is a Schema that every supported reader can read.
-
-    Raises:
-        SchemaError: not a Schema, or a name has a character that this Python does not know.
-    """
+    """Raise SchemaError unless a value is a Schema whose names every supported Python knows."""
     if not isinstance(schema, Schema):
         raise SchemaError(f"expected a shardio.Schema, found {type(schema).__name__}")
     if unknown := [name for name in schema if not name.isprintable()]:

@@ -88,9 +88,7 @@ def check_length(path: str, opened: FileState) -> None:
 def open_shard(path: str, name: str = "") -> int:
     """Open a file for reading; the caller owns the descriptor. `name` is its name in messages.
 
-    Raises:
-        ShardNotFound: the file does not exist, or is not a regular file.
-        OSError: the file cannot be opened for another reason.
+    Raises ShardNotFound if the file does not exist, or is not a regular file.
     """
     name = name or path
     try:
@@ -179,11 +177,9 @@ def map_file(path: str) -> tuple[memoryview, FileState]:
     No descriptor stays open: datasets may have more shards than a process may have open files.
 
     Raises:
-        ShardNotFound: there is no such file.
-        ShardIncomplete: the file is empty.
+        ShardNotFound, ShardIncomplete: there is no such file, or it is empty.
         UnsupportedEnvironment: the kernel's limit on the number of maps is reached.
         InsufficientMemory: this process has no free address range of that size.
-        OSError: the file cannot be opened or mapped for another reason.
     """
     fd = open_shard(path)
     try:
@@ -230,8 +226,7 @@ def disable_readahead(view: memoryview) -> None:
 def reserve(n_bytes: int) -> int:
     """Reserve `n_bytes` of address space without memory; return the address.
 
-    Raises:
-        InsufficientMemory: this process has no address range of that size left.
+    Raises InsufficientMemory if this process has no address range of that size left.
     """
     return _mmap(None, n_bytes, _PROT_NONE, _ANONYMOUS, -1, 0, "")
 
@@ -244,8 +239,7 @@ def clear_reserved(address: int, n_bytes: int) -> None:
 def map_fixed(address: int, n_bytes: int, fd: int, offset: int, path: str) -> None:
     """Map a part of a file for reading at reserved addresses.
 
-    Raises:
-        UnsupportedEnvironment: the kernel's limit on the number of maps is reached.
+    Raises UnsupportedEnvironment if the kernel's limit on the number of maps is reached.
     """
     _mmap(address, n_bytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, fd, offset, path)
 

@@ -46,8 +46,7 @@ R = TypeVar("R")
 def perform(call: str, path: str, function: Callable[P, R], *given: P.args, **named: P.kwargs) -> R:
     """Make a system call that changes the file or folder at `path`.
 
-    Raises:
-        OSError: the call failed; the error names `path` unless it names another file already.
+    An OSError names `path` unless the error names another file already.
     """
     try:
         return function(*given, **named)
@@ -69,12 +68,7 @@ def max_file_bytes() -> int | None:
 
 
 def explain_file_limit(error: OSError, n_bytes: int | None = None) -> None:
-    """Add the limit, the needed size and a remedy to an EFBIG error; leave other errors unchanged.
-
-    Args:
-        error: raised by a system call.
-        n_bytes: the size that the file needs, if known.
-    """
+    """Add the limit, the needed size (n_bytes, if known) and a remedy to an EFBIG error."""
     most = max_file_bytes()
     if error.errno != errno.EFBIG or most is None:
         return
@@ -107,13 +101,7 @@ class _File(io.FileIO):
 def create(path: str | os.PathLike[str], *, replace: bool = False) -> IO[bytes]:
     """Create a file for writing; the caller owns it.
 
-    Args:
-        path: the path of the file.
-        replace: True to empty an existing file.
-
-    Raises:
-        FileExistsError: the path exists, and `replace` is False.
-        OSError: creating it, or a later write, failed.
+    With `replace`, an existing file is emptied; otherwise it raises FileExistsError.
     """
     place, mode = os.fspath(path), "wb" if replace else "xb"
     return io.BufferedWriter(perform("create", place, _File, place, place, mode), BUFFER_BYTES)
@@ -247,11 +235,7 @@ def _remove_once(path: str | os.PathLike[str]) -> None:
 
 
 def rename_exclusive(source: str, target: str) -> None:
-    """Rename a file atomically, never replacing another one.
-
-    Raises:
-        FileExistsError: `target` exists; the source is unchanged.
-    """
+    """Rename a file atomically; raise FileExistsError, changing nothing, if `target` exists."""
     perform("rename", target, _rename_exclusive, source, target)
 
 
@@ -259,9 +243,6 @@ def exchange(one: str, other: str) -> bool:
     """Swap two names atomically: both exist at every moment.
 
     Return False, with nothing changed, if the kernel or the file system does not support it.
-
-    Raises:
-        OSError: the call failed for another reason.
     """
     return perform("rename", other, _exchange, one, other)
 
@@ -292,13 +273,10 @@ def _rename_exclusive(source: str, target: str) -> None:
 
 
 def refuse_links_outside(root: str | Path, *paths: str | Path) -> None:
-    """Check that none of `paths` is a link to a target outside of the dataset in `root`.
+    """Raise DatasetCorrupt if one of `paths` is a link that leads out of the dataset in `root`.
 
     All files of a dataset must be in its folder, so that copying, verifying or deleting the folder
     includes them.
-
-    Raises:
-        DatasetCorrupt: names the link and its target.
     """
     for path in paths:
         if not os.path.islink(path):
@@ -334,9 +312,7 @@ def _digest(text: bytes) -> str:
 def read_checksummed_json(path: Path) -> dict[str, Any]:
     """Read a file written by `to_checksummed_json`; return its content without the digest.
 
-    Raises:
-        DatasetCorrupt: the file is not JSON with a digest, or was changed after it was written.
-        OSError: the file cannot be read.
+    Raises DatasetCorrupt if the file is no JSON with a digest, or was changed after it was written.
     """
     raw = read_file(path)
     try:
@@ -356,12 +332,7 @@ def read_checksummed_json(path: Path) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> bytes:
-    """Read a regular file; refuse a pipe, socket or device without waiting for it.
-
-    Raises:
-        DatasetCorrupt: the path is not a regular file.
-        OSError: the file cannot be read.
-    """
+    """Read a regular file; raise DatasetCorrupt at once for a pipe, socket, device or folder."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
@@ -376,11 +347,7 @@ def read_file(path: Path) -> bytes:
 
 
 def to_checksummed_json(content: Mapping[str, Any]) -> bytes:
-    """Serialize `content` together with its digest.
-
-    Raises:
-        SchemaError: a value cannot be represented in JSON.
-    """
+    """Serialize `content` together with its digest; raise SchemaError if JSON cannot hold it."""
     try:
         # Convert keys to strings before sorting. (Without indents, json runs in C.)
         plain = json.loads(json.dumps(content, sort_keys=True, allow_nan=False))
@@ -394,13 +361,9 @@ def to_checksummed_json(content: Mapping[str, Any]) -> bytes:
 
 
 def write_atomic(path: Path, content: bytes, *, exclusive: bool, durable: bool = True) -> None:
-    """Write a file that appears whole or not at all.
+    """Write a file that appears whole or not at all; with `durable`, wait until it is on the disk.
 
-    Args:
-        path: the file.
-        content: its content.
-        exclusive: True to raise FileExistsError if the file exists, False to replace it.
-        durable: True to wait until the file is on the disk.
+    An existing file is replaced or, with `exclusive`, raises FileExistsError.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:

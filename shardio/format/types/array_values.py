@@ -44,11 +44,8 @@ def format_dtype(dtype: np.dtype[Any]) -> str:
 def tensor_to_array(name: str, tensor: Any) -> npt.NDArray[Any]:
     """Return an array that shares the memory of a torch tensor on the CPU.
 
-    A bfloat16 tensor becomes a uint16 array of its bits, recognized by `is_bfloat16_bits`.
-
-    Raises:
-        SchemaError: the tensor is on another device, is sparse, or has a dtype that NumPy lacks.
-            The message names the field.
+    A bfloat16 tensor becomes a uint16 array of its bits, recognized by `is_bfloat16_bits`. A tensor
+    on another device, a sparse one, or one of a dtype that NumPy lacks is refused.
     """
     device, layout = tensor.device.type, str(tensor.layout)
     if device != "cpu":
@@ -82,15 +79,10 @@ def is_masked(value: object) -> bool:
 
 
 def refuse_masked(place: str, value: object, depth: int = 1) -> None:
-    """Raise an error if a value is a masked array, or a list that has one among its elements.
+    """Raise SchemaError if a value is a masked array, or a list that has one among its elements.
 
-    Args:
-        place: text that names the field at the start of the message.
-        value: any value.
-        depth: levels of lists and tuples to search.
-
-    Raises:
-        SchemaError: the value is or contains a masked array.
+    `place` names the field at the start of the message. `depth` levels of lists and tuples are
+    searched.
     """
     if is_masked(value):
         raise SchemaError(
@@ -105,13 +97,8 @@ def refuse_masked(place: str, value: object, depth: int = 1) -> None:
 def tensors_to_arrays(name: str, value: Any, depth: int) -> Any:
     """Replace torch tensors in a value by arrays; return a value without tensors unchanged.
 
-    Args:
-        name: the field's name, for messages.
-        value: any value; a list or tuple with a tensor is returned as a new list.
-        depth: levels of lists and tuples to search.
-
-    Raises:
-        SchemaError: the value has a masked array, or a tensor that cannot become an array.
+    `depth` levels of lists and tuples are searched; one with a tensor is returned as a new list.
+    Masked arrays, and tensors that cannot become arrays, are refused.
     """
     refuse_masked(f"field {name!r}", value, 0)
     if is_of(value, "torch", "Tensor"):
@@ -127,9 +114,6 @@ def encode_array(name: str, field: Array, value: object) -> npt.NDArray[Any]:
 
     Values are never changed: a value outside the dtype's kind or range is refused. Only Python
     numbers are rounded, to the precision of a floating-point field.
-
-    Raises:
-        SchemaError: dtype or shape does not match; the message has the field, expected and found.
     """
     found = _as_dtype(name, field, value)
     fits = found.ndim == len(field.shape) and all(

@@ -263,9 +263,6 @@ class Array(Field):
         """Return a function that encodes a value of a column, or returns None for a missing one.
 
         Small rows, which share a hash with others, are copied.
-
-        Raises:
-            SchemaError: (from the returned function) the value does not fit the field.
         """
         if (self.row_bytes or 0) >= ROW_HASH_MIN:
             return self._large_rows(name)
@@ -446,11 +443,7 @@ def pack_list(element: Array, arrays: Sequence[npt.NDArray[Any]]) -> bytes:
 
 
 def unpack_list(element: Array, record: bytes | memoryview) -> list[npt.NDArray[Any]]:
-    """Return the arrays of a record, as views of it.
-
-    Raises:
-        ShardCorrupt: the sizes do not match the record's bytes. The error has no place.
-    """
+    """Return the arrays of a record, as views of it; ShardCorrupt has no place."""
     place, dims = _head(element, record)
     arrays = []
     for varying in dims:

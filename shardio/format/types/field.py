@@ -48,8 +48,10 @@ class FieldType(IntEnum):
 class Field(ABC):
     """The type of a field, which validates, encodes, decodes and verifies its values.
 
-    A value is stored as a row of a column or as a record. Every method takes decompressed records.
-    Errors for damaged records have no place; the caller adds it.
+    A value is stored as a row of a column or as a record. Methods that take a value raise
+    SchemaError if the value does not fit; the message starts with the field's name. Methods that
+    take a decompressed record raise ShardCorrupt if the record breaks a rule; the error has no
+    place, which the caller adds.
     """
 
     __slots__ = ()
@@ -137,27 +139,15 @@ class Field(ABC):
         """
 
     def validate(self, name: str, value: object) -> None:
-        """Check that a value can be stored.
-
-        Raises:
-            SchemaError: the value does not fit; the message starts with the field's name.
-        """
+        """Raise SchemaError unless a value can be stored."""
         self.record_encoder(name)(value)
 
     def record_encoder(self, name: str) -> Callable[[Any], Record]:
-        """Return a function that encodes a value as a record.
-
-        Raises:
-            SchemaError: (from the returned function) the value does not fit.
-        """
+        """Return a function that encodes a value as a record."""
         return lambda value: self.encode_record(name, value)
 
     def encode_record(self, name: str, value: object) -> tuple[memoryview, tuple[int, ...]]:
-        """Return the bytes of a value, and its shape; for None, no bytes and dimensions of 0.
-
-        Raises:
-            SchemaError: the value does not fit.
-        """
+        """Return the bytes of a value, and its shape; for None, no bytes and dimensions of 0."""
         if value is None and self.optional:
             return memoryview(b""), self._missing_shape()
         return self._encode(name, value)
@@ -170,46 +160,32 @@ class Field(ABC):
         """Encode a value that is not missing."""
 
     def shape_of(self, dims: Dims, n_bytes: int) -> tuple[int, ...]:
-        """Return the shape of a value from its stored dimensions and the size of its record.
-
-        Raises:
-            ShardCorrupt: the dimensions are invalid.
-        """
+        """Return the shape of a value from its stored dimensions and the size of its record."""
         return ()
 
     def decode(self, record: Content, shape: tuple[int, ...]) -> Any:
         """Return the value of a record; arrays are views of it.
 
-        Raises:
-            ShardCorrupt: the record breaks a rule.
-            ValueError, RecursionError: the record does not contain a value of this type.
+        Raises ValueError or RecursionError if the record does not contain a value of this type.
         """
         return bytes(record)
 
     def decode_batch(self, records: Sequence[Content]) -> list[Any]:
-        """Return the values of a batch of records without shapes.
+        """Return the values of a batch of records without shapes; raises errors as `decode`.
 
         The values for empty records, which belong to missing values, are unspecified.
-
-        Raises:
-            ShardCorrupt, ValueError, RecursionError: as `decode`.
         """
         return list(map(bytes, records))
 
     def are_valid(self, dims: Dims) -> npt.NDArray[np.bool_]:
         """Return a mask of the raw records whose dimensions alone prove that they are valid.
 
-        Args:
-            dims: the stored dimensions, one row per record.
+        `dims` are the stored dimensions, one row per record.
         """
         return np.zeros(len(dims), np.bool_)
 
     def check_record(self, record: Content, dims: Dims) -> None:
-        """Check that a record is the canonical encoding of a value.
-
-        Raises:
-            ShardCorrupt: the record is not.
-        """
+        """Check that a record is the canonical encoding of a value."""
         try:
             self.decode(record, self.shape_of(dims, len(record)))
         except (ValueError, RecursionError) as error:
@@ -239,11 +215,7 @@ class RecordField(Field):
 
 
 def check_options(codec: object, optional: object) -> None:
-    """Check the options that all field types share.
-
-    Raises:
-        SchemaError: the codec is unknown, or `optional` is not a bool.
-    """
+    """Raise SchemaError if the codec is unknown, or `optional` is not a bool."""
     if codec not in SPECS:
         raise SchemaError(f"unknown codec {codec!r}; known: {', '.join(map(repr, SPECS))}")
     if not isinstance(optional, bool):
@@ -256,11 +228,7 @@ def refuse(name: str, expected: str, value: object) -> SchemaError:
 
 
 def look_up(what: str, code: object, known: Mapping[Any, Any], name: object) -> Any:
-    """Return the meaning of a code in a stored schema.
-
-    Raises:
-        ShardUnsupported: the code is not known.
-    """
+    """Return the meaning of a code in a stored schema; raise ShardUnsupported if unknown."""
     if code not in known:
         raise ShardUnsupported(
             f"field {name!r} has {what} {code!r}, which this version cannot read"

@@ -58,8 +58,8 @@ base is numerator / denominator."""
 Streams = npt.NDArray[np.void]
 MAX_PARAMETER_BYTES: Final = 1 << 20
 
-_ABSENT: Final = ("n_packets", "n_frames", "numerator", "denominator", "width", "height")
-_ABSENT_TOO: Final = ("parameter_bytes", "extradata_bytes", "duration")
+_OF_STREAM: Final = [name for name in STREAM_DTYPE.names or () if not name.startswith("first")]
+"""The numbers of a row that are 0 if there is no stream."""
 PIECE_BYTES: Final = 16 * CHUNK_BYTES
 """The number of bytes of a record that are hashed and written at a time."""
 _U32, _U64 = (1 << 32) - 1, (1 << 64) - 1
@@ -132,13 +132,9 @@ def packet_flags(packets: Packets) -> npt.NDArray[np.int64]:
 def pack_packets(
     sizes: npt.ArrayLike, flags: npt.ArrayLike, pts: npt.ArrayLike, durations: npt.ArrayLike
 ) -> Packets:
-    """Return the table of packets that are stored back to back.
+    """Return the table of packets that are stored back to back, in decoding order.
 
-    Args:
-        sizes: the size of each packet in bytes, in decoding order.
-        flags: the `PacketFlag`s of each packet.
-        pts: the presentation time of each packet, in ticks.
-        durations: the duration of each packet, in ticks; 0 if unknown.
+    `sizes` are in bytes; `pts` and `durations` (0 if unknown) in ticks; `flags` are `PacketFlag`s.
     """
     n_bytes = np.asarray(sizes, np.uint64)
     found = np.zeros(len(n_bytes), PACKET_DTYPE)
@@ -164,12 +160,8 @@ class StreamTables:
 class StreamRecord:
     """The record of a stream and its tables, to be written to a shard.
 
-    Head and data are never joined: hours of video are gigabytes.
-
-    Args:
-        head: the bytes of parameters and extradata.
-        data: the packets.
-        tables: the stream's rows in other sections.
+    `head` is the bytes of parameters and extradata, `data` the packets. The two are never joined:
+    hours of video are gigabytes.
     """
 
     __slots__ = ("_data", "_head", "nbytes", "tables")
@@ -215,11 +207,7 @@ class _Streams(EncodedMedia):
         return lambda value: self.encode_stream(name, value)
 
     def encode_stream(self, name: str, value: object) -> StreamRecord:
-        """Return the record of a stream with its tables; an empty record for a missing value.
-
-        Raises:
-            SchemaError: the value does not fit the field.
-        """
+        """Return the record of a stream with its tables; an empty record for a missing value."""
         if value is None and self.optional:
             return StreamRecord(b"", b"", StreamTables())
         if not isinstance(value, EncodedStream):
@@ -270,14 +258,8 @@ def stream_tables(
 ) -> StreamTables:
     """Validate a stream passed to a writer, and return its tables.
 
-    Args:
-        name: the field's name, for messages.
-        stream: the stream.
-        n_parameters: the size of the stream's parameters as canonical JSON, in bytes.
-        has_frames: True if each shown packet is a frame.
-
-    Raises:
-        SchemaError: a value is invalid; the message names the field and the value.
+    `n_parameters` is the size of the stream's parameters as canonical JSON, in bytes; with
+    `has_frames`, each shown packet is a frame.
     """
     packets = np.ascontiguousarray(stream.packets)
     if packets.dtype != PACKET_DTYPE or packets.ndim != 1:
@@ -353,10 +335,8 @@ def invalid_streams(
 ) -> npt.NDArray[np.bool_]:
     """Return a mask of the invalid rows of a table of streams; the checks cannot overflow.
 
-    Args:
-        streams: rows of the table.
-        sizes: the record's size in bytes for each row, below 2^48; 0 if the field is missing.
-        n_packets, n_chunks: the number of packets and chunks of the whole field.
+    `sizes` has the record's size in bytes for each row, below 2^48; 0 if the field is missing.
+    `n_packets` and `n_chunks` count the packets and chunks of the whole field.
     """
     chunks = (sizes + np.uint64(CHUNK_BYTES - 1)) // np.uint64(CHUNK_BYTES)
     bad = _reaches_beyond(streams["first_packet"], streams["n_packets"], n_packets)
@@ -367,7 +347,7 @@ def invalid_streams(
     for name in ("numerator", "denominator", "width", "height", "parameter_bytes"):
         bad |= is_there & (streams[name] == 0)
     bad |= is_there & (np.gcd(streams["numerator"], streams["denominator"]) != 1)
-    for name in (*_ABSENT, *_ABSENT_TOO):
+    for name in _OF_STREAM:
         bad |= ~is_there & (streams[name] != 0)
     found: npt.NDArray[np.bool_] = bad
     return found
@@ -384,11 +364,7 @@ def _reaches_beyond(
 
 
 def check_parameters(parameters: object) -> Mapping[str, Any]:
-    """Return the parameters of a stream after checking that they are a dict that names a codec.
-
-    Raises:
-        ShardCorrupt: the parameters are invalid. The error has no place.
-    """
+    """Return the parameters of a stream; raise ShardCorrupt unless a dict that names a codec."""
     codec = parameters.get("codec") if isinstance(parameters, dict) else None
     if not isinstance(parameters, dict) or not isinstance(codec, str) or not codec:
         raise ShardCorrupt(

@@ -136,11 +136,7 @@ _CANONICAL: Final = json.JSONEncoder(
 
 
 def canonical_json(value: object) -> bytes:
-    """Return a value as shardio's canonical JSON: UTF-8, keys sorted, no spaces, no NaN.
-
-    Raises:
-        SchemaError: JSON cannot express the value.
-    """
+    """Return a value as shardio's canonical JSON: UTF-8, keys sorted, no spaces, no NaN."""
     try:
         return _CANONICAL.encode(value).encode("utf-8")
     except (TypeError, ValueError, RecursionError) as error:
@@ -160,13 +156,10 @@ MAX_JSON_DEPTH: Final = 256
 
 
 def check_json(value: object) -> None:
-    """Check that a value survives a round trip through JSON.
+    """Raise SchemaError unless a value survives a round trip through JSON.
 
     Keys that are not strings are refused: JSON would turn 1 into "1". Deep nesting is refused too,
     because reading it could fail, depending on the remaining stack.
-
-    Raises:
-        SchemaError: the value does not. The message names no field.
     """
     waiting, depth = [value], -1
     while waiting:

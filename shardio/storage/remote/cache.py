@@ -66,11 +66,7 @@ _ROWS_AT_ONCE: Final = 1 << 14
 
 
 def verify_download(path: str, shard: ShardSummary) -> None:
-    """Check all hashes of a file, and that the file is the given shard of a generation.
-
-    Raises:
-        ShardCorrupt, ShardIncomplete, ShardUnsupported: the file is not that shard.
-    """
+    """Check all hashes of a file, and that the file is the given shard of a generation."""
     with ShardReader(path, verify="first", access="mmap") as reader:
         found = (reader.id, len(reader), reader.header.file_size)
         expected = (shard.id, shard.n_samples, shard.n_bytes)

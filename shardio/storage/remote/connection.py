@@ -62,11 +62,7 @@ class RemoteOptions:
         storage_options: Mapping[str, Any] | None,
         access: Access = "auto",
     ) -> RemoteOptions:
-        """Validate the options that a user gave.
-
-        Raises:
-            InvalidArgument: names the option, the accepted values and the value found.
-        """
+        """Validate options of a user; InvalidArgument names option, expected and found."""
         if cache_bytes is not None and (type(cache_bytes) is not int or cache_bytes < 1):
             raise InvalidArgument(f"cache_bytes must be an int from 1 up; found {cache_bytes!r}")
         if storage_options is not None and not isinstance(storage_options, Mapping):
@@ -118,9 +114,8 @@ def local_path(place: str) -> str:
 def validate_url(url: str) -> str:
     """Return the URL of a folder in an object store without trailing slashes.
 
-    Raises:
-        InvalidArgument: the scheme is unknown, the bucket is missing, or the URL has a user, a
-            password, a query or a fragment, which may be secret.
+    An unknown scheme, a missing bucket, or a user, a password, a query or a fragment, which may be
+    secret, raises InvalidArgument.
     """
     parts = urlsplit(url)
     shown = f"{parts.scheme}://{parts.hostname or ''}{parts.path}"

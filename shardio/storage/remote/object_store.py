@@ -68,10 +68,7 @@ def interruptible(call: Callable[[], R]) -> R:
     """Make a call and return its result; in the main thread, signals can interrupt the wait."""
     if threading.current_thread() is not threading.main_thread():
         return call()
-    running = [future := _start_thread(call)]
-    while running:
-        running, _ = _wait_some(running)
-    return future.result()
+    return next(map_ordered(1, lambda _: call(), [None]))
 
 
 def run_parallel(n_threads: int, call: Callable[[R], object], items: Iterable[R]) -> None:
@@ -209,8 +206,7 @@ class ObjectStore:
     def read_range(self, name: str, start: int, n_bytes: int, tag: str | None = None) -> memoryview:
         """Return `n_bytes` of an object, starting at `start`.
 
-        Raises:
-            ShardChanged: the object is not the version with this tag, or ends before the range.
+        Raises ShardChanged if the object is another version, or ends before the range.
         """
         found = self._get(name, (start, start + n_bytes), tag=tag)
         if len(found.data) != n_bytes:
@@ -272,8 +268,7 @@ class ObjectStore:
     def put(self, name: str, data: bytes, *, exclusive: bool) -> None:
         """Write a small object; with `exclusive`, only if no object has this name.
 
-        Raises:
-            DatasetConflict: an object with this name and other content exists.
+        Raises DatasetConflict if an object with this name and other content exists.
         """
         mode = "create" if exclusive else "overwrite"
 
@@ -293,10 +288,8 @@ class ObjectStore:
     def upload(self, name: str, path: str, *, check: Callable[[], None] = no_cancel) -> None:
         """Write a file as an object, a large file in parts; the object appears whole or not at all.
 
-        `check` is called before each retry; an exception that it raises cancels the upload.
-
-        Raises:
-            StoreUnavailable: as for every call; also if the uploaded object has the wrong size.
+        `check` is called before each retry; an exception that it raises cancels the upload. An
+        uploaded object of the wrong size counts as a failure.
         """
         n_bytes = os.stat(path).st_size
 

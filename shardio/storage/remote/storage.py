@@ -66,11 +66,7 @@ class ManifestCache:
         """Download `dataset.json` and a generation, by default the published one.
 
         Files in the cache are not requested again, except `dataset.json` if `number` is None.
-
-        Raises:
-            DatasetNotFound: there is no dataset at the URL.
-            StoreAccessDenied: the store denies access.
-            StoreUnavailable: the store is unreachable, and a file has no local copy.
+        Raises DatasetNotFound if there is no dataset at the URL.
         """
         if number is None or not os.path.exists(self._path(POINTER)):
             self._download_pointer()
