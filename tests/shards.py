@@ -129,6 +129,16 @@ def media_sample(i: int, mean_bytes: int = 40) -> dict[str, Any]:
     }
 
 
+def flip(path: str | Path, *places: int, mask: int = 1) -> None:
+    """Change a byte of a file at each of these offsets."""
+    with open(path, "r+b") as file:
+        for at in places:
+            file.seek(at)
+            byte = file.read(1)[0]
+            file.seek(at)
+            file.write(bytes([byte ^ mask]))
+
+
 def write_media(
     path: Path, n: int, schema: Schema = MEDIA_FIELDS, mean_bytes: int = 40
 ) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from shardio.maintenance.verify import Findings, shard
 from shardio.maintenance.verify.shard import verify_bytes
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Verify
-from tests.corruption.forge import read_everything
+from tests.corruption.forge import codes_of, read_everything
 from tests.shards import same_value
 
 
@@ -155,3 +155,19 @@ def _complaint_about_error(error: ShardioError, path: str) -> str | None:
         if error.field is not None and error.section is None and error.sample is None:
             return f"the error names no sample: {error}"
     return None
+
+
+def table(cases: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+    """Return the arguments of `parametrize` for cases that begin with their name."""
+    return {"argvalues": [case[1:] for case in cases], "ids": [case[0] for case in cases]}
+
+
+def assert_refused(path: Path, content: bytes, code: str, verify: Any = "off") -> ShardCorrupt:
+    """Check that a reader and a verification refuse a shard with this code; return the error."""
+    path.write_bytes(content)
+    error = read_everything(path, verify)
+    assert isinstance(error, ShardCorrupt), error
+    assert error.code == code
+    assert str(path) in str(error)
+    assert code in codes_of(content)
+    return error

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio.errors import ChecksumMismatch, ShardCorrupt
+from shardio.errors import ChecksumMismatch
 from shardio.format.checksum import hash_bytes
 from shardio.format.layout import Kind, Required
 from shardio.format.types.streams import PACKET_DTYPE, STREAM_DTYPE
 from shardio.maintenance.verify.shard import verify_bytes
-from tests.corruption.damage import Victim
+from tests.corruption.damage import Victim, assert_refused, table
 from tests.corruption.forge import (
     MEDIA_RULES,
     PAYLOAD,
@@ -158,9 +158,7 @@ def without(forgery: Forgery, feature: Required) -> None:
     forgery.header_changes["required"] = forgery.header.required & ~int(feature)
 
 
-@pytest.mark.parametrize(
-    ("change", "code"), [case[1:] for case in BROKEN_MEDIA], ids=[case[0] for case in BROKEN_MEDIA]
-)
+@pytest.mark.parametrize(("change", "code"), **table(BROKEN_MEDIA))
 @pytest.mark.parametrize("verify", ["first", "off"])
 def test_media_that_break_a_rule_are_refused_when_they_are_read(
     media: bytearray, tmp_path: Path, change: Change, code: str, verify: str
@@ -168,29 +166,19 @@ def test_media_that_break_a_rule_are_refused_when_they_are_read(
     forgery = Forgery.of(media)
     change(forgery)
     content = forgery.seal()
-    error = read_bytes(tmp_path, content, verify)
-    assert isinstance(error, ShardCorrupt), error
-    assert error.code == code
+    error = assert_refused(tmp_path / "m.shard", content, code, verify)
     assert error.field and error.sample is not None and error.offset
     found = {(f.code, f.field, f.sample) for f in verify_bytes(memoryview(content), "m").findings}
     assert (code, error.field, error.sample) in found
 
 
-@pytest.mark.parametrize(
-    ("change", "code"),
-    [case[1:] for case in STRUCTURE_MEDIA],
-    ids=[case[0] for case in STRUCTURE_MEDIA],
-)
+@pytest.mark.parametrize(("change", "code"), **table(STRUCTURE_MEDIA))
 def test_tables_that_the_schema_does_not_ask_for_are_refused_at_open(
     media: bytearray, tmp_path: Path, change: Change, code: str
 ) -> None:
     forgery = Forgery.of(media)
     change(forgery)
-    content = forgery.seal()
-    error = read_bytes(tmp_path, content, "off")
-    assert isinstance(error, ShardCorrupt), error
-    assert error.code == code
-    assert code in codes_of(content)
+    assert_refused(tmp_path / "m.shard", forgery.seal(), code)
 
 
 # --- what only verification sees ------------------------------------------------------------------
@@ -225,11 +213,7 @@ VERIFIED_MEDIA: list[tuple[str, Change, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("change", "codes"),
-    [case[1:] for case in VERIFIED_MEDIA],
-    ids=[case[0] for case in VERIFIED_MEDIA],
-)
+@pytest.mark.parametrize(("change", "codes"), **table(VERIFIED_MEDIA))
 def test_what_a_reader_of_media_need_not_see_is_found_by_the_verify(
     media: bytearray, tmp_path: Path, change: Change, codes: list[str]
 ) -> None:

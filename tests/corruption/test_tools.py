@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.dev_tools import ROOT, load_tool
+
 TRUST = ROOT / "docs" / "explanation" / "trust.md"
 
 
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / "dev" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def flip(monkeypatch: pytest.MonkeyPatch, *arguments: str, misses: str | None = None) -> int:
-    tool = load("flip_every_bit")
+    tool = load_tool("flip_every_bit")
     monkeypatch.setattr(sys, "argv", ["flip_every_bit.py", *arguments])
     if misses is not None:
         monkeypatch.setattr(tool.Victim, misses, lambda victim, *rest: "it was missed")
@@ -80,7 +69,7 @@ def test_random_shards_are_damaged_until_the_time_is_over(
 def test_every_crafted_shard_is_listed_as_the_page_about_trust_counts_them(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert load("list_crafted").main() == 0
+    assert load_tool("list_crafted").main() == 0
     counted = capsys.readouterr().out.splitlines()[-1].partition(" ")[0]
     assert f"{counted} as" in TRUST.read_text("utf-8").replace("\n", " ")
     rows = re.findall(r"^\|.*\| (\d+) \|$", TRUST.read_text("utf-8"), re.MULTILINE)
@@ -90,7 +79,7 @@ def test_every_crafted_shard_is_listed_as_the_page_about_trust_counts_them(
 def test_a_crafted_shard_that_is_met_by_another_rule_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tool = load("list_crafted")
+    tool = load_tool("list_crafted")
     cases = [("nothing", b"no shard at all", "hole", "hole")]
     monkeypatch.setattr(tool, "crafted", lambda folder: iter(cases))
     assert tool.main() == 1

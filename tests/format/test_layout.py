@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from shardio.errors import ShardCorrupt, ShardIncomplete, ShardUnsupported
 from shardio.format.checksum import content_id, hash_bytes
 from shardio.format.layout import (
-    MAJOR,
     PAGE,
     Header,
     Kind,
@@ -72,13 +71,6 @@ def test_missing_features_are_all_named() -> None:
     wanted = int(Required.FLOAT8 | Required.ZSTD | Required.COMPLEX) | 1 << 40
     with pytest.raises(ShardUnsupported, match=r"a\.shard: needs float8, complex, bit 40"):
         check_required(wanted, "a.shard")
-
-
-def test_another_major_version_is_refused_by_its_number() -> None:
-    page = bytearray(Header(0, 0, 0, 0, 0, bytes(16)).pack())
-    page[8] = MAJOR + 1
-    with pytest.raises(ShardUnsupported, match=rf"format version {MAJOR + 1}\.0"):
-        unpack_header(bytes(page), "a.shard")
 
 
 def test_the_table_has_to_end_where_the_last_page_begins() -> None:

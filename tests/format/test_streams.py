@@ -93,22 +93,9 @@ def test_no_packets_tile_no_bytes() -> None:
 
 
 def line(**changes: int) -> Any:
-    numbers = {
-        "first_packet": 3,
-        "n_packets": 2,
-        "first_chunk": 1,
-        "n_frames": 2,
-        "numerator": 1,
-        "denominator": 25,
-        "width": 4,
-        "height": 5,
-        "parameter_bytes": 16,
-        "extradata_bytes": 3,
-        "duration": 0,
-        **changes,
-    }
-    found = np.zeros(1, STREAM_DTYPE)
-    for name, number in numbers.items():
+    # First packet, packets, first chunk, frames, time base, size, parameters, extradata, duration.
+    found = np.array([(3, 2, 1, 2, 1, 25, 4, 5, 16, 3, 0)], STREAM_DTYPE)
+    for name, number in changes.items():
         found[name] = number
     return found
 
@@ -121,27 +108,14 @@ def test_a_line_that_reaches_just_to_the_end_of_its_tables_is_right() -> None:
     assert not is_broken(line())
 
 
-MAX = (1 << 64) - 1
-
-
 @pytest.mark.parametrize(
     "changes",
     [
         {"first_packet": 4},
-        {"first_packet": MAX},
         {"n_packets": 3},
-        {"n_packets": MAX},
         {"first_chunk": 2},
-        {"first_chunk": MAX},
-        {"numerator": 0},
-        {"denominator": 0},
-        {"numerator": 5},
-        {"width": 0},
         {"height": 0},
-        {"parameter_bytes": 0},
-        {"parameter_bytes": (1 << 20) + 1},
         {"parameter_bytes": 69_999},
-        {"extradata_bytes": (1 << 32) - 1},
     ],
     ids=str,
 )

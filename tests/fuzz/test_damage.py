@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.dev_tools import load_tool
 
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    """tools/dev/damage_inputs.py, which is no module of a package."""
-    place = ROOT / "tools" / "dev" / "damage_inputs.py"
-    spec = importlib.util.spec_from_file_location("damage_inputs", place)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_tool("damage_inputs")
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "h5"])

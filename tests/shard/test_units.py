@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from shardio.errors import ChecksumMismatch
 from shardio.format.layout import Kind
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardWriter
+from tests.shards import flip
 
 SCHEMA = Schema(
     {
@@ -32,6 +34,12 @@ def shard(tmp_path_factory: pytest.TempPathFactory) -> Path:
             row = {"large": np.full(4096, i % 251, np.uint8), "small": np.full(25, i, np.float32)}
             writer.append({**row, "text": str(i), "dims": np.zeros(i % 3, np.int8)})
     return path
+
+
+@pytest.fixture
+def own(shard: Path, tmp_path: Path) -> Path:
+    """Return a copy of the shard that may be damaged."""
+    return Path(shutil.copy(shard, tmp_path / "b.shard"))
 
 
 def rows(*numbers: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -74,31 +82,20 @@ def test_a_shared_table_of_marks_saves_checking_again(shard: Path) -> None:
         assert np.array_equal(table, before)
 
 
-def test_a_marked_unit_is_not_hashed_again(shard: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "b.shard"
-    copy.write_bytes(shard.read_bytes())
-    with ShardReader(copy) as reader:
+def test_a_marked_unit_is_not_hashed_again(own: Path) -> None:
+    with ShardReader(own) as reader:
         reader.units.marks[:] = 1
-        offset = reader.column_section("large").offset
-        with open(copy, "r+b") as file:
-            file.seek(offset)
-            file.write(b"\xff")
+        flip(own, reader.column_section("large").offset, mask=255)
         assert int(reader[0]["large"][0]) == 255
         reader.units.marks[:] = 0
         with pytest.raises(ChecksumMismatch):
             reader[0]
 
 
-def test_a_damaged_unit_stays_unmarked_and_is_refused_each_time(
-    shard: Path, tmp_path: Path
-) -> None:
-    copy = tmp_path / "b.shard"
-    copy.write_bytes(shard.read_bytes())
-    with ShardReader(copy) as reader:
+def test_a_damaged_unit_stays_unmarked_and_is_refused_each_time(own: Path) -> None:
+    with ShardReader(own) as reader:
         section = reader.column_section("small")
-        with open(copy, "r+b") as file:
-            file.seek(section.offset + 520 * section.stride)
-            file.write(b"\xff")
+        flip(own, section.offset + 520 * section.stride)
         for _ in range(2):
             with pytest.raises(ChecksumMismatch) as caught:
                 reader.units.check_column("small", rows(3, 513))
@@ -109,19 +106,12 @@ def test_a_damaged_unit_stays_unmarked_and_is_refused_each_time(
 
 @pytest.mark.parametrize("kind", [Kind.INDEX, Kind.SHAPES, Kind.COLUMN_HASHES, Kind.BLOCK_HASHES])
 def test_damage_of_an_index_is_refused_when_it_is_met_and_names_the_section(
-    shard: Path, tmp_path: Path, kind: Kind
+    own: Path, kind: Kind
 ) -> None:
-    copy = tmp_path / "b.shard"
-    copy.write_bytes(shard.read_bytes())
-    with ShardReader(copy) as reader:
+    with ShardReader(own) as reader:
         damaged = [s for s in reader.sections if s.kind == kind]
-    with open(copy, "r+b") as file:
-        for section in damaged:
-            file.seek(section.offset)
-            first = file.read(1)[0]
-            file.seek(section.offset)
-            file.write(bytes([first ^ 1]))
-    with ShardReader(copy) as reader, pytest.raises(ChecksumMismatch) as caught:
+    flip(own, *(section.offset for section in damaged))
+    with ShardReader(own) as reader, pytest.raises(ChecksumMismatch) as caught:
         reader[0]
     names = {(section.name, section.offset) for section in damaged}
     assert (caught.value.section, caught.value.offset) in names
@@ -140,14 +130,11 @@ def test_a_batch_of_records_is_read_without_a_look_only_once_all_are_checked(sha
         assert reader.units.are_records_checked(k, rows(3))
 
 
-def test_a_damaged_record_among_checked_ones_is_refused(shard: Path, tmp_path: Path) -> None:
-    damaged = tmp_path / "damaged.shard"
-    content = bytearray(shard.read_bytes())
-    with ShardReader(shard) as reader:
+def test_a_damaged_record_among_checked_ones_is_refused(own: Path) -> None:
+    with ShardReader(own) as reader:
         place = reader.records.offset + int(reader.records.entries("text", rows(401))["offset"][0])
-    content[place] ^= 1
-    damaged.write_bytes(content)
-    with ShardReader(damaged) as reader:
+    flip(own, place)
+    with ShardReader(own) as reader:
         assert list(reader.records.values("text", rows(400, 402))) == ["400", "402"]
         for _ in range(2):
             with pytest.raises(ChecksumMismatch) as caught:

@@ -18,7 +18,7 @@ from shardio.errors import ChecksumMismatch, ClosedError, InvalidArgument
 from shardio.shard.verification import Verify
 from shardio.storage.file_access import Access
 from tests.loading import bits, write_dataset
-from tests.shards import EVERY_FIELD, same_sample
+from tests.shards import EVERY_FIELD, flip, same_sample
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
@@ -141,14 +141,6 @@ def test_a_reader_refuses_an_out_that_does_not_fit_in_either_mode(
             reader.column("label", [1, 2], out=np.zeros(3, np.int64))
         with pytest.raises(InvalidArgument, match="out has dtype"):
             reader.column("label", [1, 2], out=np.zeros(2, np.int32))
-
-
-def flip(path: str, offset: int) -> None:
-    with open(path, "r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ 1]))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from shardio.storage.remote.object_store import (
     run_parallel,
 )
 from tests.loading import PATIENCE_S
-from tests.storage.remote.scene import Fault, Scene
+from tests.storage.remote.scene import Scene
 
 
 class Hang:
@@ -76,16 +77,12 @@ def test_who_presses_ctrl_c_does_not_wait_for_what_hangs(how: str) -> None:
         met.set()
         go_on.wait(PATIENCE_S)
 
-    def several() -> None:
-        run_parallel(1, hang, range(9))
-
     ways: dict[str, Callable[[], object]] = {
         "one": lambda: interruptible(hang),
-        "several": several,
+        "several": functools.partial(run_parallel, 1, hang, range(9)),
         "in order": lambda: list(map_ordered(1, hang, range(9))),
     }
-    call = ways[how]
-    assert Hang(met, go_on).interrupts(call)
+    assert Hang(met, go_on).interrupts(ways[how])
     for thread in threading.enumerate():
         if thread.name == "shardio-request":
             thread.join(PATIENCE_S)
@@ -98,11 +95,8 @@ def test_who_presses_ctrl_c_does_not_wait_for_a_request(
     store: Scene, tmp_path: Path, how: str
 ) -> None:
     store.put("hanging/a.shard", bytes(5000))
-    some = ObjectStore(
-        store.url("hanging"), {**store.options, "client_options": {"timeout": "60s"}}
-    )
-    fault = Fault("hold")
-    store.proxy.faults = [fault]
+    options = {**store.options, "client_options": {"timeout": "60s"}}
+    some, fault = ObjectStore(store.url("hanging"), options), store.fail("hold")
 
     def call() -> Any:
         with open(tmp_path / "a", "ab", buffering=0) as file:
