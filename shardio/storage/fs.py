@@ -38,6 +38,7 @@ _TRIES = 3
 """Attempts to empty a folder while another process writes into it."""
 
 _RENAME: Final = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+_NO_REPLACE, _EXCHANGE = 1, 2  # flags of renameat2(2)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -244,32 +245,27 @@ def exchange(one: str, other: str) -> bool:
 
     Return False, with nothing changed, if the kernel or the file system does not support it.
     """
-    return perform("rename", other, _exchange, one, other)
+    return perform("rename", other, _renameat2, one, other, _EXCHANGE)
 
 
-def _exchange(one: str, other: str) -> bool:
+def _rename_exclusive(source: str, target: str) -> None:
+    if not _renameat2(source, target, _NO_REPLACE):
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
+        os.rename(source, target)
+
+
+def _renameat2(source: str, target: str, flag: int) -> bool:
+    """Call renameat2(2); return False if the kernel or the file system does not support it."""
+    here = -100  # AT_FDCWD
     if _RENAME is None:
         return False
-    here, swap = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
-    if _RENAME(here, os.fsencode(one), here, os.fsencode(other), swap) == 0:
+    if _RENAME(here, os.fsencode(source), here, os.fsencode(target), flag) == 0:
         return True
     code = ctypes.get_errno()
     if code in (errno.EINVAL, errno.ENOSYS):
         return False
-    raise OSError(code, os.strerror(code), other)
-
-
-def _rename_exclusive(source: str, target: str) -> None:
-    if _RENAME is not None:
-        here, no_replace = -100, 1  # AT_FDCWD, RENAME_NOREPLACE
-        if _RENAME(here, os.fsencode(source), here, os.fsencode(target), no_replace) == 0:
-            return
-        code = ctypes.get_errno()
-        if code not in (errno.EINVAL, errno.ENOSYS):  # not supported by this file system
-            raise OSError(code, os.strerror(code), target)
-    if os.path.lexists(target):
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
-    os.rename(source, target)
+    raise OSError(code, os.strerror(code), target)
 
 
 def refuse_links_outside(root: str | Path, *paths: str | Path) -> None:

@@ -235,7 +235,7 @@ def none_invalid(rows: Any, *rest: object) -> Any:
         ("shardio.format.layout._check_extent", lambda *arguments: None),
         ("shardio.shard.records.first_invalid", lambda *arguments: None),
         ("shardio.format.types.arrays.Array.shape_of", lambda field, dims, n: tuple(dims.tolist())),
-        ("shardio.shard.streams.invalid_streams", none_invalid),
+        ("shardio.shard.records.invalid_streams", none_invalid),
         ("shardio.shard.verification.hash_bytes", lambda content: 0),
         ("shardio.maintenance.verify.payload.invalid_entries", none_invalid),
         ("shardio.maintenance.verify.window.hash_bytes", lambda content: 0),
