@@ -17,7 +17,13 @@ import numpy as np
 import zstandard
 
 from shardio.errors import ShardioError
-from shardio.format.checksum import block_hashes, chunk_hashes, content_id, hash_bytes, pack_hashes
+from shardio.format.checksum import (
+    block_hashes,
+    chunk_hashes,
+    content_id,
+    hash_bytes,
+    pack_hashes,
+)
 from shardio.format.codecs import Codec
 from shardio.format.layout import (
     NO_FIELD,

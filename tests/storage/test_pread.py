@@ -289,19 +289,12 @@ READS = pytest.mark.parametrize(
 
 
 @READS
-def test_a_file_that_its_server_has_forgotten_is_opened_again(
+def test_a_file_is_opened_again_once_if_its_server_has_forgotten_it(
     path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[PreadFile], bytes], name: str
 ) -> None:
     file = PreadFile(str(path))
     failing(monkeypatch, name, errno.ESTALE, 1)
     assert read(file) == CONTENT[:4096].tobytes()
-
-
-@READS
-def test_a_server_that_forgets_again_and_again_is_an_error(
-    path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[PreadFile], bytes], name: str
-) -> None:
-    file = PreadFile(str(path))
     failing(monkeypatch, "preadv", errno.ESTALE, 99)
     if name == "pread":
         failing(monkeypatch, name, errno.ESTALE, 1)

@@ -129,31 +129,21 @@ def test_a_mapped_file_can_be_read_and_not_written(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("swept")
 def test_a_map_needs_no_descriptor_and_goes_with_its_last_view(tmp_path: Path) -> None:
-    (tmp_path / "a.shard").write_bytes(b"abc" * 5000)
-
-    def n_maps() -> int:
-        return Path("/proc/self/maps").read_text().count("a.shard")
-
+    path = tmp_path / "a.shard"
+    path.write_bytes(b"abc" * 5000)
+    (tmp_path / "empty.shard").touch()
     n_open = len(os.listdir("/proc/self/fd"))
-    mapped, _ = map_file(str(tmp_path / "a.shard"))
+    mapped, _ = map_file(str(path))
     part = np.frombuffer(mapped, np.uint8)[3:6]
     del mapped
-    assert len(os.listdir("/proc/self/fd")) == n_open
-    assert (n_maps(), part.tobytes()) == (1, b"abc")
-    del part
-    assert n_maps() == 0
-
-
-@pytest.mark.usefixtures("swept")
-def test_mapping_leaves_no_descriptor_open(tmp_path: Path) -> None:
-    (tmp_path / "a.shard").write_bytes(b"abc")
-    (tmp_path / "empty.shard").touch()
-    before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
-        map_file(str(tmp_path / "a.shard"))
+        map_file(str(path))
         with pytest.raises(ShardIncomplete):
             map_file(str(tmp_path / "empty.shard"))
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) == n_open
+    assert (n_maps(path), part.tobytes()) == (1, b"abc")
+    del part
+    assert n_maps(path) == 0
 
 
 def test_a_column_of_a_file_that_became_shorter_is_refused_before_it_is_mapped(

@@ -132,7 +132,9 @@ def test_an_upload_that_fails_publishes_nothing_and_resuming_ends_it(
     place.store.proxy.forget()
     report = place.convert(resume=True)
     assert (report.n_samples, report.counts) == (4, {"converted": 2})
-    assert place.texts() == WORDS
+    endings = {name.rpartition(".")[2] for name in place.objects()}
+    assert endings == {"inputs", "json", "shard", "shards"}  # with the external lists
+    assert place.texts() == place.texts() == WORDS
 
 
 def test_uploaded_shards_are_not_uploaded_again(place: Place, tmp_path: Path) -> None:
@@ -382,13 +384,6 @@ def test_a_conversion_killed_during_its_clean_up_has_published(
     assert place.left_here() == []
 
 
-def test_python_samples_are_uploaded(place: Place) -> None:
-    report = place.convert({"number": n} for n in range(5))
-    assert report.n_samples == 5
-    with place.open() as dataset:
-        assert [sample["number"] for sample in dataset] == list(range(5))
-
-
 def test_leftovers_of_a_killed_process_are_no_obstacle(place: Place) -> None:
     with Upload(place.url, place.store.options, resume=False) as upload:
         Path(upload.folder).mkdir()
@@ -437,13 +432,3 @@ def test_the_command_converts_into_a_store(
     assert cli.main(command) == 0
     assert "4 samples" in capsys.readouterr().out
     assert place.texts() == WORDS
-
-
-def test_external_lists_are_uploaded_with_their_generation(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shardio.dataset.external_lists.MAX_INLINE_ENTRIES", 1)
-    place.convert()
-    endings = {name.rpartition(".")[2] for name in place.objects()}
-    assert endings == {"inputs", "json", "shard", "shards"}
-    assert place.texts() == place.texts() == WORDS
