@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -37,10 +37,11 @@ from shardio.format.types.streams import (
     packets_error,
 )
 from shardio.format.types.text import read_json
-from shardio.shard.verification import Rows, VerifiedUnits
+from shardio.shard.verification import HASH_DTYPE, Rows, VerifiedUnits
 from shardio.storage.content import Content
 
 Present = npt.NDArray[np.bool_]
+_BITS_DTYPE: Final = np.dtype(np.uint8)
 
 
 class Records:
@@ -66,7 +67,7 @@ class Records:
         """Return a bool for each of `rows`: True if the row has a value of the field, verified."""
         if not self._schema[name].optional:
             return np.ones(len(rows), np.bool_)
-        stored = self._units.items(Kind.VALIDITY, name, np.uint8, rows >> 3)
+        stored = self._units.items(Kind.VALIDITY, name, _BITS_DTYPE, rows >> 3)
         found: Present = (stored >> (rows & 7).astype(np.uint8) & 1).astype(np.bool_)
         return found
 
@@ -375,7 +376,7 @@ class StreamData:
             return content[base + start : base + stop]
         begin, end = first * CHUNK_BYTES, min(last * CHUNK_BYTES, self.n_bytes)
         read = content[base + begin : base + end]
-        hashes = units.items(Kind.CHUNK_HASHES, self.name, "<u8", fresh).tolist()
+        hashes = units.items(Kind.CHUNK_HASHES, self.name, HASH_DTYPE, fresh).tolist()
         for chunk, expected in zip(fresh.tolist(), hashes, strict=True):
             at = (chunk - self.first_chunk) * CHUNK_BYTES
             stored = read[at - begin : at - begin + CHUNK_BYTES]

@@ -34,6 +34,7 @@ from shardio.storage.content import Content
 Verify = Literal["off", "first", "always"]
 VERIFY: Final[tuple[str, ...]] = get_args(Verify)
 Rows = npt.NDArray[np.int64]
+HASH_DTYPE: Final = np.dtype("<u8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,7 @@ class VerifiedUnits:
 
     def column_hashes(self, name: str, units: Rows) -> npt.NDArray[np.uint64]:
         """Return the stored hashes of units of a column; the hashes are verified."""
-        return self.items(Kind.COLUMN_HASHES, name, "<u8", units)
+        return self.items(Kind.COLUMN_HASHES, name, HASH_DTYPE, units)
 
     def are_records_checked(self, k: int, rows: Rows) -> bool:
         """Return True if `check_record` has nothing to do for `rows` of record field k."""
@@ -212,12 +213,12 @@ class VerifiedUnits:
             raise self.mismatch(name, row, offset, expected, found)
         self.marks[self.chunks_mark(name) + chunk] = 1
 
-    def items(self, kind: Kind, name: str, dtype: npt.DTypeLike, numbers: Rows) -> npt.NDArray[Any]:
+    def items(self, kind: Kind, name: str, dtype: np.dtype[Any], numbers: Rows) -> npt.NDArray[Any]:
         """Return verified copies of the items at the indices `numbers` of an index section.
 
         `name` is the field of the section or, if the section covers all fields, of the items.
         """
-        content, size = self.content, np.dtype(dtype).itemsize  # `content` raises ClosedError
+        content, size = self.content, dtype.itemsize  # `content` raises ClosedError
         number = NO_FIELD if kind == Kind.INDEX else self.schema.field_id(name)
         self.check_blocks(kind, number, numbers * size, size)
         return _take(content, self.sections[kind, number, 0], dtype, numbers, name)
@@ -238,7 +239,7 @@ class VerifiedUnits:
         if self._verify == "always" or not self.marks[hashed.first_mark]:
             self._check_bytes(table, table.offset, table.offset + table.size, table.hash)
             self.marks[hashed.first_mark] = 1
-        stored = _take(self.content, table, "<u8", blocks, self._field_of(table))
+        stored = _take(self.content, table, HASH_DTYPE, blocks, self._field_of(table))
         for block, expected in zip(blocks.tolist(), stored.tolist(), strict=True):
             start = section.offset + block * BLOCK_BYTES
             end = min(start + BLOCK_BYTES, section.offset + section.size)
@@ -303,15 +304,14 @@ class VerifiedUnits:
 
 
 def _take(
-    content: Content, section: Section, dtype: npt.DTypeLike, numbers: Rows, field: str | None
+    content: Content, section: Section, dtype: np.dtype[Any], numbers: Rows, field: str | None
 ) -> npt.NDArray[Any]:
     """Copy some items of an index section; ShardChanged names section and field."""
     if isinstance(content, memoryview):
         return np.frombuffer(content, dtype, section.count, section.offset)[numbers]
-    size = np.dtype(dtype).itemsize
-    out = np.empty((len(numbers), size), np.uint8)
+    out = np.empty((len(numbers), dtype.itemsize), np.uint8)
     try:
-        content.read_rows(section.offset, size, numbers, out)
+        content.read_rows(section.offset, dtype.itemsize, numbers, out)
     except ShardChanged as error:
         error.sample = None  # `read_rows` set the index of an item, not of a sample
         error.at(section=section.name, field=field)
