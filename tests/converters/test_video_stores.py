@@ -122,6 +122,21 @@ def test_frames_keep_the_times_of_a_file_that_lacks_the_first_ones(
     assert times.tolist() == [40 * n for n in range(-10, 20)]
 
 
+def test_loaders_of_every_store_have_the_same_clips_in_the_same_order(
+    out: Callable[[str], Path],
+) -> None:
+    found = {}
+    for store in STORES:
+        with shardio.ShardLoader(
+            out(store), 3, num_workers=0, output="numpy", shuffle=True
+        ) as all_:
+            found[store] = [
+                (b.indices.tolist(), b["label"].tolist(), b["source"], b["frames"].shape)
+                for b in all_
+            ]
+    assert found == dict.fromkeys(STORES, found["raw"]) and len(found["raw"]) == 5
+
+
 def test_a_video_that_is_encoded_has_the_size_asked_for_and_packets_have_their_own(
     out: Callable[[str], Path],
 ) -> None:
