@@ -103,7 +103,7 @@ def _names(fields: Any) -> tuple[str, ...]:
     return found
 
 
-def check_bounds(name: str, given: Any, *, least: float, most: float) -> tuple[float, float]:
+def _check_bounds(name: str, given: Any, *, least: float, most: float) -> tuple[float, float]:
     """Return a pair of numbers; raise InvalidArgument unless least <= low <= high <= most."""
     try:
         low, high = (float(value) for value in given)
@@ -207,7 +207,7 @@ class ColorJitter(PictureTransform):
         ]
         if isinstance(hue, int | float):
             hue = (-hue, hue)
-        self._hue = check_bounds("hue", hue, least=-0.5, most=0.5)
+        self._hue = _check_bounds("hue", hue, least=-0.5, most=0.5)
 
     def _draw(self, height: int, width: int, rng: np.random.Generator) -> Change:
         # Always draw four numbers, so that no parameter changes the draws of the others.
@@ -301,7 +301,7 @@ def _factor(name: str, given: float | Sequence[float]) -> tuple[float, float]:
         if not given >= 0:
             raise InvalidArgument(f"{name} must be from 0 up, or two bounds; found {given!r}")
         given = (max(0.0, 1 - given), 1 + given)
-    return check_bounds(name, given, least=0.0, most=1e6)
+    return _check_bounds(name, given, least=0.0, most=1e6)
 
 
 def _channels(name: str, given: float | Sequence[float]) -> Floats:
@@ -314,24 +314,6 @@ def _channels(name: str, given: float | Sequence[float]) -> Floats:
             f"{name} must be three numbers, one per channel, or one for all; found {given!r}"
         )
     return found
-
-
-def require_pillow(who: str) -> None:
-    """Raise UnsupportedEnvironment unless Pillow is installed; do not import it."""
-    if importlib.util.find_spec("PIL") is None:
-        raise UnsupportedEnvironment(f"{who} needs Pillow: {install_hint('images')}")
-
-
-def resize_frames(pixels: Pixels, height: int, width: int) -> Pixels:
-    """Return a resized copy of a picture or of each frame of a clip.
-
-    Interpolation is linear, with antialiasing when shrinking.
-    """
-    made = np.empty((*pixels.shape[:-3], height, width, 3), np.uint8)
-    frames = pixels.reshape(-1, *pixels.shape[-3:]) if pixels.ndim == 3 else pixels
-    for frame, out in zip(frames, made.reshape(-1, height, width, 3), strict=True):
-        resize(frame, (height, width), out=out)
-    return made
 
 
 _MAX_TRIES: Final = 10
@@ -368,10 +350,14 @@ class RandomResizedCrop(PictureTransform):
     ) -> None:
         super().__init__(fields)
         self._height, self._width = _sides(size)
-        self._scale = check_bounds("scale", scale, least=1e-6, most=1.0)
-        low, high = check_bounds("ratio", ratio, least=1e-3, most=1e3)
+        self._scale = _check_bounds("scale", scale, least=1e-6, most=1.0)
+        low, high = _check_bounds("ratio", ratio, least=1e-3, most=1e3)
         self._ratio, self._log_ratio = (low, high), (math.log(low), math.log(high))
-        require_pillow(type(self).__name__)
+        # Pillow itself is only imported where pictures are resized.
+        if importlib.util.find_spec("PIL") is None:
+            raise UnsupportedEnvironment(
+                f"{type(self).__name__} needs Pillow: {install_hint('images')}"
+            )
 
     def box(self, height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
         """Draw a crop for a picture of this size; return its top, left, height and width."""
@@ -392,8 +378,12 @@ class RandomResizedCrop(PictureTransform):
         top, left, tall, wide = self.box(height, width, rng)
 
         def change(pixels: Pixels) -> Pixels:
-            cut = pixels[..., top : top + tall, left : left + wide, :]
-            return resize_frames(cut, self._height, self._width)
+            frames = pixels[..., top : top + tall, left : left + wide, :]
+            frames = frames if pixels.ndim == 4 else frames[None]
+            made = np.empty((len(frames), self._height, self._width, 3), np.uint8)
+            for frame, out in zip(frames, made, strict=True):
+                resize(frame, (self._height, self._width), out=out)
+            return made if pixels.ndim == 4 else made[0]
 
         return change
 
