@@ -31,10 +31,8 @@ ORIGIN: Final = np.dtype(
 """A row of the origin table: the sample's position in the view, its row in its shard, the index of
 the shard, the field being read (-1 for none), and the status.
 """
-EXTENT: Final = np.dtype([("offset", "<u8"), ("n_bytes", "<u8"), ("place", "<u8")])
-"""The extent of a value: its offset in the shard's file (0 for a computed value), its size, and its
-offset in the heap.
-"""
+EXTENT: Final = np.dtype([("n_bytes", "<u8"), ("place", "<u8")])
+"""The extent of a value: its size, and its offset in the heap."""
 
 ALIGNMENT: Final = 64
 PAGE: Final = 4096

@@ -158,7 +158,7 @@ class BatchRows(NamedTuple):
         if not first or layout.heap + total > len(memory.bytes):
             memory.grow(layout.heap + total, better=layout.heap + 2 * total if first else 0)
         extents = layout.extents(memory.bytes, slot)[first : first + len(n_bytes)]
-        extents["n_bytes"], extents["place"], extents["offset"] = n_bytes, starts, 0
+        extents["n_bytes"], extents["place"] = n_bytes, starts
         return starts.tolist(), total
 
 
@@ -263,13 +263,12 @@ class RecordSource(FieldSource):
         """Copy the records."""
         name, files, layout, memory = self.name, self._dataset.files, batch.layout, batch.memory
         by_shard: list[tuple[int, Rows, Rows, Entries]] = []
-        n_bytes, offsets = np.zeros((2, batch.n_read), np.int64)
+        n_bytes = np.zeros(batch.n_read, np.int64)
         for shard, places, local in self._by_shard(batch):
             entries = files.reader(shard, name).records.entries(name, local)
-            n_bytes[places], offsets[places] = entries["n_bytes"], entries["offset"]
+            n_bytes[places] = entries["n_bytes"]
             by_shard.append((shard, places, local, entries))
         starts, total = batch.place(slot, n_bytes, used)
-        layout.extents(memory.bytes, slot)["offset"][: len(offsets)] = offsets
         heap, array = memory.bytes[layout.heap :].data, self._dataset.schema[name].array
         for shard, places, local, entries in by_shard:
             if array is not None:

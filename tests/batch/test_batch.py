@@ -39,7 +39,7 @@ def make_batch(records: dict[str, list[bytes]] = RECORDS, n_rows: int = 3) -> Ba
     for slot in layout.varying:
         for i, record in enumerate(records[slot.name]):
             place = -(-place // 64) * 64
-            layout.extents(block, slot)[i] = (0, len(record), place)
+            layout.extents(block, slot)[i] = (len(record), place)
             block[layout.heap + place :][: len(record)] = np.frombuffer(record, np.uint8)
             place += len(record)
             if slot.n_dims:

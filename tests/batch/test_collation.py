@@ -6,7 +6,7 @@ import pytest
 
 from shardio import Array, Bytes, List, Schema, Text
 from shardio.batch.collation import DEFAULT_COLLATION, CollateRule, Collation, parse_collate
-from shardio.batch.layout import layout_for_samples
+from shardio.batch.layout import EXTENT, layout_for_samples
 from shardio.errors import InvalidArgument
 from tests.shards import EVERY_FIELD
 
@@ -121,7 +121,7 @@ def test_heads_lie_between_other_parts_and_fields_are_in_one_place(collate: str)
     layout = layout_for_samples(EVERY_FIELD, 5, parse_collate(collate))
     parts = [(slot.offset, 5 * slot.row_bytes) for slot in layout.fixed]
     parts += [(slot.offset, 8 + 8 * slot.n_dims) for slot in layout.whole]
-    parts += [(slot.offset, 5 * 24) for slot in layout.varying]
+    parts += [(slot.offset, 5 * EXTENT.itemsize) for slot in layout.varying]
     parts += [(slot.offset, 5) for slot in layout.presence]
     parts.sort()
     assert all(a + n <= b for (a, n), (b, _) in zip(parts, parts[1:], strict=False))

@@ -48,7 +48,7 @@ def put_value(batch: BatchRows, slot: VaryingSlot, i: int, value: object, used: 
     end = start + record.nbytes
     _make_room(layout, memory, end)
     memory.bytes[layout.heap + start : layout.heap + end].data[:] = record
-    layout.extents(memory.bytes, slot)[i] = (0, record.nbytes, start)
+    layout.extents(memory.bytes, slot)[i] = (record.nbytes, start)
     if slot.n_dims:
         layout.shapes(memory.bytes, slot)[i] = shape
     return end
