@@ -92,8 +92,10 @@ class ClipView(SampleView):
         """The clips, by their index."""
         return self._found.clips
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ClipView, (self.dataset, self.clip)
+    @property
+    def options(self) -> tuple[Any, ...]:
+        """The options of the view."""
+        return (self.clip,)
 
     def __len__(self) -> int:
         return len(self.clip_table)
@@ -136,10 +138,6 @@ class ClipView(SampleView):
             )
         return names
 
-    def on(self, dataset: Dataset) -> ClipView:
-        """Return a view of another dataset with the same options."""
-        return ClipView(dataset, self.clip)
-
     @property
     def maker(self) -> Maker:
         """A function that creates an equal view from its `tables`."""
@@ -167,11 +165,6 @@ class ClipView(SampleView):
     def clip_source(self, *, needs_times: bool) -> ClipSource:
         """Return a source of the view's clips."""
         return ClipSource(self.dataset, self.spec, self.clip_table, needs_times=needs_times)
-
-    @property
-    def identity(self) -> str:
-        """Text that distinguishes the view from other views of the same dataset."""
-        return f"{self.dataset.rows.view_id} {self.clip.identity}".lstrip()
 
     @property
     def source_ends(self) -> Rows:

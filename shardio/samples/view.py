@@ -89,6 +89,14 @@ class SampleView(Sequence[dict[str, Any]]):
         """The dataset with the rows."""
 
     @property
+    def options(self) -> tuple[Any, ...]:
+        """The options of the view: the arguments of its class after the dataset."""
+        return ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.dataset, *self.options)
+
+    @property
     def is_read(self) -> bool:
         """True if the view has read its tables, or has none."""
         return True
@@ -192,9 +200,9 @@ class SampleView(Sequence[dict[str, Any]]):
         """Return the sources of clips, windows and decoded audio, by the stored field."""
         return {each.name: AudioSource(self.dataset, each) for each in audio.fields}
 
-    @abstractmethod
     def on(self, dataset: Dataset) -> Self:
         """Return a view of another dataset with the same options."""
+        return type(self)(dataset, *self.options)
 
     def reopened(self, dataset: Dataset) -> SampleView:
         """Return an equal view of `dataset`, which is this view's dataset opened again."""
@@ -207,26 +215,27 @@ class SampleView(Sequence[dict[str, Any]]):
     def maker(self) -> Maker:
         """A picklable function that creates an equal view of the same dataset from `tables`."""
 
-    @abstractmethod
     def delivered(self, schema: Schema) -> Schema:
         """Return the schema of the view's samples, given the schema of the stored fields."""
+        return schema
 
     @property
-    @abstractmethod
     def identity(self) -> str:
         """Text that distinguishes the view from other views of the dataset; empty for all rows."""
+        options = (each.identity for each in self.options)
+        return " ".join(filter(None, (self.dataset.rows.view_id, *options)))
 
     @property
-    @abstractmethod
     def source_ends(self) -> Rows:
         """The cumulative sample counts of a mixture's sources."""
+        return np.cumsum(self.dataset.rows.source_counts)
 
-    @abstractmethod
     def at(self, numbers: Rows) -> Rows:
         """Return the row of each sample, numbered over all shards.
 
         For a clip, this is the row of its video; for a window, the row in which it begins.
         """
+        return self.dataset.rows.at(numbers)
 
     def covered_rows(self, numbers: Rows) -> Rows:
         """Return every row from which any of these samples takes data."""
@@ -275,18 +284,11 @@ class SampleView(Sequence[dict[str, Any]]):
 class RowView(SampleView):
     """A view whose samples are the rows of a dataset, decoded."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return RowView, (self.dataset,)
-
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __repr__(self) -> str:
         return f"RowView({len(self)} rows of {self.dataset!r})"
-
-    def on(self, dataset: Dataset) -> RowView:
-        """Return the view of another dataset's rows."""
-        return RowView(dataset)
 
     @property
     def maker(self) -> Maker:
@@ -297,21 +299,3 @@ class RowView(SampleView):
     def of_tables(cls, dataset: Dataset, _: Tables) -> RowView:
         """Return the view of a dataset."""
         return cls(dataset)
-
-    def delivered(self, schema: Schema) -> Schema:
-        """Return the schema of the view's samples, given the schema of the stored fields."""
-        return schema
-
-    @property
-    def identity(self) -> str:
-        """Text that distinguishes the view from other views of the same dataset."""
-        return self.dataset.rows.view_id
-
-    @property
-    def source_ends(self) -> Rows:
-        """The cumulative sample counts of a mixture's sources."""
-        return np.cumsum(self.dataset.rows.source_counts)
-
-    def at(self, numbers: Rows) -> Rows:
-        """Return the row of each sample."""
-        return self.dataset.rows.at(numbers)

@@ -81,8 +81,10 @@ class WindowView(SampleView):
         """True if the lengths of the documents were read."""
         return "windows" in self.__dict__
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return WindowView, (self.dataset, self.packing)
+    @property
+    def options(self) -> tuple[Any, ...]:
+        """The options of the view."""
+        return (self.packing,)
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -109,10 +111,6 @@ class WindowView(SampleView):
             )
         return self.fields
 
-    def on(self, dataset: Dataset) -> WindowView:
-        """Return a view of another dataset with the same options."""
-        return WindowView(dataset, self.packing)
-
     @property
     def maker(self) -> Maker:
         """A function that creates an equal view from its `tables`."""
@@ -132,11 +130,6 @@ class WindowView(SampleView):
     def sources(self, audio: AudioSpec) -> dict[str, FieldSource]:
         """Return the source of the view's windows, by the stored field."""
         return {self.packing.name: TokenSource(self.dataset, self.windows)}
-
-    @property
-    def identity(self) -> str:
-        """Text that distinguishes the view from other views of the same dataset."""
-        return f"{self.dataset.rows.view_id} {self.packing.identity}".lstrip()
 
     @property
     def source_ends(self) -> Rows:
