@@ -146,23 +146,17 @@ class ShardFileNumbers:
                 yield int(files[first]), pairs[first:last]
 
 
-class _Lane(NamedTuple):
+class _Lane:
     """The sections of one kind in all shards, with an item of `n_bytes` per row.
 
     Items are `stride` bytes apart. `find` returns the offset of a shard's section in the shard's
-    file; `starts` has the offset of each shard's file in the concatenation. `firsts` caches the
-    offsets of the sections in the concatenation, -1 if unknown.
+    file; `starts` has the offset of each shard's file in the concatenation.
     """
 
-    stride: int
-    n_bytes: int
-    find: Callable[[int], int]
-    starts: Rows
-    firsts: Rows
-
-    @classmethod
-    def of(cls, stride: int, n_bytes: int, find: Callable[[int], int], starts: Rows) -> _Lane:
-        return cls(stride, n_bytes, find, starts, np.full(len(starts), -1, np.int64))
+    def __init__(self, stride: int, n_bytes: int, find: Callable[[int], int], starts: Rows) -> None:
+        self.stride, self.n_bytes, self.find, self.starts = stride, n_bytes, find, starts
+        self.firsts: Rows = np.full(len(starts), -1, np.int64)
+        """The known offsets of sections in the concatenation; -1 if unknown."""
 
     def first(self, shards: Rows) -> Rows:
         """Return the offset of the section of each shard."""
@@ -186,10 +180,10 @@ class _ColumnExtents:
         row_bytes = field.row_bytes or 0
         self._per_unit = rows_per_unit(row_bytes, field.stride)
         unit = self._per_unit * field.stride
-        self._rows = _Lane.of(field.stride, row_bytes, self._place_of_rows, starts)
-        self._units = _Lane.of(unit, unit, self._place_of_rows, starts)
+        self._rows = _Lane(field.stride, row_bytes, self._place_of_rows, starts)
+        self._units = _Lane(unit, unit, self._place_of_rows, starts)
         size = DIMENSION.size
-        self._hashes = _Lane.of(size, size, self._place_of_hashes, starts)
+        self._hashes = _Lane(size, size, self._place_of_hashes, starts)
 
     def _place_of_rows(self, shard: int) -> int:
         return self._dataset.files.reader(shard, self._name).column_section(self._name).offset
@@ -230,15 +224,15 @@ class _RecordExtents:
         self._files, self._numbers = files, numbers
         starts, self._ends = files.starts[numbers], files.starts[numbers + 1]
         self._entries: dict[int, tuple[int, list[int]]] = {}
-        self._index = _Lane.of(0, 0, self._finder(Kind.INDEX), starts)
-        self._payload = _Lane.of(0, 0, self._finder(Kind.PAYLOAD), starts)
+        self._index = _Lane(0, 0, self._finder(Kind.INDEX), starts)
+        self._payload = _Lane(0, 0, self._finder(Kind.PAYLOAD), starts)
         self._starts = starts
         self._shapes: list[_Lane] = []
         for name in names:
             field = dataset.schema[name]
             if n_dims := len(field.stored_dims):
                 size = n_dims * DIMENSION.size
-                self._shapes.append(_Lane.of(size, size, self._finder(Kind.SHAPES, name), starts))
+                self._shapes.append(_Lane(size, size, self._finder(Kind.SHAPES, name), starts))
 
     def _finder(self, kind: Kind, name: str | None = None) -> Callable[[int], int]:
         def find(shard: int) -> int:
