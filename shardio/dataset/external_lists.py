@@ -27,7 +27,6 @@ import numpy.typing as npt
 from shardio._base.classes import cached_property
 from shardio.errors import DatasetCorrupt, SchemaError
 from shardio.format.checksum import content_id
-from shardio.format.schema import Schema
 from shardio.format.types.text import canonical_json, check_json
 from shardio.shard.writer import ShardSummary
 from shardio.storage.fs import (
@@ -297,26 +296,6 @@ def shard_names(shards: Sequence[ShardSummary]) -> list[str]:
     if isinstance(shards, ShardList):
         return shards.names()
     return [shard.name for shard in shards]
-
-
-class ShardsWithSchemas(Sequence[tuple[ShardSummary, Schema]]):
-    """All shards of several groups of equal length, each shard with the schema of its group."""
-
-    def __init__(self, groups: Sequence[tuple[Schema, Sequence[ShardSummary]]]) -> None:
-        self._groups, self._n = groups, len(groups[0][1])
-
-    def __len__(self) -> int:
-        return self._n * len(self._groups)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return tuple(self[i] for i in range(*index.indices(len(self))))
-        group, shard = divmod(range(len(self))[index], self._n)
-        schema, shards = self._groups[group]
-        return shards[shard], schema
-
-    def __iter__(self) -> Iterator[tuple[ShardSummary, Schema]]:
-        return ((shard, schema) for schema, shards in self._groups for shard in shards)
 
 
 Input = Mapping[str, Any]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +28,6 @@ from shardio.dataset.external_lists import (
     ExternalList,
     InputList,
     ShardList,
-    ShardsWithSchemas,
     add_external_list,
     check_inputs,
     has_external_lists,
@@ -250,11 +249,10 @@ class Generation:
         return whole_schema(self.schema, self.column_groups)
 
     @property
-    def files(self) -> ShardsWithSchemas:
+    def files(self) -> Iterator[tuple[ShardSummary, Schema]]:
         """All files with their schemas: `shards`, then the shards of each column group."""
-        return ShardsWithSchemas(
-            [(self.schema, self.shards), *((s.schema, s.shards) for s in self.column_groups)]
-        )
+        groups: tuple[Generation | ColumnGroup, ...] = (self, *self.column_groups)
+        return ((shard, group.schema) for group in groups for shard in group.shards)
 
     @property
     def description(self) -> dict[str, Any]:
@@ -422,28 +420,33 @@ def _check_required(content: dict[str, Any], place: Path) -> None:
         )
 
 
+_KINDS: Final = {
+    **{"generation": int, "lineage": str, "shards": list, "classes": list, "inputs": list},
+    **{"converter": dict, "versions": dict},
+}
+_OPTIONAL: Final = {"subsets": dict, "stats": dict, "operation": dict, "column_groups": list}
+"""Keys that are left out if they are empty, so that equal content gives equal files."""
+
+
 def _check_kinds(content: dict[str, Any], place: Path) -> None:
-    """Check the JSON type of every entry."""
-    kinds = {"generation": int, "lineage": str, "shards": list, "classes": list, "inputs": list}
-    for key, kind in {**kinds, "converter": dict, "versions": dict}.items():
-        in_part = key in (SHARDS, INPUTS) and type(content.get(key)) is dict
-        if type(content.get(key)) is not kind and not in_part:  # exact, as a bool is also an int
+    """Check the JSON type of every entry; exactly, because a bool is also an int."""
+    for key, kind in _KINDS.items():
+        is_external = key in (SHARDS, INPUTS) and type(content.get(key)) is dict
+        if type(content.get(key)) is not kind and not is_external:
             raise DatasetCorrupt(
                 f"{place}: {key!r} must be a {kind.__name__}; found {content.get(key)!r}"
+            )
+    for key, kind in _OPTIONAL.items():
+        if key in content and (type(content[key]) is not kind or not content[key]):
+            raise DatasetCorrupt(
+                f"{place}: {key!r} must be a {kind.__name__} that is not empty, or left out; "
+                f"found {content[key]!r}"
             )
     if not all(isinstance(entry, str) for entry in content["classes"]):
         raise DatasetCorrupt(f"{place}: every entry of 'classes' must be a str")
     if not is_hex(content["lineage"], 16):
         found = content["lineage"]
         raise DatasetCorrupt(f"{place}: expected a lineage of 16 hex digits, found {found!r}")
-    kinds = {"subsets": dict, "stats": dict, "operation": dict, "column_groups": list}
-    for key, kind in kinds.items():
-        # These keys must be left out if they are empty, so that equal content gives equal files.
-        if key in content and (type(content[key]) is not kind or not content[key]):
-            raise DatasetCorrupt(
-                f"{place}: {key!r} must be a {kind.__name__} that is not empty, or left out; "
-                f"found {content[key]!r}"
-            )
     if not isinstance(options := content["converter"].get("options", {}), dict):
         raise DatasetCorrupt(f"{place}: the converter's options must be a dict; found {options!r}")
 

@@ -101,7 +101,7 @@ def _files_missing(folder: PathName, before: int, now: int) -> bool:
         older = [load_generation(folder, number) for number in range(before, now)]
     except DataError:
         return True
-    return not all(Path(folder, shard.name).exists() for one in older for shard, _ in one.files)
+    return not all(Path(folder, name).exists() for one in older for name in one.names)
 
 
 _PREFIX: Final = ".staging-"
@@ -254,7 +254,7 @@ def dataset_entries(root: Path) -> list[str]:
     Once the pointer is moved away, the other entries no longer count as a dataset.
     """
     generations = (load_generation(root, number) for number in generation_numbers(root))
-    named = {shard.name for generation in generations for shard, _ in generation.files}
+    named = {name for generation in generations for name in generation.names}
     return [POINTER, GENERATIONS, *sorted(name for name in named if (root / name).exists())]
 
 

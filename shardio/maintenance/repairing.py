@@ -123,7 +123,7 @@ def _unnamed(root: Path, generation: Generation) -> dict[str, str]:
     names = {name for name in os.listdir(root) if name.endswith(".shard")}
     for number in range(1, generation.number + 1):
         with contextlib.suppress(DataError):
-            names -= {shard.name for shard, _ in load_generation(root, number).files}
+            names -= {*load_generation(root, number).names}
     reason = (
         f"only generation {min(later)}, or a later one, names it, and those cannot be read; "
         f"generation {generation.number} was repaired instead; shardio repair"

@@ -216,9 +216,8 @@ def _compact(
 def _remove_old(root: Path) -> int:
     """Remove shards that only older generations name; return the number of removed shards."""
     published = load(root)
-    named = {shard.name for shard, _ in published.files}
     n_removed = 0
-    for name in sorted(set(_older_names(root, published.number)) - named):
+    for name in sorted({*_older_names(root, published.number)} - {*published.names}):
         if (root / name).exists():
             unlink(root / name)
             n_removed += 1
@@ -228,7 +227,7 @@ def _remove_old(root: Path) -> int:
 def _older_names(root: Path, number: int) -> Iterator[str]:
     for older in range(1, number):
         with contextlib.suppress(DataError):  # verification reports damaged generations
-            yield from (shard.name for shard, _ in load_generation(root, older).files)
+            yield from load_generation(root, older).names
 
 
 LABEL = "label"

@@ -92,24 +92,22 @@ def test_a_slice_is_a_list_of_samples(folders: dict[int, str], part: slice) -> N
     assert found == list(range(N_SAMPLES))[part]
 
 
-@pytest.mark.parametrize("index", [N_SAMPLES, -N_SAMPLES - 1, 1 << 70])
-def test_a_number_out_of_range_is_an_index_error_that_names_the_dataset(
-    folders: dict[int, str], index: int
+@pytest.mark.parametrize(
+    ("index", "error"),
+    [
+        *((index, IndexError) for index in (N_SAMPLES, -N_SAMPLES - 1, 1 << 70)),
+        *((index, TypeError) for index in (1.5, 1.0, "3", None, (1, 2))),
+    ],
+)
+def test_what_is_no_number_of_a_sample_is_an_error(
+    folders: dict[int, str], index: Any, error: type[Exception]
 ) -> None:
-    with ShardDataset(folders[3]) as dataset, pytest.raises(IndexError, match=folders[3]):
-        dataset[index]
-
-
-@pytest.mark.parametrize("index", [np.int64(7), np.uint8(7), np.array(7)], ids=repr)
-def test_numpy_integers_are_numbers(folders: dict[int, str], index: Any) -> None:
     with ShardDataset(folders[3]) as dataset:
-        assert int(dataset[index]["label"]) == 7
-
-
-@pytest.mark.parametrize("index", [1.5, 1.0, "3", None, (1, 2)], ids=repr)
-def test_what_is_no_integer_is_no_number_of_a_sample(folders: dict[int, str], index: Any) -> None:
-    with ShardDataset(folders[3]) as dataset, pytest.raises(TypeError):
-        dataset[index]
+        message = folders[3] if error is IndexError else None
+        with pytest.raises(error, match=message):
+            dataset[index]
+        for integer in (np.int64(7), np.uint8(7), np.array(7)):
+            assert int(dataset[integer]["label"]) == 7
 
 
 def test_rows_are_located_in_their_shards_past_empty_ones(tmp_path: Path) -> None:

@@ -146,7 +146,8 @@ def test_side_shards_lie_in_a_part_of_their_own(tmp_path: Path) -> None:
     side = ColumnGroup(Schema({"x": Text()}), beside)
     found = publish_next(tmp_path, publish_in(tmp_path), column_groups=(side,))
     assert load(tmp_path) == found
-    assert len(load(tmp_path).files) == 14 and load(tmp_path).files[8][0] == beside[1]
+    files = [*load(tmp_path).files]
+    assert len(files) == 14 and files[8][0] == beside[1]
     content = json.loads((tmp_path / "generations/000002.json").read_text())
     assert content["required"] == ["external_lists", "column_groups"]
     assert [Path(name).suffix for name in parts_in(tmp_path)].count(".shards") == 2

@@ -61,6 +61,8 @@ def test_they_are_kept_in_the_next_generation_and_not_again(tmp_path: Path) -> N
     folder = write(tmp_path / "d", N, 3)
     report = compute_stats(folder)
     assert (report.generation, report.subset) == (2, None)
+    said = json.loads(json.dumps(report.as_json()))
+    assert (said["samples"], said["subset"], said["dataset"]) == (N, None, str(folder))
     with open_dataset(folder) as dataset:
         assert dataset.stats == {"whole": report.stats}
         assert dataset.operation == {"name": "stats"}
@@ -162,9 +164,3 @@ def test_progress_is_told_at_the_start_and_after_every_shard(tmp_path: Path) -> 
         ("counting", 1),
         ("counting", 2),
     ]
-
-
-def test_the_report_is_json(tmp_path: Path) -> None:
-    folder = write(tmp_path / "d", 2, schema=LABELS, samples=labelled(2))
-    said = json.loads(json.dumps(compute_stats(folder).as_json()))
-    assert (said["samples"], said["subset"], said["dataset"]) == (2, None, str(folder))

@@ -200,7 +200,7 @@ def verify_dataset(
     published = generations[-1] if generations else None
     unknown = _unknown(root, generations)
     if published is not None:
-        names = [shard.name for shard, _ in published.files]
+        names = published.names
         begun = _names_of_next(root, published)
         strays = [name for name in unknown if name.endswith(".shard") and name not in begun]
         findings += [_stray(root / name) for name in strays]
@@ -297,7 +297,7 @@ def _check_lineage(root: Path, generation: Generation, published: Generation) ->
 def _unknown(root: Path, generations: Sequence[Generation]) -> list[str]:
     """Return the entries of the folder that no generation names."""
     known = {POINTER, GENERATIONS}
-    known |= {shard.name for generation in generations for shard, _ in generation.files}
+    known |= {name for generation in generations for name in generation.names}
     found = [name for name in sorted(os.listdir(root)) if name not in known]
     if (root / GENERATIONS).is_dir() and generations:
         numbers = {f"{generation.number:06d}.json" for generation in generations}
@@ -313,8 +313,7 @@ def _names_of_next(root: Path, published: Generation) -> set[str]:
     The writer may be about to publish the generation, so these shards do not count as unknown.
     """
     with contextlib.suppress(DatasetCorrupt, ShardUnsupported):
-        following = load_generation(root, published.number + 1)
-        return {shard.name for shard, _ in following.files}
+        return {*load_generation(root, published.number + 1).names}
     return set()
 
 
