@@ -155,7 +155,8 @@ STEP_S: Final = 120.0
 class InferringConverter(Converter):
     """A converter base with an option `fields`: specs by name, or None to infer them.
 
-    Samples also have the fields returned by `about`, except those that `fields` declares itself.
+    `fields` is such as `{"x": "float32[3,*]", "note": "text?"}`. Samples also have the fields that
+    `about` returns, such as `label` and `source`, except those that `fields` declares itself.
     """
 
     fields: Mapping[str, str] | None = dataclasses.field(

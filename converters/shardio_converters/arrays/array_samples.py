@@ -117,7 +117,10 @@ def dtype_name(dtype: np.dtype[Any], what: str, refused: Mapping[str, str] = _RE
 class ArraySamples(InferringConverter):
     """A converter base that makes samples of named arrays; subclasses open the files.
 
-    `fields` are sorted by name, so that an append has the same order.
+    With `rows`, each row along the first axis, which all arrays of a file share, is a sample, with
+    its number in `row`; otherwise, each file is a sample. By default, fields are inferred: the
+    first file determines dtypes and numbers of dimensions, dimensions that differ vary, and arrays
+    missing in some files are optional.
     """
 
     what: ClassVar[str]  # a plain-language name of the files

@@ -148,9 +148,7 @@ def _plain(found: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
 class Hdf5(ArraySamples):
     """A converter that makes samples of the datasets of HDF5 files; `a/b` becomes the field `a.b`.
 
-    With `rows`, each row along the first axis, which all datasets of a file share, is a sample;
-    otherwise, each file is a sample. By default files are read by rows if all datasets of every
-    file have the same number of rows. `fields` and the additional fields are as in `arrays`.
+    By default files are read by rows if all datasets of every file have the same number of rows.
     """
 
     kind: ClassVar[str] = "hdf5"

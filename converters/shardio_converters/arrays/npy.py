@@ -272,14 +272,7 @@ def _tensor(name: str, entry: Any, file: IO[bytes], start: int) -> tuple[int, in
 class Arrays(ArraySamples):
     """A converter that makes samples of arrays, which keep their names; a .npy is named `array`.
 
-    With `rows`, each row along the first axis, which all arrays of a file share, is a sample;
-    otherwise, each file is a sample. By default a single file is read by rows if possible.
-    `fields` declares the arrays, such as `{"x": "float32[3,*]", "y": "int64?"}`. By default, fields
-    are inferred from the files: the first file determines dtypes and numbers of dimensions,
-    dimensions that differ vary, and arrays missing in some files are optional.
-
-    Fields: the arrays, by name; and, if no array has that name: `label` int64; `source`, the
-    file's name below the source folder; with `rows`, `row` int64, from 0.
+    By default a single file is read by rows if possible.
     """
 
     kind: ClassVar[str] = "arrays"

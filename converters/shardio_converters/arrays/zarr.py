@@ -217,11 +217,8 @@ def _read(array: Any, what: str, check: Callable[[], None], which: Any) -> npt.N
 class Zarr(ArraySamples):
     """A converter that makes samples of Zarr stores; `a/b` becomes the field `a.b`.
 
-    A store that is a single array has the field `array`.
-
-    With `rows`, each row along the first axis, which all arrays of a store share, is a sample;
-    otherwise, each store is a sample. By default stores are read by rows if all arrays of every
-    store have the same number of rows. `fields` and the additional fields are as in `arrays`.
+    A store that is a single array has the field `array`. By default stores are read by rows if all
+    arrays of every store have the same number of rows.
     """
 
     kind: ClassVar[str] = "zarr"

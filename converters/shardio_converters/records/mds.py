@@ -385,12 +385,9 @@ class Mds(InferringConverter):
     """A converter that makes one sample per sample of MDS shards; each shard is an input.
 
     A shard describes its own columns. It is checked against the `index.json` in its folder: its
-    size, checksums if present, and that all shards exist. `fields` declares the columns, such as
-    `{"tokens": "uint16[*]", "image": "image"}`. By default, fields follow from the encodings; for
-    arrays with a shape per sample, all samples are read, and a dimension that differs varies.
-
-    Fields: the columns; and, if no column has that name: `label` int64; `source`, the shard's name
-    below the source folder.
+    size, checksums if present, and that all shards exist. By default, fields follow from the
+    encodings; for arrays with a shape per sample, all samples are read, and a dimension that
+    differs varies.
     """
 
     kind: ClassVar[str] = "mds"

@@ -32,12 +32,8 @@ class RecordConverter(InferringConverter):
     """A converter base that makes one sample per record of a file.
 
     With `records="example"` a record is a tf.train.Example, whose features become fields; with
-    `"bytes"` it becomes the field `record`. By default the first record decides. `fields` declares
-    the features, such as `{"image": "image", "box": "float32[*,4]", "note": "text?"}`; by default,
-    fields are inferred by reading all records.
-
-    Fields: the features, by name, or `record`; and, if no feature has that name: `label` int64;
-    `source`, the file's name below the source folder.
+    `"bytes"` it becomes the field `record`. By default the first record decides, and fields are
+    inferred by reading all records.
     """
 
     kind: ClassVar[str]

@@ -154,12 +154,8 @@ class WebDataset(InferringConverter):
     """A converter that makes a sample of consecutive tar members that share a key.
 
     The key is a member's name up to the first dot after the last slash; the field is the part after
-    that dot. `fields` declares the fields, such as `{"cls": "int64", "jpg": "image", "x.npy":
-    "float32[3,*]?"}`. By default, fields follow from suffixes, and for arrays from their headers: a
+    that dot. By default, fields follow from suffixes, and for arrays from their headers: a
     dimension that differs varies, and fields missing in some samples are optional.
-
-    Fields: the members; and, if no member has that name: `key` text; `label` int64; `source`, the
-    tar's name below the source folder.
     """
 
     kind: ClassVar[str] = "webdataset"

@@ -192,16 +192,11 @@ _MAX_NAMED: Final = 5  # the number of broken episodes that a reason names
 class LeRobot(InferringConverter):
     """A converter that makes one sample per episode; each data file of a dataset is an input.
 
-    `columns` are the features to take, by default all; the features that every dataset has are
-    always taken. `fields` declares them, such as `{"action": "float32[*,7]",
-    "observation.images.top": "video"}`; by default, fields follow from the datasets. `check`
-    decodes every video frame once.
-
-    Fields: the features by name. Numbers have one value per frame, except `episode_index`, which is
-    a single number. A camera is a video of the episode's own frames, with unchanged packets; its
-    time 0 is that of `timestamp`. And, if no feature has that name: `label` int64, -1; `source`,
-    the name of the data file below the source folder; `task`, the task of the first frame; `tasks`,
-    the tasks of all frames by the numbers in `task_index`.
+    The features that every dataset has are always taken; by default, fields follow from the
+    datasets. Numbers have one value per frame, except `episode_index`, which is a single number. A
+    camera is a video of the episode's own frames, with unchanged packets; its time 0 is that of
+    `timestamp`. `task` is the task of the first frame, `tasks` has those of all frames by the
+    numbers in `task_index`.
     """
 
     kind: ClassVar[str] = "lerobot"

@@ -29,13 +29,7 @@ _DESCRIBE: Final = ("state.json", "dataset_info.json", "dataset_dict.json")
 class Arrow(InferringConverter):
     """A converter that makes one sample per row; a struct column becomes a nested record.
 
-    `columns` are the columns to take, by default all. `fields` declares them, such as
-    `{"x": "float32[3,*]", "note": "text?"}`. By default, fields follow from the files, and so do
-    `units` (the units of integers that were times) and `classes` (the names of the numbers in a
-    column `label`).
-
-    Fields: the columns; and, if no column has that name: `label` int64; `source`, the file's name
-    below the source folder.
+    By default, fields follow from the files, and so do `units` and `classes`.
     """
 
     kind: ClassVar[str] = "arrow"

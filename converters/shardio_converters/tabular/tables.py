@@ -28,14 +28,10 @@ from shardio_converters.tabular.table_inference import infer_table_fields, value
 class Tables(InferringConverter):
     """A converter that makes one sample per row; columns keep their names.
 
-    `fields` declares the columns, such as `{"x": "float32[3,*]", "y": "int64?"}`; by default,
-    fields are inferred from all rows of all tables. A column declared as `file`, `image`, `video`
-    or `audio` references files, whose contents become the values. If fields are inferred, these are
-    the columns in `references`, and the suffixes of the files determine the type. Paths are
-    relative to the table's folder, and must lead to files of the source.
-
-    Fields: the columns; and, if no column has that name: `label` int64; `source`, the table's name
-    below the source folder.
+    By default, fields are inferred from all rows of all tables. A column declared as `file`,
+    `image`, `video` or `audio` references files, whose contents become the values. If fields are
+    inferred, these are the columns in `references`, and the suffixes of the files determine the
+    type. Paths are relative to the table's folder, and must lead to files of the source.
     """
 
     kind: ClassVar[str] = "tables"

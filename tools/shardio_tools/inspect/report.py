@@ -109,17 +109,11 @@ class Inspection:
         `field` and `sample` (a row of the shard) are used if the error does not name them.
         """
         if isinstance(error, shardio.ShardCorrupt):
-            finding = Finding(
-                error.path or path,
-                error.code,
-                error.what,
-                section=error.section,
-                field=error.field or field,
-                sample=sample if error.sample is None else error.sample,
-                offset=error.offset,
-                expected=_text(error.expected),
-                found=_text(error.found),
-            )
+            details: Facts = {"field": field, "sample": sample}
+            for name in ("section", "field", "sample", "offset", "expected", "found"):
+                if (value := getattr(error, name)) is not None:
+                    details[name] = str(value) if name in ("expected", "found") else value
+            finding = Finding(error.path or path, error.code, error.what, **details)
         elif isinstance(error, OSError) and not isinstance(error, shardio.ShardioError):
             place = error.filename if isinstance(error.filename, str) else path
             message = f"the file cannot be read: {error.strerror or error}"
@@ -140,10 +134,6 @@ def _finding(path: str, error: Exception) -> Finding:
     if colon and place.startswith(path):
         return Finding(place, type(error).__name__, message)
     return Finding(path, type(error).__name__, str(error))
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
 
 
 def is_dataset(path: str) -> bool:
@@ -181,17 +171,12 @@ def shard_facts(survey: Survey) -> Facts:
 
 def section_facts(survey: Survey) -> list[Facts]:
     """Return kind, field, offset and size of each section."""
-    return [
-        {
-            "kind": section.name,
-            "field": survey.field_of(section),
-            "offset": section.offset,
-            "bytes": section.size,
-            "count": section.count,
-            "stride": section.stride,
-        }
-        for section in survey.sections
-    ]
+    facts = []
+    for section in survey.sections:
+        numbers = {name: getattr(section, name) for name in ("offset", "count", "stride")}
+        named = {"kind": section.name, "field": survey.field_of(section), "bytes": section.size}
+        facts.append(named | numbers)
+    return facts
 
 
 def inspect_shard(path: str, sample: int | None) -> Inspection:
