@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.faults.scene import Scene, scene
+
 # A busy machine is no failure: no property is tested against the clock.
 settings.register_profile("shardio", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shardio")
@@ -73,6 +75,13 @@ def warm_zygote() -> Iterator[None]:
     with WorkerPool(1, lambda channel: channel.recv()):
         yield
     gc.collect()  # what failures refer to must not end in the middle of other tests
+
+
+@pytest.fixture
+def stage() -> Iterator[Scene]:
+    """Run programs, and find what they leave behind."""
+    with scene() as made:
+        yield made
 
 
 @pytest.fixture(scope="session")

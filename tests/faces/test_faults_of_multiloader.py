@@ -41,15 +41,9 @@ from tests.faces.multi_datasets import (
     say_exit,
     say_stop,
 )
-from tests.faults.scene import PATIENCE_S, Scene, line, scene
+from tests.faults.scene import PATIENCE_S, Scene, line
 
 pytestmark = [NEEDS_ZEROMQ, pytest.mark.usefixtures("warm_zygote")]
-
-
-@pytest.fixture
-def stage() -> Iterator[Scene]:
-    with scene() as made:
-        yield made
 
 
 # --- it hangs -------------------------------------------------------------------------------

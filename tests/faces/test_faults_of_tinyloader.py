@@ -22,15 +22,9 @@ import shardio
 from shardio import SharedMemoryShim, load_with_workers
 from shardio.errors import ChecksumMismatch, InsufficientMemory, TransformError, WorkerDied
 from tests.faces.loaders import loader_of
-from tests.faults.scene import Scene, line, scene
+from tests.faults.scene import Scene, line
 
 pytestmark = pytest.mark.usefixtures("warm_zygote")
-
-
-@pytest.fixture
-def stage() -> Iterator[Scene]:
-    with scene() as made:
-        yield made
 
 
 def picture(item: int) -> tuple[Any, Any]:

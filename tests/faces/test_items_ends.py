@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.scene import PATIENCE_S, STUCK, Scene, line, scene
+from tests.faults.scene import PATIENCE_S, STUCK, Scene, line
 
 PROGRAM = f"""{STUCK}
 import os, signal, sys
@@ -28,12 +27,6 @@ class Stuck(Loader):
 loading = load_with_workers(Stuck(), count(), 2)
 {{then}}
 """
-
-
-@pytest.fixture
-def stage() -> Iterator[Scene]:
-    with scene() as made:
-        yield made
 
 
 def start(stage: Scene, stuck: str, then: str) -> list[str]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.faults.scene import PATIENCE_S, Scene, line, scene
+from tests.faults.scene import PATIENCE_S, Scene, line
 
 # What workers are in the middle of: waiting for work, asleep, in a C call that holds the GIL.
 BUSY = {
@@ -35,12 +34,6 @@ def ready(pool):
 """
 
 START = "pool = ready(WorkerPool(2, work))\n"
-
-
-@pytest.fixture
-def stage() -> Iterator[Scene]:
-    with scene() as made:
-        yield made
 
 
 def _program(then: str, busy: str = "asleep") -> list[str]:

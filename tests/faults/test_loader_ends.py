@@ -136,12 +136,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_dataset(tmp_path_factory.mktemp("ends") / "set", 64, 2, TWO_FIELDS, two_fields(64))
 
 
-@pytest.fixture
-def stage() -> Iterator[Scene]:
-    with scene() as made:
-        yield made
-
-
 def _program(folder: str, then: str, busy: str = "ahead", output: str = "numpy") -> list[str]:
     return ["-c", PROGRAM.format(folder=folder, busy=BUSY[busy], then=then, output=output)]
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from shardio import Array, Schema
-from tests.faults.scene import PATIENCE_S, Scene, line, scene
+from tests.faults.scene import PATIENCE_S, Scene, line
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 UNGUARDED = """
@@ -43,12 +42,6 @@ TOTAL = str(sum(range(100, 130)))
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     made = tmp_path_factory.mktemp("programs") / "set"
     return write_dataset(made, 30, 2, TWO_FIELDS, two_fields(30))
-
-
-@pytest.fixture
-def stage() -> Iterator[Scene]:
-    with scene() as made:
-        yield made
 
 
 def _assert_prints(stage: Scene, arguments: list[str], *expected: str, stdin: str = "") -> None:

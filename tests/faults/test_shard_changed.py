@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import shardio
 from shardio import Array, Schema, ShardDataset, ShardLoader, Text
 from shardio._engine.dispatch.crashes import InFlightRows, crash_error
 from shardio.errors import ShardChanged, ShardCorrupt, WorkerDied
-from tests.faults.scene import PATIENCE_S, Scene, line, scene
+from tests.faults.scene import PATIENCE_S, Scene, line
 from tests.loading import TWO_FIELDS, make_loader, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
@@ -28,12 +27,6 @@ SECOND = "000001-000.shard"
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
     return write_dataset(tmp_path / "set", N, 2, TWO_FIELDS, two_fields(N))
-
-
-@pytest.fixture
-def stage() -> Iterator[Scene]:
-    with scene() as made:
-        yield made
 
 
 def second(folder: str) -> str:
