@@ -42,14 +42,8 @@ from tests.shards import same_sample
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
-SCHEMA = Schema(
-    {
-        "grid": Array("int16", (None, None)),
-        "name": Text(),
-        "tag": Text(),
-        "blob": Bytes(codec="zstd"),
-    }
-)
+GRID = Array("int16", (None, None))
+SCHEMA = Schema({"grid": GRID, "name": Text(), "tag": Text(), "blob": Bytes(codec="zstd")})
 SAMPLES: list[dict[str, Any]] = [
     {
         "grid": np.arange(6, dtype=np.int16).reshape(2, 3) + i,
@@ -273,11 +267,9 @@ def test_a_zstd_bomb_is_refused_in_less_than_16_mib(
     code = BOMBS[what][1]
     (tmp_path / "bomb.shard").write_bytes(dict(bombs(tmp_path))[what])
     (tmp_path / "sound.shard").write_bytes(sound)
+    paths = [str(tmp_path / f"{name}.shard") for name in ("sound", "bomb")]
     done = subprocess.run(
-        [sys.executable, "-c", _READ, tmp_path / "sound.shard", tmp_path / "bomb.shard"],
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-c", _READ, *paths], capture_output=True, text=True, check=True
     )
     found, verified, grown = done.stdout.split()
     assert (found, verified) == (code, code)
@@ -287,20 +279,28 @@ def test_a_zstd_bomb_is_refused_in_less_than_16_mib(
 # --- optional fields, dictionaries ----------------------------------------------------------------
 
 
-def _section(kind: Kind, name: str, new: Callable[[bytes], bytes]) -> Callable[[Parts], None]:
+New = Callable[[bytes], bytes]
+
+
+def _section(kind: Kind, name: str, new: New | None) -> Callable[[Parts], None]:
+    """Give a section other content; with `new` None, remove it."""
+
     def change(parts: Parts) -> None:
         place, content = contents_of(parts, kind, SMALL.field_id(name))
-        parts.contents[place] = new(content)
+        if new is None:
+            del parts.sections[place], parts.contents[place]
+        else:
+            parts.contents[place] = new(content)
 
     return change
 
 
-def _drop(kind: Kind, name: str) -> Callable[[Parts], None]:
-    def change(parts: Parts) -> None:
-        place, _ = contents_of(parts, kind, SMALL.field_id(name))
-        del parts.sections[place], parts.contents[place]
+def _bits(new: New | None) -> Callable[[Parts], None]:
+    return _section(Kind.VALIDITY, "vector", new)
 
-    return change
+
+def _dictionary(new: New | None) -> Callable[[Parts], None]:
+    return _section(Kind.DICTIONARY, "camera.id", new)
 
 
 def _without_feature(feature: Required) -> Callable[[Parts], None]:
@@ -323,61 +323,37 @@ def _undeclared_dictionary(parts: Parts) -> None:
 
 
 OPTIONAL: dict[str, tuple[Callable[[Parts], None], str, str]] = {
-    "a value where there is none": (
-        _section(Kind.VALIDITY, "vector", lambda bits: bytes([bits[0] & 0b110])),
-        "",
-        "validity",
-    ),
-    "a sample beyond the last one": (
-        _section(Kind.VALIDITY, "vector", lambda bits: bytes([bits[0] | 0b1000])),
-        "",
-        "validity",
-    ),
-    "a bitmap that is too long": (
-        _section(Kind.VALIDITY, "vector", lambda bits: bits + bytes(1)),
-        "section",
-        "section",
-    ),
-    "no bitmap": (_drop(Kind.VALIDITY, "vector"), "section", "section"),
-    "no dictionary": (_drop(Kind.DICTIONARY, "camera.id"), "section", "section"),
-    "an empty dictionary": (
-        _section(Kind.DICTIONARY, "camera.id", lambda content: b""),
-        "dictionary",
-        "dictionary",
-    ),
+    "a value where there is none": (_bits(lambda b: bytes([b[0] & 0b110])), "", "validity"),
+    "a sample beyond the last one": (_bits(lambda b: bytes([b[0] | 0b1000])), "", "validity"),
+    "a bitmap that is too long": (_bits(lambda b: b + bytes(1)), "section", "section"),
+    "no bitmap": (_bits(None), "section", "section"),
+    "no dictionary": (_dictionary(None), "section", "section"),
+    "an empty dictionary": (_dictionary(lambda d: b""), "dictionary", "dictionary"),
     "a dictionary that is none": (
-        _section(Kind.DICTIONARY, "camera.id", lambda content: b"no dictionary" * 9),
-        "dictionary",
-        "dictionary",
+        _dictionary(lambda d: b"no dictionary" * 9),
+        *("dictionary", "dictionary"),
     ),
     "a dictionary that is too large": (
-        _section(Kind.DICTIONARY, "camera.id", lambda content: bytes((1 << 20) + 1)),
-        "section",
-        "section",
+        _dictionary(lambda d: bytes((1 << 20) + 1)),
+        *("section", "section"),
     ),
     "a dictionary without an id": (
-        _section(
-            Kind.DICTIONARY, "camera.id", lambda content: content[:4] + bytes(4) + content[8:]
-        ),
-        "dictionary",
-        "dictionary",
+        _dictionary(lambda d: d[:4] + bytes(4) + d[8:]),
+        *("dictionary", "dictionary"),
     ),
     "a frame that declares no dictionary": (_undeclared_dictionary, "", "dictionary"),
     "another dictionary": (
-        _section(Kind.DICTIONARY, "camera.id", lambda content: content[:4] + b"!" + content[5:]),
-        "zstd_frame",
-        "zstd_frame",
+        _dictionary(lambda d: d[:4] + b"!" + d[5:]),
+        *("zstd_frame", "zstd_frame"),
     ),
     "no feature bit for optional fields": (
         _without_feature(Required.OPTIONAL_FIELDS),
-        "feature",
-        "feature",
+        *("feature", "feature"),
     ),
     "no feature bit for lists": (_without_feature(Required.LISTS), "feature", "feature"),
     "no feature bit for nested names": (
         _without_feature(Required.NESTED_NAMES),
-        "feature",
-        "feature",
+        *("feature", "feature"),
     ),
 }
 
@@ -426,12 +402,7 @@ def test_no_reader_delivers_what_lies_in_the_place_of_no_value(
         with pytest.raises(ShardCorrupt, match="its row is not zero") as caught:
             reader.column("vector")
         assert (caught.value.code, caught.value.sample) == ("validity", int(rows[0]))
-    options: dict[str, Any] = {
-        "shuffle": False,
-        "num_workers": 0,
-        "access": access,
-        "output": "numpy",
-    }
+    options: Any = {"shuffle": False, "num_workers": 0, "access": access, "output": "numpy"}
     with make_loader(root, batch_size=2, fields=["vector"], **options) as loader:
         batches = [batch["vector"].copy() for batch in loader]
     assert (np.concatenate(batches) == into).all()

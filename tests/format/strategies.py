@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -90,3 +93,12 @@ def shards(draw: st.DrawFn) -> tuple[Schema, list[dict[str, Any]]]:
     schema = draw(SCHEMAS)
     sample = st.fixed_dictionaries({name: values(field) for name, field in schema.items()})
     return schema, draw(st.lists(sample, max_size=5))
+
+
+def opened(path: Path) -> str:
+    """Open a shard in a process that has no added types and codecs; return its last error."""
+    program = "import sys, shardio; shardio.ShardReader(sys.argv[1])"
+    command = [sys.executable, "-c", program, str(path)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    return found.stderr.splitlines()[-1]
