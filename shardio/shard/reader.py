@@ -84,7 +84,7 @@ class ShardReader(Closing):
         self.path = os.fspath(path)
         self._wholes: dict[str, npt.NDArray[Any]] = {}
         """The columns read so far, as arrays over the map."""
-        self._place = os.path.abspath(path)  # absolute, to be valid after a chdir
+        self._absolute = os.path.abspath(path)  # valid after a chdir
         found: Content
         if content is None:
             check_encodable(path, "path")
@@ -126,7 +126,7 @@ class ShardReader(Closing):
             ShardChanged: the file is shorter. Truncation after this call is not detected.
         """
         if self.access == "mmap":
-            check_length(self._place, self.file)
+            check_length(self._absolute, self.file)
 
     @property
     def sections(self) -> tuple[Section, ...]:
@@ -220,16 +220,16 @@ class ShardReader(Closing):
                 self.units.check_column(name, np.arange(len(self)))
                 self._check_absent(name, whole)
             return whole
-        places = self._places(rows)
-        shape = (len(places), *column.shape)
+        indices = self._indices(rows)
+        shape = (len(indices), *column.shape)
         if out is not None and out.shape != shape:
             raise InvalidArgument(f"out has shape {out.shape}, expected {shape}")
         if out is not None and out.dtype != column.dtype:
             raise InvalidArgument(f"out has dtype {out.dtype}, expected {column.dtype}")
-        self.units.check_column(name, places)
-        found = column.rows(places)
+        self.units.check_column(name, indices)
+        found = column.rows(indices)
         if self.schema.columns[name].optional:
-            found[~self.records.present(name, places)] = 0
+            found[~self.records.present(name, indices)] = 0
         if out is None:
             return found
         out[...] = found
@@ -249,7 +249,7 @@ class ShardReader(Closing):
                     offset=section.offset + row * section.stride,
                 )
 
-    def _places(self, rows: Sequence[int] | npt.NDArray[Any]) -> Rows:
+    def _indices(self, rows: Sequence[int] | npt.NDArray[Any]) -> Rows:
         """Return a user's row indices as an array; negative indices count from the end."""
         given = np.asarray(rows)
         if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
@@ -258,9 +258,9 @@ class ShardReader(Closing):
         n = len(self)
         if given.size and (given.min() < -n or given.max() >= n):
             raise IndexError(f"{self.path}: a row is out of range of {n}")
-        places = given.astype(np.int64)
-        places[places < 0] += n
-        return places
+        indices = given.astype(np.int64)
+        indices[indices < 0] += n
+        return indices
 
     def present(self, name: str, rows: Sequence[int] | Rows | None = None) -> Present:
         """Return a verified mask of the rows (by default all) that have a value of a field.
@@ -273,8 +273,8 @@ class ShardReader(Closing):
         field = self.schema.get(name)
         if field is None:
             raise InvalidArgument(f"{self.path}: no field {name!r}; there are {list(self.schema)}")
-        places = np.arange(len(self)) if rows is None else self._places(rows)
-        return self.records.present(name, places)
+        indices = np.arange(len(self)) if rows is None else self._indices(rows)
+        return self.records.present(name, indices)
 
     def _column(self, name: str) -> StoredColumn:
         field, section = self.schema.columns[name], self.column_section(name)

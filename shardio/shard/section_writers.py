@@ -110,16 +110,16 @@ class SectionTable:
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self._place = PAGE
+        self._offset = PAGE
         self._sections: list[Section] = []
 
     def adopt(self, spec: SectionSpec, n_bytes: int, hash_: int) -> None:
         """Record a section that is in the file already."""
         self._sections.append(
-            Section(*spec.key, self._place, n_bytes, spec.n_items, spec.stride, hash_)
+            Section(*spec.key, self._offset, n_bytes, spec.n_items, spec.stride, hash_)
         )
         self._file.write(bytes(padded(n_bytes) - n_bytes))
-        self._place += padded(n_bytes)
+        self._offset += padded(n_bytes)
 
     def add(self, spec: SectionSpec, chunks: Iterable[memoryview], hash_: int) -> None:
         """Append a section with a known hash."""
@@ -151,8 +151,8 @@ class SectionTable:
         self._file.write(table.ljust(padded(len(table)), b"\0"))
         header = Header(
             n_samples=n_samples,
-            file_size=self._place + padded(len(table)) + PAGE,
-            table_offset=self._place,
+            file_size=self._offset + padded(len(table)) + PAGE,
+            table_offset=self._offset,
             table_size=len(table),
             table_hash=hash_bytes(table),
             id=content_id(table),

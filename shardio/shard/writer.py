@@ -94,11 +94,11 @@ class ShardWriter(Publishing):
         self.path = os.fspath(path)
         self.schema = check_schema(schema)
         self.n_samples = 0
-        self._place = os.path.abspath(path)  # absolute, to be valid after a chdir
-        self._folder, name = os.path.split(self._place)
+        self._absolute = os.path.abspath(path)  # valid after a chdir
+        self._folder, name = os.path.split(self._absolute)
         if not name.endswith(".shard"):
             raise InvalidArgument(f"{self.path}: a shard's file name must end in .shard")
-        if os.path.lexists(self._place):
+        if os.path.lexists(self._absolute):
             raise _exists_error(self.path)
         # Shorten the name: it may have the maximum length, and the temporary name is longer.
         temporary = f".{name[:40]}.{secrets.token_hex(6)}.tmp"
@@ -236,7 +236,7 @@ class ShardWriter(Publishing):
             header = self._finish(self._file)
             sync(self._file, self._temporary)
             try:
-                rename_exclusive(self._temporary, self._place)
+                rename_exclusive(self._temporary, self._absolute)
             except FileExistsError as error:
                 raise _exists_error(self.path) from error
             sync_path(self._folder)

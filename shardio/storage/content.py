@@ -74,9 +74,9 @@ class PreadFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._place = os.path.abspath(path)  # absolute, to be reopened after a chdir
+        self._absolute = os.path.abspath(path)  # to be reopened after a chdir
         self._descriptor: _Descriptor | None = None
-        descriptor = _Descriptor(_open(self._place, path))
+        descriptor = _Descriptor(_open(self._absolute, path))
         self.state = FileState.of(os.fstat(descriptor.fd))
         self.nbytes = self.state.n_bytes
         if self.nbytes == 0:
@@ -175,15 +175,15 @@ class PreadFile:
         """Read rows without padding by one call for each run of consecutive rows."""
         size, flat = out.shape[1], out.reshape(-1).data
         for part in _split_where(rows[1:] - rows[:-1] != 1):
-            place, numbers = offset + int(rows[part.start]) * size, lines[part].tolist()
+            start, numbers = offset + int(rows[part.start]) * size, lines[part].tolist()
             if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
                 whole = flat[numbers[0] * size : (numbers[-1] + 1) * size]
-                self._read_all([whole], len(numbers) * size, place)
+                self._read_all([whole], len(numbers) * size, start)
                 continue
             views = [flat[line * size : (line + 1) * size] for line in numbers]
             for i in range(0, len(views), _MAX_BUFFERS):
                 some = views[i : i + _MAX_BUFFERS]
-                self._read_all(some, len(some) * size, place + i * size)
+                self._read_all(some, len(some) * size, start + i * size)
 
     def _read_all(self, views: list[memoryview], n_bytes: int, offset: int) -> None:
         """Fill buffers of `n_bytes` in total with the bytes at `offset`."""
@@ -232,7 +232,7 @@ class PreadFile:
         self._descriptor = None
 
     def _open_again(self) -> _Descriptor:
-        descriptor = _Descriptor(_open(self._place, self.path))
+        descriptor = _Descriptor(_open(self._absolute, self.path))
         now = FileState.of(os.fstat(descriptor.fd))
         # Compare the header, not the inode: network file systems may change a file's device and
         # inode numbers.
@@ -290,11 +290,11 @@ def _evict_descriptor() -> bool:
     return True
 
 
-def _open(place: str, path: str) -> int:
+def _open(absolute: str, path: str) -> int:
     """Open a file, evicting kept descriptors if the limit on open files is reached."""
     while True:
         try:
-            return open_shard(place, path)
+            return open_shard(absolute, path)
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE) or not _evict_descriptor():
                 raise

@@ -225,10 +225,14 @@ class Array(Field):
     def _missing_shape(self) -> tuple[int, ...]:
         return (0,) * len(self.shape)
 
+    def filled_shape(self, dims: Dims) -> tuple[int, ...]:
+        """Return the shape with `dims` in place of the varying dimensions, unchecked."""
+        rest = iter(dims.tolist())
+        return tuple(next(rest) if d is None else d for d in self.shape)
+
     def shape_of(self, dims: Dims, n_bytes: int) -> tuple[int, ...]:
         """Return the shape of one sample's array from its varying dimensions."""
-        rest = iter(dims.tolist())
-        shape = tuple(next(rest) if d is None else d for d in self.shape)
+        shape = self.filled_shape(dims)
         extent = self._extent(shape)
         needed = 0 if 0 in shape else extent
         if needed != n_bytes or extent > MAX_RECORD_BYTES:
@@ -447,8 +451,11 @@ def unpack_list(element: Array, record: bytes | memoryview) -> list[npt.NDArray[
     place, dims = _head(element, record)
     arrays = []
     for varying in dims:
-        n_left = len(record) - place
-        shape, n_bytes = _shape(element, varying, n_left)
+        shape, n_left = element.filled_shape(varying), len(record) - place
+        n_bytes = element.numpy.itemsize * math.prod(shape)
+        if n_bytes > n_left:
+            raise _corrupt(f"an array of shape {shape} in a list is cut off", n_bytes, n_left)
+        element.shape_of(varying, n_bytes)
         data = record[place : place + n_bytes]
         arrays.append(np.frombuffer(data, element.numpy).reshape(shape)[()])
         place += n_bytes
@@ -474,18 +481,6 @@ def _head(element: Array, record: bytes | memoryview) -> tuple[int, npt.NDArray[
         raise _corrupt("the head of a list is cut off, or its padding is not zero", start, end)
     dims = np.frombuffer(record, "<u8", count * n_varying, _NUMBER.size)
     return start, dims.reshape(count, n_varying)
-
-
-def _shape(
-    element: Array, varying: npt.NDArray[np.uint64], n_left: int
-) -> tuple[tuple[int, ...], int]:
-    """Return shape and size in bytes of the next array; `n_left` bytes remain in the record."""
-    rest = iter(varying.tolist())
-    shape = tuple(next(rest) if d is None else d for d in element.shape)
-    n_bytes = 0 if 0 in shape else element.numpy.itemsize * int(np.prod(shape, dtype=object))
-    if n_bytes > n_left:
-        raise _corrupt(f"an array of shape {shape} in a list is cut off", n_bytes, n_left)
-    return element.shape_of(varying, n_bytes), n_bytes
 
 
 def _corrupt(what: str, expected: object, found: object) -> ShardCorrupt:

@@ -174,7 +174,7 @@ class CacheEvictor:
     """
 
     def __init__(self, folder: str, max_bytes: int | None) -> None:
-        self._folder, self._place = folder, os.path.join(folder, "used")
+        self._folder, self._count_path = folder, os.path.join(folder, "used")
         self._warned = False
         self._may_evict = max_bytes is not None
         """True if the caller set the limit, or something was downloaded."""
@@ -195,7 +195,7 @@ class CacheEvictor:
         with folder_lock(self._folder):
             if os.path.exists(partial):
                 return
-            used = _read_count(self._place)
+            used = _read_count(self._count_path)
             if used is None or used + n_bytes > self.max_bytes:
                 files = list(self._files())
                 used = sum(each.n_bytes for each in files)
@@ -210,7 +210,7 @@ class CacheEvictor:
                         stacklevel=caller_stacklevel(),
                     )
             # Count before the file is created: too high a count is corrected later.
-            _write_count(self._place, used + n_bytes)
+            _write_count(self._count_path, used + n_bytes)
             fs.create_private(partial).close()
 
     def finish(self, partial: str, path: str) -> None:
@@ -233,11 +233,11 @@ class CacheEvictor:
         if holds_folder_lock() or not self._may_evict:
             return
         with contextlib.suppress(OSError), folder_lock(self._folder):
-            used = _read_count(self._place)
+            used = _read_count(self._count_path)
             if used is None or used > self.max_bytes:
                 used = self.used_bytes()
                 used -= self._evict_unused(used - self.max_bytes)
-                _write_count(self._place, used)
+                _write_count(self._count_path, used)
 
     def _evict_unused(self, n_bytes: int) -> int:
         """Remove unpinned files, `n_bytes` or a little more in total; return the bytes removed."""
