@@ -244,15 +244,9 @@ def demux_audio(source: bytes | str, container: InputContainer, name: str) -> En
 
 
 def sound_of(source: bytes | str, name: str = "") -> EncodedStream | None:
-    """Demux the first audio stream of a file; None if the file has no audio.
+    """Demux the first audio stream of a path, or of a file's bytes; None if there is no audio.
 
-    Args:
-        source: a path, or the bytes of a file.
-        name: the name used in errors; the path by default.
-
-    Raises:
-        MediaError: the audio is damaged, or packets alone cannot represent it.
-        FileNotFoundError: there is no such file.
+    `name` is used in errors, by default the path.
     """
     name = name or (source if isinstance(source, str) else "media in memory")
     with open_container(source, name) as container:

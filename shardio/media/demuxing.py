@@ -277,13 +277,7 @@ class PacketReader:
 class SpanReader(Closing):
     """An open video file from which spans of time are cut, in any order.
 
-    Args:
-        path: the path of the file.
-        check: as in `demux`, for the frames of each span.
-
-    Raises:
-        MediaError: the file is not a video, or is damaged.
-        FileNotFoundError: there is no such file.
+    `check` is as in `demux`, for the frames of each span.
     """
 
     def __init__(self, path: str, *, check: bool | None = None) -> None:
@@ -321,12 +315,8 @@ class SpanReader(Closing):
         frames are never shown.
 
         Args:
-            begin: the start of the span.
-            end: the end of the span; by default the end of the file.
+            begin, end: the span; by default up to the end of the file.
             zero: the time in the file that becomes time 0 of the stream.
-
-        Raises:
-            MediaError: there is no frame in the span, or the file is damaged.
         """
         import av
 

@@ -113,16 +113,9 @@ _ENCODERS: dict[str, tuple[str, Callable[[int, int], dict[str, str]]]] = {
 class StreamEncoder:
     """An encoder of frames to a stream of 8-bit 4:2:0, in BT.601 and limited range.
 
-    Args:
-        width, height: the size of the frames in pixels; even.
-        time_base: seconds per tick of the times.
-        gop: the number of frames from one keyframe to the next.
-        crf: the quality on the codec's own scale; lower is better.
-        codec: "h264", "hevc" or "av1".
-
-    Raises:
-        InvalidArgument: an option is invalid.
-        UnsupportedEnvironment: this FFmpeg lacks the encoder.
+    Every `gop`-th frame is a keyframe. `crf` is the quality on the codec's own scale; lower is
+    better. `codec` is "h264", "hevc" or "av1", whose encoder this FFmpeg may lack
+    (UnsupportedEnvironment).
     """
 
     def __init__(
@@ -185,10 +178,6 @@ class StreamEncoder:
 
         `picture` is uint8: RGB of (height, width, 3), or planes of (height * 3 / 2, width) with Y
         above U and V side by side.
-
-        Raises:
-            InvalidArgument: the picture has another shape, or the time does not rise.
-            MediaError: the encoder refuses the picture.
         """
         import av
 
@@ -230,11 +219,7 @@ class StreamEncoder:
             self._packet_frames.append(packet.pts)
 
     def finish(self) -> EncodedStream:
-        """Flush the encoder, and return the stream. Call it once.
-
-        Raises:
-            MediaError: no frame was added, or the encoder dropped frames.
-        """
+        """Flush the encoder, and return the stream. Call `finish` once, after a frame was added."""
         import av
 
         if not self._times:
@@ -301,13 +286,7 @@ def _parameters(
 class JpegEncoder:
     """An encoder of frames to JPEGs with 4:2:0 chroma, one packet per frame.
 
-    Args:
-        width, height: the size of the frames in pixels.
-        time_base: seconds per tick of the times.
-        quality: libjpeg's quality, 1 to 100; higher is better.
-
-    Raises:
-        InvalidArgument: an option is invalid.
+    `quality` is libjpeg's, from 1 to 100.
     """
 
     def __init__(self, width: int, height: int, time_base: Fraction, *, quality: int = 90) -> None:
@@ -321,12 +300,7 @@ class JpegEncoder:
         self._times: list[int] = []
 
     def add(self, time: int, picture: Pixels) -> None:
-        """Encode the next frame, shown from `time` (in ticks) on; times must rise.
-
-        Raises:
-            InvalidArgument: the picture is not uint8 (height, width, 3), or the time does not rise.
-            UnsupportedEnvironment: simplejpeg is not installed.
-        """
+        """Encode the next frame, uint8 (height, width, 3), shown from `time` (in ticks) on."""
         width, height = self._size
         if picture.shape != (height, width, 3):
             raise InvalidArgument(
@@ -337,11 +311,7 @@ class JpegEncoder:
         self._times.append(time)
 
     def finish(self) -> EncodedStream:
-        """Return the stream. Call it once.
-
-        Raises:
-            MediaError: no frame was added.
-        """
+        """Return the stream. Call `finish` once, after a frame was added."""
         if not self._times:
             raise MediaError("no picture to encode")
         parameters = _parameters("mjpeg", "yuvj420p", self._size, "full")

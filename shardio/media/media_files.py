@@ -60,13 +60,7 @@ class VideoFile(Closing):
     Reads the first video stream that is not a cover picture, in one thread; callers process several
     files in parallel.
 
-    Args:
-        path: the path of the file.
-        fill_in_times: True to let FFmpeg guess times and durations that the container lacks.
-
-    Raises:
-        MediaError: the container is unknown, or has no video for which there is a decoder.
-        FileNotFoundError: there is no such file.
+    With `fill_in_times`, FFmpeg guesses times and durations that the container lacks.
     """
 
     def __init__(self, path: str, *, fill_in_times: bool = True) -> None:

@@ -29,7 +29,13 @@ class TensorAdapter(Protocol):
     aliases: bool
 
     def wrap(self, array: npt.NDArray[Any], owner: object, dtype: str | None = None) -> Any:
-        """Return an array as a tensor; the tensor and its views keep `owner` alive."""
+        """Return an array as a tensor, with its bits reinterpreted if `dtype` is given.
+
+        The tensor and its views keep `owner`, whose memory the array uses.
+
+        Raises:
+            InvalidArgument: the framework has no such dtype.
+        """
 
     def fixed(
         self, array: npt.NDArray[Any], dtype: str | None = None

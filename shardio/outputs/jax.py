@@ -22,10 +22,6 @@ class JaxAdapter:
     JAX arrays are immutable and cannot be reused for another batch: `aliases` is False, and the
     function from `fixed` returns a new array each time. Without `jax_enable_x64`, JAX stores 64-bit
     types in 32 bits.
-
-    Raises:
-        InvalidArgument: JAX has no such device.
-        UnsupportedEnvironment: JAX is not installed.
     """
 
     aliases = False
@@ -35,10 +31,7 @@ class JaxAdapter:
         self._device = None if device is None else _find_device(self._jax, device)
 
     def wrap(self, array: Ndarray, owner: object, dtype: str | None = None) -> Any:
-        """Return an array as a JAX array, with its bits reinterpreted if `dtype` is given.
-
-        The result keeps the source array, which refers to the memory of `owner`.
-        """
+        """Return an array as a JAX array, which keeps the source array."""
         jax = self._jax
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
         if dtype == "bfloat16":

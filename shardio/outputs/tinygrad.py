@@ -50,10 +50,6 @@ class TinygradAdapter:
     tensors along axis 0. If `aliases` is False, tensors are copies, and the array's memory may be
     overwritten once `wrap` has returned. tinygrad is not thread-safe: use the adapter in the thread
     that uses tinygrad.
-
-    Raises:
-        InvalidArgument: there is no such device, or it cannot compute.
-        UnsupportedEnvironment: the device cannot be opened.
     """
 
     def __init__(self, device: str | tuple[str, ...] | None = None) -> None:
@@ -69,15 +65,12 @@ class TinygradAdapter:
         self._copies = find_copies(self._devices[0]) if is_one_copy else None
 
     def wrap(self, array: Ndarray, owner: object, dtype: str | None = None) -> Tensor:
-        """Return an array as a Tensor, with its bits reinterpreted if `dtype` is given.
+        """Return an array as a Tensor, whose devices must divide the rows.
 
-        `owner` keeps the array's memory valid. If tensors alias, the Tensor and everything computed
-        from it keep `owner` until they are released or realized (views keep it even then, because
-        they use the same memory); do not write to the memory until then. Arrays that are empty, not
-        C-contiguous, not in native byte order, or not aligned to 64 bytes are always copied.
-
-        Raises:
-            InvalidArgument: tinygrad has no such dtype, or the devices do not divide the rows.
+        If tensors alias, the Tensor and everything computed from it keep `owner` until they are
+        released or realized (views keep `owner` even then, because views use the same memory); do
+        not write to the memory until then. Arrays that are empty, not C-contiguous, not in native
+        byte order, or not aligned to 64 bytes are always copied.
         """
         native = _DTYPES.get(array.dtype) if self._view is not None else None
         if self._view is None or native is None or not array.flags.c_contiguous or not array.size:
@@ -95,9 +88,6 @@ class TinygradAdapter:
 
         If the device does not support overwriting a Tensor, the function returns a new one each
         time. Work that is already queued reads the old values.
-
-        Raises:
-            InvalidArgument: as in `wrap`.
         """
         copies, tensor = self._copies, self._copy(array)
         if copies is None or not array.size:

@@ -20,10 +20,6 @@ class TorchAdapter:
     """An adapter for torch tensors: shared memory on the CPU, which is the default.
 
     On other devices tensors are copies, and the array has been read when `wrap` returns.
-
-    Raises:
-        InvalidArgument: torch has no such device.
-        UnsupportedEnvironment: torch is not installed, or cannot open the device here.
     """
 
     def __init__(self, device: str | None = None) -> None:
@@ -32,13 +28,7 @@ class TorchAdapter:
         self.aliases: bool = self._device.type == "cpu"
 
     def wrap(self, array: Ndarray, owner: object, dtype: str | None = None) -> Any:
-        """Return an array as a tensor, with its bits reinterpreted if `dtype` is given.
-
-        On the CPU the tensor keeps the array, which refers to the memory of `owner`.
-
-        Raises:
-            InvalidArgument: torch has no such dtype.
-        """
+        """Return an array as a tensor, which keeps the array if it is on the CPU."""
         tensor = self._cpu_tensor(array, dtype)
         return tensor if self.aliases else tensor.to(self._device)
 
@@ -46,9 +36,6 @@ class TorchAdapter:
         """Return a function that copies an array's values into one tensor, always the same.
 
         Work that is already queued on torch's current stream reads the old values.
-
-        Raises:
-            InvalidArgument: as in `wrap`.
         """
         tensor = self._torch.empty_like(self._cpu_tensor(array, dtype), device=self._device)
         return lambda values: tensor.copy_(self._cpu_tensor(values, dtype))
