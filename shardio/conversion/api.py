@@ -146,7 +146,7 @@ def convert(
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """The arguments of `convert` that describe the source, and its `out` for messages.
+    """The arguments of `convert` that describe the source, and the given `out` for messages.
 
     The source is a path or a Python object: samples, items, a map-style data set or a data frame.
     """

@@ -85,7 +85,8 @@ class Converter(ABC):
     The constructor validates the options (InvalidArgument). The values of the options are recorded
     in the dataset. They must therefore be JSON values without machine names or absolute paths; an
     option that is None by default is recorded only if it is set. An append recreates the converter
-    from the recorded options. Instances are pickled and sent to the workers.
+    from the recorded options. No option may be named like a parameter of `convert`. Instances are
+    pickled and sent to the workers.
 
     Attributes:
         kind: the name of the converter in the registry.

@@ -304,7 +304,7 @@ def file_hash(path: str, stopped: threading.Event | None = None) -> str:
 def join_parts(listing: Listing, source: Converter) -> Listing:
     """Attach parts to inputs, as determined by the source's method `parts`.
 
-    If an input has parts in its own folder, or an empty list of parts, it represents that folder:
+    An input that has parts in its own folder, or an empty list of parts, represents this folder:
     the class of the input is the parent folder. A folder that contains only parts is not a class.
     """
     if not (parts := source.parts(listing.inputs)):

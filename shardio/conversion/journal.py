@@ -157,7 +157,7 @@ _VERSION: Final = 2
 class JournaledPlan:
     """The settings of a conversion and the keys of its units.
 
-    `replaces` is True if `out` holds a dataset to be replaced; `appends` if it is appended to.
+    `replaces` is True if a dataset in `out` is to be replaced, `appends` for an append.
     """
 
     settings: Mapping[str, Any]
@@ -334,7 +334,7 @@ def uploaded_name(path: str) -> str | None:
 
 
 def write_upload_note(path: str, name: str) -> None:
-    """Record durably that the shard at `path` was uploaded as `name`; the note replaces it."""
+    """Record durably that the shard at `path` was uploaded as `name`."""
     write_atomic(_note_path(path), to_checksummed_json({"name": name}), exclusive=False)
 
 

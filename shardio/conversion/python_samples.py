@@ -139,10 +139,10 @@ def is_pillow_image(value: object) -> bool:
 def to_plain(value: Any, field: Field | None = None) -> Any:
     """Return a value in a form that a field can store.
 
-    A tensor becomes an array, which shares its memory if it is on the CPU. A Pillow image becomes
-    its pixels for an Array field, else a PNG file. Values in dicts, lists and tuples are converted
-    too; other values are returned unchanged. A value that cannot be converted, such as a sparse
-    tensor, is a SchemaError.
+    A tensor becomes an array, which shares the memory of a tensor on the CPU. A Pillow image
+    becomes an array of pixels for an Array field, else a PNG file. Values in dicts, lists and
+    tuples are converted too; other values are returned unchanged. A value that cannot be converted,
+    such as a sparse tensor, is a SchemaError.
     """
     if type(value) in _PLAIN:
         return value

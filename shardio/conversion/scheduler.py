@@ -184,7 +184,7 @@ NextUnit = Callable[[], Unit | None]
 def run_in_workers(
     next_unit: NextUnit, job: ConversionJob, n_workers: int, lock_fds: Sequence[int] = ()
 ) -> Generator[UnitEvent, None, None]:
-    """Convert units in `n_workers` processes, each one unit at a time, and yield their events.
+    """Convert units in `n_workers` processes, and yield the events of the units.
 
     Workers inherit `lock_fds`, so that the locks are held as long as any worker can write. Closing
     the generator ends the workers.
@@ -220,7 +220,7 @@ class UnitCrash(NamedTuple):
 
 
 class _UnitScheduler:
-    """Assigns units to the workers of a pool, which it borrows."""
+    """Assigns units to the workers of a borrowed pool."""
 
     def __init__(self, next_unit: NextUnit, job: ConversionJob, pool: TaskPool) -> None:
         self._next_unit, self._job, self._pool = next_unit, job, pool

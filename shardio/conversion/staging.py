@@ -83,8 +83,8 @@ class Staging:
     dataset in `out`. `hint` is the way to restart an upload; "" for a dataset in a folder.
 
     After `finish` the folder is removed; for an upload, everything in it except the plan. After an
-    error the folder is kept if any unit is complete. Otherwise it is removed; `out` is also removed
-    if this object created it.
+    error the folder is kept if any unit is complete. Otherwise the folder is removed, and `out` too
+    if this object created `out`.
 
     Raises:
         DatasetExists: `out` is a file, or contains data or an interrupted conversion, and no option

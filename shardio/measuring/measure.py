@@ -134,7 +134,7 @@ class LoadingRun:
         return _rate(self.first.n_samples, self.first)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the same as JSON values."""
+        """Return all figures as JSON values."""
         rates = ("samples_per_s", "bytes_per_s", "first_samples_per_s")
         names = [*rates, *(field.name for field in fields(self))]
         stats = {"first": self.first.as_json(), "warm": self.warm.as_json()}
@@ -165,7 +165,7 @@ class LoadingReport:
         return max(self.runs, key=lambda run: run.samples_per_s)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the same as JSON values, without the trace."""
+        """Return all figures as JSON values, without the trace."""
         return {
             "path": self.path,
             "n_samples": self.n_samples,
