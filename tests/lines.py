@@ -17,6 +17,7 @@ import pytest
 import shardio
 from shardio import Array, ConversionReport, Converter, Input, MediaError, Outcome, Schema, Text
 from shardio.conversion import Progress
+from shardio.conversion.staging import Staging
 
 OLD = "one two three four five six seven".split()
 """The samples of the folder that `install` makes."""
@@ -117,6 +118,15 @@ def interrupt_after(n_inputs: int) -> Callable[[Progress], None]:
 
 def killed(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
+
+
+def leave_killed(root: Path, out: Path, place: object, name: str, **options: Any) -> None:
+    """Run a conversion that is killed when `name` of `place` is called."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Staging, "_clean_up", killed)
+        patch.setattr(place, name, killed)
+        with pytest.raises(KeyboardInterrupt):
+            convert(root, out, **options)
 
 
 def no_space(*_: object, **__: object) -> None:

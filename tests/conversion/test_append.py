@@ -35,6 +35,7 @@ from tests.lines import (
     during,
     interrupt_after,
     killed,
+    leave_killed,
     outcomes,
     texts,
     write,
@@ -366,15 +367,6 @@ def test_an_interrupted_append_is_resumed_to_the_same_bytes(
     assert contents(out) == whole
 
 
-def leave_killed(lines: Path, out: Path, place: object, name: str) -> None:
-    """Run an append that is killed when `name` is called."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Staging, "_clean_up", killed)
-        patch.setattr(place, name, killed)
-        with pytest.raises(KeyboardInterrupt):
-            append(lines, out)
-
-
 @pytest.mark.parametrize(
     ("place", "name"),
     [
@@ -392,7 +384,7 @@ def test_an_append_killed_while_publishing_is_resumed_to_the_same_bytes(
     name: str,
 ) -> None:
     monkeypatch.setattr(manifest, "_published_number", lambda _: 2)  # nobody cleans up
-    leave_killed(lines, out, place, name)
+    leave_killed(lines, out, place, name, append=True)
     monkeypatch.undo()
     monkeypatch.syspath_prepend(str(lines.parent / "site"))
     monkeypatch.setattr("shardio.conversion.journal.MIN_UNIT_BYTES", 8)
@@ -404,7 +396,7 @@ def test_an_append_killed_while_publishing_is_resumed_to_the_same_bytes(
 
 def test_an_interrupted_append_is_reported_with_hints(lines: Path, out: Path) -> None:
     before = contents(out)
-    leave_killed(lines, out, execution, "publish_next")
+    leave_killed(lines, out, execution, "publish_next", append=True)
     interrupted = r"holds an interrupted append; .* \(--append --resume\) .*, delete /.*"
     for options in ({}, {"resume": True}, {"append": True}):
         with pytest.raises(DatasetExists, match=interrupted):
@@ -416,7 +408,7 @@ def test_an_interrupted_append_is_reported_with_hints(lines: Path, out: Path) ->
 
 
 def test_overwrite_replaces_an_interrupted_append(lines: Path, out: Path, tmp_path: Path) -> None:
-    leave_killed(lines, out, execution, "publish_next")
+    leave_killed(lines, out, execution, "publish_next", append=True)
     convert(lines, out, overwrite=True)
     convert(lines, tmp_path / "model")
     assert contents(out) == contents(tmp_path / "model")

@@ -27,7 +27,7 @@ from shardio.conversion.inputs import list_inputs
 from shardio.conversion.staging import Staging
 from shardio.dataset import manifest
 from shardio.errors import DatasetConflict, DatasetExists, SchemaError
-from tests.lines import convert, killed, no_space, texts, write
+from tests.lines import convert, leave_killed, no_space, texts, write
 
 NUMBERS = Schema({"n": Array("int64")})
 
@@ -39,18 +39,8 @@ def source(lines: Path, tmp_path: Path) -> Path:
     return tmp_path / "src"
 
 
-def leave_killed(source: Path, out: Path, *, publish: bool = False) -> None:
-    """Leave the files of a conversion that was killed after moving its shards out."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Staging, "_clean_up", lambda *_: None)
-        place, name = (Staging, "finish") if publish else (execution, "publish")
-        patch.setattr(place, name, killed)
-        with pytest.raises(KeyboardInterrupt):
-            convert(source, out)
-
-
 def test_shards_that_a_killed_conversion_moved_are_moved_back(source: Path, tmp_path: Path) -> None:
-    leave_killed(source, tmp_path / "out")
+    leave_killed(source, tmp_path / "out", execution, "publish")
     assert sorted(os.listdir(tmp_path / "out")) == [".conversion", "000000-000.shard"]
     with pytest.raises(DatasetExists, match="holds an interrupted conversion"):
         convert(source, tmp_path / "out")
@@ -69,7 +59,7 @@ def test_a_generation_of_a_killed_conversion_is_withdrawn_and_anothers_is_not(
         writer.append({"n": 7})
     anothers = (tmp_path / "other" / "generations" / "000001.json").read_bytes()
     for out, content in ((tmp_path / "ours", generation), (tmp_path / "theirs", anothers)):
-        leave_killed(source, out)
+        leave_killed(source, out, execution, "publish")
         (out / "generations").mkdir()
         (out / "generations" / "000001.json").write_bytes(content)
     convert(source, tmp_path / "ours", **options)
@@ -81,7 +71,7 @@ def test_a_generation_of_a_killed_conversion_is_withdrawn_and_anothers_is_not(
 
 def test_a_conversion_killed_after_publishing_only_cleans_up(source: Path, tmp_path: Path) -> None:
     report = convert(source, tmp_path / "model")
-    leave_killed(source, tmp_path / "out", publish=True)
+    leave_killed(source, tmp_path / "out", Staging, "finish")
     again = convert(source, tmp_path / "out", resume=True)
     assert not (tmp_path / "out" / ".conversion").exists()
     assert (again.counts, again.n_bytes) == (report.counts, report.n_bytes)
@@ -93,7 +83,7 @@ def test_a_refused_one_cleans_up_after_kill(
     source: Path, tmp_path: Path, is_tidied: object
 ) -> None:
     out = tmp_path / "out"
-    leave_killed(source, out, publish=True)
+    leave_killed(source, out, Staging, "finish")
     if is_tidied:  # killed just before the empty folder is removed
         shutil.rmtree(out / ".conversion")
         (out / ".conversion").mkdir()
@@ -104,7 +94,7 @@ def test_a_refused_one_cleans_up_after_kill(
 
 
 def test_a_published_dataset_is_not_that_of_modified_inputs(source: Path, tmp_path: Path) -> None:
-    leave_killed(source, tmp_path / "out", publish=True)
+    leave_killed(source, tmp_path / "out", Staging, "finish")
     (source / "2.txt").write_text("2")
     with pytest.raises(
         DatasetExists, match="has published its dataset, and its inputs have changed"
@@ -120,7 +110,7 @@ def test_a_dataset_deleted_before_the_clean_up_can_be_converted_again(
     source: Path, tmp_path: Path, options: dict[str, bool]
 ) -> None:
     out = tmp_path / "out"
-    leave_killed(source, out, publish=True)
+    leave_killed(source, out, Staging, "finish")
     os.rename(out / ".conversion" / "plan.json", out / ".conversion" / "published.json")
     for name in ("dataset.json", "000000-000.shard"):
         (out / name).unlink()

@@ -10,15 +10,13 @@ import pytest
 import shardio
 from shardio import Array, InvalidArgument
 from shardio.conversion import execution
-from shardio.conversion.staging import Staging
 from shardio.errors import DatasetExists, DatasetNotFound
 from shardio.export import export
 from shardio.maintenance import add_column, merge, reshard
 from shardio.storage.fs import to_checksummed_json
 from shardio_tools import cli
-from tests.lines import OLD, contents, convert, killed, texts, write
+from tests.lines import OLD, contents, convert, leave_killed, texts, write
 
-pytestmark = pytest.mark.usefixtures("quick_disk")
 OPTIONS: tuple[dict[str, bool], ...] = ({}, {"resume": True}, {"overwrite": True}, {"append": True})
 
 
@@ -89,7 +87,7 @@ def killed_append(lines: Path, tmp_path: Path) -> Path:
     """Return a dataset with an append that was killed after its shards got their names."""
     convert(lines, tmp_path / "out")
     write(lines, {"z/8.txt": "eight"})
-    leave_killed(lines, tmp_path / "out", "publish_next", append=True)
+    leave_killed(lines, tmp_path / "out", execution, "publish_next", append=True)
     return tmp_path / "out"
 
 
@@ -97,16 +95,8 @@ def killed_append(lines: Path, tmp_path: Path) -> Path:
 def killed_replacement(lines: Path, tmp_path: Path) -> Path:
     """Return a folder in which a conversion was killed after moving the old dataset away."""
     convert(lines, tmp_path / "out")
-    leave_killed(lines, tmp_path / "out", "publish", overwrite=True)
+    leave_killed(lines, tmp_path / "out", execution, "publish", overwrite=True)
     return tmp_path / "out"
-
-
-def leave_killed(lines: Path, out: Path, killed_at: str, **options: bool) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Staging, "_clean_up", killed)
-        patch.setattr(execution, killed_at, killed)
-        with pytest.raises(KeyboardInterrupt):
-            convert(lines, out, **options)
 
 
 @pytest.mark.parametrize("options", [{"append": True}, {"overwrite": True}], ids=str)
