@@ -385,7 +385,6 @@ class Cluster(Closing):
             raise WorkerDied(f"Ray failed on {self._name_of(number)}: {error}") from error
 
     def _cancel(self, references: Sequence[Any]) -> None:
-        """Cancel jobs whose results are no longer needed."""
         for reference in references:
             del self._running[reference]
             self._ray.cancel(reference, force=True)

@@ -26,6 +26,7 @@ from shardio.errors import (
     InvalidArgument,
     TransformError,
     UnsupportedEnvironment,
+    WorkerDied,
 )
 
 pytestmark = pytest.mark.usefixtures("warm_zygote")
@@ -215,6 +216,19 @@ def test_a_function_that_a_worker_cannot_unpickle_is_an_error_with_the_traceback
 
 
 # --- deaths ---------------------------------------------------------------------------------
+
+
+def test_what_two_workers_died_of_is_an_error_that_names_it(tmp_path: Path) -> None:
+    def load(item: int) -> int:
+        if item == 4:
+            (tmp_path / str(os.getpid())).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return item
+
+    pattern = r"2 workers crashed on item 4 \(4\) in the function; the last: worker . \(process"
+    with pytest.raises(WorkerDied, match=pattern + r" \d+\) was killed by signal 9"):
+        values(load, range(12))
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_any_number_of_items_that_workers_die_of_in_a_row_may_be_left_out() -> None:

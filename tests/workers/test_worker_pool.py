@@ -413,21 +413,6 @@ def test_sixty_crews_one_after_the_other_leak_no_descriptor() -> None:
     assert _open_fds() == before
 
 
-def test_many_crews_live_side_by_side() -> None:
-    pools = [WorkerPool(2, _echo()) for _ in range(20)]
-    for n, pool in enumerate(pools):
-        pool.send(n % 2, b"%d" % n)
-    for n, pool in enumerate(pools):
-        assert _events(pool, 1) == [Message(n % 2, b"%d" % n)]
-    for pool in pools[::2]:
-        pool.close()
-    for n, pool in enumerate(pools):
-        if n % 2:
-            pool.send(0, b"y")
-            assert _events(pool, 1) == [Message(0, b"y")]
-            pool.close()
-
-
 def test_ctrl_c_inside_wait_loses_and_doubles_no_message() -> None:
     """Interrupts `wait` some hundred times, wherever the timer strikes inside it."""
 

@@ -100,7 +100,6 @@ def _ancestor_folders(top: str, below: str) -> list[str]:
 
 
 def _unescape(text: str) -> str:
-    """Undo the octal escapes of spaces and other characters in mountinfo."""
     return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), text)
 
 

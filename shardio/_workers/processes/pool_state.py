@@ -458,7 +458,6 @@ class PoolState:
 
 
 def _await_end(worker: WorkerHandle) -> None:
-    """Wait until a worker that the kernel is killing has exited."""
     if worker.pidfd is not None:
         has_ended(worker.pidfd, 1.0)
         return

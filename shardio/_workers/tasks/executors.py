@@ -96,7 +96,6 @@ class ThreadExecutor(StageExecutor):
             self._idle.clear()
 
     def _work(self) -> None:
-        """Run jobs until the executor is closed."""
         bell = threading.Lock()
         bell.acquire()
         is_woken = True
@@ -190,7 +189,6 @@ class AsyncExecutor(StageExecutor):
             self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _run(self) -> None:
-        """Run the event loop until the executor is closed."""
         loop = self._loop
         asyncio.set_event_loop(loop)
         try:
@@ -209,7 +207,6 @@ class AsyncExecutor(StageExecutor):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _begin(self) -> None:
-        """Start or resume every job that can run."""
         with self._runner.lock:
             self._is_waking = False
             jobs = [] if self._runner.is_closed else self._next_jobs()
@@ -306,7 +303,6 @@ class ProcessExecutor(StageExecutor):
             return []
 
     def _work(self) -> None:
-        """Drive the pool until the executor is closed."""
         stage = self._stage
         try:
             with TaskPool(

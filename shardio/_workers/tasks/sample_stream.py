@@ -290,7 +290,6 @@ class SampleStream(Closing):
                 self._pool.send(worker, WORD.pack(word, number), fds)
 
     def _wait(self, end_s: float | None) -> None:
-        """Wait until there may be a message or an event."""
         with self._lock:
             poll = select.poll()
             try:
@@ -314,7 +313,6 @@ class SampleStream(Closing):
             self._look_at_s = 0.0  # there are events of the pool
 
     def _handle_events(self) -> None:
-        """Handle events of the worker pool."""
         for event in self._pool.wait(0):
             sender = self._going.get(event.worker)
             if sender is None:  # the worker has already finished

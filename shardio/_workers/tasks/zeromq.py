@@ -306,7 +306,6 @@ class SampleSender:
             os._exit(1)
 
     def _ask_for_block(self) -> None:
-        """Request a block, and wait for it."""
         try:
             self._channel.send(WANT)
         except (BrokenPipeError, ConnectionResetError):
