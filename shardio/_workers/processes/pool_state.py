@@ -135,11 +135,11 @@ class PoolState:
         self.workers: list[WorkerHandle] = []
         self.zygote: Zygote | None = None
         self.session: socket.socket | None = None
-        self.bell: WakeupEvent | None = None
+        self.wakeup: WakeupEvent | None = None
         self.own_fds: list[int] = []  # the payload file, then copies of the fds given to workers
-        self.letters: deque[Received] = deque()  # replies of the zygote that are not handled yet
+        self.replies: deque[Received] = deque()  # replies of the zygote that are not handled yet
         self.intake: list[Arrival] = []  # messages of workers that are not returned yet
-        self.gone: list[WorkerHandle] = []  # exited workers that are not reported yet
+        self.exited: list[WorkerHandle] = []  # exited workers that are not reported yet
         self.is_closing = False
         self.is_closed = False
         self._by_fd: dict[int, WorkerHandle] = {}
@@ -155,22 +155,22 @@ class PoolState:
         self._by_fd[worker.end.fileno()] = worker
         self.epoll.register(worker.end, _READABLE)
 
-    def add_bell(self) -> None:
+    def add_wakeup(self) -> None:
         """Create and watch a wakeup event."""
-        self.bell = WakeupEvent()
-        self.epoll.register(self.bell, _READABLE)
+        self.wakeup = WakeupEvent()
+        self.epoll.register(self.wakeup, _READABLE)
 
     def gather(self, timeout_s: float | None) -> list[Event]:
         """Wait until there is an event, and return all events.
 
-        The list is empty after a timeout or a wakeup. The events stay in `intake` and `gone`, which
-        the caller must clear.
+        The list is empty after a timeout or a wakeup. The caller must clear `intake` and `exited`,
+        in which the events stay.
         """
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            if self.letters:
-                self._read_letters()
-            if self.intake or self.gone:
+            if self.replies:
+                self._handle_replies()
+            if self.intake or self.exited:
                 if events := self._events():
                     return events
                 self.intake.clear()
@@ -182,11 +182,11 @@ class PoolState:
                 raise
             if not ready or self.is_closing:
                 return []
-            has_rung = False
+            is_woken = False
             for fd, mask in ready:
                 worker = self._by_fd.get(fd)
                 if worker is None:
-                    has_rung |= self._handle_other(fd)
+                    is_woken |= self._handle_other(fd)
                     continue
                 if mask & _WRITABLE:
                     self._flush(worker)
@@ -194,16 +194,16 @@ class PoolState:
                     self._receive(worker)
             if end_s is not None:
                 timeout_s = max(0.0, end_s - time.monotonic())
-            if has_rung:  # receive the events that arrived at the same time, then return
+            if is_woken:  # receive the events that arrived at the same time, then return
                 end_s = timeout_s = 0.0
 
     def _handle_other(self, fd: int) -> bool:
         """Handle a ready descriptor that is not a worker's; return True for the wakeup event."""
-        if self.bell is not None and fd == self.bell.fileno():
-            self.bell.clear()
+        if self.wakeup is not None and fd == self.wakeup.fileno():
+            self.wakeup.clear()
             return True
         if self.session is not None and fd == self.session.fileno():
-            self._receive_letter(self.session)
+            self._receive_reply(self.session)
         else:
             self._lose_zygote()
         return False
@@ -241,9 +241,9 @@ class PoolState:
         except (BlockingIOError, ConnectionResetError):
             return  # a reset is reported once; queued data can still be received afterwards
 
-    def _receive_letter(self, session: socket.socket) -> None:
+    def _receive_reply(self, session: socket.socket) -> None:
         with contextlib.suppress(BlockingIOError, ConnectionResetError):
-            self.letters.extend(map(session.recvmsg, *_ONE_RECEIVE))
+            self.replies.extend(map(session.recvmsg, *_ONE_RECEIVE))
 
     def _events(self) -> list[Event]:
         """Convert everything received so far into events, without a change of the state."""
@@ -257,47 +257,47 @@ class PoolState:
                 events.append(Failed(index, _failure(workers[index], ancillary, flags)))
             else:
                 self._stop_listening(workers[index])
-        for worker in self.gone:
+        for worker in self.exited:
             if worker.ended is not None:
                 if worker.ended.pid is None and worker.failure is not None:
                     events.append(Failed(worker.index, worker.failure))
                 events.append(worker.ended)
         return events
 
-    def _read_letters(self) -> None:
+    def _handle_replies(self) -> None:
         """Handle the zygote's replies; remove each reply once it is completely handled."""
-        while self.letters:
-            data, ancillary, flags, _ = self.letters[0]
+        while self.replies:
+            data, ancillary, flags, _ = self.replies[0]
             if not data:  # the zygote has exited, which its pidfd reports too
                 self._ignore(self.session)
             else:
-                kind, place, pid, how, status = REPLY.unpack(data)
-                worker = self.workers[place]
+                kind, index, pid, how, status = REPLY.unpack(data)
+                worker = self.workers[index]
                 if kind == STARTED:
                     (worker.pidfd,) = unpack_fds(ancillary, flags)
                     worker.pid = pid
                 elif kind == EXITED and how == os.CLD_EXITED:
-                    self._on_worker_exit(worker, WorkerExit(place, pid, None, status))
+                    self._on_worker_exit(worker, WorkerExit(index, pid, None, status))
                 elif kind == EXITED:
-                    self._on_worker_exit(worker, WorkerExit(place, pid, status, None))
+                    self._on_worker_exit(worker, WorkerExit(index, pid, status, None))
                 else:
                     why = os.strerror(status)
                     worker.failure = f"the operating system refused to start a process: {why}"
-                    self._on_worker_exit(worker, WorkerExit(place, None, None, None))
-            self.letters.popleft()
+                    self._on_worker_exit(worker, WorkerExit(index, None, None, None))
+            self.replies.popleft()
 
     def _lose_zygote(self) -> None:
         """Record the exit of every worker: the kernel kills all workers when the zygote exits."""
         zygote = self.zygote
         if zygote is None or self.session is None:
             return
-        n_letters = -1
-        while n_letters != len(self.letters):
-            n_letters = len(self.letters)
-            self._receive_letter(self.session)
-            if self.letters and not self.letters[-1][0]:
+        n_replies = -1
+        while n_replies != len(self.replies):
+            n_replies = len(self.replies)
+            self._receive_reply(self.session)
+            if self.replies and not self.replies[-1][0]:
                 break
-        self._read_letters()
+        self._handle_replies()
         exit_code = zygote.exit_code()
         if exit_code and all(worker.pid is None for worker in self.workers):
             raise zygote.unsuitable(f"with exit code {exit_code} before it could start a worker")
@@ -329,8 +329,8 @@ class PoolState:
             if not data and not ancillary:
                 break
         self._stop_listening(worker)
-        if worker not in self.gone:
-            self.gone.append(worker)
+        if worker not in self.exited:
+            self.exited.append(worker)
         worker.ended = died
 
     def _stop_listening(self, worker: WorkerHandle) -> None:
@@ -405,28 +405,28 @@ class PoolState:
         while ready := poll.poll(max(0.0, give_up_s - time.monotonic()) * 1000):
             is_zygote_gone = any(fd == zygote_pidfd for fd, _ in ready)
             try:
-                letter: Received = self.session.recvmsg(*_RECEIVE_NOW)
+                reply: Received = self.session.recvmsg(*_RECEIVE_NOW)
             except BlockingIOError:
                 if is_zygote_gone:
                     return True
                 continue
             except ConnectionResetError:  # the next calls return the zygote's earlier replies
                 continue
-            if not letter[0]:
+            if not reply[0]:
                 return True
-            self.letters.append(letter)
+            self.replies.append(reply)
             self._note_starts()
         return False
 
     def _note_starts(self) -> None:
         """Record the pidfds of workers that were started since the last `wait`."""
-        while self.letters:
-            data, ancillary, flags, _ = self.letters[0]
-            kind, place, pid, _, _ = REPLY.unpack(data) if data else (0, 0, 0, 0, 0)
+        while self.replies:
+            data, ancillary, flags, _ = self.replies[0]
+            kind, index, pid, _, _ = REPLY.unpack(data) if data else (0, 0, 0, 0, 0)
             if kind == STARTED:
-                (self.workers[place].pidfd,) = unpack_fds(ancillary, flags)
-                self.workers[place].pid = pid
-            self.letters.popleft()
+                (self.workers[index].pidfd,) = unpack_fds(ancillary, flags)
+                self.workers[index].pid = pid
+            self.replies.popleft()
 
     def _kill(self) -> None:
         for worker in self.workers:
@@ -449,11 +449,11 @@ class PoolState:
                 os.close(fd)
         for fd in self.own_fds:
             os.close(fd)
-        self.intake, self.gone, self.own_fds = [], [], []
+        self.intake, self.exited, self.own_fds = [], [], []
         if self.session is not None:
             self.session.close()
-        if self.bell is not None:
-            self.bell.close()
+        if self.wakeup is not None:
+            self.wakeup.close()
         self.epoll.close()
 
 

@@ -182,37 +182,37 @@ def preload(names: tuple[str, ...]) -> None:
     gc.freeze()
 
 
-def execute(place: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
+def execute(index: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
     """Replace this process, a fork of the zygote, by a new interpreter; its settings survive."""
     for fd in fds:
         os.set_inheritable(fd, True)
     code = (
         f"import sys; sys.path[:] = {sys.path!r}; "
         "from shardio._workers.processes.worker_main import begin; "
-        f"begin({place}, {fds!r}, {modules!r})"
+        f"begin({index}, {fds!r}, {modules!r})"
     )
     # Use the zygote's own command line, with other code as the last argument.
     os.execv(sys.executable, [*sys.orig_argv[:-1], code])
 
 
-def begin(place: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
+def begin(index: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
     """Run as a worker in a new interpreter."""
     for fd in fds:
         os.set_inheritable(fd, False)
     # Import before the main process's environment is applied, so that libraries use one thread.
     preload(modules)
-    run(place, fds)
+    run(index, fds)
 
 
-def run(place: int, fds: _Fds) -> NoReturn:
+def run(index: int, fds: _Fds) -> NoReturn:
     """Run the pool's function in this worker, report a failure to the main process, and exit.
 
     `fds` are the descriptors of the channel and the payload, then those given to the pool.
     """
     name_process("shardio-worker")
     gc.enable()
-    channel_fd, cargo_fd, *given = fds
-    channel = Channel(place, socket.socket(fileno=channel_fd), tuple(given))
+    channel_fd, payload_fd, *given = fds
+    channel = Channel(index, socket.socket(fileno=channel_fd), tuple(given))
     code = 0
     try:
         # Import these late: the main process imports this module before NumPy and cloudpickle.
@@ -220,8 +220,8 @@ def run(place: int, fds: _Fds) -> NoReturn:
         from shardio._workers.processes.serialization import unpack
 
         seed_generators_of_worker()
-        target: Target = unpack(cargo_fd)
-        os.close(cargo_fd)
+        target: Target = unpack(payload_fd)
+        os.close(payload_fd)
         target(channel)
     except BaseException as error:  # noqa: BLE001  # even sys.exit is reported as text
         code = 1

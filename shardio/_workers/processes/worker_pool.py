@@ -106,7 +106,7 @@ class WorkerPool(Closing):
         if fds or not 0 < len(message) <= MAX_MESSAGE_BYTES:
             check_message(message, fds)
         if worker.ended is not None:
-            if worker in held.gone:
+            if worker in held.exited:
                 return
             raise WorkerDied(f"worker {index} has died and was not restarted")
         if worker.outgoing:
@@ -142,12 +142,12 @@ class WorkerPool(Closing):
 
     def enable_nudge(self) -> None:
         """Allow `nudge` to end a wait. Call this in the thread that waits, before any `nudge`."""
-        self._held.add_bell()
+        self._held.add_wakeup()
 
     def nudge(self) -> None:
         """Make the current or next `wait` return with the events so far; callable in any thread."""
-        if self._held.bell is not None:
-            self._held.bell.ring()
+        if self._held.wakeup is not None:
+            self._held.wakeup.ring()
 
     def wait(self, timeout_s: float | None = None) -> list[Event]:
         """Wait for events and return at least one, or none after `timeout_s`.
@@ -163,7 +163,7 @@ class WorkerPool(Closing):
         if not events:
             self._check_usable()  # closed by another thread, or by a signal handler in this one
         # No function is called from here to the caller, so no KeyboardInterrupt can occur.
-        held.intake, held.gone = [], []
+        held.intake, held.exited = [], []
         return events
 
     def restart(self, index: int) -> None:
@@ -171,7 +171,7 @@ class WorkerPool(Closing):
         held = self._held
         self._check_usable()
         worker = held.workers[index]
-        if worker.ended is None or worker in held.gone:
+        if worker.ended is None or worker in held.exited:
             raise InvalidArgument(f"worker {index} was not reported dead; it cannot be restarted")
         with held.lock, interrupts_held():
             worker.close()

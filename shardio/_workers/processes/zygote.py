@@ -8,12 +8,12 @@ Every pool has a *session*: a socket pair by which the main process requests wor
 their exits.
 
     main -> zygote   control   names of modules to import         + the zygote's socket of a session
-    main -> zygote   session   REQUEST (place, way)               + channel, payload, the pool's fds
-    zygote -> main   session   REPLY STARTED (place, pid)         + pidfd of the worker
-    zygote -> main   session   REPLY EXITED (place, pid, how, status)
-    zygote -> main   session   REPLY NOT_STARTED (place, errno)
+    main -> zygote   session   REQUEST (index, action)            + channel, payload, the pool's fds
+    zygote -> main   session   REPLY STARTED (index, pid)         + pidfd of the worker
+    zygote -> main   session   REPLY EXITED (index, pid, how, status)
+    zygote -> main   session   REPLY NOT_STARTED (index, errno)
 
-`place` is a worker's index in its pool. The main process closes a pool by shutting down its side of
+`index` is a worker's index in its pool. The main process closes a pool by shutting down its side of
 the session: the workers have GRACE_S to exit by themselves, then they are killed; after the last
 exit the zygote shuts down its side too. When the main process exits, for any reason, the zygote
 exits, and the kernel kills the workers.
@@ -59,7 +59,7 @@ from shardio._workers.processes.worker_main import (
 from shardio.errors import UnsupportedEnvironment
 
 REQUEST = struct.Struct("<IB")  # index of the worker in its pool, action (see `worker_main`)
-REPLY = struct.Struct("<BIiii")  # kind, place, pid, how (CLD_*), status
+REPLY = struct.Struct("<BIiii")  # kind, index, pid, how (CLD_*), status
 STARTED, EXITED, NOT_STARTED = 1, 2, 3
 
 GRACE_S = 0.1
@@ -173,23 +173,23 @@ class _Zygote:
                 self._close_if_over(session)
 
     def _start_worker(self, session: _Session, data: bytes, fds: tuple[int, ...]) -> None:
-        place, way = REQUEST.unpack(data)
+        index, action = REQUEST.unpack(data)
         try:
             pid = os.fork()
         except OSError as error:
-            self._reply(session, REPLY.pack(NOT_STARTED, place, 0, 0, error.errno or 0))
+            self._reply(session, REPLY.pack(NOT_STARTED, index, 0, 0, error.errno or 0))
         else:
             if pid == 0:
-                self._become_worker(place, way, fds)
+                self._become_worker(index, action, fds)
             pidfd = open_pidfd(pid)
-            session.workers[pidfd] = (place, pid)
+            session.workers[pidfd] = (index, pid)
             self.session_of[pidfd] = session
             self.epoll.register(pidfd, select.EPOLLIN)
-            self._reply(session, REPLY.pack(STARTED, place, pid, 0, 0), pidfd)
+            self._reply(session, REPLY.pack(STARTED, index, pid, 0, 0), pidfd)
         for fd in fds:
             os.close(fd)
 
-    def _become_worker(self, place: int, way: int, fds: tuple[int, ...]) -> NoReturn:
+    def _become_worker(self, index: int, action: int, fds: tuple[int, ...]) -> NoReturn:
         try:
             die_with_parent(self.pid)
             # Close the zygote's sockets here: otherwise the main process would not notice that the
@@ -200,20 +200,20 @@ class _Zygote:
                 session.socket.close()
             for fd in (self.main_pidfd, *self.session_of):
                 os.close(fd)
-            if way == EXECUTE:
-                execute(place, fds, self.modules)
-            run(place, fds)
+            if action == EXECUTE:
+                execute(index, fds, self.modules)
+            run(index, fds)
         finally:
             os._exit(1)  # a worker must never continue as a second zygote
 
     def _report_exit(self, pidfd: int) -> None:
         ended = os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
         session = self.session_of.pop(pidfd)
-        place, pid = session.workers.pop(pidfd)
+        index, pid = session.workers.pop(pidfd)
         self.epoll.unregister(pidfd)
         os.close(pidfd)
         how, status = (ended.si_code, ended.si_status) if ended else (0, 0)
-        self._reply(session, REPLY.pack(EXITED, place, pid, how, status))
+        self._reply(session, REPLY.pack(EXITED, index, pid, how, status))
         self._close_if_over(session)
 
     def _reply(self, session: _Session, data: bytes, pidfd: int | None = None) -> None:
