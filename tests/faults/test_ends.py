@@ -74,6 +74,51 @@ time.sleep(1000)
     assert stage.left_after(but={main.pid, fork_pid}) == {}
 
 
+def test_a_fork_that_ends_takes_no_worker_along(stage: Scene) -> None:
+    then = """
+def echo(channel):
+    while (message := channel.recv()) is not None:
+        channel.send(message)
+
+pool = WorkerPool(2, echo)
+fork_pid = os.fork()
+if not fork_pid:
+    try:
+        pool.wait()
+    except RuntimeError as error:
+        print(type(error).__name__, str(error).startswith("these workers belong to"), flush=True)
+    pool.close()
+    del pool
+    sys.exit(0)  # runs the finalizers that the fork has inherited
+os.waitpid(fork_pid, 0)
+pool.send(1, b"still here")
+print(pool.wait()[0].data.decode(), flush=True)
+"""
+    main = stage.start(_program(then))
+    assert line(main) == "ClosedError True"
+    assert line(main) == "still here"
+    assert main.wait(PATIENCE_S) == 0
+    assert stage.left_after() == {}
+
+
+def test_a_fork_of_main_can_have_a_crew_of_its_own(stage: Scene) -> None:
+    then = (
+        START
+        + """
+if not os.fork():
+    ready(WorkerPool(1, work)).close()
+    print('closed', flush=True)
+    os._exit(0)
+os.wait()
+ready(WorkerPool(1, work))
+"""
+    )
+    main = stage.start(_program(then, "idle"))
+    assert line(main) == "closed"
+    assert main.wait(PATIENCE_S) == 0
+    assert stage.left_after() == {}
+
+
 def test_a_crew_outlives_the_thread_that_made_it(stage: Scene) -> None:
     then = """
 crews = []

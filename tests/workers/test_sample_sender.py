@@ -90,17 +90,17 @@ def test_a_large_sample_waits_for_a_block_until_main_has_gone(
         assert sent_by(channel, [np.zeros(1 << 20)]).heads[-1][0] is None
 
 
-def lend_block(main: socket.socket, n_bytes: int) -> None:
+def lend_block(main: socket.socket, n_bytes: int) -> int:
     block = reserve_memory_file(n_bytes, "a block")
     socket.send_fds(main, [WORD.pack(Command.BLOCK, 0)], [block])
-    os.close(block)
+    return block
 
 
 def test_a_sample_for_whose_arrays_there_is_no_memory_fails_alone_and_its_block_is_filled_next(
     ends: tuple[socket.socket, Channel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     main, channel = ends
-    lend_block(main, 4096)
+    os.close(lend_block(main, 4096))
     main.shutdown(socket.SHUT_WR)
 
     def refuse_much(n_bytes: int, what: str, hint: str) -> None:
@@ -114,6 +114,25 @@ def test_a_sample_for_whose_arrays_there_is_no_memory_fails_alone_and_its_block_
     assert sent.heads[:4] == list(zip(kinds, range(4), strict=True))
     assert PLACE.unpack(sent[3][2]) == (0, pack_value(samples[3]).n_bytes)
     assert sent.heads[4:] == [(MessageKind.SAMPLE, 4), (MessageKind.END, 5)]
+
+
+def test_a_fork_that_comes_back_from_the_dataset_writes_to_no_block(
+    ends: tuple[socket.socket, Channel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    main, channel = ends
+    block = lend_block(main, 1 << 20)
+    main.shutdown(socket.SHUT_WR)
+    sender = SampleSender(Sent(), channel, 1 << 30, may_skip=False)
+    sender._ask_for_block()
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(sender, "_pid", 0)
+    with pytest.raises(SystemExit):
+        sender._send_sample(np.ones(1 << 14))
+    assert not any(os.pread(block, 1 << 17, 0))
+    os.close(block)
 
 
 def test_a_block_whose_descriptor_is_lost_is_an_error_and_not_waited_for(

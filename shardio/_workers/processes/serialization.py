@@ -196,9 +196,9 @@ def _reduce_array(least_bytes: int, array: Any) -> Any:
     dtype, flags = array.dtype, array.flags
     if dtype.hasobject or not dtype.itemsize:
         return array.__reduce_ex__(_PROTOCOL)
+    is_c = flags.c_contiguous
     if not flags.forc:
-        array = np.ascontiguousarray(array)
-    is_c = array.flags.c_contiguous
+        array, is_c = np.ascontiguousarray(array), True
     try:
         if array.nbytes >= least_bytes:
             memory: Any = pickle.PickleBuffer(array)

@@ -48,6 +48,8 @@ from shardio._workers.tasks.zeromq import (
 from shardio.errors import ClosedError, TransformError, WorkerDied
 
 _NO_SAMPLE: Final = object()
+# Plain ints, because enum members are slow.
+_SAMPLE, _IN_BLOCK = int(MessageKind.SAMPLE), int(MessageKind.IN_BLOCK)
 _PRELOAD: Final = ("zmq", send_all.__module__)
 # The interval at which the main process checks for exited workers while samples arrive.
 _LOOK_EVERY_S: Final = 0.1
@@ -207,11 +209,11 @@ class SampleStream(Closing):
             )
         memory: Bytes | bytes = message
         start = HEAD.size
-        if kind == MessageKind.IN_BLOCK:
+        if kind == _IN_BLOCK:
             place = PLACE.unpack_from(message, start)
             memory, start = self._block_lender.hand_over(worker, *place), 0
             self._lend()
-        elif kind != MessageKind.SAMPLE:
+        elif kind != _SAMPLE:
             self._open_other(MessageKind(kind), worker, memoryview(message)[start:])
             return _NO_SAMPLE
         sender.n_owed += len(memory) - start + OVERHEAD_BYTES

@@ -62,7 +62,8 @@ class ValuePacker:
         skeleton, apart = self._pickler.dumps(value)
         if not apart:
             head = _HEAD.pack(0, len(skeleton)) + skeleton
-            return PackedValue(head, [], len(head))
+            # In half the time of PackedValue(…).
+            return tuple.__new__(PackedValue, (head, [], len(head)))
         buffers = [buffer.raw() for buffer in apart]
         sizes = [buffer.nbytes for buffer in buffers]
         head = struct.pack(f"<{2 + len(sizes)}Q", len(sizes), len(skeleton), *sizes) + skeleton
