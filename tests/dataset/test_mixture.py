@@ -180,10 +180,7 @@ def test_classes_are_those_that_all_sources_have(tmp_path: Path) -> None:
         ({"weights": [1, float("nan")]}, "numbers above 0.*: Invalid literal.*nan"),
         ({"weights": [1, float("inf")]}, "numbers above 0"),
         ({"weights": None}, "numbers above 0"),
-        (
-            {"weights": "12"},
-            "numbers above 0.*found '12': they have no order, or are not numbers",
-        ),
+        ({"weights": "12"}, "numbers above 0.*found '12': they have no order, or are not numbers"),
         ({"weights": {1, 3}}, r"numbers above 0.*found \{1, 3\}: they have no order"),
         ({"weights": {1: 2, 3: 4}}, "numbers above 0.*: they have no order"),
         ({"exhausted": "end"}, "exhausted must be one of 'stop', 'repeat'; found 'end'"),
@@ -410,8 +407,7 @@ def test_the_slices_of_all_ranks_together_are_the_order_of_a_mixture(
 
 
 @pytest.mark.parametrize(
-    "given",
-    [{"sampler": [1]}, {"sampler": WeightedSampler([1] * (N_LARGE + N_SMALL))}],
+    "given", [{"sampler": [1]}, {"sampler": WeightedSampler([1] * (N_LARGE + N_SMALL))}]
 )
 def test_another_order_of_a_mixture_is_refused(mixture: Mixture, given: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match="and so does a mixture: pass weights to shardio.mix"):

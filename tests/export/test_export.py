@@ -12,15 +12,7 @@ from typing import Any
 import pytest
 
 import shardio
-from shardio import (
-    Array,
-    Bytes,
-    InvalidArgument,
-    List,
-    Schema,
-    ShardCorrupt,
-    Text,
-)
+from shardio import Array, Bytes, InvalidArgument, List, Schema, ShardCorrupt, Text
 from shardio.dataset.transaction import StagedFolder
 from shardio.errors import DatasetExists, UnsupportedEnvironment
 from shardio.export import api, export

@@ -244,10 +244,7 @@ def test_a_worker_that_ends_is_replaced_once_over_a_shard(folder: Path, tmp_path
             file.write("1")
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with pytest.raises(
-        WorkerDied,
-        match="2 workers crashed .*'shard 0'.* by signal 9",
-    ):
+    with pytest.raises(WorkerDied, match="2 workers crashed .*'shard 0'.* by signal 9"):
         add_column(folder, "m", Array("int64"), always_fatal, workers=1)
     assert tries.read_text() == "11"
     after = tree(folder)

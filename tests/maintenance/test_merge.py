@@ -24,14 +24,7 @@ from shardio.errors import (
     ShardNotFound,
 )
 from shardio.format.layout import Kind
-from shardio.maintenance import (
-    MaintenanceProgress,
-    compact,
-    diff,
-    merge,
-    reshard,
-    verify_dataset,
-)
+from shardio.maintenance import MaintenanceProgress, compact, diff, merge, reshard, verify_dataset
 from tests.maintenance.datasets import (
     LABELS,
     flip,

@@ -103,10 +103,7 @@ def test_classes_are_counted_where_labels_say(tmp_path: Path) -> None:
 
 def test_what_is_not_finite_is_counted_and_left_out(tmp_path: Path) -> None:
     schema = Schema({"x": Array("float32", (3,)), "y": Array("float64", (None,))})
-    values = [
-        {"x": [1, np.nan, 3], "y": []},
-        {"x": [np.inf, -np.inf, 5], "y": [np.nan]},
-    ]
+    values = [{"x": [1, np.nan, 3], "y": []}, {"x": [np.inf, -np.inf, 5], "y": [np.nan]}]
     fields = compute_stats(write(tmp_path / "d", 2, schema=schema, samples=values)).stats["fields"]
     x, y = fields["x"], fields["y"]
     assert (x["count"], x["not_finite"], x["mean"], x["min"], x["max"]) == (3, 3, 3.0, 1.0, 5.0)

@@ -29,10 +29,7 @@ def replace(path: str) -> None:
     ],
 )
 def test_a_change_during_the_audit_is_a_finding(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    change: Callable[[str], None],
-    words: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[str], None], words: str
 ) -> None:
     path = write_shard(tmp_path / "a.shard", 3)
     real = shard.verify_bytes
