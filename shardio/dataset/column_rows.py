@@ -144,7 +144,7 @@ _PREFAULTED_ROWS: Final = 512
 
 
 class MappedRows(ColumnRange):
-    """A column of many files in one address range, with a part for every shard. It owns the range.
+    """A column of many files in one address range, with a part for every shard; owns the range.
 
     Args:
         stride, row_bytes: the size of a row with and without padding.

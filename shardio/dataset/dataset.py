@@ -87,7 +87,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
 
     @property
     def lineage(self) -> str:
-        """The id of the first generation; appending samples does not change it."""
+        """The id of the first generation; appending samples does not change the id."""
         return self._generation.lineage
 
     @property

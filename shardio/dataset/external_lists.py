@@ -157,7 +157,7 @@ def write_external_list(path: Path, content: bytes) -> None:
 
 
 def remove_unreferenced(folder: Path, among: Collection[str] | None = None) -> None:
-    """Remove external lists that no generation in `folder` refers to, of those named in `among`.
+    """Remove those lists named in `among` to which no generation in `folder` refers.
 
     With `among` None, all lists may be removed, and the caller must hold the folder's lock, because
     another writer may be about to publish a reference. If a generation cannot be read, nothing is
