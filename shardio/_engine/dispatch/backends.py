@@ -17,7 +17,7 @@ from typing import Final, Literal
 import numpy as np
 
 from shardio._engine.dispatch.counters import IterationCounters
-from shardio._engine.dispatch.thread_workers import GENERATOR_LOCK, ThreadWorkers
+from shardio._engine.dispatch.thread_workers import GENERATOR_LOCK, ThreadWorkers, filler_in_main
 from shardio._engine.dispatch.worker import (
     CANCELLED,
     COUNTERS,
@@ -76,15 +76,8 @@ class InlineWorker:
         self, view: SampleView, fds: Sequence[int], tables: tuple[SharedArray, ...] = ()
     ) -> None:
         """Use the main process's view, and map the shared files."""
-        self._filler = Filler(
-            self._batch_spec,
-            view,
-            # Here a KeyboardInterrupt is Ctrl-C; in a worker it can only come from user code.
-            passes=(KeyboardInterrupt,),
-            # Check file lengths first: reading a truncated map would kill this process. Worker
-            # processes need no check, because their crashes are caught and reported.
-            cautions=view.dataset.files.check_lengths if view.dataset.access == "mmap" else None,
-        )
+        # Here a KeyboardInterrupt is Ctrl-C; in a worker it can only come from user code.
+        self._filler = filler_in_main(self._batch_spec, view, passes=(KeyboardInterrupt,))
         if self._batch_spec.skips:
             self._row_by_row = RowByRowFiller(self._filler, self._batch_spec.seed)
         self._cancelled = np.frombuffer(mmap.mmap(fds[CANCELLED], 0), np.uint8)

@@ -40,8 +40,6 @@ from shardio._workers.processes.zygote import GRACE_S
 from shardio.errors import ClosedError
 from shardio.samples.view import SampleView
 
-__all__ = ["ThreadWorkers"]
-
 
 class GeneratorLock:
     """A lock on the global generators that restores the program's states on release."""
@@ -165,6 +163,17 @@ class _SharedState:
             return self.maps[file]
 
 
+def filler_in_main(batch_spec: BatchSpec, view: SampleView, **options: Any) -> Filler:
+    """Return a filler for the main process; it checks the lengths of files before it reads them.
+
+    Reading a truncated map kills the process. Worker processes need no check, because their crashes
+    are caught and reported.
+    """
+    dataset = view.dataset
+    cautions = dataset.files.check_lengths if dataset.access == "mmap" else None
+    return Filler(batch_spec, view, cautions=cautions, **options)
+
+
 class _ThreadWorker(BatchWorker):
     """A batch worker in a thread of the main process."""
 
@@ -173,15 +182,7 @@ class _ThreadWorker(BatchWorker):
         super().__init__(batch_spec, lambda answer: common.answers.put(Message(index, answer)))
 
     def _new_filler(self, view: SampleView) -> Filler:
-        files = view.dataset.files
-        return Filler(
-            self._batch_spec,
-            view,
-            # Check file lengths first: reading a truncated map would kill the program. Worker
-            # processes need no check, because their crashes are caught and reported.
-            cautions=files.check_lengths if view.dataset.access == "mmap" else None,
-            call=self._common.call,
-        )
+        return filler_in_main(self._batch_spec, view, call=self._common.call)
 
     def _map(self, fd: int) -> BlockMap:
         return self._common.map_of(fd, self._most_bytes)
