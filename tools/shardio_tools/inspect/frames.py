@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -259,53 +258,33 @@ def within(size: Size, side: int) -> Size:
     return max(1, round(size[0] * side / longest)), max(1, round(size[1] * side / longest))
 
 
-class SampleLookup:
-    """The samples of an open dataset or shard, by number."""
+Samples = shardio.ShardDataset | shardio.ShardReader
+"""An open dataset or shard, whose samples are found by number."""
 
-    def __init__(self, opened: shardio.ShardDataset | shardio.ShardReader) -> None:
-        self._opened = opened
 
-    def __len__(self) -> int:
-        return len(self._opened)
+def open_samples(path: str) -> Samples:
+    """Open the dataset or shard at `path`."""
+    return shardio.open(path) if os.path.isdir(path) else shardio.ShardReader(path)
 
-    @property
-    def schema(self) -> shardio.Schema:
-        """Fields of the samples."""
-        return self._opened.schema
 
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Class names; empty for a shard."""
-        return self._opened.classes if isinstance(self._opened, shardio.ShardDataset) else ()
+def place_of(samples: Samples, number: int, name: str) -> tuple[str, int]:
+    """Return the file that has a field of a sample, and the row in it."""
+    if isinstance(samples, shardio.ShardReader):
+        return samples.path, number
+    shard, row = _located(samples, number)
+    ((summary, _),) = samples.files.files_of_shard(shard, name)
+    return os.path.join(samples.path, summary.name), row
 
-    def place(self, number: int, name: str) -> tuple[str, int]:
-        """Return the file that has a field of a sample, and the row in it."""
-        if isinstance(self._opened, shardio.ShardReader):
-            return self._opened.path, number
-        shard, row = _located(self._opened, number)
-        ((summary, _),) = self._opened.files.files_of_shard(shard, name)
-        return os.path.join(self._opened.path, summary.name), row
 
-    def value(self, number: int, name: str) -> Any:
-        """Return a field of a sample; None if missing. A stream's data is read on access."""
-        if isinstance(self._opened, shardio.ShardReader):
-            return self._opened.sample(number, [name])[name]
-        shard, row = _located(self._opened, number)
-        return self._opened.sample(shard, row, [name])[name]
+def value_of(samples: Samples, number: int, name: str) -> Any:
+    """Return a field of a sample; None if missing. A stream's data is read on access."""
+    if isinstance(samples, shardio.ShardReader):
+        return samples.sample(number, [name])[name]
+    shard, row = _located(samples, number)
+    return samples.sample(shard, row, [name])[name]
 
 
 def _located(dataset: shardio.ShardDataset, number: int) -> tuple[int, int]:
     """Return the shard that has a sample, and the row in it."""
     shard = int(dataset.locate(np.array([number]))[0])
     return shard, number - int(dataset.starts[shard])
-
-
-@contextmanager
-def open_samples(path: str) -> Iterator[SampleLookup]:
-    """Open the dataset or shard at `path` until the end of `with`."""
-    if os.path.isdir(path):
-        with shardio.open(path) as dataset:
-            yield SampleLookup(dataset)
-    else:
-        with shardio.ShardReader(path) as reader:
-            yield SampleLookup(reader)

@@ -17,13 +17,15 @@ from shardio_tools.inspect.frames import (
     Frame,
     FrameSequence,
     Pixels,
-    SampleLookup,
+    Samples,
     Size,
     can_hold_files,
     clip_times_s,
     frames_of,
     holds_pictures,
     open_samples,
+    place_of,
+    value_of,
     within,
 )
 from shardio_tools.inspect.image_files import (
@@ -145,7 +147,7 @@ class FieldViewer:
     """A reader of one field of the samples that records damage as findings."""
 
     def __init__(
-        self, inspection: Inspection, samples: SampleLookup, options: argparse.Namespace
+        self, inspection: Inspection, samples: Samples, options: argparse.Namespace
     ) -> None:
         self.inspection, self.samples, self.path = inspection, samples, options.path
         self.name = _chosen_field(options.path, samples.schema, options.field)
@@ -156,7 +158,7 @@ class FieldViewer:
         return found
 
     def _frames(self, number: int) -> FrameSequence:
-        value = self.samples.value(number, self.name)
+        value = value_of(self.samples, number, self.name)
         if value is None:
             return FrameSequence(0, True, (0, 0), lambda numbers, size: iter(()))
         times_s = clip_times_s(*(self._other_field(number, name) for name in ("pts", "time_base")))
@@ -166,11 +168,11 @@ class FieldViewer:
         """Return another field of a sample; None if missing or damaged."""
         if name not in self.samples.schema.columns:
             return None
-        return self._read(number, name, partial(self.samples.value, number, name))
+        return self._read(number, name, partial(value_of, self.samples, number, name))
 
     def _read(self, number: int, name: str, read: Callable[[], Any]) -> Any:
         """Return the result of `read`; if the field of the sample is damaged, record a finding."""
-        path, row = self.samples.place(number, name)
+        path, row = place_of(self.samples, number, name)
         if path not in self.inspection.bad_files:
             try:
                 return read()
@@ -183,7 +185,7 @@ class FieldViewer:
         label = self._other_field(number, "label")
         if label is None or label.shape or label.dtype.kind not in "iu" or label == -1:
             return f"{number}"
-        names = self.samples.classes
+        names: Sequence[str] = getattr(self.samples, "classes", ())  # a shard has none
         return f"{number}  {names[label] if 0 <= label < len(names) else label}"
 
     def intact(self, number: int, taken: Iterable[Frame]) -> list[Pixels | None]:
@@ -191,7 +193,7 @@ class FieldViewer:
         frames = list(taken)
         errors = [frame for frame in frames if isinstance(frame, shardio.DataError)]
         if errors:
-            path, row = self.samples.place(number, self.name)
+            path, row = place_of(self.samples, number, self.name)
             self.inspection.note(path, errors[0], field=self.name, sample=row)
         return [None if isinstance(frame, shardio.DataError) else frame for frame in frames]
 
