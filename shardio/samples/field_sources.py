@@ -70,8 +70,8 @@ class IndexChunk:
         self, view: SampleView, numbers: Rows, keys: Keys, tokens: tuple[int, ...] | None = None
     ) -> None:
         dataset = view.dataset
-        self._view, self._dataset, self._keys = view, dataset, keys
-        self.numbers, self.tokens = numbers, tokens
+        self._view, self._dataset = view, dataset
+        self.numbers, self.keys, self.tokens = numbers, keys, tokens
         self.rows = view.at(numbers)
         self.shards = dataset.locate(self.rows)
         self.origins: npt.NDArray[np.int64] = np.empty((len(numbers), 3), np.int64)
@@ -83,6 +83,10 @@ class IndexChunk:
     def place(self, k: int) -> tuple[int, int]:
         """Return the shard of sample k, and the row in the shard."""
         return int(self.shards[k]), int(self.origins[k, 1])
+
+    def position(self, k: int) -> int:
+        """Return the position of sample k in the epoch."""
+        return int(self.keys.positions[k])
 
     def covered(self, part: slice) -> tuple[Rows, Rows]:
         """Return all rows from which the samples of a slice are computed, and the rows' shards."""
@@ -102,12 +106,12 @@ class IndexChunk:
     @cached_property
     def draws(self) -> ClipDraws | None:
         """The start and crop of each sample's clip; None if the samples are not clips."""
-        return self._view.draws(self.numbers, self._keys)
+        return self._view.draws(self.numbers, self.keys)
 
     @cached_property
     def starts(self) -> npt.NDArray[Any]:
         """The start of each sample's clip or, without clips, random bits for the audio start."""
-        return self._keys.hashes(OF_SOUNDS) if self.draws is None else self.draws.starts
+        return self.keys.hashes(OF_SOUNDS) if self.draws is None else self.draws.starts
 
 
 class BatchRows(NamedTuple):
@@ -117,7 +121,6 @@ class BatchRows(NamedTuple):
         layout, memory: the block and its layout.
         chunk, part: the samples, as a chunk and their slice of the chunk.
         states: the samples' entries in the status column of the origin table.
-        epoch, start: the epoch, and the first sample's position in the epoch.
         n_rows: the number of rows, padding included.
     """
 
@@ -126,8 +129,6 @@ class BatchRows(NamedTuple):
     chunk: IndexChunk
     part: slice
     states: npt.NDArray[np.int32]
-    epoch: int
-    start: int
     n_rows: int
 
     @property

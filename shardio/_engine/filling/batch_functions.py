@@ -62,6 +62,8 @@ class BatchBuilder:
     ) -> None:
         self._batch_spec, self._dataset, self._call = batch_spec, dataset, call
         self._reader, self._passes = reader, passes
+        function = batch_spec.batch_transform
+        self._takes_rng = function is not None and takes_rng("batch_transform", "batch", function)
         self._generators = SampleGenerators(batch_spec.seed, OF_BATCHES)
         self._collation_keys = SampleGenerators(batch_spec.seed, OF_COLLATION)
         self._scratches: list[Scratch] = []
@@ -126,17 +128,18 @@ class BatchBuilder:
     def _make(self, rows: BatchRows) -> Any:
         """Return the result of the user's batch functions for a batch."""
         batch_spec, block = self._batch_spec, rows.memory.bytes
+        epoch, start = rows.chunk.keys.epoch, rows.chunk.position(rows.part.start)
         arrays, files = rows.layout.arrays(block, rows.n_rows), (self._paths, self._beside)
-        batch = Batch(rows.layout, block, rows.n_rows, arrays, rows.epoch, 0, *files)
+        batch = Batch(rows.layout, block, rows.n_rows, arrays, epoch, 0, *files)
         made: Any = dict(batch)
         if (collate := batch_spec.collation.function) is not None:
-            key = self._collation_keys.key(rows.epoch, rows.start)
+            key = self._collation_keys.key(epoch, start)
             made = self._run("the collate function", collate, (_samples(batch, made),), key, rows)
         if batch_spec.batch_transform is not None:
-            key = self._generators.key(rows.epoch, rows.start)
+            key = self._generators.key(epoch, start)
             arguments: tuple[Any, ...] = (made,)
-            if takes_rng("batch_transform", "batch", batch_spec.batch_transform):
-                arguments += (self._generators.at(rows.epoch, rows.start),)
+            if self._takes_rng:
+                arguments += (self._generators.at(epoch, start),)
             made = self._run("batch_transform", batch_spec.batch_transform, arguments, key, rows)
         return made
 
@@ -191,10 +194,8 @@ class BatchBuilder:
 
     def _places(self, batch: BatchRows) -> Places:
         def place(i: int) -> str:
-            i %= batch.n_read
-            k = batch.part.start + i
-            row, shard = int(batch.chunk.rows[k]), int(batch.chunk.shards[k])
-            return f"{named(self._dataset, row, shard)} (position {batch.start + i})"
+            chunk, k = batch.chunk, batch.part.start + i % batch.n_read
+            return f"{named(self._dataset, *chunk.place(k))} (position {chunk.position(k)})"
 
         return place
 

@@ -109,7 +109,7 @@ class Filler:
         chunk = self._index_planner.first(number)
         if self._cautions is not None:
             self._cautions(chunk.covered(slice(0, 1))[1])
-        sample = self._transformed.sample(chunk, 0, epoch=0, position=number)
+        sample = self._transformed.sample(chunk, 0)
         try:
             stored = Schema({name: view.dataset.schema[name] for name in batch_spec.fields})
             source = batch_spec.audio.delivered(view.delivered(stored))
@@ -119,7 +119,7 @@ class Filler:
             self._heap_bytes = heap_bytes_by(sample, schema, batch_spec.block_rows)
             return schema
         except SchemaError as error:
-            raise self._transformed.placed(str(error), chunk, 0, number) from None
+            raise self._transformed.placed(str(error), chunk, 0) from None
 
     def schemas(self, number: int = 0) -> Schemas:
         """Return the schemas of samples and of the batches that batch functions return.
@@ -133,14 +133,14 @@ class Filler:
             return Schemas(samples, heap_bytes=self._heap_bytes)
         n_rows = batch_spec.block_rows
         if batch_spec.skips:
-            chunk, part, start = self._index_planner.first(number), slice(0, 1), number
+            chunk, part = self._index_planner.first(number), slice(0, 1)
         else:
-            partition, start = RankPartition(batch_spec.n_samples, 0, n_rows, tail="pad"), 0
+            partition = RankPartition(batch_spec.n_samples, 0, n_rows, tail="pad")
             plan = EpochPlan(0, partition, FullShuffle() if batch_spec.shuffle else Sequential())
             chunk, part = self._index_planner.index_chunk(plan, 0)
         states = np.empty(part.stop - part.start, np.int32)
         layout = batch_spec.lay_out(Schemas(samples))
-        rows = BatchRows(layout, Scratch(layout), chunk, part, states, 0, start, n_rows)
+        rows = BatchRows(layout, Scratch(layout), chunk, part, states, n_rows)
         return self._batches.first(samples, rows, self.fill_rows)
 
     def fill(
@@ -169,8 +169,7 @@ class Filler:
             states[n_read:] = EMPTY
             origins, states = origins[:n_read], states[:n_read]
         n_rows = layout.n_rows if partition.tail == "pad" else n_read
-        start = partition.read(step)[0]
-        batch = BatchRows(layout, memory, chunk, part, states, plan.epoch, start, n_rows)
+        batch = BatchRows(layout, memory, chunk, part, states, n_rows)
         fill_rows = self.fill_rows
         if row_by_row is None:
             origins[:] = chunk.origins[part]
@@ -319,11 +318,7 @@ class RowByRowFiller:
             chunk = self._filler.sample_at(plan, candidate)
             origin[:] = chunk.origins[0]
             why = left_out.get(int(origin[0]))
-            error = (
-                self._try(one._replace(chunk=chunk, start=candidate))
-                if why is None
-                else WorkerDied(why)
-            )
+            error = self._try(one._replace(chunk=chunk)) if why is None else WorkerDied(why)
             if error is None:
                 return found
             if found is None or first is None:

@@ -75,10 +75,8 @@ class TransformRunner:
         self._batch_spec, self._view, self._passes = batch_spec, view, passes
         self._dataset, self._reader = view.dataset, reader
         self._call = call
-        self._transform: Any = batch_spec.transform
-        self._takes_rng = self._transform is not None and takes_rng(
-            "transform", "sample", self._transform
-        )
+        self._transform: Any = (function := batch_spec.transform)
+        self._takes_rng = function is not None and takes_rng("transform", "sample", function)
         self._generators = SampleGenerators(batch_spec.seed)
 
     def fill(self, batch: BatchRows) -> int:
@@ -92,8 +90,7 @@ class TransformRunner:
         samples, first = layout.samples, self._first
         for i, k in enumerate(range(part.start, part.stop)):
             states[i] = _CLAIMED
-            position = batch.start + i
-            sample = self.sample(batch.chunk, k, epoch=batch.epoch, position=position)
+            sample = self.sample(batch.chunk, k)
             try:
                 check_sample(sample, samples, first)
                 for name, is_present in presence:
@@ -104,22 +101,24 @@ class TransformRunner:
                 for varying in layout.varying:
                     used = put_value(batch, varying, i, sample[varying.name], used)
             except SchemaError as error:
-                raise self.placed(str(error), batch.chunk, k, position) from None
+                raise self.placed(str(error), batch.chunk, k) from None
             states[i] = _FILLED
         return used
 
     @cached_property
     def _first(self) -> str:
         """Describe the sample that determines the layout of batches."""
-        rows = self._view.at(np.zeros(1, np.int64))
-        place = named(self._dataset, int(rows[0]), int(self._dataset.locate(rows)[0]))
-        return f"the first sample ({place})"
+        row = int(self._view.at(np.zeros(1, np.int64))[0])
+        shard = int(self._dataset.locate(np.array([row]))[0])
+        return (
+            f"the first sample ({named(self._dataset, shard, row - self._dataset.starts[shard])})"
+        )
 
-    def sample(self, chunk: IndexChunk, k: int, *, epoch: int, position: int) -> Any:
+    def sample(self, chunk: IndexChunk, k: int) -> Any:
         """Return the transform's result for sample k of a chunk; its generators are seeded."""
         sample, generators = self._reader.read(chunk, k), self._generators
         _make_read_only(sample)
-        key = generators.key(epoch, position)
+        key = generators.key(chunk.keys.epoch, chunk.position(k))
         arguments = (sample, generators.keyed(key)) if self._takes_rng else (sample,)
         start_ns = now_ns()
         try:
@@ -130,21 +129,17 @@ class TransformRunner:
             what, text = describe_error("the transform", error)
             if isinstance(error, ValueError) and "read-only" in what:
                 what += _READ_ONLY
-            raise self.placed(what, chunk, k, position, text) from error
+            raise self.placed(what, chunk, k, text) from error
         PHASE_TIMES.sums_ns[TRANSFORM] += now_ns() - start_ns
         try:
             return plain(made)
         except SchemaError as error:
-            raise self.placed(str(error), chunk, k, position) from None
+            raise self.placed(str(error), chunk, k) from None
 
-    def placed(
-        self, what: str, chunk: IndexChunk, k: int, position: int, text: str = ""
-    ) -> TransformError:
+    def placed(self, what: str, chunk: IndexChunk, k: int, text: str = "") -> TransformError:
         """Return an error that names sample k of a chunk."""
-        row, shard = int(chunk.rows[k]), int(chunk.shards[k])
-        place = (
-            f"{named(self._dataset, row, shard)} of {self._batch_spec.path} (position {position})"
-        )
+        name = named(self._dataset, *chunk.place(k))
+        place = f"{name} of {self._batch_spec.path} (position {chunk.position(k)})"
         return TransformError(f"{what}\n  at {place}" + (f"\n\n{text}" if text else ""))
 
 
@@ -159,10 +154,9 @@ def _make_read_only(sample: Mapping[str, Any]) -> None:
             value.flags.writeable = False
 
 
-def named(dataset: Dataset, row: int, shard: int) -> str:
-    """Describe the sample at a row of the dataset."""
-    local = row - int(dataset.starts[shard])
-    return f"sample {local} of shard {dataset.shards[shard].name}"
+def named(dataset: Dataset, shard: int, row: int) -> str:
+    """Describe the sample at a row of a shard."""
+    return f"sample {row} of shard {dataset.shards[shard].name}"
 
 
 def describe_error(what: str, error: BaseException) -> tuple[str, str]:
