@@ -48,7 +48,7 @@ class ImageSource(RecordSource):
         """Return the pixels of an image; None if the image is missing."""
         sample = super().of_sample(chunk, k)
         if sample[self.name] is not None:
-            sample[self.name] = self._decode(sample[self.name], *chunk.place(k))
+            sample[self.name] = self._decode(sample[self.name], *chunk.places[k])
         return sample
 
     def fill_fixed(
@@ -146,7 +146,7 @@ class ClipSource(FieldSource):
 
     def of_sample(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
         """Return a clip and, with `times`, the times of its frames."""
-        (shard, row), start = chunk.place(k), int(chunk.starts[k])
+        (shard, row), start = chunk.places[k], int(chunk.starts[k])
         made = np.empty([n or 0 for n in self._spec.array.shape], np.uint8)
         crop = None if chunk.draws is None else chunk.draws.place(k)
         self._decode(shard, row, ([(start, made)], [crop]))
@@ -160,15 +160,15 @@ class ClipSource(FieldSource):
         starts = chunk.starts[part].tolist()
         videos: dict[tuple[int, int], Wanted] = {}
         for i, start in enumerate(starts):
-            video = chunk.place(part.start + i)
+            shard, row = chunk.places[part.start + i]
             if slot.name != self.name:
-                rows[i] = self._times(*video, start)[slot.name]
+                rows[i] = self._times(shard, row, start)[slot.name]
                 continue
-            clips, crops = videos.setdefault(video, ([], []))
+            clips, crops = videos.setdefault((shard, row), ([], []))
             clips.append((start, rows[i]))
             crops.append(None if chunk.draws is None else chunk.draws.place(part.start + i))
-        for video, wanted in videos.items():
-            self._decode(*video, wanted)
+        for (shard, row), wanted in videos.items():
+            self._decode(shard, row, wanted)
 
     def _times(self, shard: int, row: int, start: int) -> dict[str, Numbers]:
         """Return the time fields of one clip; none unless the clips have `times`."""
@@ -303,7 +303,7 @@ class AudioSource(FieldSource):
 
     def _audio(self, chunk: IndexChunk, k: int) -> tuple[Samples | None, Span]:
         """Return the audio of sample k, None if it is missing, and its span."""
-        shard, row = chunk.place(k)
+        shard, row = chunk.places[k]
         stream, field, start_ns = self._stream(shard, row), self._field, now_ns()
         if stream is None:
             return None, (0, 0)

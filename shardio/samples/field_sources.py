@@ -80,13 +80,17 @@ class IndexChunk:
         self.origins[:, 2] = self.shards + (pack_state(NO_FIELD, CLAIMED) << _STATE_SHIFT)
         self._slots: dict[str, Rows] = {}
 
-    def place(self, k: int) -> tuple[int, int]:
-        """Return the shard of sample k, and the row in the shard."""
-        return int(self.shards[k]), int(self.origins[k, 1])
+    @cached_property
+    def places(self) -> list[tuple[int, int]]:
+        """The shard of each sample, and the row in the shard."""
+        # Convert whole columns: reading two values of one sample from arrays takes 0.5 µs.
+        return list(zip(self.shards.tolist(), self.origins[:, 1].tolist(), strict=True))
 
-    def position(self, k: int) -> int:
-        """Return the position of sample k in the epoch."""
-        return int(self.keys.positions[k])
+    @cached_property
+    def positions(self) -> list[int]:
+        """The position of each sample in the epoch."""
+        found: list[int] = self.keys.positions.tolist()
+        return found
 
     def covered(self, part: slice) -> tuple[Rows, Rows]:
         """Return all rows from which the samples of a slice are computed, and the rows' shards."""
@@ -178,7 +182,7 @@ class FieldSource(Closing):
     def of_sample(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
         """Return the fields of sample k of a chunk, by default the stored value."""
         # Do not check for truncated files here: `Filler` does this once per batch.
-        return self._dataset.sample(*chunk.place(k), (self.name,), check_truncated=False)
+        return self._dataset.sample(*chunk.places[k], (self.name,), check_truncated=False)
 
     @abstractmethod
     def fill_fixed(
@@ -342,7 +346,7 @@ class SampleReader(Closing):
 
     def read(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
         """Return sample k of a chunk, with its fields in the order of the sources."""
-        shard, row = chunk.place(k)
+        shard, row = chunk.places[k]
         # Do not check for truncated files here: `Filler` does this once per batch.
         sample = self._dataset.sample(shard, row, self._stored, check_truncated=False)
         if not self._others:

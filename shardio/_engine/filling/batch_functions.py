@@ -128,7 +128,7 @@ class BatchBuilder:
     def _make(self, rows: BatchRows) -> Any:
         """Return the result of the user's batch functions for a batch."""
         batch_spec, block = self._batch_spec, rows.memory.bytes
-        epoch, start = rows.chunk.keys.epoch, rows.chunk.position(rows.part.start)
+        epoch, start = rows.chunk.keys.epoch, rows.chunk.positions[rows.part.start]
         arrays, files = rows.layout.arrays(block, rows.n_rows), (self._paths, self._beside)
         batch = Batch(rows.layout, block, rows.n_rows, arrays, epoch, 0, *files)
         made: Any = dict(batch)
@@ -195,7 +195,7 @@ class BatchBuilder:
     def _places(self, batch: BatchRows) -> Places:
         def place(i: int) -> str:
             chunk, k = batch.chunk, batch.part.start + i % batch.n_read
-            return f"{named(self._dataset, *chunk.place(k))} (position {chunk.position(k)})"
+            return f"{named(self._dataset, *chunk.places[k])} (position {chunk.positions[k]})"
 
         return place
 

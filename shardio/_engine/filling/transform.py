@@ -118,7 +118,7 @@ class TransformRunner:
         """Return the transform's result for sample k of a chunk; its generators are seeded."""
         sample, generators = self._reader.read(chunk, k), self._generators
         _make_read_only(sample)
-        key = generators.key(chunk.keys.epoch, chunk.position(k))
+        key = generators.key(chunk.keys.epoch, chunk.positions[k])
         arguments = (sample, generators.keyed(key)) if self._takes_rng else (sample,)
         start_ns = now_ns()
         try:
@@ -138,8 +138,8 @@ class TransformRunner:
 
     def placed(self, what: str, chunk: IndexChunk, k: int, text: str = "") -> TransformError:
         """Return an error that names sample k of a chunk."""
-        name = named(self._dataset, *chunk.place(k))
-        place = f"{name} of {self._batch_spec.path} (position {chunk.position(k)})"
+        name = named(self._dataset, *chunk.places[k])
+        place = f"{name} of {self._batch_spec.path} (position {chunk.positions[k]})"
         return TransformError(f"{what}\n  at {place}" + (f"\n\n{text}" if text else ""))
 
 
