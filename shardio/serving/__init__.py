@@ -6,6 +6,7 @@ Names are imported on first use, because clients do not need the server's module
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,22 +15,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Server", "make_keys", "make_server"]
 
-# The module that defines each public name.
-_HOMES = {
-    "Server": "shardio.serving.server",
-    "make_keys": "shardio.serving.client.connection",
-    "make_server": "shardio.serving.server",
-}
-
 
 def __getattr__(name: str) -> object:
     """Import a public name from its module on first use (PEP 562)."""
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'shardio.serving' has no attribute {name!r}")
-    from importlib import import_module
-
-    value: object = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
+    module = "client.connection" if name == "make_keys" else "server"
+    value: object = getattr(import_module(f"shardio.serving.{module}"), name)
     return value
 
 
