@@ -171,10 +171,6 @@ class Engine:
     `address` is the address of the cluster, as for `ray.init`; by default RAY_ADDRESS. If neither
     is set, Ray is started on this machine and stopped at the end. `gpus` is the number of GPUs per
     job, or a fraction of one GPU; in the job, CUDA_VISIBLE_DEVICES names them.
-
-    Raises:
-        InvalidArgument: the engine is unknown, does not support an address, or `gpus` is invalid.
-        UnsupportedEnvironment: Ray is not installed.
     """
 
     name: EngineName = "local"
@@ -262,11 +258,8 @@ class Cluster(Closing):
                 room, even after it has returned None.
             name_of: describes the job with an index, for messages.
 
-        Raises:
-            WorkerDied: too many processes crashed, or machines were lost, on one job.
-            UnsupportedEnvironment: a machine does not see the path or has another version of
-                shardio, or no machine has as many GPUs as a job needs.
-            Exception: raised by a job.
+        Raises the exception of a job; WorkerDied if too many processes crashed, or machines were
+        lost, on one job; and UnsupportedEnvironment if machines lack what jobs need.
         """
         self._refuse_lack_of_gpus()
         remote = self._ray.remote(num_cpus=1, num_gpus=self._engine.gpus, max_retries=0)

@@ -72,11 +72,7 @@ class BlockMap:
             self._map()
 
     def grow(self, n_bytes: int, better: int = 0) -> None:
-        """Allocate memory for at least n_bytes of the file, and for `better` bytes if possible.
-
-        Raises:
-            InsufficientMemory: the memory is not available or not allowed.
-        """
+        """Allocate memory for at least n_bytes of the file, and for `better` bytes if possible."""
         size = self.backed_bytes()
         if n_bytes > size:
             if self._most is not None:
@@ -176,11 +172,7 @@ class BlockPool:
         return self._idle.pop() if self._idle else None
 
     def make(self) -> int | None:
-        """Create a block and return its index; None if the budget or the memory is exhausted.
-
-        Raises:
-            InsufficientMemory: there is no memory even for the first block.
-        """
+        """Create a block and return its index; None if budget or memory allow no further one."""
         if not self._blocks:
             return self.make_extra()
         if not self._has_budget:

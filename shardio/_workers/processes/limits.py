@@ -150,8 +150,8 @@ class MemoryLimit(NamedTuple):
 def available_bytes() -> int:
     """Return the number of bytes that this process can safely allocate now.
 
-    The result is the minimum of the memory available on the machine, the memory left in each
-    control group (the page cache counts as free), and the address space left under RLIMIT_AS.
+    The minimum is taken of the memory of the machine, of each control group (with its page cache)
+    and of the address space under RLIMIT_AS.
     """
     return _tightest().n_bytes
 

@@ -130,10 +130,8 @@ _PROTOCOL: Final = 5
 class ValuePickler:
     """A pickler of values that leaves the memory of large arrays out of the pickle.
 
-    Use it in one thread. Creating a pickler takes 1.4 us, so one is kept for all values.
-
-    Args:
-        least_bytes: the size from which an array's memory is not copied into the pickle.
+    `least_bytes` is the size from which an array is large. Creating a pickler takes 1.4 us, so one
+    is kept for all values of a thread.
     """
 
     def __init__(self, least_bytes: int) -> None:

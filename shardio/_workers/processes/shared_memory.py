@@ -115,9 +115,6 @@ def reserve_memory_file(n_bytes: int, what: str) -> int:
     """Create an anonymous memory file of n_bytes, allocated; the caller owns the descriptor.
 
     The file is sealed against shrinking, so that no process can remove mapped pages.
-
-    Raises:
-        InsufficientMemory: the memory is not available; nothing was allocated.
     """
     # Check before allocating: beyond a cgroup's limit, the kernel kills the process.
     require(n_bytes, what)

@@ -87,13 +87,10 @@ def timeout_error(
     workers: Sequence[tuple[str, str]],
     tasks_of: Callable[[int], list[str]],
 ) -> BatchTimeout:
-    """Return the error for a timeout, with the activity of every worker.
+    """Return the error for a late batch or result of the dataset at `path`.
 
-    Args:
-        what: the missing batch or result, and `path` its dataset.
-        timeout_s: the time that the loop waited.
-        workers: the name and the stacks of each worker.
-        tasks_of: describes the unanswered tasks of a worker, given its index.
+    `workers` has the name and the stacks of each worker; `tasks_of` describes the unanswered tasks
+    of the worker with an index.
     """
     first = f"{what} of {path} did not arrive within {timeout_s:g} s"
     return BatchTimeout("\n".join([first, *describe_workers(workers, tasks_of)]))
@@ -113,11 +110,8 @@ def describe_workers(
 def ask_for_stacks(fds: Sequence[int], send: Callable[[int, int], bool]) -> list[str]:
     """Return the stacks of all workers, innermost frame first, down to the first frame of shardio.
 
-    All workers are signalled at the same time, and must answer within `_PATIENCE_S`.
-
-    Args:
-        fds: for each worker, the file that it writes to.
-        send: sends a signal to the worker with an index; returns False if there is no process.
+    Each worker writes to its file in `fds`. All are signalled at the same time, and must answer
+    within `_PATIENCE_S`; `send` returns False if there is no process.
     """
     for fd in fds:  # the worker writes at the shared file offset: reset it too
         os.ftruncate(fd, 0)

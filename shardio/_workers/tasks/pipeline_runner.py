@@ -113,11 +113,9 @@ class PipelineRunner(Closing):
 
     Args:
         source: an iterable or async iterable of items, or of SourcePosition objects.
-        steps: the steps of the pipeline.
         create_executors: `executors.create_executors`.
         n_buffered: the number of results that may wait for the loop.
         most_skips: the number of failed calls whose items may be skipped; None raises all errors.
-        start: the position at which the source begins.
     """
 
     def __init__(
@@ -164,11 +162,7 @@ class PipelineRunner(Closing):
         """Return the next result and its source position; None when there are no more.
 
         If several threads call this, one waits for a result, and the others wait for their turn.
-
-        Raises:
-            Exception: raised by a function, once all earlier results were taken.
-            BatchTimeout: the result did not arrive in time.
-            ClosedError: the runner was closed, or this process is a fork of its process.
+        The error of a function is raised once all earlier results were taken.
         """
         if not self._is_through:
             # Check first: in a fork, the lock may belong to a thread that does not exist there.

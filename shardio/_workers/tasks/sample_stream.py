@@ -82,17 +82,13 @@ class _Sender:
 class SampleStream(Closing):
     """An iterator over the samples of all workers, in order of arrival. It owns the workers.
 
-    One thread at a time may use the iterator; `close` may be called in any thread. All resources
-    are released when the iterator is exhausted, fails or is closed.
+    Threads may share the iterator. All resources are released when the iterator is exhausted, fails
+    or is closed.
 
     Args:
         dataset: the dataset, which every worker iterates.
-        n_workers: the number of workers.
         prefix: the prefix of the folder for the socket.
         most_bytes: the maximum number of bytes in flight from all workers together.
-        timeout_s: the time to wait for a sample; None for no limit.
-        start: the start method of workers.
-        error_budget: the budget for failed samples.
         say: called with a line of text about each event.
     """
 

@@ -226,11 +226,8 @@ class TaskPool(Closing):
     def take(self) -> tuple[int, Any] | None:
         """Return the index and value of a finished item, or None, without waiting.
 
-        Raises:
-            Exception: raised by the function, with a note that names the item; the pool is over.
-            TooManySkipped: more items failed than may be skipped.
-            WorkerDied: two workers crashed on the item.
-            InsufficientMemory: there is no memory for the value.
+        If an item has failed and may not be skipped, raise its error, with a note that names the
+        item, or WorkerDied if two workers crashed on the item; the pool is then over.
         """
         self._send_waiting()
         if self._parts:
