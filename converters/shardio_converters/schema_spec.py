@@ -35,7 +35,7 @@ from shardio import (
 from shardio.media import library_versions
 
 Field = Any
-"""A field type of shardio."""
+"""A field type of shardio; the base class of the types is not public."""
 REFERENCES: Final[dict[str, Callable[..., Field]]] = {
     "file": Bytes,
     "image": Image,
