@@ -183,7 +183,7 @@ class ShardReader(Closing):
         return (self[row] for row in range(len(self)))
 
     def _in_range(self, row: int) -> int:
-        _, n = self.content, len(self)  # `content` raises ClosedError
+        n = len(self)
         if not -n <= row < n:
             raise IndexError(f"{self.path}: row {row} of {n}")
         return row + n if row < 0 else row

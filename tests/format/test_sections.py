@@ -32,6 +32,7 @@ from shardio.format.sections import (
     stored_bytes,
 )
 from shardio.format.types import Array, Bytes, Field
+from shardio.format.types.arrays import unpack_list
 
 U64 = st.integers(0, (1 << 64) - 1)
 
@@ -96,6 +97,17 @@ def test_an_empty_array_takes_fewer_than_2_to_48_bytes_where_a_0_counts_as_1() -
     assert field.shape_of(np.array([0, (1 << 48) - 1], "<u8"), 0) == (0, (1 << 48) - 1)
     with pytest.raises(ShardCorrupt, match="does not account"):
         field.shape_of(np.array([0, 1 << 48], "<u8"), 0)
+
+
+def test_the_same_holds_for_an_empty_array_in_a_list() -> None:
+    element = Array("uint8", (None, None))
+    for size, is_refused in (((1 << 48) - 1, False), (1 << 48, True)):
+        record = struct.pack("<3Q", 1, 0, size).ljust(64, b"\0")
+        if is_refused:
+            with pytest.raises(ShardCorrupt, match="does not account"):
+                unpack_list(element, record)
+        else:
+            assert unpack_list(element, record)[0].shape == (0, size)
 
 
 @given(st.lists(st.integers(0, (1 << 64) - 1), min_size=2, max_size=2), U64)
