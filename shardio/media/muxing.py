@@ -96,7 +96,7 @@ class MuxedStream:
     data: bytes
     suffix: str
 
-    def __len__(self) -> int:
+    def __len__(self) -> int:  # by which exports limit their memory
         return len(self.data)
 
 
