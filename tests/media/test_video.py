@@ -66,25 +66,18 @@ def test_decoded_pictures_show_what_was_encoded(tmp_path: Path) -> None:
         assert np.abs(image.astype(int) - picture).mean() < 3
 
 
-def test_variable_frame_rates_keep_their_times(tmp_path: Path) -> None:
-    times = [0, 3, 4, 10, 11, 12, 20, 40, 41, 60]
-    path = write_video(
-        tmp_path / "a.mp4",
-        scene(10),
-        times=times,
-        time_base=Fraction(1, 100),
-        codec_options=B_FRAMES,
-    )
+@pytest.mark.parametrize(
+    ("name", "times", "ticks"),
+    [
+        ("a.mp4", [0, 3, 4, 10, 11, 12, 20, 40, 41, 60], 100),  # a variable rate
+        ("a.mkv", list(range(500, 505)), 25),  # a late start
+    ],
+)
+def test_frames_keep_their_times(tmp_path: Path, name: str, times: list[int], ticks: int) -> None:
+    options: dict[str, Any] = {"times": times, "time_base": Fraction(1, ticks)}
+    path = write_video(tmp_path / name, scene(len(times)), codec_options=B_FRAMES, **options)
     _, found, time_base = decode(path)
-    assert [time * time_base for time in found] == [Fraction(time, 100) for time in times]
-
-
-def test_a_stream_that_starts_late_keeps_its_start(tmp_path: Path) -> None:
-    path = write_video(
-        tmp_path / "a.mkv", scene(5), times=range(500, 505), time_base=Fraction(1, 25)
-    )
-    _, found, time_base = decode(path)
-    assert [time * time_base for time in found] == [Fraction(n, 25) for n in range(500, 505)]
+    assert [time * time_base for time in found] == [Fraction(time, ticks) for time in times]
 
 
 def test_avi_with_b_frames_gets_rising_times(tmp_path: Path) -> None:
