@@ -88,7 +88,8 @@ def write_value(packed: PackedValue, target: memoryview) -> None:
 def read_value(memory: Bytes | bytes | memoryview, start: int = 0) -> Any:
     """Return the value at `start` in memory; its arrays are views that keep the memory alive.
 
-    Read-only memory is copied first, because the caller may write to the arrays.
+    Read-only memory is copied first, because the caller may write to the arrays; only such memory
+    may have a `start` other than 0.
     """
     view = memoryview(memory)  # type: ignore[arg-type]  # an array has memory, too
     n_buffers, n_skeleton = _HEAD.unpack_from(view, start)
@@ -96,13 +97,13 @@ def read_value(memory: Bytes | bytes | memoryview, start: int = 0) -> Any:
     if not n_buffers:
         return pickle.loads(view[start + _HEAD.size :])
     if view.readonly:
-        return read_value(memoryview(bytearray(view[start:])))
+        memory = view = memoryview(bytearray(view[start:]))
     sizes = struct.unpack_from(f"<{n_buffers}Q", view, _HEAD.size)
-    start = _HEAD.size + 8 * n_buffers
-    end = start + n_skeleton
+    begin = _HEAD.size + 8 * n_buffers
+    end = begin + n_skeleton
     places = zip(_places(sizes, end), sizes, strict=False)
     buffers = [memory[place : place + n] for place, n in places]
-    return pickle.loads(view[start:end], buffers=buffers)
+    return pickle.loads(view[begin:end], buffers=buffers)
 
 
 def _places(sizes: Sequence[int], end: int) -> list[int]:
