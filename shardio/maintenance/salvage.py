@@ -43,7 +43,7 @@ from shardio.format.schema import Schema
 from shardio.format.sections import Sections
 from shardio.maintenance.verify import Finding, Findings
 from shardio.maintenance.verify.window import access_once
-from shardio.shard.reader import open_sections, read_schema
+from shardio.shard.opening import open_sections, read_schema
 from shardio.storage import fs
 from shardio.storage.content import Content, open_content
 from shardio.storage.file_access import Access, map_file, open_shard

@@ -1,19 +1,16 @@
-"""Open and validate one shard, and read it through a memory map or by offset.
+"""Read one shard: samples, values, packets and columns, through a memory map or by offset.
 
-The counterpart of `writer`; the rules of both are in `format/`. `open_sections` validates
-everything that does not depend on the number of samples: every section lies inside the file and has
-the size, count and stride that the schema and the number of samples require, and the file contains
-nothing else. Readers rely on this, and check only index entries and hashes. A hash is checked when
-the bytes that it covers are first read (`verification`).
+The counterpart of `writer`; the rules of both are in `format/`. The structure of the file is
+validated when it is opened (`opening`); a hash is checked when the bytes that it covers are first
+read (`verification`).
 """
 
 from __future__ import annotations
 
-import functools
 import operator
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,30 +19,12 @@ from shardio._base.classes import Closing
 from shardio._base.file_names import check_encodable
 from shardio.errors import (
     InvalidArgument,
-    SchemaError,
-    ShardCorrupt,
-    ShardIncomplete,
-    ShardUnsupported,
 )
-from shardio.format.checksum import hash_bytes, show_hashes
-from shardio.format.codecs import MAX_DICTIONARY_BYTES, RECORD_FEATURES
 from shardio.format.layout import (
-    BUILT,
-    FIRST_OPTIONAL_KIND,
-    MAX_SAMPLES,
-    MAX_SCHEMA_BYTES,
-    NO_FIELD,
-    PAGE,
-    Header,
     Kind,
-    Required,
     Section,
-    check_place,
-    unpack_header,
-    unpack_table,
 )
-from shardio.format.schema import Schema
-from shardio.format.sections import COUNTED, Sections, plan
+from shardio.shard.opening import open_sections
 from shardio.shard.records import Present, Records
 from shardio.shard.verification import VERIFY, Rows, VerifiedUnits, Verify
 from shardio.storage.content import Content, PreadFile, StoredColumn, open_content
@@ -294,132 +273,3 @@ class ShardReader(Closing):
         """Release the map; it is unmapped when its last view is gone. Idempotent."""
         self._wholes.clear()
         self.units.release()
-
-
-_KINDS: Final = frozenset(Kind)
-
-_SCHEMA_FEATURES: Final = BUILT & ~RECORD_FEATURES
-"""The features determined by the schema alone."""
-
-_schemas: dict[bytes, Schema] = {}
-"""The schemas parsed in this process; all shards of a dataset have the same schema."""
-
-
-def open_sections(content: Content, path: str) -> tuple[Header, Schema, Sections]:
-    """Validate header, trailer, section table, schema, and the offset and size of every section."""
-    size = content.nbytes
-    if size < PAGE:
-        if not any(content[:size]):
-            raise ShardIncomplete(f"{path}: {size} bytes and no header: its writer did not finish")
-        what = "too short to be a shard"
-        raise ShardCorrupt(what, code="file_size", path=path, expected=PAGE, found=size)
-    first_page = bytes(content[:PAGE])
-    header = unpack_header(first_page, path)
-    check_place(header, size, path)
-    last = size - PAGE
-    if (last_page := bytes(content[last:size])) != first_page:
-        at = next(i for i in range(PAGE) if last_page[i] != first_page[i])
-        raise ShardCorrupt(
-            "the first and the last page differ",
-            code="trailer",
-            path=path,
-            section="trailer",
-            offset=last + at,
-            expected=first_page[at],
-            found=last_page[at],
-        )
-    table = bytes(content[header.table_offset : header.table_offset + header.table_size])
-    sections = {s.key: s for s in unpack_table(table, header, path)}
-    schema = read_schema(content, sections, path)
-    check_sections(header, schema, sections, path)
-    return header, schema, sections
-
-
-def _corrupt(
-    path: str, section: Section, what: str, expected: object, found: object
-) -> ShardCorrupt:
-    rest: Any = {"offset": section.offset, "expected": expected, "found": found}
-    return ShardCorrupt(what, code="section", path=path, section=section.name, **rest)
-
-
-def read_schema(content: Content, sections: Sections, path: str) -> Schema:
-    """Return the schema, after checking its hash."""
-    section = sections.get((Kind.SCHEMA, NO_FIELD, 0))
-    if section is None:
-        raise ShardCorrupt("there is no schema", code="section", path=path)
-    if section is not list(sections.values())[-1]:
-        # The schema must be last, so that one read of the file's end is enough to open the file.
-        raise _corrupt(path, section, "the schema is not the last section", None, section.name)
-    if section.size > MAX_SCHEMA_BYTES:
-        raise _corrupt(path, section, "the schema is too large", MAX_SCHEMA_BYTES, section.size)
-    raw = bytes(content[section.offset : section.offset + section.size])
-    corrupt = functools.partial(ShardCorrupt, path=path, section="schema", offset=section.offset)
-    if (found := hash_bytes(raw)) != section.hash:
-        what, hashes = "the schema does not match its hash", show_hashes(section.hash, found)
-        raise corrupt(what, code="schema_hash", **hashes)
-    if (known := _schemas.get(raw)) is not None:
-        return known
-    try:
-        schema = Schema.from_json(raw)
-    except ShardUnsupported as error:
-        raise ShardUnsupported(f"{path}: {error}") from error
-    except SchemaError as error:
-        raise corrupt(str(error), code="schema") from error
-    if len(_schemas) < 64:
-        _schemas[raw] = schema
-    return schema
-
-
-def _check_optional(section: Section, path: str) -> None:
-    """Check the rules for sections of optional kinds."""
-    if section.of_kind:
-        what = "a section of an optional kind states that it belongs to another section"
-        raise _corrupt(path, section, what, 0, section.of_kind)
-    if section.stride and section.size != section.count * section.stride:
-        expected = section.count * section.stride
-        raise _corrupt(path, section, "wrong size", expected, section.size)
-
-
-def _check_kinds(sections: Sections, path: str) -> None:
-    """Raise ShardUnsupported for the first section of an unknown kind that must not be skipped."""
-    for section in sections.values():
-        if section.kind < FIRST_OPTIONAL_KIND and section.kind not in _KINDS:
-            raise ShardUnsupported(
-                f"{path}: has a section of kind {section.kind} at byte {section.offset}, which "
-                "this version of shardio cannot read; read it with a newer shardio"
-            )
-
-
-def check_sections(header: Header, schema: Schema, sections: Sections, path: str) -> None:
-    """Compare the section table with the sections that the schema and number of samples require."""
-    _check_kinds(sections, path)
-    if (n := header.n_samples) > MAX_SAMPLES:
-        what = "too many samples"
-        raise ShardCorrupt(what, code="count", path=path, expected=MAX_SAMPLES, found=n)
-    found_bits = Required(header.required & int(_SCHEMA_FEATURES))
-    if found_bits != schema.required:
-        what = "the feature bits of the header do not match the schema"
-        bits: Any = {"expected": str(schema.required), "found": str(found_bits)}
-        raise ShardCorrupt(what, code="feature", path=path, section="header", **bits)
-    counts = tuple((key, each.count) for key, each in sections.items() if each.kind in COUNTED)
-    planned = plan(schema, header.n_samples, counts)
-    for key, n_items, stride in planned:
-        section = sections.get(key)
-        if section is None:
-            kind = Section(*key, 0, 0, 0, 0, 0).name
-            raise ShardCorrupt(f"section {kind} is missing", code="section", path=path)
-        if (section.count, section.stride) != (n_items, stride):
-            found = (section.count, section.stride)
-            raise _corrupt(path, section, "wrong count or stride", (n_items, stride), found)
-        if stride and section.size != n_items * stride:
-            raise _corrupt(path, section, "wrong size", n_items * stride, section.size)
-        if section.kind == Kind.DICTIONARY and section.size > MAX_DICTIONARY_BYTES:
-            what = "the dictionary is too large"
-            raise _corrupt(path, section, what, MAX_DICTIONARY_BYTES, section.size)
-    if len(sections) == len(planned):
-        return
-    for key in sections.keys() - {spec.key for spec in planned}:
-        if key[0] < FIRST_OPTIONAL_KIND:
-            what = "a section that does not match the schema"
-            raise _corrupt(path, sections[key], what, None, key)
-        _check_optional(sections[key], path)

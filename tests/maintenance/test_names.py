@@ -49,6 +49,7 @@ def test_who_audits_loads_nothing_that_reads_datasets_or_rewrites_them() -> None
         "shardio._engine",
         "shardio.dataset",
         "shardio.maintenance.re",
+        "shardio.shard.reader",
         "shardio.shard.writer",
     )
     assert {name for name in loaded if name.startswith(needless)} == set()

@@ -16,7 +16,7 @@ from shardio import Array, Schema, Text
 from shardio.errors import ShardCorrupt, ShardIncomplete
 from shardio.format.layout import NO_FIELD, PAGE, Kind
 from shardio.format.sections import plan
-from shardio.shard.reader import open_sections
+from shardio.shard.opening import open_sections
 from shardio.shard.writer import ShardWriter
 from tests.format.strategies import SCHEMAS
 from tests.shards import EVERY_FIELD, write_shard

@@ -43,7 +43,7 @@ from shardio.maintenance.verify.window import (
     differing,
     digests_of,
 )
-from shardio.shard.reader import check_sections, read_schema
+from shardio.shard.opening import check_sections, read_schema
 from shardio.storage.content import Content as Bytes
 from shardio.storage.content import open_content
 from shardio.storage.file_access import Access, FileState
