@@ -158,11 +158,8 @@ class Events(NamedTuple):
 class Clips:
     """The clips of some videos, by position, in the order of the videos. Immutable.
 
-    Args:
-        clip: the options of the clips.
-        n_frames: the number of frames of each video, at the rate of `fps` if given; 0 for a missing
-            video.
-        events: the events, for clips around events.
+    `n_frames` has the number of frames of each video, at the rate of `fps` if given, and 0 for a
+    missing video.
     """
 
     def __init__(self, clip: Clip, n_frames: _Numbers, events: Events | None = None) -> None:
@@ -277,9 +274,9 @@ def time_field_names(name: str) -> tuple[str, str]:
 class ClipDraws(NamedTuple):
     """The start of each sample's clip, as in `Clips.starts`, and the position of the crop.
 
-    `places` has the position of each crop as two fractions from 0 to 1, (left, top). Of all columns
-    that are cut off, the fraction `left` is cut off at the left side; likewise for rows and `top`.
-    None centres all crops.
+    `places` has the position of each crop as two fractions from 0 to 1, (left, top): the share of
+    the columns cut off that is cut off at the left side, and likewise of rows. None centres all
+    crops.
     """
 
     starts: _Numbers

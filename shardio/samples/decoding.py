@@ -195,10 +195,9 @@ class ClipSource(FieldSource):
             raise self._placed(error, shard, row) from error
 
     def _frames(self, start: int, times: FrameTimes | None) -> range | Numbers:
-        clip = self._spec.clip
-        if times is not None and clip.goes_by_times:
+        if times is not None and self._spec.clip.goes_by_times:
             return clip_frames(self._clips, start, times)
-        return range(start, start + clip.span, clip.stride)
+        return self._clips.frames(start)
 
     def _decode(self, shard: int, row: int, wanted: Wanted) -> None:
         start_ns, (clips, places) = now_ns(), wanted

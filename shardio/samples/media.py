@@ -151,7 +151,6 @@ def audio_field(dataset: Dataset, name: str, sound: Sound, clip: Clip | None) ->
     Raises:
         InvalidArgument: sample rates or channels differ, and the format does not determine them; or
             a video has no stored length.
-        ShardCorrupt: the index of the audio is damaged.
     """
     rate, channels = sound.rate, sound.channels
     if rate is None:

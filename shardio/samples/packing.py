@@ -213,8 +213,8 @@ class PackedWindows:
     def parts(self, numbers: _Numbers, n_tokens: Sequence[int] | None = None) -> WindowParts:
         """Return the parts of some windows; `numbers` are from 0 to len() - 1.
 
-        `n_tokens` has the length of each source's stream at the start of the epoch, which excludes
-        tokens appended later; None takes the current lengths.
+        `n_tokens` has the length of each source's stream at the start of the epoch, without tokens
+        appended later; None takes the current lengths.
         """
         begins, sources = self._begins(numbers)
         stops = self._stops if n_tokens is None else self._starts + np.array(n_tokens)

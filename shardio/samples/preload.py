@@ -48,16 +48,9 @@ class _PreloadRange(NamedTuple):
 
 
 def preload(dataset: Dataset, fields: Sequence[str]) -> int:
-    """Read all data of some fields of a dataset's samples; return the number of bytes.
+    """Read all data of some fields of a dataset's samples; see `OpenDataset.preload`.
 
     Files in an object store are downloaded first. Ctrl-C stops the reading within a few MiB.
-
-    Raises:
-        InsufficientMemory: the data does not fit into the available memory; nothing was read.
-        InvalidArgument: files in an object store do not fit into the cache.
-        StoreUnavailable, StoreAccessDenied, ShardCorrupt, …: a file cannot be downloaded.
-        ShardChanged: a file is shorter than it was.
-        OSError: a file cannot be read.
     """
     _download(dataset, fields)
     # "always" includes the hashes, which a loader reads together with the rows.

@@ -243,8 +243,7 @@ def dataset_path(given: Any, others: str = "") -> str:
     """Return the path or the URL of a dataset.
 
     Raises:
-        InvalidArgument: `given` is neither a path nor a URL; the message says what was expected,
-            followed by `others`, the text for what else the caller accepts.
+        InvalidArgument: `given` is neither; `others` says what else the caller accepts.
     """
     path = os.fspath(given) if isinstance(given, str | os.PathLike) else None
     if isinstance(path, str) and path:

@@ -32,9 +32,11 @@ _SAFE: Final = float(1 << 62)
 class FrameTimes:
     """The presentation times of the frames of a video. Immutable.
 
-    `pts` has the times of all frames in ticks, ascending; of several frames with the same time,
-    only the last is on show. `time_base` is the seconds per tick; `length` is the number of ticks
-    from the first frame to the end of the last.
+    Attributes:
+        pts: the times of all frames in ticks, ascending; of several frames with the same time, only
+            the last is on show.
+        time_base: the seconds per tick.
+        length: the number of ticks from the first frame to the end of the last.
 
     Raises:
         MediaError: the number of frames in the packet table differs from the stream's.
@@ -270,7 +272,6 @@ class VideoIndex:
 
         Raises:
             InvalidArgument: an event is outside of its video; names the sample and the length.
-            ShardCorrupt: the field is damaged.
         """
         counts, values = self._read_events(reader, name)
         owners = np.repeat(np.arange(len(self._rows)), counts)
