@@ -26,7 +26,7 @@ from shardio._base.classes import Closing
 from shardio._engine.dispatch.worker import STACKS, BatchWorker, ReplyBuffer
 from shardio._engine.filling.batch_spec import BatchSpec
 from shardio._engine.filling.filler import Filler
-from shardio._engine.filling.transform import call_keyed
+from shardio._engine.filling.user_functions import call_keyed
 from shardio._workers.processes.blocks import BlockMap
 from shardio._workers.processes.global_generators import (
     States,

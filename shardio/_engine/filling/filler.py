@@ -21,12 +21,16 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio._engine.filling.batch_functions import BatchBuilder
 from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, IndexPlanner, Schemas
 from shardio._engine.filling.collate import Scratch, copy_rows
 from shardio._engine.filling.readahead import ReadAhead
 from shardio._engine.filling.sizing import heap_bytes_by
-from shardio._engine.filling.transform import Call, TransformRunner, call_keyed
+from shardio._engine.filling.user_functions import (
+    BatchBuilder,
+    Call,
+    TransformRunner,
+    call_keyed,
+)
 from shardio._workers.processes.blocks import BlockMap
 from shardio.batch.batch import Skipped
 from shardio.batch.layout import (
