@@ -1,6 +1,7 @@
 """The backends that fill blocks: worker processes, worker threads, or this process.
 
-All have the same interface: `give` and `post` send tasks, `wait` returns results.
+A task asks a worker to fill a block of shared memory with the batch of one step. All backends have
+the same interface: `give` queues a task, `post` sends the queued tasks, and `wait` returns results.
 """
 
 from __future__ import annotations
@@ -75,8 +76,9 @@ class InlineWorker:
     def send_hello(
         self, view: SampleView, fds: Sequence[int], tables: tuple[SharedArray, ...] = ()
     ) -> None:
-        """Use the main process's view, and map the shared files."""
-        # Here a KeyboardInterrupt is Ctrl-C; in a worker it can only come from user code.
+        """Fill batches from the main process's own `view`, and map the files in `fds`."""
+        # In this process, a KeyboardInterrupt means that the user pressed Ctrl-C, so the filler
+        # raises it as it is. In a worker, it can only be an error of user code.
         self._filler = filler_in_main(self._batch_spec, view, passes=(KeyboardInterrupt,))
         if self._batch_spec.skips:
             self._row_by_row = RowByRowFiller(self._filler, self._batch_spec.seed)
@@ -88,11 +90,11 @@ class InlineWorker:
         self._layout = layout
 
     def send_plan(self, worker: int, slot: int, plan: EpochPlan) -> None:
-        """Set the plan of an iteration's tasks."""
+        """Store the plan of the iteration in `slot`."""
         self._plans[slot] = plan
 
     def caution(self, worker: int, left_out: LeftOut) -> None:
-        """Do nothing: a sample that crashes a worker would have crashed this process."""
+        """Do nothing: a sample that can crash a process would have crashed the main process."""
 
     def reset_crashes(self) -> None:
         """Do nothing: there is no worker process to crash."""
@@ -102,24 +104,28 @@ class InlineWorker:
         self._tasks.append((task, block))
 
     def post(self) -> None:
-        """Do nothing: tasks need not be sent."""
+        """Do nothing: the tasks run in this process, so they are not sent."""
 
     def wait(self, timeout_s: float | None = None) -> list[TaskResult | WorkerLost]:
         """Run the oldest task and return its result; `timeout_s` is ignored."""
         if not self._tasks:
             raise ClosedError("the loader is closed")
-        task, block = self._tasks[0]  # popped when done, because Ctrl-C may interrupt it
+        # Ctrl-C may interrupt the task, so the task is removed only when it is done.
+        task, block = self._tasks[0]
         if not self._batch_spec.runs_user_code:
             answer = self._do(task, block)
         else:
-            with GENERATOR_LOCK.held():  # restores the global random generators
+            # The lock restores the states of the global random generators afterwards.
+            with GENERATOR_LOCK.held():
                 answer = self._do(task, block)
         with contextlib.suppress(IndexError):  # another thread may have closed the loader meanwhile
             self._tasks.popleft()
         try:
             return [answer]
         finally:
-            del answer  # as in `_do`: the traceback of the answer's error keeps all callers' frames
+            # Break the reference cycle, as in `_do`: if the answer has an error, the traceback of
+            # this error refers to the frames of all callers, and this frame refers to the answer.
+            del answer
 
     def _do(self, task: Task, block: Block | None) -> TaskResult:
         n_rows = heap_bytes = 0
@@ -149,7 +155,9 @@ class InlineWorker:
         try:
             return TaskResult(*words, 0, error, schemas, skips)
         finally:
-            del error  # breaks the cycle traceback -> frame -> error, which would keep the block
+            # Break the reference cycle error -> traceback -> this frame -> error. The cycle would
+            # keep the block's memory in use.
+            del error
 
     def worker_stacks(self) -> list[tuple[str, str]]:
         """Return nothing: no task runs while this is called."""
@@ -165,18 +173,21 @@ class InlineWorker:
 _QUICK: Final = int(Status.QUICK)
 
 STARTING_S: Final = 60.0
-"""The maximum time by which starting workers delay the timeout of a batch."""
+"""Starting workers delay the timeout of a batch by at most this time."""
 
 _PRELOAD: Final = ("numpy.random", "shardio._engine.dispatch.worker")
-"""Modules imported by the zygote. Without this, importing numpy.random takes 12 ms per worker."""
+"""The modules that the zygote (the process from which workers are forked) imports.
+
+Otherwise, every worker would import them; numpy.random alone takes 12 ms.
+"""
 
 
 StartMethod = Start | Literal["thread"]
-"""The start method of workers."""
+"""The start method of workers: processes (from a zygote or by spawning), or threads."""
 
 
 class WorkerBackend:
-    """A backend of worker processes or threads, which it owns until `close`."""
+    """A backend whose workers are processes or threads. Owns the workers until `close`."""
 
     depth = DEPTH
 
@@ -184,9 +195,10 @@ class WorkerBackend:
         self, batch_spec: BatchSpec, n_workers: int, start_method: StartMethod = "zygote"
     ) -> None:
         self.n_workers = n_workers
-        # With threads, user functions would run in the user's program while no loop is active.
+        # Worker threads would run user functions inside the user's program at a time when the
+        # program is not iterating over the loader.
         self.goes_ahead = start_method != "thread" or not batch_spec.runs_user_code
-        """True if idle workers may begin the next epoch ahead."""
+        """True if idle workers may begin the next epoch before the program requests it."""
         self._pool = _pool(batch_spec, n_workers, start_method)
         self._hello: tuple[bytes, tuple[int, ...]] | None = None
         self._tables: tuple[SharedArray, ...] = ()
@@ -201,26 +213,32 @@ class WorkerBackend:
 
     @property
     def is_starting(self) -> bool:
-        """True if a worker has not opened the dataset yet; False after STARTING_S in any case."""
+        """True if a worker has not opened the dataset yet.
+
+        False in any case once STARTING_S have passed since a worker was last started.
+        """
         return bool(self._starting) and time.monotonic() < self._start_end_s
 
     def send_hello(
         self, view: SampleView, fds: Sequence[int], tables: tuple[SharedArray, ...] = ()
     ) -> None:
-        """Send the files that workers share with the main process. The caller keeps them open.
+        """Send the workers the files that they share with the main process.
+
+        The caller keeps the files open.
 
         Args:
-            view: the main process's own instance.
-            fds: the files MARKS, CANCELLED, COUNTERS and KEPT (see worker.py) in this order, then
-                one STACKS file per worker.
-            tables: the tables of the view, from `share_view`.
+            view: the view of the main process. Workers check that they have opened a dataset with
+                the same lineage.
+            fds: the files MARKS, CANCELLED, COUNTERS and KEPT (see worker.py) in this order,
+                followed by one STACKS file per worker.
+            tables: the tables of the view, as returned by `share_view`.
         """
         self._tables = tables
         self._hello = view.dataset.lineage.encode(), tuple(fds)
         memory = mmap.mmap(fds[KEPT], 0)
         self._kept = [ReplyBuffer(memory, worker) for worker in range(self.n_workers)]
         for kept in self._kept:
-            kept.take()  # drop replies that workers of an earlier backend left in the buffer
+            kept.take()  # discard replies left in the buffer by the workers of an earlier backend
         for worker in range(self.n_workers):
             self._send_hello(worker)
 
@@ -232,28 +250,44 @@ class WorkerBackend:
             self._pool.send(worker, hello, [*fds[:STACKS], fds[STACKS + worker], *tables])
 
     def use_layout(self, layout: BlockLayout, schemas: Schemas, memory_bytes: int) -> None:
-        """Send the schemas that determine the layout, and the maximum size of a block."""
+        """Send `schemas`, from which workers compute the layout of batches, and `memory_bytes`.
+
+        `memory_bytes` is the maximum size of a block.
+        """
         self._layout = _message(RequestKind.LAYOUT, step=memory_bytes) + pickle.dumps(schemas)
         for worker in range(self.n_workers):
             self._pool.send(worker, self._layout)
 
     def send_plan(self, worker: int, slot: int, plan: EpochPlan) -> None:
-        """Send a worker the plan of an iteration before its first task."""
+        """Send a worker the plan of the iteration in `slot`.
+
+        Call it before the first task of the iteration is given to this worker.
+        """
         content, fds = pack_shared(plan)
         self._pool.send(worker, _message(RequestKind.PLAN, slot=slot) + content, fds)
 
     def caution(self, worker: int, left_out: LeftOut) -> None:
-        """Make a worker run its next task row by row, without the samples in `left_out`."""
+        """Make a worker fill the batch of its next task row by row, without certain samples.
+
+        `left_out` has the samples to skip.
+        """
         self.post()
         with pack_message(_message(RequestKind.CAUTION) + pickle.dumps(left_out)) as parcel:
             self._pool.send(worker, *parcel)
 
     def reset_crashes(self) -> None:
-        """Reset the consecutive-crash counter: the cause is known and will be skipped."""
+        """Reset the counter of consecutive crashes.
+
+        Call it when the sample that caused the crashes is known, and will be skipped.
+        """
         self._crash_loop.n_crashes = 0
 
     def give(self, worker: int, task: Task, block: Block | None) -> None:
-        """Queue a task for a worker, sent by the next `post`; a later `wait` returns the result."""
+        """Queue a task for a worker.
+
+        The next `post` sends the task, and a later `wait` returns the result of the task. `block`
+        is the block to fill; None if the task only computes schemas.
+        """
         if block is not None and worker not in block.known_to:
             self._blocks[block.number] = block
             message = _message(RequestKind.BLOCK, block=block.number)
@@ -265,15 +299,16 @@ class WorkerBackend:
         """Send the queued tasks, in one message per worker."""
         for worker, tasks in enumerate(self._outbox):
             if tasks:
-                # Cleared before sending: tasks must not be sent twice.
+                # Clear the queue before sending, because a task must not be sent twice.
                 self._outbox[worker] = b""
                 self._pool.send(worker, tasks)
 
     def wait(self, timeout_s: float | None = None) -> list[TaskResult | WorkerLost]:
         """Wait up to `timeout_s` until a result arrives, or a worker starts or exits.
 
-        Return the results and the lost workers; all results of a lost worker, including those in
-        its reply buffer, come before its `WorkerLost`.
+        Return a `TaskResult` for each reply, and a `WorkerLost` for each worker that has exited.
+        The `WorkerLost` of a worker follows all results of this worker, including the results
+        that were still in its reply buffer.
         """
         found: list[TaskResult | WorkerLost] = []
         for event in self._pool.wait(timeout_s):
@@ -290,7 +325,8 @@ class WorkerBackend:
                     self._crash_loop.n_crashes = 0
                     found.append(long)
             elif isinstance(event, WorkerExit):
-                kept = self._kept  # read once, because another thread may close this backend
+                # Read the attribute once, because another thread may close this backend.
+                kept = self._kept
                 if kept and (held_back := kept[event.worker].take()):
                     self._crash_loop.n_crashes = 0
                     found += _answers(event.worker, held_back)
@@ -301,11 +337,11 @@ class WorkerBackend:
         return found
 
     def worker_stacks(self) -> list[tuple[str, str]]:
-        """Return the name and Python stacks of each worker."""
+        """Return, for each worker, its name and the Python stacks of its threads."""
         return [] if self._hello is None else self._pool.named_stacks(self._hello[1][STACKS:])
 
     def _on_worker_exit(self, died: WorkerExit) -> str:
-        """Replace a worker that has exited; return a description of its exit."""
+        """Replace a worker that has exited; return a description of the exit."""
         how = died.manner
         if text := self._last_words.pop(died.worker, ""):
             how = f"{how}:\n\n{text}"
@@ -323,7 +359,7 @@ class WorkerBackend:
     def close(self) -> None:
         """Stop all workers, even busy ones. Idempotent."""
         self._pool.close()
-        self._blocks.clear()  # otherwise the loader would keep their memory
+        self._blocks.clear()  # otherwise this object would keep the blocks' memory in use
         self._kept = []
 
 
@@ -343,7 +379,7 @@ def _message(
 
 
 def _answers(worker: int, data: bytes) -> list[TaskResult]:
-    """Return the results in a message of replies without payloads."""
+    """Return the results in a message that consists of replies without payloads."""
     return [
         tuple.__new__(TaskResult, (*words, worker, None, None, ())) for words in unpack_dones(data)
     ]
@@ -356,7 +392,8 @@ def _long_answer(worker: int, data: bytes) -> TaskResult:
     if done.status == Status.SCHEMA:
         return done._replace(schemas=pickle.loads(rest))
     if done.status == Status.FILLED:
-        return done._replace(skips=pickle.loads(rest))  # sent by a worker, never stored data
+        # It is safe to unpickle `rest`: a worker of this loader sent it.
+        return done._replace(skips=pickle.loads(rest))
     return done
 
 

@@ -1,8 +1,8 @@
 """Loading statistics: counters of each worker in shared memory, and a timer of the main process.
 
-Each worker has one cache line per iteration, and adds to the counters in this line after every
-batch. While a trace is recorded, each worker also writes the times of its latest batches into a
-ring buffer.
+For each iteration over an epoch, every worker has one cache line of shared memory. It adds to the
+counters in this line after every batch. While a trace is recorded, every worker also writes the
+times of its latest batches into a ring buffer.
 """
 
 from __future__ import annotations
@@ -19,23 +19,31 @@ from shardio._base.statistics import CHECK, DECODE, PHASE_TIMES, TRANSFORM, Load
 from shardio._workers.processes.shared_memory import sparse_memory_file
 from shardio.order import RankPartition
 
-# The indices of words in a line and in the header. A line has 8 words, which fill a cache line, and
-# only one writer.
+# The file consists of lines of 8 words of 8 bytes, each as long as a cache line. The first line is
+# the header, which the main process writes. Then follow the counters: one line per worker and slot
+# (an iteration's index). A ring buffer of N_RECORDS + 1 lines per worker is last. Only one worker
+# writes to a line of counters or to a ring buffer while an iteration runs.
+#
+# `_FILLED` to `_TRANSFORM` are the indices of the words in a line of counters, and `_N_WORKERS` to
+# `_IS_RECORDING` are the indices of the words in the header.
 _LINE: Final = 8
 _FILLED, _FILL, _READY, _BEGAN, _CHECK, _DECODE, _TRANSFORM = range(7)
 _N_WORKERS, _N_SLOTS, _N_RECORDS, _IS_RECORDING = range(4)
 
 N_RECORDS: Final = 512
-"""The number of recorded batches of each worker (32 KiB).
+"""The number of batches that a trace records for each worker (32 KiB per worker).
 
-More records would enlarge the file, to which the process's limit on file sizes applies.
+More records would enlarge the file, and the process's limit on file sizes applies to this file.
 """
 
 _S_PER_NS: Final = 1e-9
 
 
 class FillRecord(NamedTuple):
-    """The times of filling a batch, in nanoseconds; `pass_ns` identifies the iteration."""
+    """The times of filling the batch of step `step`, in nanoseconds.
+
+    `pass_ns` is the time at which the iteration began. It identifies the iteration.
+    """
 
     pass_ns: int
     step: int
@@ -47,7 +55,10 @@ class FillRecord(NamedTuple):
 
 
 class IterationCounters:
-    """The counters that one worker writes to `fd`, the borrowed file of a `CounterTable`."""
+    """The counters that one worker writes.
+
+    `fd` is the file of a `CounterTable`; it is only borrowed. `worker` is the index of the worker.
+    """
 
     def __init__(self, fd: int, worker: int) -> None:
         self._words = words = memoryview(mmap.mmap(fd, 0)).cast("Q")
@@ -56,12 +67,15 @@ class IterationCounters:
         self._ring = _LINE * (1 + n_slots * n_workers + worker * _ring_lines(self._n_records))
 
     def start(self) -> int:
-        """Start timing a batch; pass the result to `add`."""
+        """Start timing a batch; return the current time in ns, to be passed to `add`."""
         PHASE_TIMES.sums_ns[:] = 0, 0, 0
         return now_ns()
 
     def add(self, slot: int, step: int, start_ns: int) -> int:
-        """Count a batch of the iteration in `slot`; return the time since `start` in ns."""
+        """Count the batch of step `step` of the iteration in `slot`.
+
+        Return the time since `start` in ns.
+        """
         end_ns = now_ns()
         words, line = self._words, self._first + slot * self._stride
         words[line + _FILLED] += 1
@@ -83,16 +97,23 @@ class IterationCounters:
         place = ring + _LINE * (1 + words[ring] % self._n_records)
         for i, value in enumerate((pass_ns, step, start_ns, end_ns, *sums_ns)):
             words[place + i] = value
-        words[ring] += 1  # last, so that an unfinished record is not counted
+        words[ring] += 1  # counted last, so that the count never includes an unfinished record
 
 
 def _ring_lines(n_records: int) -> int:
-    """Return the number of lines of a worker's ring buffer; the first line counts the records."""
+    """Return the number of lines of a worker's ring buffer with room for `n_records` records.
+
+    The first word of the first line is the number of records written so far. Each following line is
+    a record.
+    """
     return n_records + 1
 
 
 class CounterTable:
-    """The counters of `n_slots` iterations and all workers; the caller owns the file `fd`."""
+    """The counters of all workers for up to `n_slots` iterations, as the main process sees them.
+
+    The caller owns `fd`, the file with the counters.
+    """
 
     def __init__(self, n_slots: int, n_workers: int, n_records: int = N_RECORDS) -> None:
         self.n_workers, self._n_records = n_workers, n_records
@@ -113,25 +134,29 @@ class CounterTable:
         self._n_begun = 0
 
     def begin(self, slot: int, began_ns: int) -> None:
-        """Reset the lines of a slot for a new iteration; no worker may still write to them."""
+        """Reset the counters of a slot for an iteration that begins at `began_ns`.
+
+        Call it only when no worker can still be writing to the counters of this slot.
+        """
         self._n_begun = max(self._n_begun, slot + 1)
         self._lines[slot] = 0
         self._lines[slot, :, _BEGAN] = began_ns
 
     def record(self, *, is_recording: bool) -> None:
-        """Start or stop recording every batch that workers fill."""
+        """Start or stop the recording of the times of every batch that workers fill."""
         self._has_recorded = self._has_recorded or is_recording
         self._head[_IS_RECORDING] = is_recording
 
     def close(self) -> None:
         """Unmap the table; the counters stay readable."""
         self._lines = self._lines[: self._n_begun].copy()
-        # Copying ring buffers that were never written would allocate their memory.
+        # Copy the ring buffers only if they were written. Before that, they take no memory, but
+        # a copy would.
         self._rings = self._rings.copy() if self._has_recorded else self._rings[:0].copy()
         self._head = self._head.copy()
 
     def of(self, slot: int) -> npt.NDArray[np.uint64]:
-        """Return the counters of an iteration, summed over all workers."""
+        """Return the counters of the iteration in `slot`, summed over all workers."""
         sums: npt.NDArray[np.uint64] = self._lines[slot].sum(axis=0)
         return sums
 
@@ -146,29 +171,43 @@ class CounterTable:
 
 @dataclass(slots=True, eq=False)
 class IterationTimer:
-    """Timings of one iteration in the main process. Other times are in ns since `began_ns`."""
+    """The timings of one iteration in the main process.
+
+    `began_ns` is a reading of the monotonic clock. Moments are given in ns since `began_ns`.
+    """
 
     began_ns: int = field(default_factory=now_ns)
     head_start_ns: int = 0
-    """For an iteration that was begun ahead, the time from its first task to `began_ns`."""
+    """The time by which an iteration that was begun ahead started before `began_ns`.
+
+    An iteration is begun ahead if workers begin to fill its batches before the program requests it.
+    """
     n_filled_ahead: int = 0
     """The number of batches that were filled before `began_ns`."""
     ready_ahead_ns: int = 0
-    """For the batches filled ahead, the sum of the times from the first task to their filling."""
+    """The sum, over the batches that were filled before `began_ns`, of their times of completion.
+
+    Here a time of completion is counted from the start of the iteration ahead of the loop.
+    """
     entered_ns: int = 0
-    """The sum of the times at which the loop requested a batch."""
+    """The sum of the moments at which the loop requested a batch."""
     left_ns: int = 0
-    """The sum of the times at which the loop received a batch."""
+    """The sum of the moments at which the loop received a batch."""
     waited_ns: int = 0
+    """The total time during which the loop waited for workers."""
     ended_ns: int | None = None
+    """The reading of the clock at the end of the iteration; None while the iteration runs."""
     heap_bytes: int = 0
-    """Bytes of varying values in the batches that the loop received."""
+    """The number of bytes of values with varying sizes, in the batches that the loop received."""
     n_copies: int = 0
     n_restarts: int = 0
     n_blocks_made: int = 0
 
     def restarted_now(self, words: npt.NDArray[np.uint64]) -> IterationTimer:
-        """Return a timer that starts now for an iteration begun ahead with counters `words`."""
+        """Return a timer for an iteration that was begun ahead and that a loop takes over now.
+
+        `self` is the timer from the beginning ahead, and `words` are the iteration's counters.
+        """
         timer = IterationTimer(
             n_filled_ahead=int(words[_FILLED]), ready_ahead_ns=int(words[_READY])
         )
@@ -176,7 +215,10 @@ class IterationTimer:
         return timer
 
     def start(self) -> None:
-        """Record that the first tasks are assigned; the time until then counts as handing over."""
+        """Record that the first tasks are assigned.
+
+        The time from `began_ns` until now counts as time in which batches are handed over.
+        """
         self.entered_ns -= now_ns() - self.began_ns
 
     def end(self) -> None:
@@ -191,16 +233,23 @@ class IterationTimer:
         row_bytes: int,
         words: npt.NDArray[np.uint64],
     ) -> LoadingStats:
-        """Return the figures so far; `n_handed_over` is the next step, `words` are the counters."""
+        """Return the figures of the iteration so far.
+
+        `n_handed_over` is the step of the next batch to deliver. `row_bytes` is the size of a
+        sample without its values of varying sizes. `words` are the iteration's counters, summed
+        over all workers.
+        """
         elapsed_ns = (now_ns() if self.ended_ns is None else self.ended_ns) - self.began_ns
-        # Each batch adds the time of its request to `entered_ns`, and the time of its receipt to
-        # `left_ns`. If a request has no receipt, the loop is waiting for that batch now.
+        # Each request for a batch adds its moment to `entered_ns`, and each receipt of a batch adds
+        # its moment to `left_ns`. The difference is negative if the loop has requested a batch that
+        # it has not received yet. Then add the current moment in place of the missing receipt.
         inside_ns = self.left_ns - self.entered_ns
         if inside_ns < 0:
             inside_ns += elapsed_ns
         n_batches = n_handed_over - partition.first_step
         n_undelivered = max(0, int(words[_FILLED]) - n_batches)
-        # A batch is ready from the end of its filling to its delivery, or until now.
+        # A batch is ready from the end of its filling until its delivery. If it has not been
+        # delivered, it has been ready until now.
         ready_ns = self.left_ns + n_undelivered * elapsed_ns - self._filled_ns(words)
         n_samples = partition.n_samples(n_handed_over)
         return LoadingStats(
@@ -221,6 +270,9 @@ class IterationTimer:
         )
 
     def _filled_ns(self, words: npt.NDArray[np.uint64]) -> int:
-        """Return the sum of the times at which batches were filled; for batches filled ahead, 0."""
+        """Return the sum of the moments at which batches were filled.
+
+        A batch that was filled before `began_ns` counts as filled at the moment 0.
+        """
         n_filled = int(words[_FILLED]) - self.n_filled_ahead
         return int(words[_READY]) - self.ready_ahead_ns - n_filled * self.head_start_ns

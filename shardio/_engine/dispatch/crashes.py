@@ -1,14 +1,16 @@
 """Crash reports: the samples that a crashed worker was reading, and the samples to skip.
 
-Each block holds an origin table with one entry per row: shard, row in the shard, and a status. A
-worker marks the rows that it is reading as claimed, so the table of its block shows them after a
-crash. SIGBUS kills a worker that touches a mapped page that the storage cannot provide. The main
-process then compares the sizes of the files that the worker was reading with the expected sizes, to
-find out whether a file was truncated.
+The block of a batch holds an origin table with one entry per row of the batch: the shard of the
+sample, the row in this shard, and a status. Before a worker reads samples, it sets their status to
+CLAIMED. After a crash, the table therefore shows which samples the worker was reading.
 
-If samples may be skipped, a sample is skipped after MAX_CRASHES workers have crashed while
-processing only that sample. Without a transform, the first crash at a batch makes all its samples
-suspects; the batch is then retried row by row.
+SIGBUS kills a worker that reads a mapped page that the storage cannot provide. The main process
+then compares the sizes of the files that the worker was reading with the expected sizes, to find
+out whether a file was truncated.
+
+If samples may be skipped, a sample is skipped once MAX_CRASHES workers have crashed while this
+sample was the only claimed one. Without a transform, a worker claims all samples of a batch at
+once, so the first crash does not identify a sample. The batch is then filled again row by row.
 """
 
 from __future__ import annotations
@@ -40,15 +42,15 @@ class InFlightRows:
     text: str
     """A phrase for error messages that describes the samples."""
     rows: dict[int, list[int]] = field(default_factory=dict)
-    """Rows of each shard, by the shard's index."""
+    """The index of each shard -> the rows of the samples in this shard."""
     field: str | None = None
-    """The field being read; None unless there is exactly one."""
+    """The field that the worker was reading; None if it was not reading exactly one field."""
     places: tuple[tuple[int, int], ...] = ()
-    """The row in the batch and the index in the view of each sample."""
+    """For each sample, its row in the batch and its index in the view."""
 
 
 def claim_of_first(batch_spec: BatchSpec, view: SampleView, number: int = 0) -> InFlightRows:
-    """Return the sample that determines the schema of batches: sample `number` of the view."""
+    """Describe a worker's work on sample `number` of the view, which determines the schema."""
     rows, dataset = view.at(np.array([number])), view.dataset
     shard = int(dataset.locate(rows)[0])
     row = int(rows[0] - dataset.starts[shard])
@@ -62,7 +64,10 @@ def claim_of_first(batch_spec: BatchSpec, view: SampleView, number: int = 0) -> 
 def claims_in(
     layout: BlockLayout, block: Block, dataset: Dataset, fields: tuple[str, ...]
 ) -> InFlightRows:
-    """Return the samples that are claimed in a block."""
+    """Return the samples whose status in the origin table of a block is CLAIMED.
+
+    `fields` are the names of the fields, in the order of their indices in the origin table.
+    """
     origins = layout.origins(block.bytes)
     at = np.flatnonzero(origins["status"] == CLAIMED)
     claimed = origins[at]
@@ -89,7 +94,10 @@ def claims_in(
 
 
 def clear_claims(layout: BlockLayout, block: Block) -> None:
-    """Clear the claims of an unfinished batch so that no later crash is attributed to it."""
+    """Reset the origin table of an unfinished batch.
+
+    If the worker of this block crashes later, the samples of this batch are then not blamed.
+    """
     layout.origins(block.bytes)["status"] = EMPTY
 
 
@@ -98,7 +106,8 @@ def crash_error(
 ) -> WorkerDied | ShardChanged:
     """Return the error of a batch whose worker has crashed.
 
-    `how` describes the exit; `where` is a phrase that names the batch, the end of the message.
+    `how` describes the exit of the worker. `by_signal` is the signal that killed the worker, if
+    any. `where` is a phrase that names the batch; the message ends with it.
     """
     text = f"{how}, {claims.text}{where}"
     if by_signal != signal.SIGBUS:
@@ -107,7 +116,7 @@ def crash_error(
         try:
             n_bytes = os.stat(path).st_size
         except OSError:
-            continue  # a deleted file is not the cause: it is still readable in maps
+            continue  # the file was deleted; this is not the cause, because maps remain readable
         if n_bytes < summary.n_bytes:
             found = ShardChanged(
                 f"the file was cut short while it was read: {text}",
@@ -127,14 +136,17 @@ def crash_error(
 
 
 def is_final(error: WorkerDied | ShardChanged, n_crashes: int) -> bool:
-    """Return True if a batch with this many crashes fails instead of being retried."""
+    """Return True if a batch fails with `error` after `n_crashes` crashes, without a retry."""
     return isinstance(error, ShardChanged) or n_crashes >= MAX_CRASHES
 
 
 def _suspects(
     dataset: Dataset, claims: InFlightRows
 ) -> Iterator[tuple[int, tuple[ShardSummary, str]]]:
-    """Yield the files that the worker was reading, each with the index of its shard."""
+    """Yield (index of a shard, file) for each file that the worker was reading.
+
+    If no sample was claimed, yield the files of all shards.
+    """
     for shard in claims.rows or range(len(dataset.shards)):
         for file in dataset.files.files_of_shard(shard, claims.field):
             yield shard, file
@@ -149,20 +161,21 @@ def _first_lost(dataset: Dataset, shard: int, claims: InFlightRows, n_bytes: int
         section = reader.column_section(claims.field)
         lost = [row for row in rows if section.offset + (row + 1) * section.stride > n_bytes]
         return min(lost, default=None)
-    # The offsets of records are stored in the truncated file, whose pages must not be touched.
+    # The offsets of records are stored in the truncated file. Its pages must not be read here,
+    # because SIGBUS would kill the main process.
     return min(rows, default=None)
 
 
 _MAX_IN_VAIN: Final = 2 * MAX_CRASHES + 2
-"""A step fails after this many crashes in which no further sample was skipped.
+"""The number of successive crashes at a step, without a newly skipped sample, before it fails.
 
-The limit allows for the first crash, which makes all samples suspects, for two samples with one
-crash each because their workers were killed from outside, and for a margin.
+The limit allows for the first crash, which does not identify a sample. It also allows for two
+samples at which a worker was killed once from outside, and for a margin.
 """
 
 
 class SuspectSamples:
-    """The crash record of one step."""
+    """A record of the crashes at one step."""
 
     def __init__(self) -> None:
         self.left_out: dict[int, dict[int, str]] = {}
@@ -172,11 +185,14 @@ class SuspectSamples:
 
     @property
     def is_hopeless(self) -> bool:
-        """True if workers keep crashing at the step, and no sample can be blamed."""
+        """True if workers keep crashing at the step, although no sample can be blamed for it."""
         return self._n_in_vain >= _MAX_IN_VAIN
 
     def record_crash(self, claims: InFlightRows, end: str) -> bool:
-        """Record a crash with the exit `end`; return True if one more sample is now skipped."""
+        """Record the crash of a worker; return True if one more sample is to be skipped.
+
+        `claims` are the samples that the worker had claimed, and `end` describes its exit.
+        """
         self._n_in_vain += 1
         if len(claims.places) != 1:
             return False

@@ -1,4 +1,9 @@
-"""The dispatcher of batches: it assigns tasks to workers, routes results and recycles blocks."""
+"""The dispatcher of batches: it assigns tasks to workers, handles results and recycles blocks.
+
+A task asks a worker to fill a block, a piece of shared memory, with the batch of one step. An
+iteration runs over the steps of one epoch. An iteration is begun ahead if idle workers begin to
+fill its batches before the program requests it.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +36,19 @@ _FILL, _FILLED, _QUICK = int(RequestKind.FILL), int(Status.FILLED), int(Status.Q
 
 
 class Dispatcher:
-    """Assigns tasks, routes results, and delivers filled blocks. Borrows all its arguments.
+    """A dispatcher of tasks and filled blocks. Borrows all its arguments.
 
-    An engine that restarts with a new backend and a new pool creates a new Dispatcher. Callers hold
-    the engine's lock.
+    When an engine restarts, it creates a new backend, a new pool and a new Dispatcher. Callers of
+    the methods hold the engine's lock.
 
     Args:
-        batch_spec, dataset: what batches contain; the dataset is the main process's instance.
-        backend, iterations, pool: the workers, the running iterations, and the blocks.
+        batch_spec: the specification of batches.
+        dataset: the dataset as opened by the main process.
+        backend: the workers.
+        iterations: the running iterations.
+        pool: the blocks.
         n_blocks: the number of blocks that one iteration should have.
-        memory_bytes: the budget for all blocks together, for messages.
+        memory_bytes: the budget for all blocks together, which is only used in messages.
     """
 
     def __init__(
@@ -58,7 +66,7 @@ class Dispatcher:
         self._iterations, self.pool = iterations, pool
         self._n_blocks, self._memory_bytes = n_blocks, memory_bytes
         self.settle: Callable[[], None] | None = None
-        """A function to call before the memory of released batches is reused."""
+        """A function that is called before the memory of released batches is reused."""
 
     def next(self, iteration: EpochIteration, timeout_s: float | None) -> Delivered | None:
         """Return the next filled block of an iteration, or None at its end; see `Engine.next`."""
@@ -77,7 +85,8 @@ class Dispatcher:
             try:
                 block = schedule.deliver()
             except BaseException:
-                # The failure of a batch leaves the state consistent.
+                # If `deliver` raised the failure of a batch, the schedule is over and the state is
+                # consistent. Any other exception may have left the state corrupt.
                 self._iterations.is_torn = not schedule.is_over
                 raise
             if block is not None:
@@ -97,7 +106,12 @@ class Dispatcher:
         return block, step, *iteration.sizes.pop(step)
 
     def extended(self, end_s: float | None, timeout_s: float, what: str) -> float:
-        """Return a new deadline; raise BatchTimeout if `end_s` has passed and no worker starts."""
+        """Return a new deadline, `timeout_s` from now.
+
+        Raises:
+            BatchTimeout: the deadline `end_s` has passed and no worker is starting; the message
+                calls the missing result `what`.
+        """
         now_s = time.monotonic()
         if end_s is not None and now_s >= end_s and not self._backend.is_starting:
             stacks = self._backend.worker_stacks()
@@ -105,7 +119,10 @@ class Dispatcher:
         return now_s + timeout_s
 
     def assign_tasks(self, iteration: EpochIteration) -> None:
-        """Assign tasks while there are free blocks and workers that need more tasks."""
+        """Assign tasks as long as workers need more tasks and there are blocks for the tasks.
+
+        If all steps of the iteration are assigned, assign tasks of its successor ahead.
+        """
         schedule = iteration.schedule
         if not schedule.is_low:
             return
@@ -121,7 +138,7 @@ class Dispatcher:
             self._backend.post()
 
     def _assign_ahead(self, iteration: EpochIteration) -> None:
-        """Assign tasks of the next epoch to idle workers, with idle blocks."""
+        """Assign tasks of the next epoch to workers that have no other tasks, using idle blocks."""
         ahead = self._iterations.ahead or self._iterations.begin_ahead(iteration)
         if ahead is None:
             return
@@ -135,18 +152,20 @@ class Dispatcher:
             self._give(ahead, *schedule.assign())
 
     def _end(self, iteration: EpochIteration) -> None:
-        """End an iteration: begin its successor ahead, and free the block delivered last."""
+        """End an iteration: assign tasks of its successor, and free the block delivered last."""
         if iteration.successor is not None and not iteration.is_cancelled:
             self.apply_finalizers()
             self.assign_tasks(iteration)
         self._take_back(iteration)
 
     def _find_block(self, iteration: EpochIteration) -> bool:
-        """Give an iteration an idle or new block; return False if there is none."""
+        """Give an iteration an idle block or a new one; return False if there is no block."""
         schedule, pool = iteration.schedule, self.pool
         found = pool.take_idle()
         if found is None and not self._has_enough(schedule):
-            self._backend.post()  # send first: creating a block takes as long as filling a block
+            # Send the queued tasks before the block is created, because that takes as long as
+            # filling a block.
+            self._backend.post()
             found = pool.make()
             iteration.timer.n_blocks_made += found is not None
         if found is None:
@@ -166,16 +185,19 @@ class Dispatcher:
         self._backend.give(worker, tuple.__new__(Task, words), block)
 
     def _has_enough(self, schedule: Schedule) -> bool:
-        """Return True if an iteration has enough blocks, so that no block should be created."""
+        """Return True if an iteration has enough blocks, and no block should be created for it."""
         n_enough, n_to_come = self._n_blocks, schedule.n_circulating
-        if len(self._iterations) > 1:  # the pool is shared by several iterations; rare
+        if len(self._iterations) > 1:  # rare case: several iterations share the pool
             n_enough *= self._iterations.n_live
             n_to_come += self._iterations.n_coming_back
         return len(self.pool) >= n_enough and n_to_come >= self._backend.n_workers
 
     def _force_block(self, iteration: EpochIteration) -> None:
-        """Find a block for an iteration that has none, if necessary by exceeding the budget."""
-        gc.collect()  # frees batches that are only kept by reference cycles
+        """Find a block for an iteration that has none.
+
+        If there is no other way, create a block although this exceeds the budget.
+        """
+        gc.collect()  # frees the batches that only reference cycles keep alive
         self.apply_finalizers()
         self.assign_tasks(iteration)
         if iteration.schedule.n_in_flight:
@@ -194,18 +216,19 @@ class Dispatcher:
         self.assign_tasks(iteration)
 
     def take_answers(self, end_s: float | None = None) -> bool:
-        """Wait for results until `end_s`, and apply them; return True if any arrived."""
+        """Wait for results until `end_s`, and apply them; return True if a result arrived."""
         left_s = None if end_s is None else max(0.0, end_s - time.monotonic())
         answer = None
         for answer in self._backend.wait(left_s):
             self._route(answer)
         is_answered = answer is not None
-        # The traceback of the answer's error may keep this frame, and the frame the answer's block.
+        # If the answer has an error, the error's traceback may keep this frame alive, and this
+        # frame would keep the answer and its block alive.
         del answer
         return is_answered
 
     def _route(self, answer: TaskResult | WorkerLost) -> None:
-        """Apply a result to its iteration."""
+        """Apply a result to the iteration of its task, or a worker's loss to all iterations."""
         if isinstance(answer, WorkerLost):
             self._iterations.n_restarts += 1
             for iteration in self._iterations:
@@ -234,7 +257,10 @@ class Dispatcher:
             self._finish(iteration)
 
     def _lose(self, iteration: EpochIteration, loss: WorkerLost) -> None:
-        """Reassign a crashed worker's tasks, except a task that has crashed too many workers."""
+        """Reassign the tasks of a crashed worker, or drop the tasks if the iteration is cancelled.
+
+        A task at which too many workers have crashed is not reassigned: its step fails.
+        """
         schedule = iteration.schedule
         tasks = schedule.tasks_of(loss.worker)
         if iteration.is_cancelled:
@@ -261,7 +287,7 @@ class Dispatcher:
         schedule.lost(loss.worker)
 
     def _tasks_of(self, worker: int) -> list[str]:
-        """Describe a worker's current task or, if none has begun, its next task."""
+        """Describe the task that a worker is running or, if it is running none, its next task."""
         found, given = [], []
         for iteration in self._iterations:
             tasks = iteration.schedule.tasks_of(worker)
@@ -274,9 +300,10 @@ class Dispatcher:
     def _at_work(
         self, iteration: EpochIteration, tasks: dict[int, int]
     ) -> Iterator[tuple[int, int, InFlightRows]]:
-        """Yield the step, block and samples of a worker's current task, if there is one.
+        """Yield the step, the block index and the samples of the task that a worker is running.
 
-        Earlier tasks in `tasks` are done, but their results have not arrived yet.
+        `tasks` are the worker's unanswered tasks in the iteration, as {step: block index}. A task
+        that precedes the running task in `tasks` is done, but its result has not arrived yet.
         """
         fields = self._batch_spec.fields
         for step, number in tasks.items():
@@ -286,14 +313,20 @@ class Dispatcher:
                 return
 
     def apply_finalizers(self) -> None:
-        """Carry out the requests of finalizers: end iterations, and free released blocks."""
+        """Do the work that finalizers may not do themselves.
+
+        End the iterations that were cancelled, and free the blocks of released batches.
+        """
         if self._iterations.ended:
             for iteration in self._iterations.take_ended():
                 self._finish(iteration)
         self.pool.take_back_returned(self.settle)
 
     def _finish(self, iteration: EpochIteration) -> None:
-        """Free the blocks of a cancelled iteration; drop it when its last task is answered."""
+        """Free those blocks of a cancelled iteration that no worker is using.
+
+        If all tasks of the iteration are answered, drop the iteration.
+        """
         for block in iteration.schedule.release_idle_blocks():
             self.pool.give_back(block)
         self._take_back(iteration)
@@ -301,7 +334,7 @@ class Dispatcher:
             self._iterations.forget(iteration)
 
     def _take_back(self, iteration: EpochIteration) -> None:
-        """Free the block delivered last, unless it was leased."""
+        """Free the block that was delivered last, unless the block was leased to a batch."""
         block = iteration.held
         if block is not None:
             iteration.held = None

@@ -1,12 +1,15 @@
 """The engine of a loader: its workers, blocks and iterations.
 
-Each iteration over an epoch is an `EpochIteration` with its own Schedule; several may run at the
-same time on the same workers and blocks. If an exception may have left the state corrupt, the
-engine restarts with new workers and blocks. `dispatcher` does the work for each batch.
+A block is a piece of shared memory into which a worker writes a batch. Each iteration over an epoch
+is an `EpochIteration` with its own Schedule. Several iterations may run at the same time; they
+share the workers and the blocks. If an exception may have left the state corrupt (`is_torn`), the
+engine restarts with new workers and blocks. The work for each batch is done in `dispatcher`.
 
-The schema of batches is the schema of the delivered fields or, with a transform, that of the first
-transformed sample or batch. A SchemaProbe requests this schema from a worker while the main process
-continues to open files. If samples may be skipped and the first sample fails, others are tried.
+The layout of batches in blocks follows from a schema. Without user code, this is the schema of the
+fields that the loader delivers. With user code, it is the schema of the first transformed sample or
+of the first transformed batch. A SchemaProbe requests it from a worker, while the main process
+continues to open files. If samples may be skipped and the first sample fails, other samples are
+tried.
 """
 
 from __future__ import annotations
@@ -55,15 +58,18 @@ from shardio.errors import (
 from shardio.samples.view import SampleView
 
 _NEXT, _SPREAD = 8, 24
-"""Counts of samples to try for the schema: `_NEXT` at the start of the view, then `_SPREAD` over
-the whole view.
+"""The number of samples to try for the schema: the first `_NEXT` samples of the view, and then
+`_SPREAD` samples that are spread over the whole view.
 """
 _ASKED = 0
 """The index of the worker that computes the schema."""
 
 
 class SchemaProbe:
-    """A request to a worker for the schemas of batches. Borrows the constructor's arguments."""
+    """A request to a worker for the schemas that determine the layout of batches.
+
+    Borrows the arguments of the constructor.
+    """
 
     def __init__(self, batch_spec: BatchSpec, view: SampleView, backend: Backend) -> None:
         self._batch_spec, self._view, self._backend = batch_spec, view, backend
@@ -71,14 +77,14 @@ class SchemaProbe:
         self._n_crashes = 0
         self._candidates = schema_candidates(batch_spec.n_samples) if batch_spec.skips else [0]
         self._number = 0
-        """The index of the current candidate."""
+        """The position in `_candidates` of the sample that is tried now."""
 
     @property
     def _sample(self) -> int:
         return self._candidates[self._number]
 
     def ask(self) -> Schemas | None:
-        """Return the schemas if no worker is needed; else send a request, and return None."""
+        """Return the schemas if no user code runs; otherwise send a request, and return None."""
         batch_spec = self._batch_spec
         if not batch_spec.runs_user_code or not batch_spec.n_samples:
             return Schemas(batch_spec.delivered(self._view))
@@ -94,8 +100,8 @@ class SchemaProbe:
         The time during which workers start does not count towards `timeout_s`.
 
         Raises:
-            TransformError, WorkerDied, ShardChanged: the probe failed; the message names the
-                sample. The next call tries again.
+            TransformError, WorkerDied, ShardChanged: user code failed or a worker crashed at a
+                sample, which the message names. The next call tries again.
         """
         known = self.ask()
         since_s = time.monotonic()
@@ -104,8 +110,8 @@ class SchemaProbe:
             if left_s is not None and left_s <= 0:
                 return None
             n_answers, is_starting = 0, self._backend.is_starting
-            # Use `map` instead of a loop variable: if the answer's error is raised, its traceback
-            # would keep this frame, and with it the answer, alive.
+            # `map` avoids a variable for the answer. If `_take` raises the error of the answer,
+            # the traceback keeps this frame alive, and a variable would keep the answer alive.
             for schemas in map(self._take, self._backend.wait(left_s)):
                 known = schemas or known
                 n_answers += 1
@@ -114,13 +120,13 @@ class SchemaProbe:
         return known
 
     def tasks_of(self, worker: int) -> list[str]:
-        """Describe the request that a worker has not answered, if there is one."""
+        """Describe the request that `worker` has not answered yet, if there is such a request."""
         is_busy = self._is_asked and worker == _ASKED
         return [claim_of_first(self._batch_spec, self._view, self._sample).text] if is_busy else []
 
     def _take(self, answer: TaskResult | WorkerLost) -> Schemas | None:
         if isinstance(answer, WorkerLost) and not (self._is_asked and answer.worker == _ASKED):
-            return None  # the worker exited while idle or after its answer
+            return None  # the worker was not working on the request when it exited
         self._is_asked = False
         if isinstance(answer, WorkerLost):
             return self._ask_again(answer)
@@ -131,15 +137,22 @@ class SchemaProbe:
         try:
             raise answer.error
         finally:
-            del answer  # breaks the cycle error -> traceback -> this frame -> error
+            del answer  # breaks the reference cycle error -> traceback -> this frame -> error
 
     def _has_another(self) -> bool:
-        """Advance to the next candidate; after the last, go back to the first and return False."""
+        """Advance to the next candidate; return True if there is one.
+
+        After the last candidate, go back to the first and return False.
+        """
         self._number = (self._number + 1) % len(self._candidates)
         return self._number > 0
 
     def _ask_again(self, loss: WorkerLost) -> Schemas | None:
-        """Ask the restarted worker, unless the sample has crashed too many workers."""
+        """Repeat the request after the worker has crashed and was replaced.
+
+        If too many workers have crashed at the sample, request the schemas of the next candidate,
+        or raise the error.
+        """
         self._n_crashes += 1
         claim = claim_of_first(self._batch_spec, self._view, self._sample)
         n = self._n_crashes
@@ -154,18 +167,18 @@ class SchemaProbe:
         try:
             raise error
         finally:
-            del error  # breaks the cycle error -> traceback -> this frame -> error
+            del error  # breaks the reference cycle error -> traceback -> this frame -> error
 
 
 def schema_candidates(n_samples: int) -> list[int]:
-    """Return the indices of the samples to try for the schema, in order, without repetition."""
+    """Return the indices of the samples to try for the schema, in order and without repetition."""
     spread = [n_samples * (i + 1) // (_SPREAD + 1) for i in range(_SPREAD)]
     first = range(min(_NEXT, n_samples))
     return list(dict.fromkeys([*first, *spread])) if n_samples else [0]
 
 
-# If one of these exceptions prevents an iteration from starting, the state is still consistent, so
-# no restart is needed.
+# If one of these exceptions ends a call of the engine, the state of the engine is still consistent,
+# and the engine need not restart.
 _TEAR_NOTHING: Final = (
     InsufficientMemory,
     TransformError,
@@ -176,7 +189,11 @@ _TEAR_NOTHING: Final = (
 
 
 class Engine:
-    """The workers and blocks of a loader, owned until `close`; arguments as for ShardLoader."""
+    """The workers and blocks of a loader, which the engine owns until `close`.
+
+    The docstring of ShardLoader describes `prefetch`, `memory_bytes`, `timeout_s` and
+    `start_method`; `n_workers` is its `num_workers`.
+    """
 
     def __init__(
         self,
@@ -193,7 +210,7 @@ class Engine:
         self._start_method: StartMethod = start_method
         self._settle: Callable[[], None] | None = None
         self._owner_pid = this_process.pid
-        # Workers first: they start while this process opens the dataset.
+        # Create the workers before anything else: they start while this process opens the dataset.
         self._backend = self._new_backend()
         self._prefetch = prefetch
         self._lock = threading.RLock()
@@ -205,7 +222,11 @@ class Engine:
         self._tables: tuple[SharedArray, ...] = ()
         self._is_closed = False
         self._is_inside = False
-        """True during a call, which releases the resources if a signal handler calls `close`."""
+        """True while a call uses the resources.
+
+        If a signal handler calls `close` during such a call, `close` does not release the
+        resources; the call releases them when it ends.
+        """
         self.view: SampleView
 
     @files_explained()
@@ -216,7 +237,11 @@ class Engine:
 
     @files_explained()
     def open(self, view: SampleView) -> None:
-        """Take ownership of the view's dataset, and share the view's state with the workers."""
+        """Take ownership of the dataset of `view`, and share the view's tables with the workers.
+
+        The files of marks (which say what has been verified), flags, counters and stacks are
+        created here, too.
+        """
         self.view, dataset = view, view.dataset
         marks_fd = create_bitmap_file(dataset.files.n_marks)
         self._fds = [marks_fd]
@@ -227,12 +252,16 @@ class Engine:
         self.view, self._tables = share_view(view)
         self._backend.send_hello(self.view, self._fds, self._tables)
         self._schema_probe = SchemaProbe(self._batch_spec, self.view, self._backend)
-        schemas = self._schema_probe.ask()  # `layout` waits for the answer
+        schemas = self._schema_probe.ask()  # if this is None, `layout` waits for the answer
         if schemas is not None:
             self._lay_out(schemas)
 
     def layout(self) -> BlockLayout:
-        """Return the layout of batches; wait until the first sample has been transformed."""
+        """Return the layout of batches; if user code determines it, wait for the schemas.
+
+        Raises:
+            BatchTimeout: the schemas did not arrive in time.
+        """
         with self._lock:
             self._check_usable()
             if self._layout is not None:
@@ -258,7 +287,7 @@ class Engine:
         return layout
 
     def _create_dispatcher(self, layout: BlockLayout, schemas: Schemas, block_bytes: int) -> None:
-        """Create the blocks, and send the layout of batches to the workers."""
+        """Create the dispatcher and its pool of blocks, and send the layout to the workers."""
         self._backend.use_layout(layout, schemas, self._memory_bytes)
         self._dispatcher = Dispatcher(
             self._batch_spec,
@@ -272,16 +301,18 @@ class Engine:
         self._dispatcher.settle = self._settle
 
     def settle_by(self, settle: Callable[[], None]) -> None:
-        """Set a function to call before the memory of released batches is reused."""
+        """Set the function that is called before the memory of released batches is reused."""
         self._settle = settle
         if self._dispatcher is not None:
             self._dispatcher.settle = settle
 
     @files_explained()
     def iterate(self, plan: EpochPlan, successor: EpochPlan | None = None) -> EpochIteration:
-        """Start an iteration, or take over the iteration that was begun ahead with this plan.
+        """Start an iteration with the plan `plan`.
 
-        `successor` is the plan of the next iteration; None if it must not be begun ahead.
+        If workers have begun an iteration with this plan ahead, before it was requested, take that
+        iteration over. `successor` is the plan of the iteration that will probably follow; None if
+        workers must not begin the following iteration ahead.
         """
         with self._inside():
             layout, dispatcher = self.layout(), self.dispatcher
@@ -294,18 +325,18 @@ class Engine:
             self._iterations.follow(iteration, successor if self._backend.goes_ahead else None)
             try:
                 dispatcher.assign_tasks(iteration)
-            except BaseException:  # the caller has nothing to close
+            except BaseException:  # the caller gets no iteration that it could cancel
                 self.cancel(iteration)
                 raise
             return iteration
 
     def next(self, iteration: EpochIteration) -> Delivered | None:
-        """Wait for the next filled block of an iteration and return it, or None at the end.
+        """Wait for the next filled block of an iteration and return it; return None at the end.
 
         Raises:
-            Exception: the failure of filling the block.
-            BatchTimeout: no batch was ready in time.
-            InsufficientMemory: all blocks are held, and there is no memory for another.
+            Exception: the block could not be filled; this is the error of the worker.
+            BatchTimeout: the block was not filled in time.
+            InsufficientMemory: batches hold all blocks, and there is no memory for another block.
             ClosedError: the loader is closed, or belongs to another process.
         """
         with self._lock:
@@ -322,12 +353,15 @@ class Engine:
                 raise
             finally:
                 self._is_inside = False
-                if self._is_closed:  # closed meanwhile by a signal handler
+                if self._is_closed:  # a signal handler has called `close` during this call
                     self._release()
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[None]:
-        """Lock and mark the engine as `next` does; for calls that need not be fast."""
+        """Hold the engine's lock and set `_is_inside` and `is_torn` during the block.
+
+        `next` does the same without this context manager, because it must be fast.
+        """
         with self._lock:
             self._check_usable()
             self._restart_if_torn()
@@ -344,14 +378,18 @@ class Engine:
                     self._release()
 
     def mark_torn(self) -> None:
-        """Note that Ctrl-C interrupted a delivery; the next call then restarts the engine first."""
+        """Record that Ctrl-C interrupted the delivery of a batch.
+
+        The next call of `iterate` or `next` will restart the engine first.
+        """
         self._iterations.is_torn = True
 
     def _restart_if_torn(self) -> None:
         """Restart with new workers and blocks if the state may be corrupt.
 
-        Delivered batches stay valid, and iterations resume at their next step: filling a batch
-        again, in any worker, gives the same bytes.
+        Batches that were delivered stay valid. Iterations resume at their next step. Batches that
+        had been filled but not delivered are filled again; every worker fills a batch with the same
+        bytes.
         """
         if not self._iterations.is_torn:
             return
@@ -366,7 +404,7 @@ class Engine:
         self._iterations.is_torn = False
 
     def cancel(self, iteration: EpochIteration) -> None:
-        """End an iteration early; its blocks are freed as its tasks are answered.
+        """Cancel an iteration. Each of its blocks is freed once no worker uses the block.
 
         A finalizer may call this in any thread at any moment.
         """
@@ -374,15 +412,16 @@ class Engine:
         self._iterations.cancel(iteration, is_known=is_ours and not self._is_closed)
 
     def lease(self, iteration: EpochIteration) -> npt.NDArray[np.uint8] | None:
-        """Lease the block delivered last until no object refers to its memory.
+        """Lease the block that was delivered last, until no object refers to the block's memory.
 
-        Return None if this iteration or the next one needs the block to continue; the caller then
-        copies the batch.
+        Return None if the iteration, or the one begun ahead, could not continue without the block;
+        the caller then copies the batch.
         """
         block = iteration.held
         if block is None or not (iteration.schedule.n_circulating or self._can_spare(iteration)):
             return None
-        # Clear `held` first: Ctrl-C may then leak the block, but never give the block two owners.
+        # Clear `held` before the lease. If Ctrl-C interrupts this, the block may have no owner, but
+        # it never has two.
         iteration.held = None
         return self.pool.lease(block)
 
@@ -396,28 +435,29 @@ class Engine:
             return iteration.schedule.n_circulating + self._iterations.n_coming_back > 0
 
     def stats(self, iteration: EpochIteration | None) -> tuple[LoadingStats, LoadingStats]:
-        """Return the figures of one iteration and of all iterations together.
+        """Return the figures of `iteration`, and of all iterations together.
 
-        This takes no lock: any thread may call it while another iterates, also after `close`.
+        This takes no lock: a thread may call it while another thread iterates, and after `close`.
         """
         latest = LoadingStats() if iteration is None else self._iterations.stats_of(iteration)
         return latest, self._iterations.total()
 
     @property
     def counters(self) -> CounterTable:
-        """The counters of workers, which also record the times of their batches for a trace."""
+        """The counters of the workers, with the times of their latest batches for a trace."""
         return self._iterations.counters
 
     @property
     def pool(self) -> BlockPool:
         """The blocks."""
-        if self._dispatcher is None:  # not through `dispatcher`: saves a call for every batch
+        # This repeats the check in `dispatcher`, to save a call for every batch.
+        if self._dispatcher is None:
             raise ClosedError("the loader is closed")
         return self._dispatcher.pool
 
     @property
     def dispatcher(self) -> Dispatcher:
-        """The dispatcher, once batches are laid out."""
+        """The dispatcher, which exists once the layout of batches is known, and until `close`."""
         if self._dispatcher is None:
             raise ClosedError("the loader is closed")
         return self._dispatcher
@@ -441,7 +481,8 @@ class Engine:
                 self._backend.close()
         finally:
             with self._lock:
-                if not self._is_inside:  # otherwise the interrupted call releases at its end
+                # If a signal handler has interrupted another call, that call releases at its end.
+                if not self._is_inside:
                     self._release()
 
     @interrupts_held()

@@ -1,7 +1,9 @@
 """The table of a loader's running iterations, kept by the main process.
 
-Each iteration has a flag, a byte of shared memory, which tells workers that the iteration is
-cancelled. The table only keeps the state; `engine` and `dispatcher` make the decisions.
+An iteration runs over the steps of one epoch; several may run at the same time. The slot of an
+iteration is its index in this table. Each slot has a cancellation flag: one byte of shared memory,
+which is 1 if the iteration was cancelled. Workers read the flags before they begin a task. The
+table only keeps the state; `engine` and `dispatcher` make the decisions.
 """
 
 from __future__ import annotations
@@ -29,46 +31,56 @@ from shardio.errors import InvalidArgument, TooManySkipped
 _NAMED_SKIPS: Final = 3
 
 Delivered = tuple[int, int, int, int]
-"""A filled block: the block's index, the step, the row count, and the bytes of varying values."""
+"""The index of a filled block, its step, its number of rows, and its bytes of varying values.
+
+Varying values are values whose sizes differ from sample to sample.
+"""
 
 
 @dataclass(slots=True, eq=False)
 class EpochIteration:
-    """A running iteration, identified by `slot`, also in the workers."""
+    """A running iteration. The main process and the workers identify it by `slot`."""
 
     slot: int
     plan: EpochPlan
     schedule: Schedule
     layout: BlockLayout
     sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """For each ready step, the row count and the bytes of varying values."""
+    """For each ready step, the number of rows and the number of bytes of varying values."""
     crashes: dict[int, int] = field(default_factory=dict)
-    """The number of workers that crashed at each unfinished step."""
+    """The number of workers that have crashed at each step; steps without a crash have no entry."""
     cautions: dict[int, SuspectSamples] = field(default_factory=dict)
-    """The crash records of steps whose samples may be skipped."""
+    """If samples may be skipped, a record for each step at which a worker has crashed."""
     skips: dict[int, tuple[Skipped, ...]] = field(default_factory=dict)
     """The skipped samples of each step that is ready; a step without skips has no entry."""
     n_skipped: int = 0
     """The number of skipped samples in the batches delivered so far."""
     known_to: set[int] = field(default_factory=set)
-    """The workers that received the plan."""
+    """The indices of the workers that have received the plan."""
     timer: IterationTimer = field(default_factory=IterationTimer)
     n_handed_over: int = 0
-    """The next step to deliver."""
+    """The step of the next batch to hand over to the loop."""
     is_exhausted: bool = False
-    """True once the loop has been told that the iteration is over."""
+    """True once the iterator has raised StopIteration at the end of the epoch."""
     held: int | None = None
-    """The block delivered last, until it is leased, or freed by the next delivery."""
+    """The index of the block delivered last; None once that block is leased or freed.
+
+    The next delivery frees the block if it was not leased.
+    """
     is_cancelled: bool = False
     is_watched: bool = False
-    """True if an iterator exists, which will cancel the iteration."""
+    """True if there is an iterator, which will cancel the iteration."""
     is_ahead: bool = False
-    """True if the iteration was begun ahead, and no loop has taken it over yet."""
+    """True if workers began the iteration before a loop requested it, and none has requested it."""
     successor: EpochPlan | None = None
     """The plan of the next iteration; None if the next one must not be begun ahead."""
 
     def take_skips(self, step: int, most: int) -> tuple[Skipped, ...]:
-        """Return the skipped samples of a delivered step; refuse more than `most` in all steps."""
+        """Return the skipped samples of a delivered step.
+
+        Raises:
+            TooManySkipped: more than `most` samples have been skipped in the iteration so far.
+        """
         found = self.skips.pop(step, ())
         self.n_skipped += len(found)
         if self.n_skipped <= most:
@@ -86,9 +98,10 @@ N_SLOTS: Final = 4096
 
 
 class IterationTable:
-    """The running iterations by slot; each stays until the last of its tasks is answered.
+    """The running iterations, by their slots.
 
-    The caller holds the engine's lock, except in `cancel`.
+    A cancelled iteration stays in the table until the last of its tasks is answered. Callers hold
+    the engine's lock, except for calls of `cancel`.
     """
 
     def __init__(self) -> None:
@@ -98,9 +111,9 @@ class IterationTable:
         self.ended: deque[EpochIteration] = deque()
         """Cancelled iterations that `take_ended` has not yielded yet."""
         self.ahead: EpochIteration | None = None
-        """The iteration that was begun ahead, until a loop takes it over or it is cancelled."""
+        """The iteration that was begun ahead; None once a loop takes it over or it is cancelled."""
         self._latest: EpochIteration | None = None
-        """The iteration that a loop began or took over last; None once that iteration ended."""
+        """The iteration that a loop began or took over last; None once it is dropped."""
         self._foreseen: EpochPlan | None = None
         """The plan that the next iteration is expected to have; None if unknown."""
         self.counters: CounterTable
@@ -108,10 +121,13 @@ class IterationTable:
         self.n_restarts = 0
         """The number of replaced workers, whether busy or idle."""
         self.is_torn = False
-        """True if an exception may have left the state inconsistent."""
+        """True if an exception may have left the state of the engine inconsistent."""
 
     def share(self, n_workers: int) -> Iterator[int]:
-        """Share the cancellation flags and the counters; the caller owns the yielded files."""
+        """Create and map the file of cancellation flags and the file of counters; yield both.
+
+        The caller owns the files.
+        """
         fd = reserve_memory_file(N_SLOTS, "the table of iterations")
         try:
             self._words = np.frombuffer(mmap.mmap(fd, 0), np.uint8)
@@ -149,7 +165,11 @@ class IterationTable:
         return sum(each.schedule.n_in_flight for each in each_cancelled)
 
     def begin(self, plan: EpochPlan, schedule: Schedule, layout: BlockLayout) -> EpochIteration:
-        """Begin an iteration, unless N_SLOTS are running."""
+        """Begin an iteration in a free slot.
+
+        Raises:
+            InvalidArgument: N_SLOTS iterations are running.
+        """
         if not self._free_slots:
             raise InvalidArgument(
                 f"{N_SLOTS} iterations over one loader are running, the maximum number; release "
@@ -168,9 +188,10 @@ class IterationTable:
         return self.ahead is not None and self.ahead.schedule.n_circulating > 0
 
     def begin_ahead(self, before: EpochIteration) -> EpochIteration | None:
-        """Begin the successor of an iteration before a loop requests it.
+        """Begin the successor of the iteration `before`, although no loop has requested it yet.
 
-        Return None if it must not begin now, because another iteration needs the workers.
+        Return None if there is no successor or no free slot, or if an iteration still needs the
+        workers.
         """
         plan = before.successor
         is_full = not self._free_slots
@@ -183,9 +204,10 @@ class IterationTable:
         return iteration
 
     def take_over(self, plan: EpochPlan) -> EpochIteration | None:
-        """Return the iteration begun ahead if it has this plan; its timer starts now.
+        """Return the iteration that was begun ahead if its plan is `plan`; restart its timer.
 
-        Otherwise cancel it, and return None.
+        If its plan is a different one, cancel the iteration and return None. Also return None if no
+        iteration was begun ahead.
         """
         iteration, self.ahead = self.ahead, None
         if iteration is None:
@@ -199,9 +221,11 @@ class IterationTable:
         return iteration
 
     def follow(self, iteration: EpochIteration, successor: EpochPlan | None) -> None:
-        """Record the successor of the latest iteration, and clear those of earlier iterations.
+        """Record `iteration` as the latest one, and `successor` as the plan that will follow it.
 
-        If this iteration does not have the foreseen plan, no successor is begun ahead.
+        The previous iteration loses its successor, so that only one iteration is begun ahead. If
+        the plan of `iteration` is not the one that was expected to follow the previous iteration,
+        the program seems not to loop over successive epochs, so no successor is begun ahead.
         """
         if self._latest is not None:
             self._latest.successor = None
@@ -210,18 +234,19 @@ class IterationTable:
         iteration.successor = successor if is_foreseen else None
 
     def cancel(self, iteration: EpochIteration, *, is_known: bool) -> None:
-        """Record that an iteration ended early, and set its flag for the workers.
+        """Record that an iteration is cancelled, and set its cancellation flag.
 
         A finalizer may call this in any thread at any moment. `is_known` is False in a forked child
-        of the process that owns the workers, and after `close`; the flag is then not set.
+        of the process that owns the workers, and after `close`. The flag is then not set.
         """
         if is_known and not iteration.is_cancelled:
-            self._words[iteration.slot] = 1  # at once: `take_ended` may be called much later
+            # Set the flag here already, because `take_ended` may be called much later.
+            self._words[iteration.slot] = 1
         iteration.timer.end()
         self.ended.append(iteration)
 
     def take_ended(self) -> Iterator[EpochIteration]:
-        """Yield the iterations cancelled since the last call, each once."""
+        """Mark and yield each iteration that `cancel` has recorded since the last call, once."""
         while self.ended:
             iteration = self.ended.popleft()
             if not iteration.is_cancelled:
@@ -242,7 +267,10 @@ class IterationTable:
             self._latest = None
 
     def restart_iterations(self) -> None:
-        """Reset watched iterations to their next step, without tasks; drop all others."""
+        """Remove all tasks, because the workers and blocks are replaced.
+
+        Iterations that have an iterator will resume at their next step. All others are dropped.
+        """
         while self.ended:
             self.ended.popleft().is_cancelled = True
         for iteration in self:
@@ -252,12 +280,12 @@ class IterationTable:
             iteration.known_to.clear()
             if iteration.is_cancelled:
                 self._drop(iteration)
-        self.ahead = None  # no loop has taken it over
+        self.ahead = None  # it had no iterator, so it was dropped
         self._free_slots = [slot for slot in range(N_SLOTS) if slot not in self._by_slot]
         self._words[:] = 0
 
     def stats_of(self, iteration: EpochIteration) -> LoadingStats:
-        """Return the figures of an iteration so far. Call it before its slot is reused."""
+        """Return the figures of an iteration so far. Call it before the slot is used again."""
         plan, timer = iteration.plan, iteration.timer
         row_bytes = sum(slot.row_bytes for slot in iteration.layout.fixed)
         words = self.counters.of(iteration.slot)

@@ -1,9 +1,10 @@
 """Workers that are threads of this process, with the interface of a WorkerPool.
 
-Each thread handles the same messages as a worker process and opens the dataset itself; the maps of
-blocks are shared, and so are the global generators of Python, NumPy and torch. User code in this
-process (in worker threads, or with num_workers=0) runs with generators seeded for its sample; a
-lock therefore lets only one thread run user code at a time.
+Each thread handles the same messages as a worker process, and opens the dataset itself. All threads
+share one memory map of each block (the shared memory for a batch). They also share the global
+random generators of Python, NumPy and torch with the program. User code that runs in this process
+(in a worker thread, or with num_workers=0) finds these generators seeded for its sample. Only one
+thread at a time may therefore run user code, and a lock ensures this.
 """
 
 from __future__ import annotations
@@ -42,7 +43,11 @@ from shardio.samples.view import SampleView
 
 
 class GeneratorLock:
-    """A lock on the global generators that restores the program's states on release."""
+    """A lock for the use of the global random generators.
+
+    When the lock is released, the generators get back the states that they had when the lock was
+    acquired.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -51,10 +56,11 @@ class GeneratorLock:
         self._states: States
 
     def take(self, is_unwanted: Callable[[], bool] = lambda: False) -> bool:
-        """Acquire the lock for this thread, first come, first served; release it with `end`.
+        """Acquire the lock for the calling thread; `end` releases it.
 
-        Return False, without the lock, once `is_unwanted()` is true; `wake` makes waiting threads
-        check it.
+        Threads get the lock in the order in which they have asked for it. A thread gives up when
+        `is_unwanted()` returns True, and this function then returns False; `wake` makes all waiting
+        threads call their `is_unwanted` again.
         """
         ticket, queue = object(), self._waiting
         with self._changed:
@@ -70,15 +76,18 @@ class GeneratorLock:
                 return True
             finally:
                 queue.remove(ticket)
-                self._changed.notify_all()  # another thread is now the first
+                self._changed.notify_all()  # another thread is now the first in the queue
 
     def wake(self) -> None:
-        """Make all waiting threads check `is_unwanted`."""
+        """Make all waiting threads call their `is_unwanted` again."""
         with self._changed:
             self._changed.notify_all()
 
     def end(self, thread: threading.Thread) -> None:
-        """Release the lock if `thread` holds it; the thread may never return from user code."""
+        """Release the lock if `thread` holds it.
+
+        Another thread may call this, because `thread` may hang in user code forever.
+        """
         with self._changed:
             if self._holder is thread:
                 restore_generators(self._states)
@@ -87,7 +96,10 @@ class GeneratorLock:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lock (reentrant) during the block; restore the states at its end."""
+        """Hold the lock during the `with` block; restore the generators' states at its end.
+
+        A thread that holds the lock already may call this again.
+        """
         thread = threading.current_thread()
         if self._holder is thread:
             states = generator_states()
@@ -104,7 +116,10 @@ class GeneratorLock:
 
     @contextlib.contextmanager
     def released(self) -> Iterator[None]:
-        """Release the lock during the block if this thread holds it."""
+        """Release the lock during the `with` block if the calling thread holds the lock.
+
+        At the end, acquire the lock again, and give the generators the states from the beginning.
+        """
         thread = threading.current_thread()
         if self._holder is not thread:
             yield
@@ -121,7 +136,7 @@ class GeneratorLock:
 GENERATOR_LOCK: Final = GeneratorLock()
 """The generator lock of this process."""
 
-# A forked child begins with the lock released.
+# In a forked child, nothing holds the lock at first: the threads of the parent do not exist there.
 os.register_at_fork(after_in_child=GENERATOR_LOCK.__init__)  # type: ignore[misc]
 
 
@@ -135,11 +150,15 @@ class _SharedState:
         self.answers: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self.is_closing = False
         self.maps: dict[int, BlockMap] = {}
-        """The map of each block, by the inode of its file."""
+        """For each block, the inode of the block's file -> the memory map of the block."""
         self._lock = threading.Lock()
 
     def call(self, key: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """Call a user function with the global generators seeded by `key`."""
+        """Call a user function with the global generators seeded by `key`.
+
+        Raises:
+            ClosedError: the pool was closed while this thread waited for the generators.
+        """
         if not GENERATOR_LOCK.take(lambda: self.is_closing):
             raise _closed()
         try:
@@ -148,8 +167,12 @@ class _SharedState:
             GENERATOR_LOCK.end(threading.current_thread())
 
     def map_of(self, fd: int, most_bytes: int | None) -> BlockMap:
-        """Return the map of a block, shared by all threads; the map owns `fd`."""
-        file = os.fstat(fd).st_ino  # unique while the file is mapped
+        """Return the memory map of a block; all threads get the same map.
+
+        Take ownership of `fd`, the file of the block: the first `fd` is closed when the map is
+        garbage-collected, a later one immediately.
+        """
+        file = os.fstat(fd).st_ino  # no other file gets this inode while the file is mapped
         with self._lock:
             if file in self.maps:
                 os.close(fd)
@@ -164,10 +187,10 @@ class _SharedState:
 
 
 def filler_in_main(batch_spec: BatchSpec, view: SampleView, **options: Any) -> Filler:
-    """Return a filler for the main process; it checks the lengths of files before it reads them.
+    """Return a filler for the main process, which checks the lengths of mapped files before reads.
 
-    Reading a truncated map kills the process. Worker processes need no check, because their crashes
-    are caught and reported.
+    If a mapped file was truncated, reading the missing part kills the process. Worker processes
+    need no check: the main process notices their crashes and reports them.
     """
     dataset = view.dataset
     cautions = dataset.files.check_lengths if dataset.access == "mmap" else None
@@ -191,22 +214,26 @@ class _ThreadWorker(BatchWorker):
         try:
             super()._accept_hello(lineage, fds, number)
         finally:
-            for fd in fds[: STACKS + 1]:  # already mapped; a worker process leaves this to its exit
+            # These files are mapped already, or not needed. A worker process need not close the
+            # descriptors, because its exit does.
+            for fd in fds[: STACKS + 1]:
                 os.close(fd)
 
     def _map_replies(self, fd: int, number: int) -> ReplyBuffer:
-        # Use private memory, because an abandoned thread may still run beside its successor.
+        # Use private memory instead of `fd`. A thread that hangs is abandoned, and may still write
+        # to its buffer while its successor with the same index runs.
         return ReplyBuffer(mmap.mmap(-1, mmap.PAGESIZE), 0)
 
     def _serve_stack_dumps(self, fd: int) -> None:
-        """Do nothing: the main process can read the stacks of its own threads."""
+        """Do nothing: `named_stacks` reads the stacks of the threads directly."""
 
 
 class ThreadWorkers(Closing):
     """A pool of `n_workers` threads that fill blocks, with the interface of a WorkerPool.
 
-    A thread cannot be stopped from outside: `close` waits up to GRACE_S for the threads to finish
-    their current samples, and abandons a thread that takes longer.
+    A thread cannot be stopped from outside. `close` waits up to GRACE_S until all threads end; a
+    thread that is running user code ends after its current sample. A thread that takes longer is
+    abandoned.
     """
 
     def __init__(self, n_workers: int, batch_spec: BatchSpec) -> None:
@@ -237,12 +264,13 @@ class ThreadWorkers(Closing):
         return inbox, thread
 
     def send(self, index: int, message: bytes, fds: Sequence[int] = ()) -> None:
-        """Send a message to worker `index` without blocking; the caller keeps its `fds`."""
+        """Send a message to worker `index`, without blocking. The caller keeps the `fds` open."""
         self._check_usable()
         if not fds:
             self._inboxes[index].put((message, ()))
             return
-        # Send copies, because the receiver owns its descriptors, as a worker process would.
+        # Send copies of the descriptors: the receiver owns the descriptors that it gets, as if it
+        # were a worker process.
         with interrupts_held(), contextlib.ExitStack() as on_failure:
             copies = []
             for fd in fds:
@@ -252,7 +280,7 @@ class ThreadWorkers(Closing):
             on_failure.pop_all()
 
     def wait(self, timeout_s: float | None = None) -> list[Event]:
-        """Wait for events and return at least one, or none after `timeout_s`."""
+        """Wait until there is an event; return all events, or none after `timeout_s`."""
         self._check_usable()
         answers = self._common.answers
         events: list[Event | None] = []
@@ -263,11 +291,15 @@ class ThreadWorkers(Closing):
                 events.append(answers.get_nowait())
         except queue.Empty:
             pass
-        self._check_usable()  # closed by another thread, or by a signal handler in this one
+        # While this thread waited, another thread or a signal handler may have closed the pool.
+        self._check_usable()
         return [event for event in events if event is not None]
 
     def named_stacks(self, fds: Sequence[int]) -> list[tuple[str, str]]:
-        """Return the name and Python stacks of each worker."""
+        """Return, for each worker, its name and the Python stack of its thread.
+
+        `fds` are not used; processes need them.
+        """
         frames = sys._current_frames()
         return [
             (f"worker {i} ({thread.name})", _stack(frames.get(thread.ident or 0)))
@@ -280,22 +312,24 @@ class ThreadWorkers(Closing):
         self._inboxes[index], self._threads[index] = self._start(index)
 
     def close(self) -> None:
-        """Stop all workers; see the class for busy ones."""
+        """Stop all workers. The docstring of the class says what happens to busy workers."""
         common = self._common
         if common.is_closing or this_process.pid != self._owner_pid:
             return
         with interrupts_held():
             common.is_closing = True
             GENERATOR_LOCK.wake()
-            common.answers.put(None)  # wakes up a `wait` in another thread
+            common.answers.put(None)  # if another thread is inside `wait`, it wakes up
             for inbox in self._inboxes:
                 inbox.put(None)
             end_s = time.monotonic() + GRACE_S
             for thread in self._threads:
-                if thread is not threading.current_thread():  # a finalizer may run in a worker
+                # The current thread may be a worker, if a finalizer has called `close`.
+                if thread is not threading.current_thread():
                     thread.join(max(0.0, end_s - time.monotonic()))
                     GENERATOR_LOCK.end(thread)
-            common.maps.clear()  # an abandoned thread keeps the maps that it uses
+            # An abandoned thread keeps its own references to the maps that it uses.
+            common.maps.clear()
 
     def _check_usable(self) -> None:
         if self._common.is_closing:
@@ -312,15 +346,15 @@ def _serve(
     inbox: queue.SimpleQueue[_Message | None],
     common: _SharedState,
 ) -> None:
-    """Handle the messages of the main process until it closes the pool."""
+    """Run worker `index`: handle the messages in `inbox` until the pool is closed."""
     try:
         with _ThreadWorker(index, batch_spec, common) as worker:
             while (letter := inbox.get()) is not None:
                 if common.is_closing:
-                    inbox.put(letter)  # discarded below
+                    inbox.put(letter)  # the end of this function closes its descriptors
                     break
                 worker.take(*letter)
-    except BaseException as error:  # noqa: BLE001  # sent to the main process as text
+    except BaseException as error:  # noqa: BLE001  # the pool's owner gets it as text
         text = "".join(traceback.format_exception(error))
         common.answers.put(Failed(index, text))
         common.answers.put(WorkerExit(index, None, None, 1))
@@ -331,7 +365,10 @@ def _serve(
 
 
 def _stack(frame: FrameType | None) -> str:
-    """Return a thread's stack in the order of `faulthandler`: the innermost call first."""
+    """Return the stack of a thread as text; as in `faulthandler`, the innermost call comes first.
+
+    `frame` is the innermost frame; None if the thread has not started yet.
+    """
     if frame is None:
         return "it is being started"
     lines = [

@@ -1,15 +1,20 @@
-"""A batch worker: receive a task, fill the block, reply. Imports neither tinygrad nor `__main__`.
+"""A batch worker: receive a task, fill a block with the batch of a step, send a reply.
 
-Tasks and replies are descriptors of 32 bytes; data stays in shared memory. The main process sends a
-`Task`, to fill a block with a batch; the worker replies with the first fields of a `TaskResult`. A
-message may have several tasks, or several replies if the first is QUICK. The payload of a reply (an
-error, skipped samples or schemas) follows it in the same message, or in a file (see
-`pack_message`). Other messages from the main process deliver the blocks' memory and the schemas
-that determine their layout.
+This module imports neither tinygrad nor the program's `__main__`.
 
-A worker collects quick replies in a `ReplyBuffer` for a moment before sending them. If the worker
-exits, the main process reads the buffer, so that finished tasks are not repeated. Repeating a task
-could fail: if a file was truncated meanwhile, a new worker cannot open the file.
+A block is a piece of shared memory for one batch. Tasks and replies are descriptors of 32 bytes;
+the data of batches stays in the blocks. The main process sends a `Task`, which names a block and
+the step whose batch the worker writes into the block. The worker replies with the first fields of a
+`TaskResult`. A message may contain several tasks. It may also contain several replies, but only if
+the first of the replies is QUICK. A reply can have a payload: an error, skipped samples or schemas.
+The payload follows the reply in the same message, or is sent in a file (see `pack_message`). Other
+messages from the main process deliver the memory of the blocks, and the schemas from which the
+worker computes the layout of batches.
+
+A worker collects the replies to quick tasks in a `ReplyBuffer` for a moment before it sends them.
+If the worker crashes, the main process reads the buffer, so that no finished task is repeated. A
+repeated task could fail although the first attempt succeeded: if a file was truncated in between, a
+new worker cannot open the file.
 """
 
 from __future__ import annotations
@@ -53,39 +58,47 @@ _DONE = struct.Struct("<HHIQQII")
 MARKS, CANCELLED, COUNTERS, KEPT, STACKS, TABLES = range(6)
 """Indices of the files that the main process shares with a worker.
 
-The files hold the marks of verified units, the cancellation flags, the counters, the reply buffers
-and the stack dump. The tables of the dataset's view follow from index TABLES on.
+MARKS has one byte per unit of the shards (a piece of a file with a hash of its own), which is 1 if
+the unit has been verified. CANCELLED has the cancellation flags of iterations, COUNTERS the
+counters of `CounterTable`, KEPT the reply buffers, and STACKS the stacks that the worker dumps on
+request. From index TABLES on, there is one file for each table of the dataset's view.
 """
 
 
 class RequestKind(IntEnum):
-    """The kind of a message from the main process."""
+    """The kind of a message from the main process.
 
-    FILL = 1
-    SCHEMA = 2  # run the transform on sample `step` of the view; reply with the result's schema
-    BLOCK = 3  # a block, whose descriptor is attached
-    LAYOUT = 4  # schemas for the layout follow; blocks have at most `step` bytes
-    HELLO = 5  # the shared files, for worker `block` of `n_rows` workers
-    PLAN = 6  # the plan of an iteration: a packed EpochPlan follows
-    CAUTION = 7  # run the next task row by row; the samples to skip follow, pickled
+    Every message begins with a `Task`. Some kinds use the fields of the `Task` for other values
+    than tasks do; the comments name these fields.
+    """
+
+    FILL = 1  # a task: fill a block with a batch
+    SCHEMA = 2  # a task: run user code on sample `step` of the view; reply with the schemas
+    BLOCK = 3  # the file of block `block` is attached
+    LAYOUT = 4  # pickled Schemas follow, for the layout; a block has at most `step` bytes
+    HELLO = 5  # the shared files are attached; the receiver is worker `block` of `n_rows`
+    PLAN = 6  # a packed EpochPlan follows, for the iteration in `slot`
+    CAUTION = 7  # pickled samples to skip follow; the next task is filled row by row
 
 
 class Status(IntEnum):
-    """The outcome of a task."""
+    """The outcome of a task, or READY."""
 
-    FILLED = 1  # the skipped samples follow, if there are any
+    FILLED = 1  # if samples were skipped, they follow as a payload
     FAILED = 2  # a pickled exception follows
-    CANCELLED = 3
-    SCHEMA = 4  # packed Schemas follow
-    READY = 5  # not a reply: the worker has started and opened the dataset
-    QUICK = 6  # FILLED within QUICK_NS; other replies may follow in the message
+    CANCELLED = 3  # the iteration was cancelled before the task began
+    SCHEMA = 4  # pickled Schemas follow
+    READY = 5  # not the reply to a task: the worker has started and handled HELLO
+    QUICK = 6  # as FILLED, within QUICK_NS; other replies may follow in the same message
 
 
 class Task(NamedTuple):
-    """A request to fill `block` with batch `step` of `epoch`, or another message without payload.
+    """A request to fill block `block` with batch `step` of epoch `epoch`.
 
-    `slot` identifies the iteration and its cancellation flag. `use` counts the tasks for this
-    block; the reply repeats the count, so that an outdated reply is noticed.
+    The same fields also begin every other message from the main process; `ask` is its RequestKind.
+    `slot` is the index of the iteration, and of the iteration's cancellation flag. `use` is the
+    number of tasks that have been sent for this block. The reply repeats `use`, so that the main
+    process notices an outdated reply.
     """
 
     ask: int
@@ -98,31 +111,35 @@ class Task(NamedTuple):
 
 
 pack_task = _TASK.pack
-"""Pack a task from the fields of a `Task`."""
+"""Return a task as bytes; the arguments are the fields of a `Task`."""
 
 
 pack_done = _DONE.pack
-"""Pack a reply, without its payload, from the fields of a `TaskResult` up to `n_rows`."""
+"""Return a reply without its payload as bytes; the arguments are those of a `TaskResult`, up to
+`n_rows`.
+"""
 
 
 def unpack_task(message: bytes) -> Task:
-    """Unpack the task at the start of a message."""
-    # `tuple.__new__`, because the constructor of a NamedTuple runs Python code and is slower.
+    """Return the task at the start of a message."""
+    # The constructor of a NamedTuple runs Python code, and is therefore slower than this call.
     return tuple.__new__(Task, _TASK.unpack_from(message))
 
 
 unpack_tasks = _TASK.iter_unpack
-"""Yield the fields of each task in a message of tasks."""
+"""Yield, for each task in a message, a tuple with the fields of a `Task`."""
 unpack_done = _DONE.unpack_from
-"""Return the packed fields of the reply at the start of a message."""
+"""Return a tuple of the fields `status` to `n_rows` of the reply at the start of a message."""
 unpack_dones = _DONE.iter_unpack
-"""Yield the packed fields of each reply in a message of replies without payloads."""
+"""Yield such a tuple for each reply in a message of replies without payloads."""
 
 
 class TaskResult(NamedTuple):
-    """The reply to a task: the block has n_rows rows and heap_bytes bytes of varying values.
+    """The reply to a task.
 
-    A worker sends the fields up to `n_rows`, followed by an error, schemas or skipped samples.
+    The block then has `n_rows` rows. It has `heap_bytes` bytes in its heap, the area at the end of
+    a block for values whose sizes vary. A worker sends the fields up to `n_rows`. The error, the
+    schemas or the skipped samples follow as a payload; the main process sets `worker`.
     """
 
     status: int
@@ -139,9 +156,9 @@ class TaskResult(NamedTuple):
 
 
 class WorkerLost(NamedTuple):
-    """The exit of a worker, which has been replaced; its tasks are lost.
+    """The unexpected exit of a worker. Its tasks are lost; another worker has taken its index.
 
-    `how` is a sentence that names the worker and its exit; `end` describes the exit alone.
+    `how` is a clause that names the worker and describes its exit; `end` only describes the exit.
     """
 
     worker: int
@@ -155,12 +172,16 @@ _ROOM: Final = mmap.PAGESIZE // DESCRIPTOR_BYTES - 1
 
 
 def kept_file(n_workers: int) -> int:
-    """Create a file of reply buffers, one page per worker; the caller owns the descriptor."""
+    """Create a file with a reply buffer of one page per worker; the caller owns the descriptor."""
     return sparse_memory_file(max(1, n_workers) * mmap.PAGESIZE, "the reply buffers")
 
 
 class ReplyBuffer:
-    """The quick replies that one worker has not sent yet, in a map of `kept_file`."""
+    """The replies to quick tasks that one worker has not sent yet.
+
+    `memory` is a memory map of the file that `kept_file` creates. The first word of a buffer is the
+    number of replies in it.
+    """
 
     def __init__(self, memory: mmap.mmap, worker: int) -> None:
         start = worker * mmap.PAGESIZE
@@ -177,12 +198,15 @@ class ReplyBuffer:
         n = self._words[_COUNT]
         start = (n + 1) * DESCRIPTOR_BYTES
         self._page[start : start + DESCRIPTOR_BYTES] = answer
-        self._words[_COUNT] = n + 1  # last, so that only complete replies are counted
+        # Update the count last, so that it never includes a reply that is not fully written.
+        self._words[_COUNT] = n + 1
 
     def take(self) -> bytes:
         """Return all replies, concatenated, and empty the buffer."""
         n = self._words[_COUNT]
-        self._words[_COUNT] = 0  # reset before sending: a reply must not be received twice
+        # The count is reset before the replies are sent, because the main process must not receive
+        # a reply twice.
+        self._words[_COUNT] = 0
         return bytes(self._page[DESCRIPTOR_BYTES : (n + 1) * DESCRIPTOR_BYTES])
 
 
@@ -214,12 +238,13 @@ class BatchWorker(Closing):
 
     def __init__(self, batch_spec: BatchSpec, send: Callable[[bytes], None]) -> None:
         self._batch_spec, self._send = batch_spec, send
-        # Open the main process's generation, even if a newer generation was published meanwhile.
+        # This opens the generation (the version of the dataset) that the main process has opened,
+        # even if a newer generation has been published since.
         self._dataset: Dataset = batch_spec.source.open()
         self._filler: Filler
         self._row_by_row: RowByRowFiller | None = None
         self._left_out: LeftOut | None = None
-        """The samples that the next task skips; None for an ordinary task."""
+        """The samples that the next task skips; None if the next task is an ordinary one."""
         self._cancelled = np.zeros(0, np.uint8)
         self._blocks: dict[int, BlockMap] = {}
         self._plans: dict[int, EpochPlan] = {}
@@ -228,10 +253,10 @@ class BatchWorker(Closing):
         self._counters: IterationCounters
         self._kept: ReplyBuffer
         self._start_error: Exception | None = None
-        """The error of opening the dataset, which every task reports."""
+        """The error that HELLO raised; it is then the result of every task."""
 
     def close(self) -> None:
-        """Close the decoders and files, then the dataset."""
+        """Close the filler with its decoders, drop the maps of blocks, and close the dataset."""
         if hasattr(self, "_filler"):
             self._filler.close()
         self._blocks.clear()
@@ -269,16 +294,17 @@ class BatchWorker(Closing):
             try:
                 self._accept_hello(message[DESCRIPTOR_BYTES:].decode(), fds, task.block)
                 self._filler.share_steps(task.n_rows)
-            except Exception as error:  # noqa: BLE001  # reported with the first reply
+            except Exception as error:  # noqa: BLE001  # every reply to a task reports it
                 self._start_error = error
-            # One byte more than a descriptor, because READY is not the reply to a task.
+            # The extra byte makes the message longer than a descriptor. The main process thus sees
+            # that READY is not the reply to a task.
             self._send(pack_done(Status.READY, 0, 0, 0, 0, 0, 0) + b".")
 
     def _do_all(self, tasks: bytes) -> None:
         """Run tasks one after the other; hold back replies to quick tasks for up to QUICK_NS.
 
-        Held-back replies are sent together. If user code runs, all replies are sent at once,
-        because the next task may hang.
+        Replies that were held back are sent in one message. If tasks run user code, each reply is
+        sent immediately, because the user code of the next task may hang.
         """
         may_wait = not self._batch_spec.runs_user_code
         end_ns = now_ns() + QUICK_NS
@@ -300,7 +326,11 @@ class BatchWorker(Closing):
             self._send(answers)
 
     def _accept_hello(self, lineage: str, fds: tuple[int, ...], number: int) -> None:
-        """Map the shared files, and check that the main process has opened the same dataset."""
+        """Map the shared files `fds`, and check that this worker has opened the same dataset.
+
+        `lineage` identifies the dataset that the main process has opened; `number` is the index of
+        this worker.
+        """
         self._serve_stack_dumps(fds[STACKS])
         self._cancelled = np.frombuffer(mmap.mmap(fds[CANCELLED], 0), np.uint8)
         self._counters = IterationCounters(fds[COUNTERS], number)
@@ -317,7 +347,7 @@ class BatchWorker(Closing):
             self._row_by_row = RowByRowFiller(self._filler, self._batch_spec.seed)
 
     def _do(self, task: Task) -> tuple[int, bytes]:
-        """Return the status of a task, and its reply."""
+        """Run a task; return the status, and the reply with its payload."""
         n_rows = heap_bytes = 0
         status, rest = _CANCELLED, b""
         try:
@@ -338,7 +368,9 @@ class BatchWorker(Closing):
         if self._layout is None:
             raise AssertionError("main sends the layout before the first batch")
         memory = self._blocks[task.block]
-        if self._layout.has_heap:  # blocks without a heap never grow
+        # Only a block with a heap (an area for values whose sizes vary) can grow. If another worker
+        # has enlarged the block, the new pages must be mapped here.
+        if self._layout.has_heap:
             memory.note_growth()
         plan, start_ns, rest = self._plans[task.slot], self._counters.start(), b""
         if self._row_by_row is None:
