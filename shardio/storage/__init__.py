@@ -1,5 +1,7 @@
-"""Local files: all changes to the file system (`fs`), and two access methods, "mmap" and "pread".
+"""Local files: all changes to the file system, and two methods to read shards: "mmap" and "pread".
 
-`file_access` chooses the access method, and opens and maps files; `content` gives readers one
-interface for both methods; `fs` also reads and writes the small files of manifests.
+With "mmap", a file is mapped into memory; with "pread", its parts are read by offset. `file_access`
+chooses the method for a file, opens it and maps it. `content` gives readers the same interface for
+both methods. `fs` makes all changes to the file system, and reads and writes the small files of
+manifests.
 """

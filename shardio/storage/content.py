@@ -1,11 +1,15 @@
-"""The content of a file, mapped (a memoryview) or read by offset (a PreadFile), and its columns.
+"""The content of a shard's file, and the columns in it.
 
-Slices of both are read-only memoryviews, and both have `nbytes`.
+The content is a memoryview if the file is mapped. It is a PreadFile if the file is read by offset
+(pread(2)). Both have the attribute `nbytes`, and the slices of both are read-only memoryviews.
 
-A PreadFile is read into buffers and never mapped. Reading a truncated file then raises an
-exception; reading a truncated map would kill the process. Datasets may have more shards than a
-process may have open files, so only a quarter of that limit is used for open descriptors. A file
-that is reopened must still be the same shard.
+A PreadFile reads into buffers and never maps the file. If the file was truncated, reading a
+PreadFile raises an exception, whereas reading a map would kill the process.
+
+A dataset may have more shards than a process may have open files. All PreadFiles together therefore
+keep at most a quarter of the allowed number of descriptors open. Beyond that, the descriptor that
+was opened first is *evicted*: it is closed, and the next read of its file opens the file again. The
+file must then still be the same shard.
 """
 
 from __future__ import annotations
@@ -34,26 +38,33 @@ from shardio.storage.file_access import (
 Rows = npt.NDArray[np.int64]
 
 _HEAD_BYTES: Final = 128
-"""The size of a shard's header fields, which include the file size, the hash of the section table
-and the content id."""
+"""The number of bytes at the start of a shard that contain all fields of its header, such as the
+file size, the hash of the section table and the content id. Equal bytes mean that a reopened file
+is the same shard."""
 
 _GAP_BYTES: Final = 8 << 10
-"""Rows separated by gaps of fewer bytes are read by one call, because copying this many bytes takes
-about as long as a system call."""
+"""The maximum distance between the starts of two small rows that are read by one call. Reading the
+unneeded bytes between the rows then takes at most about as long as a second system call."""
 _SPAN_BYTES: Final = 256 << 10
-"""The maximum size of one read of several rows, so that its buffer stays in the CPU cache."""
+"""The maximum number of bytes that one call reads for several small rows. The buffer for these
+bytes then stays in the CPU cache until the rows are copied."""
 _SMALL_ROW_BYTES: Final = 2 << 10
+"""Rows with fewer bytes are called small."""
 _MIN_ROWS_IN_SPAN: Final = 4
-"""The minimum number of rows for a joint read. With fewer rows, each is read by its own call,
-because picking rows from a buffer takes as long as a few calls."""
+"""The minimum number of small rows to read by one call. Fewer rows are read by one call per row,
+because copying rows from a buffer takes as long as a few calls."""
 _MAX_BUFFERS: Final = os.sysconf("SC_IOV_MAX")
+"""The maximum number of buffers that one call of preadv(2) can fill."""
 
 _MAX_OPEN: Final = 4096
 _MIN_OPEN: Final = 4
 
 
 class _Descriptor:
-    """An open file, closed with its last reference: a running read may outlast its eviction."""
+    """A descriptor of an open file. It is closed when the last reference to this object is gone.
+
+    Evicting it only drops a reference, because another thread may still be reading with it.
+    """
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -61,9 +72,10 @@ class _Descriptor:
 
 
 class PreadFile:
-    """A file that is read by offset. It owns its descriptor, which may be evicted and reopened.
+    """A file that is read by offset. Thread-safe.
 
-    Thread-safe.
+    Owns a descriptor of the file. If the descriptor was evicted, the next read opens the file
+    again.
 
     Raises:
         ShardNotFound: there is no such file.
@@ -74,7 +86,7 @@ class PreadFile:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._absolute = os.path.abspath(path)  # to be reopened after a chdir
+        self._absolute = os.path.abspath(path)  # the file may be opened again after a chdir
         self._descriptor: _Descriptor | None = None
         descriptor = _Descriptor(_open(self._absolute, path))
         self.state = FileState.of(os.fstat(descriptor.fd))
@@ -85,7 +97,7 @@ class PreadFile:
         self._keep(descriptor)
 
     def __getitem__(self, part: slice) -> memoryview:
-        """Read a part of the file into memory that the caller owns."""
+        """Return a part of the file, which is read into new memory."""
         start, stop, _ = part.indices(self.nbytes)
         n_bytes = max(0, stop - start)
         descriptor = self._descriptor or self._open_again()
@@ -96,16 +108,17 @@ class PreadFile:
             found = b""
         if len(found) == n_bytes:
             return memoryview(found)
-        # After a short read or a lost connection, read everything again.
+        # The call failed or read too few bytes: read the whole part again.
         buffer = bytearray(n_bytes)
         self.read_into(memoryview(buffer), start)
         return memoryview(buffer).toreadonly()
 
     def read_rows(self, offset: int, stride: int, rows: Rows, out: npt.NDArray[np.uint8]) -> None:
-        """Read rows of a table in the file, in any order, into the rows of `out`.
+        """Read rows of a table in the file: row `rows[i]` of the table is read into `out[i]`.
 
-        `offset` is the file offset of row 0, and `stride` the distance between rows, in bytes.
-        `out` is a C-contiguous 2-D array; its width is the number of bytes to read per row.
+        The indices in `rows` may have any order. `offset` is the file offset of row 0. `stride` is
+        the distance between the starts of two rows, in bytes. `out` is a C-contiguous 2-D array;
+        its width is the number of bytes to read per row.
         """
         if len(rows):
             lines = np.argsort(rows, kind="stable")
@@ -114,10 +127,11 @@ class PreadFile:
     def read_ascending(
         self, offset: int, stride: int, rows: Rows, out: npt.NDArray[np.uint8], lines: Rows
     ) -> None:
-        """Read one or more ascending `rows` as `read_rows` does; `rows[i]` goes to `out[lines[i]]`.
+        """Read rows as `read_rows` does, but row `rows[i]` is read into `out[lines[i]]`.
 
-        Large rows are read directly into `out`, consecutive rows by one call. Small rows that are
-        close together are read into a buffer by one call, and copied.
+        `rows` has at least one index, and the indices ascend. Large rows are read directly into
+        `out`; rows that follow each other in the file are read by one call. Small rows that are
+        close together are read into a buffer by one call, and then copied to `out`.
         """
         n_bytes = out.shape[1]
         try:
@@ -137,7 +151,7 @@ class PreadFile:
     def _read_small(
         self, offset: int, stride: int, rows: Rows, out: npt.NDArray[np.uint8], lines: Rows
     ) -> None:
-        """Read small rows together with the gaps between them, then copy the rows out."""
+        """Read small rows; those that are close together by one call, which also reads the gaps."""
         span = int(rows[-1] - rows[0]) * stride
         if span <= _SPAN_BYTES and span <= _GAP_BYTES * len(rows):
             self._read_span(offset, stride, rows, out, lines)
@@ -164,7 +178,7 @@ class PreadFile:
         out[lines] = (span if stride == size else span[:, :size])[rows - first]
 
     def _read_each(self, offsets: Rows, out: npt.NDArray[np.uint8], lines: Rows) -> None:
-        """Read scattered rows directly into `out`, by one call each."""
+        """Read the rows at the file offsets `offsets` directly into `out`, by one call per row."""
         size, flat = out.shape[1], out.reshape(-1).data
         for start, offset in zip((lines * size).tolist(), offsets.tolist(), strict=True):
             self._read_all([flat[start : start + size]], size, offset)
@@ -172,7 +186,10 @@ class PreadFile:
     def _read_sequences(
         self, offset: int, rows: Rows, out: npt.NDArray[np.uint8], lines: Rows
     ) -> None:
-        """Read rows without padding by one call for each run of consecutive rows."""
+        """Read rows without padding; rows that follow each other in the file are read by one call.
+
+        The stride of the rows is the width of `out`.
+        """
         size, flat = out.shape[1], out.reshape(-1).data
         for part in _split_where(rows[1:] - rows[:-1] != 1):
             start, numbers = offset + int(rows[part.start]) * size, lines[part].tolist()
@@ -186,7 +203,10 @@ class PreadFile:
                 self._read_all(some, len(some) * size, start + i * size)
 
     def _read_all(self, views: list[memoryview], n_bytes: int, offset: int) -> None:
-        """Fill buffers of `n_bytes` in total with the bytes at `offset`."""
+        """Fill `views`, which have `n_bytes` in total, with the bytes of the file from `offset` on.
+
+        The buffers are filled one after the other.
+        """
         descriptor = self._descriptor or self._open_again()
         try:
             n_read = os.preadv(descriptor.fd, views, offset)
@@ -202,7 +222,7 @@ class PreadFile:
             offset += view.nbytes
 
     def read_into(self, view: memoryview, offset: int) -> None:
-        """Fill a buffer with the bytes at `offset`, in as many calls as needed."""
+        """Fill a buffer with the bytes of the file from `offset` on, by as many calls as needed."""
         done, n_failures = 0, 0
         while done < view.nbytes:
             descriptor = self._descriptor or self._open_again()
@@ -226,7 +246,11 @@ class PreadFile:
         return error.at(offset=offset)
 
     def _allow_reopen(self, error: OSError, n_failures: int = 0) -> None:
-        """Drop the descriptor after ESTALE, to reopen it; raise any other error with the path."""
+        """Handle an error of a read: after ESTALE, drop the descriptor to have the file reopened.
+
+        Any other error is raised again, with the path; so is ESTALE if an earlier attempt failed
+        (`n_failures`).
+        """
         if error.errno != errno.ESTALE or n_failures:
             raise OSError(error.errno, os.strerror(error.errno or 0), self.path) from error
         self._descriptor = None
@@ -251,7 +275,7 @@ class PreadFile:
         return descriptor
 
     def _keep(self, descriptor: _Descriptor) -> None:
-        """Keep a descriptor for further reads; evict the oldest beyond the limit."""
+        """Keep a descriptor for further reads; if too many are kept, evict the oldest ones."""
         self._descriptor = descriptor
         _files_with_descriptor.append(weakref.ref(self))
         most = _max_open()
@@ -260,11 +284,14 @@ class PreadFile:
 
 
 _files_with_descriptor: Final[deque[weakref.ref[Any]]] = deque()
-"""The files that hold an open descriptor, in the order in which they were opened."""
+"""Weak references to the files that keep a descriptor open, in the order of opening."""
 
 
 def _split_where(is_cut: npt.NDArray[np.bool_]) -> Iterator[slice]:
-    """Yield the slices of a sequence that is cut after each item marked in `is_cut`."""
+    """Cut a sequence after each item for which `is_cut` is True; yield the slices.
+
+    `is_cut` has a bool for each item but the last.
+    """
     start = 0
     for end in (np.flatnonzero(is_cut) + 1).tolist():
         yield slice(start, end)
@@ -273,14 +300,17 @@ def _split_where(is_cut: npt.NDArray[np.bool_]) -> Iterator[slice]:
 
 
 def _max_open() -> int:
-    """Return a quarter of the current limit on open files of this process, within bounds."""
+    """Return the number of descriptors to keep open: a quarter of the limit of this process.
+
+    The number is at least `_MIN_OPEN` and at most `_MAX_OPEN`.
+    """
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     share = _MAX_OPEN if soft == resource.RLIM_INFINITY else soft // 4
     return max(_MIN_OPEN, min(share, _MAX_OPEN))
 
 
 def _evict_descriptor() -> bool:
-    """Drop the oldest open descriptor; return False if there is none."""
+    """Evict the descriptor that was opened first; return False if no descriptor is kept."""
     try:
         file = _files_with_descriptor.popleft()()
     except IndexError:
@@ -291,7 +321,7 @@ def _evict_descriptor() -> bool:
 
 
 def _open(absolute: str, path: str) -> int:
-    """Open a file, evicting kept descriptors if the limit on open files is reached."""
+    """Open a file; while the limit on open files is reached, evict a descriptor and try again."""
     while True:
         try:
             return open_shard(absolute, path)
@@ -304,7 +334,10 @@ Content = memoryview | PreadFile
 
 
 def open_content(path: str, access: Access) -> tuple[Content, FileState]:
-    """Open a whole file, mapped or read by offset according to `access` and the file system."""
+    """Open a file; return its content and its state.
+
+    `choose_access` decides whether the file is mapped or read by offset.
+    """
     if choose_access(path, access) == "mmap":
         return map_file(path)
     file = PreadFile(path)
@@ -312,10 +345,12 @@ def open_content(path: str, access: Access) -> tuple[Content, FileState]:
 
 
 class StoredColumn(NamedTuple):
-    """A column of one shard: `n_rows` rows of `shape` and `dtype`, `stride` bytes apart.
+    """A column of one shard: the values of a field whose values all have the same size.
 
-    If the file is not mapped and was truncated, methods raise ShardChanged; the error names field
-    and row.
+    The column has `n_rows` rows, which are arrays of `shape` and `dtype`. `offset` is the file
+    offset of row 0, and `stride` is the distance between the starts of two rows, in bytes. If the
+    file is not mapped and was truncated, the methods raise ShardChanged; the error has the name of
+    the field and the index of the row.
     """
 
     name: str
@@ -327,7 +362,7 @@ class StoredColumn(NamedTuple):
     shape: tuple[int, ...]
 
     def whole(self) -> npt.NDArray[Any]:
-        """Return all rows, read-only: a view of the map, or a copy."""
+        """Return all rows as a read-only array: a view if the file is mapped, otherwise a copy."""
         if not isinstance(self.content, memoryview):
             return _locked(self.rows(np.arange(self.n_rows)))
         strides = (self.stride, *np.empty(self.shape, self.dtype).strides)
@@ -335,7 +370,7 @@ class StoredColumn(NamedTuple):
         return np.ndarray((self.n_rows, *self.shape), self.dtype, self.content, offset, strides)
 
     def rows(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Return copies of some rows."""
+        """Return copies of the rows at the indices `numbers`."""
         if isinstance(self.content, memoryview):
             found: npt.NDArray[Any] = self.whole()[numbers]
             return found
@@ -349,7 +384,7 @@ class StoredColumn(NamedTuple):
         return out.reshape(-1).view(self.dtype).reshape(len(numbers), *self.shape)
 
     def row(self, number: int) -> Any:
-        """Return one row, read-only; a NumPy scalar if the shape is ()."""
+        """Return the row at the index `number`, read-only; a NumPy scalar if the shape is ()."""
         if isinstance(self.content, memoryview):
             return self.whole()[number]
         return _locked(self.rows(np.array([number])))[0]

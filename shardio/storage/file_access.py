@@ -1,7 +1,10 @@
 """Open shard files, choose a safe access method for them, map them and prefetch them.
 
-mmap(2) is called directly, because Python's `mmap` keeps a descriptor open for each map and can
-neither reserve addresses nor map at a fixed address. All processes share the page cache.
+To *map* a file means to make it readable as memory of this process by mmap(2); a *map* is the range
+of addresses of such a file. mmap(2) is called by ctypes, because Python's module `mmap` keeps a
+descriptor open for each map, and can neither reserve addresses nor map a file to given addresses.
+A map takes no memory of its own: its pages are in the kernel's page cache, which all processes
+share.
 """
 
 from __future__ import annotations
@@ -49,9 +52,10 @@ class FileState(NamedTuple):
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
     def check(self, now: FileState, path: str) -> None:
-        """Raise ShardChanged if the current state of the path is of another file or size.
+        """Raise ShardChanged if `now`, the current state of the path, has another file or size.
 
-        The modification time is ignored, because hashes detect and locate changed content.
+        The modification time is not compared. If the content of the file was changed, the hashes
+        detect this and locate the change.
         """
         if self[:2] != now[:2]:
             raise ShardChanged(
@@ -73,9 +77,11 @@ def resized_error(path: str, expected: int, found: int) -> ShardChanged:
 
 
 def check_length(path: str, opened: FileState) -> None:
-    """Raise ShardChanged if a mapped file was truncated: reading a missing page kills the process.
+    """Raise ShardChanged if a mapped file was truncated after it was opened.
 
-    Deleting or replacing the file is harmless, because the map keeps the opened file alive.
+    `opened` is the state of the file when it was opened. A process that reads a page of the map
+    beyond the new end of the file is killed. Deleting the file or replacing it by another one does
+    no harm, because the map keeps the opened file alive.
     """
     try:
         now = os.stat(path)
@@ -86,13 +92,15 @@ def check_length(path: str, opened: FileState) -> None:
 
 
 def open_shard(path: str, name: str = "") -> int:
-    """Open a file for reading; the caller owns the descriptor. `name` is its name in messages.
+    """Open a shard's file for reading; return the descriptor, which the caller owns.
 
-    Raises ShardNotFound if the file does not exist, or is not a regular file.
+    `name` is the name of the file in messages, by default `path`. Raises ShardNotFound if the file
+    does not exist, or is not a regular file.
     """
     name = name or path
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # never wait for a pipe
+        # O_NONBLOCK: if the path is a pipe, do not wait until a process writes to the pipe.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError as error:
         raise ShardNotFound(f"{name}: there is no such shard") from error
     except OSError as error:
@@ -123,7 +131,7 @@ UNSAFE_FILE_SYSTEMS: Final[dict[int, str]] = {
     0x5346414F: "AFS (OpenAFS)",
     0x6B414653: "AFS (kernel)",
     0x73757245: "Coda",
-    # src/stat.c of GNU coreutils, which marks them as remote
+    # src/stat.c of GNU coreutils, which marks these file systems as remote
     0x0BD00BD0: "Lustre",
     0x19830326: "BeeGFS (FhGFS)",
     0x47504653: "GPFS",
@@ -133,9 +141,11 @@ UNSAFE_FILE_SYSTEMS: Final[dict[int, str]] = {
     0xBACBACBC: "VMware shared folders",
     0x7C7C6673: "Parallels shared folders",
 }
-"""Names of file systems on which mapping is unsafe, by `f_type` of statfs(2). The server or another
-client can truncate a file without this kernel's knowledge; after a lost connection, reading a
-mapped page raises SIGBUS.
+"""The names of the file systems on which mapping a file is unsafe, by their `f_type` of statfs(2).
+
+On these file systems, the server or another client can truncate a file without this kernel's
+knowledge, and the connection to the server can be lost. In both cases, a process that reads a
+mapped page is killed by SIGBUS.
 """
 
 _STATFS_BYTES: Final = 256  # larger than any struct statfs, which begins with f_type
@@ -148,13 +158,17 @@ def file_system_type(path: str) -> int | None:
         return None
     found = ctypes.create_string_buffer(_STATFS_BYTES)
     if statfs(os.fsencode(path), found) != 0:
-        return None  # opening the file reports that it is missing
+        return None  # usually, the file is missing: opening it will raise the error
     return ctypes.c_uint32.from_buffer(found).value
 
 
 def choose_access(path: str, access: Access) -> Literal["mmap", "pread"]:
-    """Resolve "auto" for a file or folder: "pread" on UNSAFE_FILE_SYSTEMS, else "mmap"."""
-    given: object = access  # a user's value may be an array, for which == returns no bool
+    """Return the access method for a file, or for the files of a folder: "mmap" or "pread".
+
+    For "auto", this is "pread" on the UNSAFE_FILE_SYSTEMS and "mmap" on all others. Otherwise, it
+    is the value of `access`.
+    """
+    given: object = access  # a user may pass an array, and comparing it by == returns no bool
     if not isinstance(given, str) or given not in ACCESS:
         raise InvalidArgument(f"access must be one of {', '.join(ACCESS)}; found {access!r}")
     if access != "auto":
@@ -172,14 +186,15 @@ _FAILED: Final = ctypes.c_void_p(-1).value
 
 
 def map_file(path: str) -> tuple[memoryview, FileState]:
-    """Map a whole file for reading; it is unmapped with the last view.
+    """Map a whole file for reading; return a view of the map, and the state of the file.
 
-    No descriptor stays open: datasets may have more shards than a process may have open files.
+    The file is unmapped when the last view of the map is gone. The descriptor is closed at once,
+    because a dataset may have more shards than a process may have open files.
 
     Raises:
         ShardNotFound, ShardIncomplete: there is no such file, or it is empty.
         UnsupportedEnvironment: the kernel's limit on the number of maps is reached.
-        InsufficientMemory: this process has no free address range of that size.
+        InsufficientMemory: this process has no free address range of the file's size.
     """
     fd = open_shard(path)
     try:
@@ -191,7 +206,7 @@ def map_file(path: str) -> tuple[memoryview, FileState]:
     finally:
         os.close(fd)
     whole = (ctypes.c_ubyte * n_bytes).from_address(address)
-    # Do not unmap at exit: other threads may still be reading.
+    # Do not unmap the file when the interpreter exits: other threads may still be reading it.
     weakref.finalize(whole, unmap, address, n_bytes).atexit = False
     return memoryview(whole).cast("B").toreadonly(), FileState.of(status)
 
@@ -206,38 +221,47 @@ def max_maps() -> int:
 
 
 def map_over(address: int, n_bytes: int, fd: int) -> None:
-    """Map the start of a file, for reading and writing, over an existing map."""
+    """Map the first `n_bytes` of a file to `address`, in place of the map that is there already.
+
+    The new map can be read and written.
+    """
     flags = mmap.MAP_SHARED | _MAP_FIXED
     _mmap(address, n_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0, "")
 
 
 def drop_pages(view: memoryview) -> None:
-    """Drop the pages of a mapped file from this process's memory; the page cache keeps them."""
+    """Remove the pages of a mapped file from this process; the page cache keeps the pages.
+
+    `view` is a view of the whole map, as `map_file` returns it. Views of other memory are ignored.
+    """
     if isinstance(view.obj, ctypes.Array) and hasattr(mmap, "MADV_DONTNEED"):
         _LIBC.madvise(ctypes.addressof(view.obj), view.nbytes, mmap.MADV_DONTNEED)
 
 
 def disable_readahead(view: memoryview) -> None:
-    """Disable read-ahead for a mapped file (MADV_RANDOM)."""
+    """Disable read-ahead for a mapped file (MADV_RANDOM).
+
+    `view` is a view of the whole map, as `map_file` returns it. Views of other memory are ignored.
+    """
     if isinstance(view.obj, ctypes.Array):
         disable_readahead_at(ctypes.addressof(view.obj), view.nbytes)
 
 
 def reserve(n_bytes: int) -> int:
-    """Reserve `n_bytes` of address space without memory; return the address.
+    """Reserve a range of `n_bytes` addresses, which takes no memory; return the first address.
 
-    Raises InsufficientMemory if this process has no address range of that size left.
+    Raises InsufficientMemory if this process has no free address range of this size.
     """
     return _mmap(None, n_bytes, _PROT_NONE, _ANONYMOUS, -1, 0, "")
 
 
 def clear_reserved(address: int, n_bytes: int) -> None:
-    """Unmap files from reserved addresses; the addresses stay reserved."""
+    """Unmap the files that are mapped to reserved addresses; the addresses stay reserved."""
     _mmap(address, n_bytes, _PROT_NONE, _ANONYMOUS | _MAP_FIXED, -1, 0, "")
 
 
 def map_fixed(address: int, n_bytes: int, fd: int, offset: int, path: str) -> None:
-    """Map a part of a file for reading at reserved addresses.
+    """Map `n_bytes` of a file, from `offset` on, to reserved addresses for reading.
 
     Raises UnsupportedEnvironment if the kernel's limit on the number of maps is reached.
     """
@@ -256,7 +280,7 @@ def disable_readahead_at(address: int, n_bytes: int) -> None:
 
 
 def lazy_zeros(n_bytes: int) -> npt.NDArray[np.uint8]:
-    """Return `n_bytes` of zeros; a page takes memory only once it is written to."""
+    """Return an array of `n_bytes` zeros; each page of it takes memory only after it is written."""
     return np.frombuffer(mmap.mmap(-1, max(1, n_bytes), flags=_ANONYMOUS), np.uint8)[:n_bytes]
 
 
@@ -276,7 +300,10 @@ _LIBC: Final = _libc()
 def _mmap(
     address: int | None, n_bytes: int, prot: int, flags: int, fd: int, offset: int, path: str
 ) -> int:
-    """Call mmap(2); return the address, or raise the error for its errno."""
+    """Call mmap(2) and return the address of the map; raise an exception if the call fails.
+
+    `path` names the file in messages; it is empty if the caller does not know the path.
+    """
     found = _LIBC.mmap(address, n_bytes, prot, flags, fd, offset)
     if found != _FAILED and found is not None:
         return int(found)
@@ -298,7 +325,10 @@ def _mmap(
 
 
 def _mapped_bytes() -> int:
-    """Return the size of this process's address space, as RLIMIT_AS counts it; 0 if unknown."""
+    """Return the number of addresses that this process uses, in bytes; 0 if it is unknown.
+
+    RLIMIT_AS limits this number.
+    """
     try:
         return int(Path("/proc/self/statm").read_bytes().split()[0]) * mmap.PAGESIZE
     except OSError:
@@ -308,18 +338,21 @@ def _mapped_bytes() -> int:
 PAGE_BYTES: Final = 4096
 
 END_BYTES: Final = 32 << 10
-"""The bytes to prefetch from the end of a shard: its schema, and the table of its sections."""
+"""The number of bytes to prefetch from the end of a shard. In most shards, they contain the schema,
+the section table and the last page."""
 _N_PROBED: Final = 4
+"""The approximate number of shards that `prefetch_ends` tests first."""
 
 ADVICE_BYTES: Final = 128 << 10
-"""The default read-ahead of Linux, which is also the maximum that one posix_fadvise call reads."""
+"""The number of bytes per call of posix_fadvise(2). One call reads no more than the read-ahead size
+of the disk, and Linux sets this size to 128 KiB by default."""
 
 
 def is_cached(fd: int, offset: int) -> bool | None:
-    """Return True if the page at an offset is in the page cache; None if this cannot be determined.
+    """Return True if the page of a file at `offset` is in the page cache; None if this is unknown.
 
-    Unlike mincore(2), this works for files of other users. Past the end of the file, return True,
-    because there is nothing to wait for.
+    Unlike mincore(2), this function works for files of other users. For an offset beyond the end of
+    the file, it returns True, because reading there does not wait for the disk.
     """
     try:
         os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT)
@@ -331,7 +364,7 @@ def is_cached(fd: int, offset: int) -> bool | None:
 
 
 def prefetch_range(fd: int, offset: int, n_bytes: int) -> None:
-    """Start reading a part of a file into the page cache, without waiting."""
+    """Start to read a part of a file into the page cache, but do not wait for the disk."""
     if not hasattr(os, "posix_fadvise"):
         return
     advice = os.POSIX_FADV_WILLNEED
@@ -340,10 +373,12 @@ def prefetch_range(fd: int, offset: int, n_bytes: int) -> None:
 
 
 def prefetch_ends(paths: Sequence[str]) -> None:
-    """Start reading the beginnings and ends of shards, except those in the page cache.
+    """Start to read the first page and the end of each shard into the page cache.
 
-    Otherwise opening shards one by one waits for the disk each time. Errors are ignored, because
-    opening the file reports them. Links are skipped: their targets are unchecked, and opening a
+    The disk then reads many shards at once. Otherwise, a program that opens the shards one by one
+    waits for the disk at each of them. A few shards are tested first; if their first pages and ends
+    are in the page cache, nothing is read. Errors are ignored, because opening the file later
+    raises them. Symbolic links are skipped: it was not checked where a link leads, and opening a
     device may have side effects.
     """
     step = max(1, len(paths) // _N_PROBED)
@@ -353,7 +388,11 @@ def prefetch_ends(paths: Sequence[str]) -> None:
 
 
 def _ends_are_cached(path: str, *, is_asked: bool) -> bool:
-    """Prefetch both ends of a file if `is_asked`; otherwise return True if both are cached."""
+    """Return True if the first page and the end of a file are cached; do not read them.
+
+    With `is_asked`, prefetch both and return True. Links, and files that cannot be opened, count as
+    cached.
+    """
     with contextlib.suppress(OSError, ShardioError):
         if os.path.islink(path):
             return True

@@ -1,12 +1,14 @@
 """All changes to the file system: every write, fsync, rename and removal goes through `perform`.
 
-`perform` receives the name of each system call and the path that the call changes. `perform` adds
-the path to an OSError, because the system omits the path for a write, and adds the limit if
-RLIMIT_FSIZE was reached. Tests and the tools that prove crash safety replace `perform` to count the
-calls, to make a call fail, or to kill the process at a call.
+The arguments of `perform` are the name of a system call, the path of the file or folder that the
+call changes, and the function that makes the call. If the call fails, `perform` adds the path to
+the OSError, because the error of a failed write does not name the file. If the call fails because a
+file would exceed RLIMIT_FSIZE, `perform` also adds this limit to the message. Tests, and the tools
+that prove crash safety, replace `perform`: they count the calls, let one of the calls fail, or kill
+the process at one of the calls.
 
-Small JSON files, such as `dataset.json`, contain their own digest: they are written atomically and
-checked when read.
+Small JSON files, such as `dataset.json`, contain a digest of their own content. They are written
+atomically, and a reader checks the digest.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
 
 BUFFER_BYTES = 64 << 10
 _TRIES = 3
-"""Attempts to empty a folder while another process writes into it."""
+"""The maximum number of times that `remove_tree` tries to remove a folder. A try fails if another
+process adds a file to the folder in the meantime."""
 
 _RENAME: Final = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
 _NO_REPLACE, _EXCHANGE = 1, 2  # flags of renameat2(2)
@@ -45,9 +48,10 @@ R = TypeVar("R")
 
 
 def perform(call: str, path: str, function: Callable[P, R], *given: P.args, **named: P.kwargs) -> R:
-    """Make a system call that changes the file or folder at `path`.
+    """Call `function`, which makes a system call that changes the file or folder at `path`.
 
-    An OSError names `path` unless the error names another file already.
+    `call` is the name of the system call; only functions that replace `perform` use it. If the
+    function raises an OSError that names no file, `path` is added to the error.
     """
     try:
         return function(*given, **named)
@@ -61,15 +65,19 @@ def perform(call: str, path: str, function: Callable[P, R], *given: P.args, **na
 def max_file_bytes() -> int | None:
     """Return the largest file size allowed for this process (RLIMIT_FSIZE); None if unlimited.
 
-    The limit also applies to memory files. Python ignores SIGXFSZ, so a write beyond the limit
-    fails with EFBIG and does not kill the process.
+    The limit also applies to files that exist only in memory (memfd_create(2)). Python ignores the
+    signal SIGXFSZ. Therefore, a write beyond the limit fails with EFBIG, but does not kill the
+    process.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     return None if soft == resource.RLIM_INFINITY else soft
 
 
 def explain_file_limit(error: OSError, n_bytes: int | None = None) -> None:
-    """Add the limit, the needed size (n_bytes, if known) and a remedy to an EFBIG error."""
+    """Add the limit on file sizes, and a remedy, to the message of an EFBIG error.
+
+    `n_bytes` is the size that the file needs; None if it is unknown. Other errors stay unchanged.
+    """
     most = max_file_bytes()
     if error.errno != errno.EFBIG or most is None:
         return
@@ -78,11 +86,11 @@ def explain_file_limit(error: OSError, n_bytes: int | None = None) -> None:
         f"{os.strerror(errno.EFBIG)}: it needs {need} bytes, and RLIMIT_FSIZE allows {most}: "
         "raise that limit (`ulimit -f unlimited`)"
     )
-    error.args = (error.errno, error.strerror)  # `args` is what pickle stores
+    error.args = (error.errno, error.strerror)  # pickle stores `args`, not `strerror`
 
 
 class _File(io.FileIO):
-    """A file whose writes go through `perform`."""
+    """A file whose writes and truncations go through `perform`."""
 
     def __init__(self, path: str, file: str | int, mode: str) -> None:
         self._path = path
@@ -100,16 +108,19 @@ class _File(io.FileIO):
 
 
 def create(path: str | os.PathLike[str], *, replace: bool = False) -> IO[bytes]:
-    """Create a file for writing; the caller owns it.
+    """Create a file and open it for writing; the caller owns the returned file object.
 
-    With `replace`, an existing file is emptied; otherwise it raises FileExistsError.
+    If the file exists already, FileExistsError is raised; with `replace`, it is emptied instead.
     """
     place, mode = os.fspath(path), "wb" if replace else "xb"
     return io.BufferedWriter(perform("create", place, _File, place, place, mode), BUFFER_BYTES)
 
 
 def create_private(path: str | os.PathLike[str], mode: int = 0o600) -> IO[bytes]:
-    """Create a file with the permissions `mode` for writing; raise FileExistsError if it exists."""
+    """Create a file with the permissions `mode` and open it for writing.
+
+    The caller owns the returned file object. Raises FileExistsError if the file exists already.
+    """
     place = os.fspath(path)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     fd = perform("create", place, os.open, place, flags, mode)
@@ -117,13 +128,19 @@ def create_private(path: str | os.PathLike[str], mode: int = 0o600) -> IO[bytes]
 
 
 def update(path: str | os.PathLike[str]) -> io.FileIO:
-    """Open an existing file, unbuffered, to change its content; the caller owns it."""
+    """Open an existing file, without a buffer, to change its content.
+
+    The caller owns the returned file object.
+    """
     place = os.fspath(path)
     return _File(place, place, "r+b")
 
 
 def open_lock_file(path: str) -> int:
-    """Open a lock file for reading and writing; create it if it is missing."""
+    """Open a lock file for reading and writing; create the file if it is missing.
+
+    The caller owns the returned descriptor.
+    """
     flags = os.O_RDWR | os.O_CLOEXEC
     try:
         return os.open(path, flags)
@@ -132,13 +149,16 @@ def open_lock_file(path: str) -> int:
 
 
 def copy(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Copy the content of a file to a new file; the caller syncs the new file."""
+    """Copy the content of a file to a new file. The new file is not synced; the caller does so."""
     with open(source, "rb") as old, create(target) as new:
         shutil.copyfileobj(old, new, 1 << 20)
 
 
 def create_unnamed(folder: str) -> IO[bytes]:
-    """Create a file without a name in `folder`; it is deleted when its last descriptor closes."""
+    """Create a temporary file on the file system of `folder`, and open it for reading and writing.
+
+    The file has no name in the folder. It is deleted when its last descriptor is closed.
+    """
     with perform("create", folder, _open_unnamed, folder) as file:
         return io.BufferedRandom(_File(folder, os.dup(file.fileno()), "r+b"), BUFFER_BYTES)
 
@@ -154,7 +174,11 @@ def sync(file: IO[bytes], path: str | os.PathLike[str]) -> None:
 
 
 def sync_path(path: str | os.PathLike[str]) -> None:
-    """Make a closed file durable or, for a folder, the earlier renames in it."""
+    """Sync the file or folder at `path`: wait until it is on the disk.
+
+    For a file, this makes the content durable. For a folder, this makes the names in the folder
+    durable, and thus all earlier renames.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         perform("fsync", os.fspath(path), os.fsync, fd)
@@ -163,7 +187,7 @@ def sync_path(path: str | os.PathLike[str]) -> None:
 
 
 def rename(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Rename a file, replacing an existing target."""
+    """Rename a file; if `target` exists, it is replaced."""
     perform("rename", os.fspath(target), os.rename, source, target)
 
 
@@ -173,15 +197,15 @@ def link(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None
 
 
 def make_folder(path: str | os.PathLike[str], mode: int = 0o777) -> None:
-    """Create a folder and its missing parents, unless the folder exists."""
+    """Create a folder, and those of its parents that are missing, unless the folder exists."""
     if not os.path.isdir(path):
         perform("mkdir", os.fspath(path), Path(path).mkdir, mode, parents=True, exist_ok=True)
 
 
 def make_temporary_folder(folder: str | os.PathLike[str] | None, prefix: str = "shardio-") -> Path:
-    """Create a folder with an unused name in `folder`, by default the system's temporary folder.
+    """Create a new folder inside `folder`, under a name that is not used yet; return its path.
 
-    The caller removes it.
+    The default of `folder` is the system's temporary folder. The caller must remove the new folder.
     """
     place = tempfile.gettempdir() if folder is None else os.fspath(folder)
     return Path(perform("mkdir", place, tempfile.mkdtemp, prefix=prefix, dir=place))
@@ -199,7 +223,7 @@ def unlink(path: str | os.PathLike[str]) -> None:
 
 
 def remove_folder(path: str | os.PathLike[str]) -> None:
-    """Remove a folder, if it exists and is empty."""
+    """Remove a folder if it is empty; do nothing if it is missing or not empty."""
     try:
         perform("rmdir", os.fspath(path), os.rmdir, path)
     except OSError as error:
@@ -208,10 +232,11 @@ def remove_folder(path: str | os.PathLike[str]) -> None:
 
 
 def remove_tree(path: str | os.PathLike[str]) -> None:
-    """Remove a folder with its content, if it exists. Links are not followed.
+    """Remove a folder with all of its content, if the folder exists.
 
-    Files that another process adds in the meantime are removed too, in a limited number of
-    attempts.
+    A symbolic link in the folder is removed, but not the file or folder to which the link leads. If
+    another process adds files during the removal, the removal is tried again, at most `_TRIES`
+    times in all.
     """
     for tries_left in reversed(range(_TRIES)):
         try:
@@ -236,14 +261,19 @@ def _remove_once(path: str | os.PathLike[str]) -> None:
 
 
 def rename_exclusive(source: str, target: str) -> None:
-    """Rename a file atomically; raise FileExistsError, changing nothing, if `target` exists."""
+    """Rename a file; if `target` exists, raise FileExistsError and change nothing.
+
+    The check and the rename are one atomic step if the kernel and the file system support
+    renameat2(2). Otherwise they are two steps.
+    """
     perform("rename", target, _rename_exclusive, source, target)
 
 
 def exchange(one: str, other: str) -> bool:
-    """Swap two names atomically: both exist at every moment.
+    """Swap the files of two names atomically: both names exist at every moment.
 
-    Return False, with nothing changed, if the kernel or the file system does not support it.
+    Return True if the files were swapped. If the kernel or the file system does not support a swap,
+    return False; nothing is changed then.
     """
     return perform("rename", other, _renameat2, one, other, _EXCHANGE)
 
@@ -256,7 +286,10 @@ def _rename_exclusive(source: str, target: str) -> None:
 
 
 def _renameat2(source: str, target: str, flag: int) -> bool:
-    """Call renameat2(2); return False if the kernel or the file system does not support it."""
+    """Call renameat2(2) with a flag; return True if the call succeeded.
+
+    Return False if the kernel or the file system does not support the call or the flag.
+    """
     here = -100  # AT_FDCWD
     if _RENAME is None:
         return False
@@ -269,10 +302,10 @@ def _renameat2(source: str, target: str, flag: int) -> bool:
 
 
 def refuse_links_outside(root: str | Path, *paths: str | Path) -> None:
-    """Raise DatasetCorrupt if one of `paths` is a link that leads out of the dataset in `root`.
+    """Raise DatasetCorrupt if one of `paths` is a link that leads out of the dataset's folder.
 
-    All files of a dataset must be in its folder, so that copying, verifying or deleting the folder
-    includes them.
+    `root` is the folder of the dataset. All files of the dataset must be inside of the folder. A
+    program that copies, verifies or deletes the folder would miss the other files.
     """
     for path in paths:
         if not os.path.islink(path):
@@ -284,22 +317,25 @@ def refuse_links_outside(root: str | Path, *paths: str | Path) -> None:
 
 _NO_DIGEST: Final = "0" * 16
 _TOO_DEEP: Final = b"\n" + b" " * (MAX_JSON_DEPTH + 1)
-"""The start of a line of indented JSON that is nested too deeply."""
+"""The start of a line that is nested more than MAX_JSON_DEPTH deep, in JSON as `_dumps` returns."""
 
 
 def _dumps(content: Mapping[str, Any]) -> bytes:
-    """Serialize in canonical form: sorted keys, indented by one space."""
+    """Return `content` as canonical JSON: keys are sorted, each level is indented by a space."""
     text = json.dumps(content, ensure_ascii=False, sort_keys=True, indent=1, allow_nan=False)
     return text.encode("utf-8") + b"\n"
 
 
 def _digest(text: bytes) -> str:
-    """Return the digest of a serialized file, computed without its digest line."""
-    # Only outermost keys are indented by a single space, so a nested "digest" cannot match.
+    """Return the digest of a serialized file: the hash of its text without the line of the digest.
+
+    The text may lack this line.
+    """
+    # Only the outermost keys are indented by a single space. A nested key "digest" is not found.
     before, start, rest = text.partition(b'\n "digest": ')
     if start:
         behind = rest.partition(b"\n")[2]
-        if behind == b"}\n":  # the last key
+        if behind == b"}\n":  # the digest is the last key: the comma before it must go too
             before = before.removesuffix(b",")
         text = b"{}\n" if before + behind == b"{}\n" else before + b"\n" + behind
     return f"{hash_bytes(text):016x}"
@@ -308,7 +344,8 @@ def _digest(text: bytes) -> str:
 def read_checksummed_json(path: Path) -> dict[str, Any]:
     """Read a file written by `to_checksummed_json`; return its content without the digest.
 
-    Raises DatasetCorrupt if the file is no JSON with a digest, or was changed after it was written.
+    Raises DatasetCorrupt if the file is not JSON with a digest, or was changed after it was
+    written.
     """
     raw = read_file(path)
     try:
@@ -328,7 +365,11 @@ def read_checksummed_json(path: Path) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> bytes:
-    """Read a regular file; raise DatasetCorrupt at once for a pipe, socket, device or folder."""
+    """Return the content of a regular file.
+
+    Raises DatasetCorrupt if the path is a pipe, socket, device or folder. This function does not
+    wait for a process to write to the pipe.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
@@ -343,9 +384,13 @@ def read_file(path: Path) -> bytes:
 
 
 def to_checksummed_json(content: Mapping[str, Any]) -> bytes:
-    """Serialize `content` together with its digest; raise SchemaError if JSON cannot hold it."""
+    """Return `content` as JSON that includes a digest of the content.
+
+    Raises SchemaError if `content` cannot be written as JSON.
+    """
     try:
-        # Convert keys to strings before sorting. (Without indents, json runs in C.)
+        # Turn all keys into strings first, because `_dumps` must sort the keys as strings: it does
+        # so too when the file is read. This takes little time: without indents, json runs in C.
         plain = json.loads(json.dumps(content, sort_keys=True, allow_nan=False))
         text = _dumps({**plain, "digest": _NO_DIGEST})
         if _TOO_DEEP in text:
@@ -357,9 +402,10 @@ def to_checksummed_json(content: Mapping[str, Any]) -> bytes:
 
 
 def write_atomic(path: Path, content: bytes, *, exclusive: bool, durable: bool = True) -> None:
-    """Write a file that appears whole or not at all; with `durable`, wait until it is on the disk.
+    """Write a file so that it appears with all of its content, or not at all.
 
-    An existing file is replaced or, with `exclusive`, raises FileExistsError.
+    If the file exists already, it is replaced; with `exclusive`, FileExistsError is raised instead.
+    With `durable`, return only when the new file and its name are on the disk.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:
@@ -373,7 +419,7 @@ def write_atomic(path: Path, content: bytes, *, exclusive: bool, durable: bool =
         else:
             rename(temporary, path)
     except BaseException:
-        with contextlib.suppress(OSError):  # a hidden file that stays behind is never read
+        with contextlib.suppress(OSError):  # if the hidden file stays, no reader will open it
             unlink(temporary)
         raise
     if durable:
