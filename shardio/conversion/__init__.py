@@ -1,7 +1,8 @@
 """Convert files, samples or data frames into a dataset; `convert` is the entry point.
 
-A `Converter` only reads. This package decides once, for all kinds of input, which files are
-written, discarded or reported. README.md lists the modules.
+A `Converter` reads the inputs of one kind and yields their samples. Everything else is the same for
+all kinds of inputs and is implemented in this package: which samples are written or discarded, and
+what is reported about each input. README.md lists the modules.
 """
 
 from shardio.conversion.api import convert

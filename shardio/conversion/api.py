@@ -1,4 +1,4 @@
-"""`convert`, the public entry point: dispatch files, Python objects and uploads."""
+"""`convert`, the public entry point, which selects the functions for each kind of source."""
 
 from __future__ import annotations
 
@@ -60,61 +60,77 @@ def convert(
 ) -> ConversionReport:
     """Convert a folder of files, or Python samples or items, into a dataset at `out`.
 
-    Every file below `src` is read and listed in the report. `src` may be a pattern
-    (`"shards/train-*.tar"`); paths are then relative to the folder above the first wildcard. A
-    broken file gives no samples; with `keep_partial` the samples before the damage are kept.
-    `on_error="stop"` ends the conversion at the first broken file in name order, and publishes
-    everything before it. The bytes of the dataset depend neither on `workers` (0: convert in this
-    process; default: one per usable CPU) nor on the speed of the machine.
+    Every file below `src` is read and listed in the report. `src` may also be a pattern, such as
+    `"shards/train-*.tar"`; the names of files in the report are then relative to the folder above
+    the first wildcard. A broken file gives no samples, unless `keep_partial` is True: then the
+    samples before the damage are kept. With `on_error="stop"`, the conversion ends at the first
+    broken file in name order, and the samples up to there are published.
 
-    An interrupted conversion keeps its finished units in `out`. The next conversion to `out` must
-    then be called with `resume` or `overwrite`. `resume` keeps each finished unit whose shards are
-    intact and whose inputs have not changed; the dataset is the same as without an interruption.
-    `overwrite` starts again, and replaces a dataset in `out` once the new one is complete. If no
-    input gives a sample, nothing is published: `out` is not changed, and the report has the outcome
-    of each input.
+    Files are converted by `workers` processes. 0 means to convert in this process; the default is
+    one process per usable CPU. The bytes of the dataset depend neither on the number of processes
+    nor on the speed of the machine.
 
-    With `append`, the dataset at `out` gets a new generation: existing samples keep their
-    positions, classes keep their indices, and new samples are added at the end. Files that the
-    dataset already has are not converted again: the outcome of such a file is `"duplicate"`, or
-    `"modified"` if its content changed. Options that are not given are taken from the dataset.
+    The files are divided into units, which are groups of consecutive files that one process
+    converts. If the conversion is interrupted, the shards of its finished units stay in `out`, and
+    the next conversion to `out` must be called with `resume` or `overwrite`. With `resume`, a
+    finished unit is used again if its shards are intact and its files have not changed; the dataset
+    is the same as without the interruption. With `overwrite`, all files are converted again. If
+    `out` contains a dataset, `overwrite` replaces it once the new dataset is complete. If no file
+    gives a sample, nothing is published: a dataset in `out` does not change, and the report has the
+    outcome of each file.
 
-    Instead of files, `src` may be an iterable of samples or a pandas or polars data frame, both
-    written by this process; or a map-style data set with `__len__` and `__getitem__`, as in torch;
-    or, with `samples`, an iterable of items that this function converts to samples. Map-style data
-    sets and items are converted like files, with each item or index as an input. `schema`
-    applies only to sources other than files; it defaults to the schema of the dataset or of the
-    first sample. `options` are passed to the converter.
+    With `append`, new samples are added at the end of the dataset at `out`, and the result is
+    published as the dataset's next generation. Existing samples keep their positions, and classes
+    keep their indices. Files whose samples the dataset already has are not converted again: the
+    outcome of such a file is `"duplicate"`, or `"modified"` if its content has changed. For options
+    of the converter that are not given, the values recorded in the dataset are used.
+
+    Instead of files, `src` may be one of the following Python objects:
+
+    * an iterable of samples, or a data frame: of pandas, of polars, or of another library that
+      exports Arrow streams. This process writes the samples.
+    * a map-style data set, which has `__len__` and `__getitem__`, as in torch. Its indices are
+      divided among the processes. If it also has `__iter__`, `workers` must be given; otherwise it
+      is read as an iterable of samples.
+    * if `samples` is given: an iterable of items. `samples` is called with each item, and returns
+      the samples of the item. Items are converted and reported like files.
+
+    `schema` is the schema of the samples. It is only for these Python objects. The default is the
+    schema of the dataset in an append, else the schema of the data frame or of the first sample.
+    `options` are the options of the converter.
 
     Args:
-        samples: a function that returns one sample, several samples, or None for an item. Any
-            function can be sent to the workers, including lambdas and functions of a notebook. If
-            the function raises, the item is broken.
-        names: field names for samples that are tuples.
-        kind: the converter, such as "videos", "images", "audio" or "arrays", or an installed
-            third-party converter. By default the converter of the dataset in an append, else a
-            guess from file names.
-        labels: a CSV or JSON Lines file with the class of each path, used instead of folder names;
-            see `read_labels`.
-        storage_options: options of obstore for the object store, if `out` is a URL. Shards are
-            uploaded as they are finished; the cache folder holds shards in progress and the state
-            needed to resume.
-        engine: "local", or "ray" to convert on the machines of a Ray cluster, all of which must see
-            `src` and `out` under these paths; `workers` is then the total number of processes. The
-            bytes are the same, and each engine can resume a conversion that the other has started.
-        address: the address of the Ray cluster, as for `ray.init`; by default the environment
-            variable RAY_ADDRESS, or if that is not set, a Ray started on this machine.
-        progress: called in this process, at the start and after every input.
+        samples: a function that returns one sample, several samples, or None for an item. The
+            function may be a lambda or be defined in a notebook; it is sent to the processes. If it
+            raises an exception, the item is reported as broken.
+        names: the names of the fields, if samples are tuples.
+        kind: the name of the converter, such as "videos", "images", "audio" or "arrays", or of an
+            installed third-party converter. The default in an append is the converter of the
+            dataset; otherwise the kind is guessed from the names of the files.
+        labels: a CSV or JSON Lines file that contains the classes of files by path. Without it, the
+            folder of a file is its class. `read_labels` describes the columns.
+        storage_options: options of obstore for the object store, if `out` is a URL. A shard is
+            uploaded as soon as it is finished. The cache folder on this machine contains the
+            unfinished shards, and the state that is needed to resume the conversion.
+        engine: "local", or "ray" to convert on the machines of a Ray cluster. All machines must see
+            `src` and `out` at these paths, and `workers` is the number of processes on all machines
+            together. The bytes of the dataset are the same with both engines, and each engine can
+            resume a conversion that was started with the other.
+        address: the address of the Ray cluster, as for `ray.init`. The default is the value of the
+            environment variable RAY_ADDRESS; if it is not set, Ray is started on this machine.
+        progress: a function that is called in this process before the first file and after every
+            file.
 
     Raises:
-        InvalidArgument: `src` does not exist, is empty, matches nothing or has no file of the kind;
-            `out` is not a valid folder name; an option is invalid; or options or versions differ
-            from those of the conversion to resume.
-        DatasetExists: `out` already contains data, or an interrupted conversion.
+        InvalidArgument: `src` does not exist, is empty, matches no file, or has no file of the
+            kind; `out` is not a valid folder name; an option is invalid; or, with `resume`, the
+            options or versions differ from those of the interrupted conversion.
+        DatasetExists: `out` already contains data or an interrupted conversion.
         DatasetNotFound: there is no dataset to append to.
         DatasetConflict: another process is writing to `out`.
-        WorkerDied: a converter raised, or workers crashed outside of any input. As after every
-            other error, finished units stay in `out`; without finished units, nothing stays.
+        WorkerDied: the converter raised an unexpected exception in a worker, or workers crashed
+            while they read no file. After this error, as after every other, finished units stay in
+            `out`. If no unit is finished, `out` is as it was before.
     """
     if shard_bytes < 1:
         raise InvalidArgument(f"shard_bytes is {shard_bytes}; it must be at least 1")
@@ -138,7 +154,7 @@ def convert(
     with Upload(out, storage_options, resume=resume, append=append, overwrite=overwrite) as upload:
         if (
             upload.is_converted and not upload.has_plan
-        ):  # Python samples; the process that converted them was killed before publishing
+        ):  # An earlier process wrote Python samples, but was killed before it published them.
             return upload.publish()
         report = source.convert(upload.folder, replace(options_given, uploader=upload.uploader))
         return upload.publish(report) if report.generation else upload.discard(report)
@@ -146,9 +162,10 @@ def convert(
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """The arguments of `convert` that describe the source, and the given `out` for messages.
+    """The arguments of `convert` that describe the source.
 
-    The source is a path or a Python object: samples, items, a map-style data set or a data frame.
+    `src` is a path or a Python object: samples, items, a map-style data set or a data frame.
+    `out_name` is the argument `out` of `convert`, for messages.
     """
 
     src: Any
@@ -158,7 +175,10 @@ class _Source:
     out_name: PathName
 
     def convert(self, out: PathName, options: ConvertOptions) -> ConversionReport:
-        """Convert into a local folder, which is a cache if `out_name` is a URL."""
+        """Convert the source into the local folder `out`.
+
+        If `out_name` is a URL, `out` is a folder in the cache, from which the dataset is uploaded.
+        """
         check_folder_name(out)
         if self.samples is None and isinstance(self.src, str | os.PathLike):
             return self._convert_files(os.fspath(self.src), out, options)
@@ -194,7 +214,7 @@ class _Source:
         base = load_base(out) if options.append else None
         staging = options.make_staging(out)
         listing = list_inputs(src, exclude=str(staging.out))
-        # Validate the options before anything is created, so that an error leaves no files behind.
+        # Validate the options before any file is created: an error then leaves no files in `out`.
         source, listing = options.fit_source(base, listing, out)
         if options.labels is None:
             has_own_classes = source.class_names() is not None
@@ -231,7 +251,11 @@ class _Source:
         )
 
     def _rows(self, *, append: bool) -> tuple[Schema | None, Iterable[Mapping[str, Any]]]:
-        """Return the schema (None if inferred from the first sample) and the samples."""
+        """Return the schema and the samples.
+
+        The schema is None if it is to be taken from the first sample or, in an append, from the
+        dataset.
+        """
         if not is_data_frame(self.src):
             return self.schema, (as_mapping(value, self.names) for value in self.src)
         if self.names is not None:
@@ -241,7 +265,11 @@ class _Source:
 
 
 def _labelled(listing: Listing, source: Converter, labels: PathName | None) -> Listing:
-    """Return the inputs with the classes of the label file or the converter, if any."""
+    """Return the listing with the classes that replace the folders as classes, if there are any.
+
+    These are the classes of the label file `labels`, or the class names of a converter whose
+    samples have labels of their own.
+    """
     if labels is not None:
         path = os.fspath(labels)
         listing = apply_labels(listing, read_labels(path), path)
@@ -256,7 +284,7 @@ def _labelled(listing: Listing, source: Converter, labels: PathName | None) -> L
 
 
 def _function_name(function: Callable[[Any], Any]) -> str:
-    """Return the name under which a function is recorded in the dataset."""
+    """Return the name of a function that is recorded in the dataset."""
     while hasattr(function, "func"):  # functools.partial
         function = function.func
     return str(getattr(function, "__qualname__", type(function).__qualname__))

@@ -1,8 +1,10 @@
 """Append to a dataset: classify inputs as new or known, check options, build the next generation.
 
-An input that gave samples is never converted again, because samples cannot be replaced: its outcome
-is `duplicate`, or `modified` if its content has changed. All other inputs are converted: new ones,
-and known ones that gave no samples before. Existing samples keep their positions, classes keep
+A generation is a published version of a dataset. It has an entry for each input that was converted,
+even if the input gave no samples. An input that gave samples is not converted again, because
+samples in a dataset cannot be replaced. In an append, the outcome of such an input is `duplicate`,
+or `modified` if its content has changed. All other inputs are converted: new inputs, and known
+inputs that gave no samples before. Existing samples keep their positions, existing classes keep
 their indices, and new samples are added at the end.
 """
 
@@ -28,13 +30,14 @@ from shardio.format.schema import Schema
 from shardio.shard.writer import ShardSummary
 
 RUN_OPTIONS: Final = ("on_error", "shard_bytes")
-"""The recorded options that do not affect samples; an append may change them."""
+"""The options that are recorded but do not affect samples. An append may use other values."""
 
 _MAX_FILES_PER_TASK: Final = 256
-"""The maximum number of files that one task compares: one task per file would take much memory."""
+"""The maximum number of files that one task of the thread pool compares with the dataset. With one
+task per file, the tasks of a million files would take much memory."""
 _TASKS_PER_THREAD: Final = 8
-"""The number of tasks per thread, if there are enough files. With several tasks per thread, all
-threads finish at about the same time."""
+"""The number of tasks per thread, if there are enough files. Because each thread has several tasks,
+all threads finish at about the same time."""
 
 Entry = Mapping[str, Any]
 PathName = str | os.PathLike[str]
@@ -55,13 +58,17 @@ def check_dataset_exists(out: PathName) -> None:
 
 
 def load_base(out: PathName) -> Generation:
-    """Load the generation to append to; refuse a missing dataset and one with added columns."""
+    """Load the current generation of the dataset in `out`, to which an append adds samples.
+
+    Raise DatasetNotFound if there is no dataset, and InvalidArgument if the dataset has columns
+    that were added after its conversion.
+    """
     check_dataset_exists(out)
     return _check_no_added_columns(load(out), out)
 
 
 def _check_no_added_columns(base: Generation, out: PathName) -> Generation:
-    """Return the generation; refuse added columns, which new samples would lack."""
+    """Return the generation; raise InvalidArgument if it has columns added after its conversion."""
     if added := [group.name for group in base.column_groups]:
         work = Path(out) / WORK_FOLDER
         left = f"; {work} belongs to an interrupted conversion: delete it, unless that is to be "
@@ -76,7 +83,11 @@ def _check_no_added_columns(base: Generation, out: PathName) -> Generation:
 
 
 def check_not_repaired(base: Generation, out: PathName) -> None:
-    """Refuse a repaired dataset: a repair knows only shards, not the files of the samples."""
+    """Raise InvalidArgument if the dataset was repaired.
+
+    A repair restores the manifest from the shards, which do not record the source files. Known
+    files could therefore not be recognized.
+    """
     if any(entry["outcome"] not in (*OUTCOMES, "not_processed") for entry in base.inputs):
         raise InvalidArgument(
             f"{os.fspath(out)}: cannot append to a repaired dataset: its source files are no "
@@ -88,7 +99,12 @@ def check_not_repaired(base: Generation, out: PathName) -> None:
 def inherit_options(
     base: Generation, kind: str | None, options: Mapping[str, Any]
 ) -> tuple[str | None, dict[str, Any], bool]:
-    """Return kind and options of an append, with the dataset's as defaults, and keep_partial."""
+    """Return the kind, the options of the converter, and `keep_partial` for an append.
+
+    `kind` and `options` are the arguments of the caller. A missing kind is taken from the dataset.
+    If the kind is that of the dataset, missing options are also taken from the dataset.
+    `keep_partial` is always the value recorded in the dataset.
+    """
     if not base.converter:
         return kind, dict(options), False
     of_samples = base.converter.get("options", {}).items()
@@ -100,9 +116,10 @@ def inherit_options(
 
 
 def check_same_options(base: Generation, options: Mapping[str, Any], out: PathName) -> None:
-    """Refuse options that differ from the dataset's, and name all of them.
+    """Raise InvalidArgument if options differ from those of the dataset; the message names them.
 
-    Called when the converter rejects the given options combined with the dataset's options.
+    This function is called after the converter has rejected the combination of the given options
+    and the dataset's options, because the difference is then the likely cause.
     """
     recorded = _sample_settings(base.converter)
     differences = [
@@ -116,7 +133,12 @@ def check_same_options(base: Generation, options: Mapping[str, Any], out: PathNa
 def check_same_samples(
     base: Generation, converter: Mapping[str, Any], schema: Schema, out: PathName
 ) -> None:
-    """Refuse to append if converter, options or schema differ from the dataset's."""
+    """Raise InvalidArgument if an append would add samples of another form than the dataset has.
+
+    This is the case if the converter, its version, its options or the schema differ. `converter` is
+    the entry about the converter that a generation would record, and `schema` is the schema of the
+    new samples.
+    """
     differences = []
     if base.converter:
         recorded, current = _sample_settings(base.converter), _sample_settings(converter)
@@ -131,7 +153,11 @@ def check_same_samples(
 def check_same_schema(
     expected: Schema, found: Schema, out: PathName, differences: Iterable[str] = ()
 ) -> None:
-    """Raise InvalidArgument for every differing field, and for the caller's `differences`."""
+    """Raise InvalidArgument if two schemas differ, or if the caller has found other differences.
+
+    `expected` is the schema of the dataset, `found` the schema of the new samples. `differences`
+    are texts of the caller. The message contains these texts, and names every field that differs.
+    """
     differing = [*differences]
     for name in dict.fromkeys([*expected, *found]):
         if expected.get(name) != found.get(name):
@@ -152,7 +178,11 @@ def check_same_schema(
 
 
 def _sample_settings(converter: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that determine the samples: converter, version and options, by name."""
+    """Return the settings that determine the samples, as a dict from names to values.
+
+    `converter` is the entry about the converter in a generation. The settings are the name of the
+    converter, its version, and its options.
+    """
     options = {k: v for k, v in converter.get("options", {}).items() if k not in RUN_OPTIONS}
     return {
         "converter": converter.get("name"),
@@ -164,10 +194,12 @@ def _sample_settings(converter: Mapping[str, Any]) -> dict[str, Any]:
 def classify_inputs(
     listing: Listing, base: Generation, n_threads: int, out: PathName
 ) -> tuple[Listing, list[InputReport]]:
-    """Return the inputs that an append converts, and the reports on all other inputs.
+    """Return the inputs that an append must convert, and the reports on all other inputs.
 
-    The classes of the returned listing are the classes of the dataset after the append. Files with
-    a known name and size are read and compared by hash.
+    An input is known if a file of the same name gave samples to the dataset. Known inputs are not
+    converted. If the size of a known input is unchanged, the file is read in one of `n_threads`
+    threads and its hash is compared. The classes of the returned listing are the classes of the
+    dataset after the append.
     """
     listing = _merge_classes(listing, base, out)
     known: dict[str, list[Entry]] = {}
@@ -187,25 +219,34 @@ def classify_inputs(
         try:
             others = [report for reports in pool.map(compare_run, runs) for report in reports]
         finally:
-            stopped.set()  # so that Ctrl-C does not wait for large files
+            # After Ctrl-C, the threads stop in the middle of a file. Otherwise the end of the
+            # `with` block would wait until they have read their files to the end.
+            stopped.set()
     new = tuple(one for one in listing.inputs if one.name not in known)
     return replace(listing, inputs=new), others
 
 
 def _compare(one: Input, entries: Sequence[Entry], stopped: threading.Event) -> InputReport:
-    """Report on a file that already gave samples; `entries` are its recorded states."""
+    """Return the report on a known input, which gave samples to the dataset.
+
+    `entries` are the entries of the dataset about inputs of this name.
+    """
     reason = "" if stopped.is_set() else _describe_change(one, entries, stopped)
     outcome: OutcomeKind = "modified" if reason else "duplicate"
     return InputReport(one.name, outcome, reason, 0, one.n_bytes, label=one.label)
 
 
 def _describe_change(one: Input, entries: Sequence[Entry], stopped: threading.Event) -> str:
-    """Return the difference to the last recorded state; "" if the file equals a recorded state."""
+    """Return a text about the change of an input since its conversion; "" if it is unchanged.
+
+    `entries` are the entries of the dataset about inputs of this name. The input is unchanged if it
+    equals any of them. Otherwise, the text compares it with the last entry.
+    """
     n_bytes = 0
     for state in input_states(one).values():
         if state is None:
             return "cannot be read: missing, or a broken link"
-        if not stat.S_ISREG(state.mode):  # opening a pipe could block forever
+        if not stat.S_ISREG(state.mode):  # Do not open it: opening a pipe could block forever.
             return "no longer a regular file"
         n_bytes += state.n_bytes
     sizes = [entry["bytes"] for entry in entries if "bytes" in entry]
@@ -213,7 +254,7 @@ def _describe_change(one: Input, entries: Sequence[Entry], stopped: threading.Ev
         return f"{n_bytes:,} bytes, {sizes[-1]:,} when it was converted"
     hashes = [entry["hash"] for entry in entries if "hash" in entry]
     if len(hashes) < len(entries):
-        return ""  # converted by a program that did not record hashes
+        return ""  # An entry without a hash was written by a program that recorded no hashes.
     try:
         found = input_hash(one, stopped)
     except OSError as error:
@@ -222,7 +263,10 @@ def _describe_change(one: Input, entries: Sequence[Entry], stopped: threading.Ev
 
 
 def _merge_classes(listing: Listing, base: Generation, out: PathName) -> Listing:
-    """Return the listing with labels renumbered: the dataset's classes first, then new classes."""
+    """Return the listing with the classes of the dataset, followed by the new classes.
+
+    The labels of the inputs are changed to the indices in this list of classes.
+    """
     if base.n_samples and not base.classes and not base.converter and listing.classes:
         raise InvalidArgument(
             f"{os.fspath(out)}: has no class names, while the source has "
@@ -239,12 +283,15 @@ def _merge_classes(listing: Listing, base: Generation, out: PathName) -> Listing
 
 
 def rebase(base: Generation, out: Path) -> Generation:
-    """Load the latest generation, which another writer may have published since `base` was read.
+    """Load the latest generation of the dataset in `out`, to which the append is then applied.
 
-    An unfinished commit of a killed writer is undone first.
+    The latest generation differs from `base` if another writer has published one since `base` was
+    read. If a writer was killed while it published a generation, that generation is removed first.
 
     Raises:
-        DatasetConflict: the lineage, schema or classes have changed.
+        DatasetConflict: the latest generation differs from `base` in its schema, its classes or its
+            lineage. The lineage is a hash that identifies the dataset, because it depends on the
+            schema and the shards of the first generation.
     """
     latest = _check_no_added_columns(recover(out), out)
     if (latest.lineage, latest.schema, latest.classes) != (base.lineage, base.schema, base.classes):
@@ -262,10 +309,14 @@ def generation_changes(
     classes: tuple[str, ...],
     reports: Sequence[InputReport],
 ) -> dict[str, Any]:
-    """Return the fields of the next generation that differ from `latest`.
+    """Return those attributes of the next generation that differ from the generation `latest`.
 
-    Statistics of the whole dataset become invalid. Statistics of subsets stay valid, unless they
-    count classes and the number of classes has grown.
+    `shards` are the new shards, `classes` the classes after the append, and `reports` the reports
+    on the converted inputs. A report replaces the entry about an input that gave no samples before.
+
+    Recorded statistics of the whole dataset are dropped, because the dataset has new samples.
+    Statistics of subsets of the dataset are kept, because the samples of a subset do not change. If
+    there are new classes, all statistics are dropped, because they have a count per class.
     """
     new_entries = {report.name: report.as_json() for report in reports}
     kept = [

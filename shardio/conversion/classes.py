@@ -1,4 +1,9 @@
-"""Classes of inputs: labels read from a file, and a warning for folders that look like splits."""
+"""Classes of inputs: labels from a file, and a warning about folders that are named like splits.
+
+By default, the class of a file is its folder, and its label is the index of the class. A label file
+assigns other classes to files. A split is a subset of a data set, such as train or test. The
+folders of splits would be read as classes, which is rarely intended.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +31,13 @@ Entry = tuple[int, Any, Any]  # line, path, label
 
 
 def read_labels(path: str) -> dict[str, str]:
-    """Read the class name of each path; paths with an empty label are omitted.
+    """Read a label file; return a dict from the paths of files to the names of their classes.
 
-    A file named .json, .jsonl or .ndjson has one JSON object per line; any other file is CSV with a
-    header line. Both have the columns `path`, relative to the source, and `label`, a name or an
-    integer; other columns are ignored. An error names the file and the line.
+    If the name of the label file ends in .json, .jsonl or .ndjson, each line is a JSON object. Any
+    other label file is CSV, and its first line names the columns. The columns (or JSON keys) are
+    `path`, which is relative to the source, and `label`, which is a string or an integer. Other
+    columns are ignored. A path with an empty label is not in the result. Error messages name the
+    label file and the line.
     """
     check_encodable(path, "labels (--labels)")
     is_json = path.lower().endswith(_JSON_SUFFIXES)
@@ -61,7 +68,10 @@ def read_labels(path: str) -> dict[str, str]:
 
 
 def _is_text(value: object) -> bool:
-    """Return True if `value` is a string without lone surrogates, which JSON can escape."""
+    """Return True if `value` is a string that UTF-8 can encode.
+
+    UTF-8 cannot encode lone surrogates, which JSON may contain as escapes.
+    """
     return isinstance(value, str) and not any("\ud800" <= char <= "\udfff" for char in value)
 
 
@@ -100,10 +110,12 @@ def _json_lines(path: str) -> Iterator[Entry]:
 
 
 def apply_labels(listing: Listing, labels: Mapping[str, str], where: str) -> Listing:
-    """Label the inputs by `labels`, which maps input names to class names; other inputs get -1.
+    """Return the listing with the classes and labels of a label file, instead of folders.
 
-    Classes are sorted by name, or numerically if all of them are integers. A labelled path that is
-    not among the inputs is refused.
+    `labels` maps names of inputs to names of classes. Inputs that it does not contain get the label
+    -1. The classes are sorted by name, or by number if the names of all classes are integers. If
+    `labels` contains a path that is not an input, raise InvalidArgument. `where` is the path of the
+    label file for this message.
     """
     if unknown := sorted(labels.keys() - {source.name for source in listing.inputs}):
         named = ", ".join(map(repr, unknown[:_MAX_PATHS_NAMED]))
@@ -128,7 +140,10 @@ def apply_labels(listing: Listing, labels: Mapping[str, str], where: str) -> Lis
 
 
 def without_folder_classes(listing: Listing, classes: tuple[str, ...]) -> Listing:
-    """Return a listing with `classes` and without labels: the samples have their own labels."""
+    """Return the listing with the classes `classes`, and with the label -1 for every input.
+
+    The labels are not needed, because the converter reads a label for each sample.
+    """
     return Listing(tuple(replace(one, label=-1) for one in listing.inputs), classes)
 
 
@@ -139,21 +154,22 @@ _SPLIT_NAMES: Final = {
     **dict.fromkeys(("eval", "evaluation"), "eval"),
     **dict.fromkeys(("holdout", "heldout"), "holdout"),
 }
-"""Names of the folders of splits, mapped to the names of the splits."""
+"""The words in the name of a folder that denote a split, and the name of that split."""
 _NEUTRAL_WORDS: Final = frozenset(
     "audio clean clips data files images img imgs other set split videos".split()
 )
-"""Other words allowed in the name of a split's folder, as in train_images and dev-clean."""
+"""The words that the name of a split's folder may also contain, as in train_images or dev-clean."""
 _WORD: Final = re.compile(r"[^\W\d_]+")
 _MAX_NAMED_FOLDERS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class SplitFolders:
-    """Folders named like splits: train, val, test.
+    """The folders of a source that are named like splits, such as train, val and test.
 
-    `parents` are the folders, all of one depth, that contain split folders, as paths below the
-    source. `classes` maps the name of each split folder to the paths of the folders inside it.
+    They are called split folders. `parents` are the folders that contain split folders, as paths
+    below the source; all of them have the same depth. `classes` maps the name of each split folder
+    to the paths of the folders inside it, relative to the split folder.
     """
 
     parents: tuple[str, ...]
@@ -166,10 +182,11 @@ class SplitFolders:
 
 
 def warn_about_split(folders: Iterable[str], source: str, out: str, *, are_classes: bool) -> None:
-    """Warn if the folders of a source look like splits.
+    """Warn if folders of a source are named like splits, because one dataset would contain all.
 
-    `folders` contain files or are empty. `source` and `out` are named in the commands of the
-    message. `are_classes` is True if the folders are the classes of the samples.
+    `folders` are the folders of the source that contain files or are empty. The warning suggests
+    commands; `source` and `out` are the arguments of these commands. `are_classes` is True if the
+    folders are the classes of the samples.
     """
     if (found := find_split(folders)) is not None:
         text = _split_warning(found, source, out, are_classes=are_classes)
@@ -177,7 +194,11 @@ def warn_about_split(folders: Iterable[str], source: str, out: str, *, are_class
 
 
 def find_split(folders: Iterable[str]) -> SplitFolders | None:
-    """Return the topmost sibling folders that are named like splits; None if there are none."""
+    """Return the folders that are named like splits, at the lowest depth that has such folders.
+
+    A folder that is named like a split counts only if its parent also contains a folder that is
+    named like another split. Return None if there are no such folders.
+    """
     paths = [tuple(folder.split("/")) for folder in folders]
     for depth in range(max(map(len, paths), default=0)):
         sides: dict[tuple[str, ...], set[str]] = {}
@@ -199,7 +220,7 @@ def find_split(folders: Iterable[str]) -> SplitFolders | None:
 
 
 def _split_name(name: str) -> str:
-    """Return the name of the split that a folder name denotes; "" if none."""
+    """Return the name of the split that the name of a folder denotes; "" if it denotes none."""
     words = _WORD.findall(name.casefold())
     found = [_SPLIT_NAMES[word] for word in words if word in _SPLIT_NAMES]
     is_one = len(found) == 1 and all(
@@ -209,7 +230,7 @@ def _split_name(name: str) -> str:
 
 
 def _split_warning(found: SplitFolders, source: str, out: str, *, are_classes: bool) -> str:
-    """Return the warning, with a command for each split that converts it separately."""
+    """Return the text of the warning. For each split, it has a command that converts the split."""
     named = [
         f"{name} ({len(inner):,} folder{'s' * (len(inner) > 1)})" if inner else name
         for name, inner in found.classes.items()
@@ -233,7 +254,7 @@ def _split_warning(found: SplitFolders, source: str, out: str, *, are_classes: b
 
 
 def _example_class(found: SplitFolders, name: str) -> str:
-    """Return the path of one class of a split, relative to the source."""
+    """Return the path, relative to the source, of a class in the split folder `name`."""
     return "/".join(filter(None, (found.parents[0], name, min(found.classes[name], default=""))))
 
 
@@ -243,7 +264,10 @@ def _join_names(names: Sequence[str]) -> str:
 
 
 def _convert_command(found: SplitFolders, name: str, source: str, out: str) -> str:
-    """Return the command that converts one split; a pattern in the source is kept."""
+    """Return the command that converts the split folder `name` into a separate dataset.
+
+    If the source is a pattern, the source in the command is a pattern too.
+    """
     pattern = parse_pattern(source)
     above = found.parents[0].split("/") if len(found.parents) == 1 else ["*"] * found.depth
     before, rest = pattern.parts[: found.depth + 1], pattern.parts[found.depth + 1 :]
@@ -254,7 +278,10 @@ def _convert_command(found: SplitFolders, name: str, source: str, out: str) -> s
 
 
 def _missing_class(found: SplitFolders) -> str:
-    """Return the missing path of a class that one split lacks and another has; "" if none."""
+    """Return the path of a folder to create, because one split lacks a class that another has.
+
+    Return "" if all splits that have classes have the same classes.
+    """
     splits = {name: inner for name, inner in found.classes.items() if inner}
     every = frozenset[str]().union(*splits.values())
     for name, inner in splits.items():

@@ -1,8 +1,10 @@
 """The base class of converters, their inputs and outcomes, and the registry of converters.
 
-Built-in converters are listed in `BUILT_IN`; third-party converters are found through the
-entry-point group `shardio.converters`. All are imported on first use. In a checkout that is not
-installed, the built-in converters are in a folder beside the package.
+A converter reads the inputs of one kind, such as videos. Each kind has a name, and the registry
+finds the converter of a kind by this name. Built-in converters are listed in `BUILT_IN`.
+Third-party converters are found through the entry-point group `shardio.converters`. A converter is
+imported on first use. In a checkout that is not installed, the built-in converters are in the
+folder `converters`, beside the folder of the package `shardio`.
 """
 
 from __future__ import annotations
@@ -26,18 +28,19 @@ OutcomeKind = Literal[
     "converted", "empty", "broken", "unsupported", "part", "not_processed", "duplicate", "modified"
 ]
 OUTCOMES: Final = get_args(OutcomeKind)[:5]
-"""The outcomes that a converter may return."""
+"""The outcomes that a converter may return. The conversion itself sets the other outcomes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
     """One file to convert.
 
-    `name` is the path below the source, with `/` as separator; reports and datasets use it. `path`
-    is the file on this machine, for opening only. `label` is the index of the class, -1 if there is
-    none. `stamp` identifies the state of the file: its mtime and ctime in ns. `parts` are files
-    that are read together with this file. If this file is itself a part, `part_of` is the name of
-    the first input that has this part.
+    `name` is the path of the file relative to the source, with `/` as separator. Reports and
+    datasets identify the file by its name. `path` is the path at which the file can be opened on
+    this machine. `label` is the index of the file's class, or -1 if the file has no class. `stamp`
+    consists of the file's mtime and ctime in ns, and identifies the state of the file. `parts` are
+    other files that the converter reads together with this file. If this file is itself a part,
+    `part_of` is the name of the first input that has this part; otherwise it is "".
     """
 
     name: str
@@ -51,10 +54,10 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Item(Input):
-    """One item of a Python iterable, in place of a file.
+    """One item of a Python iterable, which is converted like a file.
 
-    `name` and `path` describe the item, `hash` identifies it, and `packed` is its pickle for the
-    workers.
+    `name` and `path` are the same text, which describes the item. `hash` is a hash of the item, and
+    `packed` is the pickled item, which is sent to a worker.
     """
 
     hash: str = ""
@@ -65,13 +68,24 @@ class Item(Input):
 class Outcome:
     """The result of an input.
 
-    `"converted"`; `"empty"`: readable, but without samples; `"unsupported"`: not of the converter's
-    kind; `"broken"`: of this kind but unreadable, which makes the exit code 1; `"part"`: read
-    together with the input named in `reason`, which gives the samples. Three outcomes are set
-    by the conversion, for inputs that are not converted: `"not_processed"` after the input at which
-    the conversion stopped and, in an append, `"duplicate"` if the dataset has the samples and
-    `"modified"` if the input has changed since it was converted. `detail` is extra information to
-    record, as JSON values.
+    `reason` is a text that explains the outcome. `detail` is additional information about the
+    input. It is recorded in the dataset and must therefore consist of JSON values. A converter
+    returns one of these kinds:
+
+    * `"converted"`: the input gave samples.
+    * `"empty"`: the input is readable, but has no samples.
+    * `"broken"`: the input is of the converter's kind, but cannot be read. The exit code of
+      `shardio convert` is then 1.
+    * `"unsupported"`: the input is not of the converter's kind.
+    * `"part"`: the input was read together with another input, which gave the samples; `reason`
+      has the name of the other input.
+
+    The conversion itself sets three kinds, for inputs that are not converted:
+
+    * `"not_processed"`: the conversion stopped at an earlier input.
+    * `"duplicate"`: in an append, the dataset already has the samples of the input.
+    * `"modified"`: in an append, the dataset already has samples of the input, but the input has
+      changed since it was converted.
     """
 
     kind: OutcomeKind
@@ -82,19 +96,22 @@ class Outcome:
 class Converter(ABC):
     """A converter of one kind of input: a frozen dataclass whose fields are its options.
 
-    The constructor validates the options (InvalidArgument). The values of the options are recorded
-    in the dataset. They must therefore be JSON values without machine names or absolute paths; an
-    option that is None by default is recorded only if it is set. An append recreates the converter
-    from the recorded options. No option may be named like a parameter of `convert`. Instances are
-    pickled and sent to the workers.
+    The constructor validates the options, and raises InvalidArgument if one is invalid. The options
+    are recorded in the dataset. Their values must therefore be JSON values, and must not contain
+    machine names or absolute paths. If the default of an option is None, the option is recorded
+    only if it has another value. An append creates the converter again from the recorded options.
+    No option may be named like a parameter of `shardio.convert`. Instances are pickled and sent to
+    the workers.
 
     Attributes:
         kind: the name of the converter in the registry.
-        version: a text that changes when the same input and options give other samples.
-        step_s: the CPU time in seconds that each step of `samples` may take, plus one second per
-            MiB of the input; None for no limit. A worker that takes longer is killed; the second
-            time, the input is reported as broken. This protects against libraries that loop
-            forever on damaged files. Not enforced with `workers=0`.
+        version: a text. Change it if the converter makes other samples of the same inputs and
+            options than before.
+        step_s: a limit for libraries that loop forever on damaged files; None means no limit. Each
+            step of the generator `samples` may take this many seconds of CPU time, plus one second
+            per MiB of the input. A worker that takes longer is killed, and the input is read again
+            in a new worker. If this worker is killed too, the input is reported as broken. With
+            `workers=0`, there is no limit.
     """
 
     kind: ClassVar[str]
@@ -107,13 +124,13 @@ class Converter(ABC):
 
     @abstractmethod
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
-        """Yield the samples of one input and return its outcome. Must not write files.
+        """Yield the samples of one input, and return the outcome of the input.
 
-        Samples are buffered until the outcome is known. The samples of a broken input are
-        discarded, unless the user asked to keep them.
+        The method must not write files. The caller keeps the samples in a buffer until the outcome
+        is known. The samples of a broken input are then discarded, unless `keep_partial` is set.
 
         Raises:
-            MediaError: the input is broken; the message becomes the reason.
+            MediaError: the input is broken. The message becomes the reason in the report.
         """
 
     def libraries(self) -> Mapping[str, str]:
@@ -121,29 +138,34 @@ class Converter(ABC):
         return {}
 
     def fitted(self, inputs: Sequence[Input]) -> Converter:
-        """Return the converter with options inferred from the inputs, such as a schema.
+        """Return a converter in which missing options are inferred from the inputs.
 
-        Called before the first input is read; the options are recorded like other options.
+        An example of such an option is a schema. The method is called once, before the samples of
+        the first input are read. Inferred options are recorded like the options of the caller.
         """
         return self
 
     def parts(self, inputs: Sequence[Input]) -> Mapping[str, Sequence[str]]:
-        """Map names of inputs to the names of their parts.
+        """Return a dict from the names of inputs to the names of their parts.
 
-        Parts are inputs that are read together with another input. Parts give no samples and are
-        not passed to `samples`. If a part changes, the input that it belongs to has changed.
+        A part is an input that is read together with another input. `samples` is not called for a
+        part, and no samples are recorded as samples of a part. If a part changes, the input that
+        has this part counts as changed.
         """
         return {}
 
     def class_names(self) -> Sequence[str] | None:
-        """Return the class names if the inputs have their own labels, None if folders are classes.
+        """Return the names of the classes if the labels come from the content of the inputs.
 
-        The sequence is empty if the classes have no names.
+        The sequence is empty if these classes have no names. Return None if folders are classes.
         """
         return None
 
     def view(self) -> Mapping[str, Any]:
-        """Return the default view of a loader, as a generation stores it; by default rows."""
+        """Return the default view of the dataset, in the form in which a generation records it.
+
+        The view says what a loader reads as one sample. By default, this is a row of the dataset.
+        """
         return ROWS
 
     def error(
@@ -151,16 +173,19 @@ class Converter(ABC):
         source: Input,
         sample: Mapping[str, Any],
     ) -> tuple[float, int] | None:
-        """Compare the first sample of an input with its original.
+        """Compare the pixels of an input with those stored in its first sample.
 
-        Return the sum of squared pixel differences and the number of values; None if nothing is
-        lost.
+        Return the sum of the squared differences, and the number of compared values. Return None if
+        the converter stores the input without loss.
         """
         return None
 
 
 def options_of(converter: Converter) -> dict[str, Any]:
-    """Return the options to record: all except those that are None by default and not set."""
+    """Return the options of a converter that a dataset records.
+
+    An option is left out if its default is None and its value is None.
+    """
     found = {}
     for known in fields(converter):  # type: ignore[arg-type]
         value = getattr(converter, known.name)
@@ -177,19 +202,21 @@ _PARAMETERS: Final = frozenset(
         *("storage_options", "engine", "address"),
     )
 )
-"""The parameters of `convert`, which cannot be the names of a converter's options."""
+"""The parameters of `convert`. No option of a converter may have the same name."""
 
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """A built-in converter, as listed in the table of kinds.
+    """The entry for a built-in converter in the table `BUILT_IN`.
 
     Attributes:
-        target: the module and the class.
-        unsupported: the reason to report for files of other kinds.
-        suffixes: the file name suffixes that select the kind.
-        hints: the suffixes to name in messages if files are not recognized by suffix.
-        packages: the packages that the extra named like the kind installs.
+        target: the module and the class of the converter.
+        unsupported: the reason in reports on files of other kinds.
+        suffixes: the endings of file names by which the kind is guessed.
+        hints: examples of file names to show in messages, if the kind has no `suffixes` because it
+            is recognized in another way.
+        packages: the packages that shardio's optional dependencies (the extra) of this kind
+            install.
     """
 
     target: str
@@ -199,7 +226,7 @@ class BuiltIn:
     packages: tuple[str, ...] = ()
 
     def matches(self, name: str) -> bool:
-        """Return True if the suffix of a file name selects the kind."""
+        """Return True if a file name has one of the suffixes of the kind."""
         return name.endswith(self.suffixes)
 
 
@@ -278,14 +305,14 @@ BUILT_IN: Final[Mapping[str, BuiltIn]] = {
     ),
     "tokens": BuiltIn("shardio_converters.records.tokens:TokenFiles", "no tokens"),
 }
-"""The built-in converters. The first kind with a matching suffix is used."""
+"""The built-in converters by kind. If suffixes of several kinds match, the first kind is used."""
 
 
 def converter_class(kind: str) -> type[Converter]:
-    """Import the converter of a kind.
+    """Import the converter of a kind, and return its class.
 
     Raises:
-        InvalidArgument: the kind is unknown, or its class is not a valid converter.
+        InvalidArgument: the kind is unknown, or the class is not a valid converter.
         UnsupportedEnvironment: the converter, or a package that it needs, cannot be imported.
     """
     known = _entries()
@@ -318,7 +345,13 @@ def converter_class(kind: str) -> type[Converter]:
 
 
 def make_converter(kind: str, options: Mapping[str, Any]) -> Converter:
-    """Find the converter for `kind` as `converter_class` does, and create it with `options`."""
+    """Return a new converter of a kind with the given options.
+
+    Raises:
+        InvalidArgument: the kind or an option is unknown, an option is invalid, or the class is not
+            a valid converter.
+        UnsupportedEnvironment: the converter, or a package that it needs, cannot be imported.
+    """
     found = converter_class(kind)
     known = [f.name for f in fields(found) if f.init]  # type: ignore[arg-type]
     if unknown := sorted(options.keys() - known):
@@ -328,14 +361,19 @@ def make_converter(kind: str, options: Mapping[str, Any]) -> Converter:
         )
     converter = found(**options)
     try:
-        converter.libraries()  # so that a missing package raises here, not at the first input
+        # `libraries` imports the packages that the converter needs. Call it now, so that a missing
+        # package is an error before the first input is read.
+        converter.libraries()
     except ModuleNotFoundError as error:
         raise missing_package(kind, error) from error
     return converter
 
 
 def fit_converter(converter: Converter, inputs: Sequence[Input]) -> Converter:
-    """Return the converter with options inferred from the inputs."""
+    """Return a converter in which missing options are inferred from the inputs.
+
+    Raise UnsupportedEnvironment if a package that the converter needs is missing.
+    """
     try:
         found = converter.fitted(inputs)
         found.libraries()
@@ -345,7 +383,11 @@ def fit_converter(converter: Converter, inputs: Sequence[Input]) -> Converter:
 
 
 def missing_package(kind: str, error: ModuleNotFoundError) -> UnsupportedEnvironment:
-    """Return the error for a missing package of a kind's converter; the message names the extra."""
+    """Return the exception for a package that a converter needs and that is not installed.
+
+    `kind` is the kind of the converter, and `error` was raised by the import. The message says
+    which extra of shardio, or else which package, is to be installed.
+    """
     package = (error.name or "").partition(".")[0]
     extra = next((kind for kind, known in BUILT_IN.items() if package in known.packages), None)
     return UnsupportedEnvironment(
@@ -360,9 +402,11 @@ def known_kinds() -> list[str]:
 
 
 def _entries() -> dict[str, EntryPoint]:
-    """Return the entry points by kind; a third-party converter overrides a built-in one.
+    """Return the entry points of all converters by kind.
 
-    Entries of our own package are ignored: the installed metadata may be older than a checkout.
+    If a third-party converter has the kind of a built-in converter, it replaces the built-in one.
+    Built-in converters are taken from `BUILT_IN`, not from the metadata of the installed package,
+    which may be older than the code in a checkout.
     """
     found = {
         kind: EntryPoint(kind, known.target, ENTRY_POINT_GROUP) for kind, known in BUILT_IN.items()
@@ -387,22 +431,27 @@ def _add_checkout_to_path(package: str) -> None:
 
 
 _SHARD: Final = re.compile(r"-\d+-of-\d+")
-"""Matches the shard number in a file name, such as -00001-of-00064."""
+"""Matches the index and the number of shards in a file name, such as -00001-of-00064."""
 _LEROBOT: Final = (re.compile(r"(?:.*/)?meta/info\.json"), re.compile(r"(?:.*/)?data/.+\.parquet"))
-"""Patterns for the files that every LeRobot data set has."""
+"""Patterns of file names. Every LeRobot data set has a file for each of them."""
 
 
 def guess_kind(inputs: Iterable[Input]) -> str:
-    """Return the kind of these files; "videos" if their names do not indicate any."""
+    """Return the kind that the names of files indicate, or "videos" if they indicate none."""
     return kind_from_names(one.name for one in inputs) or VIDEOS
 
 
 def kind_from_names(names: Iterable[str]) -> str | None:
-    """Return the kind that file names indicate; None if they indicate none.
+    """Return the kind that the names of files indicate, or None if they indicate none.
 
-    A LeRobot data set takes precedence over everything, because its videos are part of it. Audio
-    takes precedence over images, which are then covers; a GIF counts as neither image nor video.
-    Other kinds come last: if there are also media files, files of other kinds describe the media.
+    If there are files of several kinds, the first of these kinds counts:
+
+    1. a LeRobot data set, because videos are a part of such a data set;
+    2. videos;
+    3. audio, because images among audio files are usually covers;
+    4. images;
+    5. GIFs, which are converted as videos;
+    6. all other kinds, because tables among media files usually describe the media.
     """
     names = list(names)
     if all(any(map(known.fullmatch, names)) for known in _LEROBOT):

@@ -1,9 +1,14 @@
-"""Execute a conversion: validate its options, cut units, run them, publish the generation.
+"""Execute a conversion: validate the options, convert the inputs in units, publish a generation.
 
-The size of the samples of items (Python objects converted in place of files) cannot be predicted.
-Items are therefore divided into units by count, small enough to keep all workers busy. The small
-shards of these units are merged at the end, by size and in plan order, so the result depends
-neither on the number of workers nor on the order in which units finish.
+A unit consists of consecutive inputs that one worker converts into separate shards. A generation is
+a published version of a dataset.
+
+Instead of files, the inputs may be items of a Python iterable. The size of an item does not predict
+the size of its samples. Items are therefore divided into units by count, and the units are small
+enough to keep all workers busy. The shards of such units may be small too. Adjacent small shards
+are merged before the generation is published. Which shards are merged depends only on their sizes
+and on the order of the units, so that the result depends neither on the number of workers nor on
+the order in which units finish.
 """
 
 from __future__ import annotations
@@ -62,10 +67,11 @@ ON_ERROR: Final = ("skip", "stop")
 
 @dataclass(frozen=True, slots=True)
 class ConvertOptions:
-    """The options of a conversion, as the caller gave them.
+    """The options of a conversion, as given by the caller of `convert`.
 
-    `source` is the name of the source for messages. `uploader` uploads finished shards if the
-    dataset goes to an object store.
+    `converter_options` are the options of the converter. `source` is the name of the source for
+    messages. If the dataset is written to an object store, `uploader` uploads finished shards;
+    otherwise it is None.
     """
 
     kind: str | None = None
@@ -89,11 +95,11 @@ class ConvertOptions:
         return usable_cpus() if self.workers is None else self.workers
 
     def check_for_samples(self) -> None:
-        """Refuse options that iterables of samples do not support."""
+        """Raise InvalidArgument for given options that iterables of samples do not support."""
         self._refuse(_OPTIONS_OF_INPUTS, "not for samples from an iterable")
 
     def check_for_items(self) -> None:
-        """Refuse options that apply only to files."""
+        """Raise InvalidArgument for given options that apply only to files."""
         self._refuse(("kind", "labels"), "only for files")
 
     def _refuse(self, names: Iterable[str], reason: str) -> None:
@@ -103,7 +109,7 @@ class ConvertOptions:
             raise InvalidArgument(f"{', '.join(given)}: {reason}")
 
     def check_for_inputs(self, schema: Schema | None) -> None:
-        """Check the options of a conversion of files or items."""
+        """Check the options for a conversion of files or items; `schema` must be None."""
         if schema is not None:
             raise InvalidArgument(
                 "schema: only for samples from an iterable; a converter has its own schema, or "
@@ -120,7 +126,7 @@ class ConvertOptions:
             raise InvalidArgument("workers is 0; with engine='ray' it must be 1 or more")
 
     def make_staging(self, out: PathName) -> Staging:
-        """Return the work folder in `out`."""
+        """Return the work folder in `out`, in which the conversion writes its shards."""
         return Staging(
             os.fspath(out),
             resume=self.resume,
@@ -132,9 +138,11 @@ class ConvertOptions:
     def fit_source(
         self, base: Generation | None, listing: Listing, out: PathName
     ) -> tuple[Converter, Listing]:
-        """Return the converter, and the listing with joined parts.
+        """Return the converter, and the listing in which inputs have their parts.
 
-        The kind of the converter is `kind`, else the kind of `base`, else a guess from the inputs.
+        A part is a file that the converter reads together with another file. The kind of the
+        converter is the option `kind`, else the kind of the generation `base` to append to, else a
+        guess from the names of the inputs. `out` is the dataset, for messages.
         """
         kind, options = self.kind, self.converter_options
         if base is not None:
@@ -151,7 +159,11 @@ class ConvertOptions:
     def make_job(
         self, source: Converter, base: Generation | None, staging: Staging
     ) -> ConversionJob:
-        """Return the settings for the workers; keep_partial is inherited from `base`."""
+        """Return the settings for the workers.
+
+        `keep_partial` is True if the option is given or if it is recorded in the generation `base`
+        to append to.
+        """
         keeps = base is not None and inherit_options(base, None, {})[2]
         return ConversionJob(
             source,
@@ -167,13 +179,14 @@ _OPTIONS_OF_INPUTS: Final = (
     *("resume", "overwrite", "labels", "engine"),
 )
 PlacedShard = tuple[str, ShardSummary]
-"""The path of a finished shard below the job's folder, and its summary with the final name."""
+"""The path of a finished shard below the folder of the job, and a summary of the shard that has the
+shard's name in the dataset."""
 
 
 def convert_inputs(
     listing: Listing, staging: Staging, job: ConversionJob, options: ConvertOptions
 ) -> ConversionReport:
-    """Convert the inputs to a new dataset, or append those that the dataset in `out` lacks.
+    """Convert the inputs to a new dataset, or append them to the dataset in `out`.
 
     If no input gives a sample, `out` is not changed.
     """
@@ -185,7 +198,9 @@ def _create(run: _Run) -> ConversionReport:
     staging = run.staging
     with staging:
         run.begin(run.listing)
-        if staging.is_published:  # interrupted while cleaning up
+        # The earlier conversion was interrupted after it had published the dataset: only the work
+        # folder is left to be removed.
+        if staging.is_published:
             found = load(staging.out)
             known = {source.name: source for source in run.listing.inputs}
             reports = [InputReport.of_json(entry, known) for entry in found.inputs]
@@ -200,10 +215,12 @@ def _create(run: _Run) -> ConversionReport:
 
 
 def _append(run: _Run) -> ConversionReport:
-    """Convert the inputs that the dataset lacks; publish a generation with the new samples."""
+    """Convert the inputs that the dataset does not have yet, and publish the next generation."""
     listing, staging = run.listing, run.staging
     with staging:
-        base = load_base(staging.out)  # read again: `out` could change before it was locked
+        # The caller has read the generation before, but it may have changed until the lock was
+        # acquired.
+        base = load_base(staging.out)
         check_not_repaired(base, staging.out)
         check_same_samples(base, run.converter, run.job.source.schema(), staging.out)
         additions, others = classify_inputs(listing, base, run.options.n_workers, staging.out)
@@ -220,7 +237,7 @@ def _append(run: _Run) -> ConversionReport:
 
 
 class _Run:
-    """One run of a conversion: the steps of creating a dataset and of appending to one."""
+    """One run of a conversion. Its methods are the steps of creating and of extending a dataset."""
 
     state: ConversionState
 
@@ -238,19 +255,27 @@ class _Run:
                 "shard_bytes": job.shard_bytes,
             },
         }
-        """The name and version of the converter, and all options that affect the data."""
+        """The entry about the converter that a generation records: its name, its version, and all
+        options that affect the data."""
         self._settings = conversion_settings(self.converter, job.source.libraries())
         self._compacts, self._start_s = has_items(listing.inputs), time.monotonic()
 
     def begin(self, listing: Listing) -> None:
-        """Plan the conversion of the inputs in `listing`, and write the plan to the journal."""
+        """Divide the inputs in `listing` into units, and record the units in the journal.
+
+        The journal consists of files in the work folder, from which an interrupted conversion can
+        be resumed.
+        """
         units = cut_units(listing.inputs)
         on_shard = None if self.options.uploader is None else self._upload
         self.state = ConversionState(listing, units, self.options.progress, on_shard)
         self.staging.begin(self._settings, [unit.key for unit in units])
 
     def convert(self, others: Sequence[InputReport] = ()) -> list[InputReport]:
-        """Convert all units; return the reports of their inputs, and of the `others`."""
+        """Convert all units; return the reports on their inputs, followed by the reports `others`.
+
+        `others` are the reports on inputs that an append does not convert.
+        """
         self.state.report_start()
         with contextlib.closing(self._events()) as events:
             for event in events:
@@ -283,7 +308,7 @@ class _Run:
                 yield from convert_unit(unit, self.job)
 
     def _upload(self, path: str, shard: ShardSummary) -> None:
-        """Upload a shard, unless it will be merged with others."""
+        """Start to upload a finished shard, unless it may be merged with other shards later."""
         if self.options.uploader and not (self._compacts and self._is_small(shard)):
             self.options.uploader.submit(os.path.join(self.job.folder, path), shard)
 
@@ -291,7 +316,10 @@ class _Run:
         return is_small(shard, self.job.shard_bytes)
 
     def final_shards(self) -> list[PlacedShard]:
-        """Return the shards to publish; if there is an uploader, wait until all are uploaded."""
+        """Return the shards to publish, after small shards of items have been merged.
+
+        If the dataset is written to an object store, wait until all these shards are uploaded.
+        """
         made, uploader = self.state.shards(), self.options.uploader
         placed = compact_shards(made, self.job) if self._compacts else made
         if uploader is not None:
@@ -303,7 +331,10 @@ class _Run:
         return placed
 
     def publish(self, reports: Sequence[InputReport]) -> Generation:
-        """Publish the finished shards as a dataset, whether they are local or uploaded."""
+        """Publish the finished shards as a new dataset, and return its first generation.
+
+        Local shards get their final names in `out` first. Uploaded shards already have them.
+        """
         placed, source = self.final_shards(), self.job.source
         is_local = self.options.uploader is None
         self.staging.link_shards([(path, shard.name) for path, shard in placed if is_local])
@@ -319,7 +350,7 @@ class _Run:
         )
 
     def publish_next(self, latest: Generation, placed: Sequence[PlacedShard]) -> Generation:
-        """Publish the finished shards as the generation after `latest`."""
+        """Publish the shards in `placed`, after those of `latest`, as the next generation."""
         staging, options = self.staging, self.converter["options"]
         names = staging.free_names(latest.number + 1, [shard.name for _, shard in placed])
         shards = [replace(shard, name=names[shard.name]) for _, shard in placed]
@@ -339,9 +370,10 @@ class _Run:
         found: Generation | None = None,
         shards: Sequence[ShardSummary] = (),
     ) -> ConversionReport:
-        """Return the report of the conversion.
+        """Return the report on the conversion.
 
-        `found` is the published generation, None if nothing was published; `shards` are new in it.
+        `reports` are the reports on the inputs. `found` is the current generation of the dataset,
+        or None if no dataset was created. `shards` are the shards that the conversion has added.
         """
         n_samples = sum(shard.n_samples for shard in shards)
         return ConversionReport(
@@ -360,25 +392,30 @@ class _Run:
 
 
 MIN_SHARD_BYTES: Final = 8 << 20
-"""The minimum size of a merged shard. Tables and padding take about 50 kB of each shard."""
+"""The size that merged shards reach, if there are enough small shards. Tables and padding take
+about 50 kB of each shard, so that much smaller shards would waste space."""
 COMPACTED: Final = "compacted"
-"""The folder of merged shards."""
+"""The name of the folder of merged shards, in the work folder."""
 
 
 def is_small(shard: ShardSummary, shard_bytes: int) -> bool:
-    """Return True if a shard is to be merged with adjacent small shards."""
+    """Return True if a shard is so small that it is merged with an adjacent small shard."""
     return shard.n_bytes < _min_group_bytes(shard_bytes)
 
 
 def _min_group_bytes(shard_bytes: int) -> int:
-    """Return the size at which a group to be merged is complete; at most half of `shard_bytes`."""
+    """Return the size at which a group of small shards is complete, so that the next group begins.
+
+    The size is at most half of `shard_bytes`.
+    """
     return min(MIN_SHARD_BYTES, shard_bytes // 2)
 
 
 def compact_shards(placed: Sequence[PlacedShard], job: ConversionJob) -> list[PlacedShard]:
-    """Merge adjacent small shards into new files; other shards do not change.
+    """Merge adjacent small shards, and return the shards to publish.
 
-    The original shards are kept too, so that an interrupted conversion can resume from them.
+    Each merged shard is a new file. The small shards are kept as well: if the conversion is
+    interrupted now, it can resume from them. All other shards are returned unchanged.
     """
     sizes = [
         _content_bytes(os.path.join(job.folder, path))
@@ -396,7 +433,11 @@ def compact_shards(placed: Sequence[PlacedShard], job: ConversionJob) -> list[Pl
 
 
 def group_small(sizes: Sequence[int], least_bytes: int) -> list[range]:
-    """Group adjacent small shards; a group ends at `least_bytes`. Larger shards stay alone."""
+    """Divide shards of the given sizes into groups to be merged; return the range of each group.
+
+    Adjacent shards smaller than `least_bytes` form a group, which is complete when it reaches
+    `least_bytes`. Every larger shard is a group of its own.
+    """
     found: list[range] = []
     first = n_bytes = 0
     for position, size in enumerate(sizes):
@@ -413,13 +454,13 @@ def group_small(sizes: Sequence[int], least_bytes: int) -> list[range]:
 
 
 def _content_bytes(path: str) -> int:
-    """Return the size of a shard without padding; a shard with few samples is mostly padding."""
+    """Return the size of a shard without its padding, which is most of a shard with few samples."""
     with ShardReader(path, verify="off") as reader:
         return sum(section.size for section in reader.sections)
 
 
 def _merge_shards(members: Sequence[PlacedShard], job: ConversionJob) -> PlacedShard:
-    """Write the samples of several shards into one shard with the name of the first."""
+    """Write the samples of several shards into one new shard; it gets the name of the first one."""
     name = members[0][1].name
     folder = os.path.join(job.folder, COMPACTED)
     make_folder(folder)

@@ -1,15 +1,18 @@
 """The plan of a conversion, and its journal on disk, from which the conversion can resume.
 
-The plan cuts the inputs into units of work. It depends only on the source, not on the number of
-workers or the machine, so the same source always gives the same shards. Workers send the events of
-a unit to the main process: an InputDone per input, then UnitDone.
+An input is one file, or one item of a Python iterable. The plan divides the inputs into units,
+which consist of consecutive inputs that one worker converts. The plan depends only on the source,
+and neither on the number of workers nor on the machine. The same source therefore always gives the
+same shards. A worker sends the events of a unit to the main process: an `InputDone` for each input,
+and a `UnitDone` at the end.
 
-`plan.json` contains the settings of the conversion and the keys of its units. Every unit has a
-folder for its shards; the folder's name is the unit's key. When the shards are complete, a file
-`unit.json` is written there, which lists the shards and the outcomes of the unit's inputs. Both
-files are checksummed and written atomically. A unit is reused only if every byte of its shards is
-unchanged. After the dataset is published, the plan is renamed to `published.json`, which is removed
-last.
+The journal consists of two kinds of files in the work folder of the conversion. `plan.json`
+contains the settings of the conversion and the keys of its units. Every unit has a folder for its
+shards, and the key of the unit is the name of the folder. When the unit is finished, its record
+`unit.json` is written in this folder. The record lists the shards, and the outcomes of the unit's
+inputs. Both kinds of files have a checksum and are written atomically. When a conversion resumes, a
+unit is used again only if every byte of its shards is unchanged. After the dataset is published,
+the plan is renamed to `published.json`. This file is removed last.
 """
 
 from __future__ import annotations
@@ -35,20 +38,27 @@ from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary
 from shardio.storage.fs import read_checksummed_json, to_checksummed_json, unlink, write_atomic
 
-MIN_UNIT_BYTES: Final = 1 << 20  # smaller units would give shards too small to read efficiently
-MAX_UNIT_BYTES: Final = 128 << 20  # larger units would leave workers idle at the end
-N_UNITS: Final = 64  # minimum number, within these limits, so that all workers finish together
-MIN_INPUT_BYTES: Final = 4096  # minimum weight of an input, because opening it takes time
-MAX_UNIT_ITEMS: Final = 4096  # limits the work repeated on resume
+MIN_UNIT_BYTES: Final = 1 << 20
+"""The minimum size of a unit. Smaller units would give shards too small to read efficiently."""
+MAX_UNIT_BYTES: Final = 128 << 20
+"""The maximum size of a unit. With larger units, workers would wait long for the last unit."""
+N_UNITS: Final = 64
+"""The number of units to divide the inputs into, if the limits of the size permit it. With many
+units, all workers finish at about the same time."""
+MIN_INPUT_BYTES: Final = 4096
+"""The size that a smaller input counts as, because opening a file takes time too."""
+MAX_UNIT_ITEMS: Final = 4096
+"""The maximum number of items in a unit, because an interruption loses the work of a whole unit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A run of consecutive inputs that one worker converts into separate shards.
+    """Consecutive inputs that one worker converts into shards of their own.
 
-    `number` is part of the shards' names; `first` is the index of the first input among all inputs.
-    `skipped` has an (index, reason) for each input that crashed the processes reading it; such
-    inputs are not read again.
+    `number` is the index of the unit among all units; the names of the published shards contain it.
+    `first` is the index of the unit's first input among all inputs. `skipped` has an entry for each
+    input that crashed the workers reading it: its index among all inputs, and a reason for the
+    report. Such inputs are not read again.
     """
 
     number: int
@@ -58,7 +68,10 @@ class Unit:
 
     @property
     def key(self) -> str:
-        """A name derived only from the inputs and their state, not from the rest of the plan."""
+        """A hash of the unit's inputs and the states of their files; also the name of its folder.
+
+        The key does not depend on other units.
+        """
         content = [
             [one.name, one.label, one.n_bytes, *one.stamp]
             + [[part.name, part.n_bytes, *part.stamp] for part in one.parts]
@@ -68,16 +81,20 @@ class Unit:
 
     @property
     def title(self) -> str:
-        """The first and the last input, for messages."""
+        """The names of the first and the last input, for messages."""
         return f"{self.inputs[0].name} to {self.inputs[-1].name}"
 
     def published_shard(self, shard: ShardSummary) -> ShardSummary:
-        """Return a shard of the unit with its name in the dataset."""
+        """Return the summary of a shard of the unit, with the name of the shard in the dataset."""
         return replace(shard, name=f"{self.number:06d}-{shard.name}")
 
 
 def cut_units(inputs: Sequence[Input]) -> list[Unit]:
-    """Cut inputs into units of about equal cost; cut items, whose size is unknown, by count."""
+    """Divide the inputs into units that take about the same time to convert.
+
+    Files are divided by size. Items of a Python iterable are divided by number, because their size
+    does not predict the size of their samples.
+    """
     if has_items(inputs):
         n_items = min(max(_power_of_two(len(inputs) // N_UNITS), 1), MAX_UNIT_ITEMS)
         starts = range(0, len(inputs), n_items)
@@ -99,27 +116,35 @@ def cut_units(inputs: Sequence[Input]) -> list[Unit]:
 
 
 def has_items(inputs: Sequence[Input]) -> bool:
-    """Return True for items, whose size does not predict the size of their samples."""
+    """Return True if the inputs are items of a Python iterable instead of files."""
     return bool(inputs) and isinstance(inputs[0], Item)
 
 
 def _weight(one: Input) -> int:
-    """Return the cost of reading an input in bytes; 0 for a part, whose cost another input has."""
+    """Return the size of an input and its parts, as a measure for the time to convert it.
+
+    The size of a part itself is 0, because it is included in the size of another input.
+    """
     if one.part_of:
         return 0
     return max(one.n_bytes + sum(part.n_bytes for part in one.parts), MIN_INPUT_BYTES)
 
 
 def _power_of_two(n: int) -> int:
-    """Round down to a power of 2, so that a few new files do not change the unit size."""
+    """Round `n` down to a power of 2.
+
+    Because the size of units is rounded, a few more files in the source do not change it.
+    """
     return 1 << n.bit_length() - 1 if n else 0
 
 
 class InputDone(NamedTuple):
-    """The event of a finished input; `position` is the index of the input among all inputs.
+    """The event of a finished input.
 
-    `hash` is the content hash if the input gave samples. `n_bytes` is the size when the input was
-    read, because the listing may be hours older. An append compares both.
+    `unit` is the number of the unit, and `position` is the index of the input among all inputs.
+    `n_bytes` is the size of the input at the time when it was read, which may be hours after it was
+    listed. `hash` is the hash of its content if it gave samples, else "". A later append compares
+    the size and the hash with the input.
     """
 
     unit: int
@@ -131,9 +156,11 @@ class InputDone(NamedTuple):
 
 
 class UnitDone(NamedTuple):
-    """The event of a finished unit, whose shards are in its folder under the given names.
+    """The event of a finished unit.
 
-    `stopped` is True if the unit ended at a broken input; later inputs were not read.
+    `unit` is the number of the unit. `shards` are the summaries of its shards, with their names in
+    the folder of the unit. `stopped` is True if the unit ended at a broken input, so that later
+    inputs of the unit were not read.
     """
 
     unit: int
@@ -145,19 +172,22 @@ UnitEvent = InputDone | UnitDone
 
 
 WORK_FOLDER: Final = ".conversion"
-"""The folder in `out` that holds the work of a conversion."""
+"""The name of the work folder in `out`, which holds the journal and the unpublished shards."""
 PLAN_FILE: Final = "plan.json"
 PUBLISHED_FILE: Final = "published.json"
-"""The plan of a published conversion; all other files in the work folder can be removed."""
+"""The new name of the plan after the dataset is published. If a file of this name exists, all other
+files in the work folder can be removed."""
 RECORD_FILE: Final = "unit.json"
 _VERSION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class JournaledPlan:
-    """The settings of a conversion and the keys of its units.
+    """The content of `plan.json`.
 
-    `replaces` is True if a dataset in `out` is to be replaced, `appends` for an append.
+    `settings` are the settings of the conversion, and `units` are the keys of its units. `replaces`
+    is True if the conversion replaces a dataset in `out`. `appends` is True if the conversion
+    appends to the dataset in `out`.
     """
 
     settings: Mapping[str, Any]
@@ -169,7 +199,11 @@ class JournaledPlan:
 def conversion_settings(
     converter: Mapping[str, Any], libraries: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return all settings that, together with the source, determine the bytes of the shards."""
+    """Return all settings that determine the bytes of the shards, apart from the source itself.
+
+    `converter` is the entry about the converter that a generation records. `libraries` are the
+    versions of the libraries that the converter uses.
+    """
     versions = {
         "shardio": __version__,
         "format": f"{MAJOR}.{MINOR}",
@@ -180,20 +214,28 @@ def conversion_settings(
 
 
 def write_plan(folder: Path, plan: JournaledPlan) -> None:
-    """Write the plan to the folder of the conversion, durably."""
+    """Write the plan to the work folder of the conversion, durably."""
     content = {"version": _VERSION, **asdict(plan)}
     write_atomic(folder / PLAN_FILE, to_checksummed_json(content), exclusive=False)
 
 
 def plan_path(folder: Path) -> Path | None:
-    """Return the path of an earlier conversion's plan; None if there is none."""
+    """Return the path of the plan that an earlier conversion has left in the work folder.
+
+    Return None if there is no plan.
+    """
     return next(
         (folder / name for name in (PLAN_FILE, PUBLISHED_FILE) if (folder / name).exists()), None
     )
 
 
 def read_plan(folder: Path) -> JournaledPlan | None:
-    """Read the plan of an earlier conversion; None if there is none."""
+    """Read the plan that an earlier conversion has left in the work folder; None if there is none.
+
+    Raises:
+        InvalidArgument: another version of shardio has written the plan in another form.
+        DatasetCorrupt: the plan is damaged.
+    """
     path = plan_path(folder)
     if path is None:
         return None
@@ -216,7 +258,11 @@ def read_plan(folder: Path) -> JournaledPlan | None:
 def check_same_settings(
     plan: JournaledPlan, settings: Mapping[str, Any], out: Path, hint: str
 ) -> None:
-    """Refuse to resume with other options, versions or machine types; name all of them."""
+    """Raise InvalidArgument if the settings of the conversion to resume differ from `settings`.
+
+    The message names every setting that differs. `hint` is another way to continue, for the
+    message.
+    """
     if found := different_settings(plan.settings, settings):
         differences = [f"{name} was {before!r}, is {now!r}" for name, before, now in found]
         raise InvalidArgument(
@@ -228,7 +274,10 @@ def check_same_settings(
 def different_settings(
     recorded: Mapping[str, Any], current: Mapping[str, Any]
 ) -> list[tuple[str, Any, Any]]:
-    """Return the settings that differ: the dotted name of each, and both values."""
+    """Return a tuple for each setting that differs: its name, the recorded and the current value.
+
+    The names of nested settings are joined by dots.
+    """
     before, now = dict(_flatten(recorded)), dict(_flatten(current))
     names = sorted({*before, *now})
     differing = [name for name in names if before.get(name) != now.get(name)]
@@ -236,7 +285,12 @@ def different_settings(
 
 
 def check_same_units(plan: JournaledPlan, units: Sequence[str], out: Path, hint: str) -> None:
-    """Refuse to report success for a published dataset whose inputs have changed since."""
+    """Raise DatasetExists if the inputs have changed since an earlier conversion published them.
+
+    The earlier conversion was interrupted after it had published its dataset. Resuming it would
+    report success, although the dataset does not have the current inputs. `units` are the keys of
+    the current units.
+    """
     if plan.units != tuple(units):
         default = "append (--append) adds new inputs, overwrite (--overwrite) starts again"
         raise DatasetExists(
@@ -255,7 +309,7 @@ def _flatten(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str
 
 
 def write_record(folder: Path, done: Sequence[InputDone], end: UnitDone) -> None:
-    """Record durably in a unit's folder that its shards are complete."""
+    """Write the record of a finished unit to the folder of the unit, durably."""
     content = {
         "inputs": [
             {
@@ -278,20 +332,21 @@ def write_record(folder: Path, done: Sequence[InputDone], end: UnitDone) -> None
 
 
 def has_records(folder: Path) -> bool:
-    """Return True if any unit is complete."""
+    """Return True if the work folder has the record of a finished unit."""
     return next(folder.glob(f"*/{RECORD_FILE}"), None) is not None
 
 
 def delete_record(folder: Path) -> None:
-    """Delete the record of a unit, so that it is converted again."""
+    """Delete the record in the folder of a unit, so that the unit is converted again."""
     unlink(folder / RECORD_FILE)
 
 
 def read_record(folder: Path, unit: Unit) -> tuple[list[InputDone], UnitDone] | None:
-    """Read the record of a unit and verify its shards in full.
+    """Read the record of a finished unit, and verify every byte of the unit's shards.
 
-    Return None, so that the unit is converted again, if there is no record, if anything has
-    changed, or if the shards were uploaded under other names than those in this plan.
+    Return the events of the unit. Return None if the unit must be converted again: if it has no
+    record, if the record or a shard is damaged or missing, or if its shards were uploaded under
+    other names than they have in the current plan.
     """
     with contextlib.suppress(DataError, OSError, LookupError, TypeError, ValueError):
         content = read_checksummed_json(folder / RECORD_FILE)
@@ -317,9 +372,9 @@ def read_record(folder: Path, unit: Unit) -> tuple[list[InputDone], UnitDone] | 
 
 def _is_intact(folder: Path, unit: Unit, shard: ShardSummary) -> bool:
     if os.path.basename(shard.name) != shard.name:
-        return False  # outside of this folder: not written by a conversion
+        return False  # The name contains a folder. A conversion writes no such name.
     path = os.path.join(folder, shard.name)
-    if (name := uploaded_name(path)) is not None:  # the main process checks the upload
+    if (name := uploaded_name(path)) is not None:  # The main process checks the uploaded shard.
         return name == unit.published_shard(shard).name
     with ShardReader(path, verify="off") as reader:
         found = ShardSummary(shard.name, len(reader), reader.header.file_size, reader.id)
@@ -327,14 +382,21 @@ def _is_intact(folder: Path, unit: Unit, shard: ShardSummary) -> bool:
 
 
 def uploaded_name(path: str) -> str | None:
-    """Return the name in the store of the shard uploaded from `path`; None if not uploaded."""
+    """Return the name that the shard at `path` got in the object store when it was uploaded.
+
+    The name is read from the note beside the shard, see `write_upload_note`. Return None if there
+    is no note, because the shard is not uploaded.
+    """
     with contextlib.suppress(DataError, OSError):
         return str(read_checksummed_json(_note_path(path)).get("name"))
     return None
 
 
 def write_upload_note(path: str, name: str) -> None:
-    """Record durably that the shard at `path` was uploaded as `name`."""
+    """Write a note beside the shard at `path`, durably: the shard is uploaded and is named `name`.
+
+    The local shard is then removed.
+    """
     write_atomic(_note_path(path), to_checksummed_json({"name": name}), exclusive=False)
 
 

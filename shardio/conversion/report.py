@@ -1,6 +1,7 @@
-"""Reports of a conversion: `Progress` while it runs, `ConversionReport` at its end.
+"""Reports on a conversion: `Progress` while the conversion runs, `ConversionReport` at its end.
 
-`check_any_of_kind` raises an error instead, if no input is of the converter's kind.
+If no file of the source is of the converter's kind, `check_any_of_kind` raises an error and there
+is no report.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from shardio.errors import InvalidArgument
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The state of a running conversion. `n_bytes` is the total size of all inputs.
+    """The state of a running conversion, as passed to the function `progress` of the caller.
 
-    `name` is the last finished input; `outcome` and `reason` are the result of this input. All
-    three are empty at the start.
+    An input is one file, or one item of a Python iterable. `n_bytes` is the total size of all
+    inputs, and `n_bytes_done` the total size of the finished inputs. `n_broken` is the number of
+    finished inputs that are broken. `name` is the name of the input that finished last, and
+    `outcome` and `reason` are the result of this input. Before the first input has finished, `name`
+    and `reason` are "" and `outcome` is None.
     """
 
     n_inputs_done: int
@@ -37,11 +41,13 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class InputReport:
-    """The result of one input; `detail` is extra information recorded by its converter.
+    """The result of one input, which is a file or an item of a Python iterable.
 
-    `n_samples` counts the samples that this conversion read from the input, `label` is the index of
-    the input's class in the report's `classes` or -1, and `hash` is the xxh3-64 of an input that
-    gave samples.
+    `reason` explains an outcome other than "converted". `n_samples` is the number of samples that
+    this conversion read from the input. `detail` is additional information that the converter has
+    recorded about the input. `label` is the index of the input's class in `classes` of the
+    `ConversionReport`, or -1 if the input has no class. `hash` is the xxh3-64 hash of the content
+    if the input gave samples, else "".
     """
 
     name: str
@@ -55,7 +61,11 @@ class InputReport:
 
     @classmethod
     def of_json(cls, entry: Mapping[str, Any], known: Mapping[str, Input]) -> InputReport:
-        """Return the report for an entry of a generation; `known` maps names to inputs."""
+        """Return the report for the entry that a generation stores about an input.
+
+        `known` maps names of inputs to inputs. An input that is not in `known` gets the label -1,
+        and the size 0 if the entry has no size.
+        """
         source = known.get(entry["path"], Input(entry["path"], "", 0, -1))
         return cls(
             entry["path"],
@@ -69,7 +79,10 @@ class InputReport:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return the entry for a generation, which depends neither on machine nor on time."""
+        """Return the entry that a generation stores about the input.
+
+        The entry depends neither on the machine nor on the time of the conversion.
+        """
         entry: dict[str, Any] = {"path": self.name, "outcome": self.outcome}
         if self.n_samples:
             entry["samples"] = self.n_samples
@@ -86,13 +99,20 @@ class InputReport:
 class ConversionReport:
     """The result of a finished conversion.
 
-    `n_samples` and `n_bytes` count the samples and the bytes of shards that the conversion added,
-    `n_samples_before` the samples of the dataset before an append. `inputs` are all files of the
-    source in name order (empty for samples from an iterable). `generation` is the number of the
-    published generation, 0 if no input gave a sample. `stopped` is True if the conversion ended at
-    a broken input. `stats_dropped` is True if statistics of the dataset were dropped because they
-    do not include the new samples. `view` is the default view of a loader. `dataset` is a URL if
-    the dataset is in an object store.
+    `dataset` is the folder of the dataset, or its URL in an object store. `kind` is the name of the
+    converter, or "samples". `n_samples` is the number of samples that the conversion added, and
+    `n_bytes` the total size of the shards that it added. `n_samples_before` is the number of
+    samples that the dataset had before an append. `inputs` has a report on every file of the
+    source, in the order of their names, or on every item in the given order. It is empty if the
+    source was an iterable of samples. `classes` are the class names of the dataset, by label.
+
+    `generation` is the number of the generation that the conversion published. If an append found
+    no new samples, it is the number of the existing generation. If a new dataset was to be created
+    but no input gave a sample, nothing was published and `generation` is 0. `stopped` is True if
+    the conversion ended early at a broken input. `stats_dropped` is True if an append removed
+    statistics that `shardio stats` had recorded, because they do not include the new samples.
+    `view` is the dataset's default view. It says what a loader reads as one sample: a row of the
+    dataset, or a clip of a video.
     """
 
     dataset: Path | str
@@ -110,17 +130,20 @@ class ConversionReport:
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of inputs by outcome, without zeros."""
+        """The number of inputs for each outcome that occurs."""
         return dict(Counter(source.outcome for source in self.inputs))
 
     @property
     def broken(self) -> tuple[InputReport, ...]:
-        """The inputs that could not be read; the exit code is 1 if there are any."""
+        """The broken inputs. If there are any, the exit code of `shardio convert` is 1."""
         return tuple(source for source in self.inputs if source.outcome == "broken")
 
     @property
     def modified(self) -> tuple[InputReport, ...]:
-        """The inputs that changed after their conversion; the exit code is 1 if there are any."""
+        """The inputs of an append that have changed since they were converted.
+
+        If there are any, the exit code of `shardio convert` is 1.
+        """
         return tuple(source for source in self.inputs if source.outcome == "modified")
 
 
@@ -136,13 +159,16 @@ class NoMatchingInputs(InvalidArgument):
 def check_any_of_kind(
     source: str, kind: str, reports: Sequence[InputReport], *, kind_given: bool, appends: bool
 ) -> None:
-    """Check that at least one file is of the kind, even if it is broken, empty or a duplicate.
+    """Check that at least one file of a source is of the kind `kind`.
 
-    `source` is named in the message. `kind_given` is True if the caller chose the kind, `appends`
-    for an append to a dataset of that kind.
+    A file of the kind counts even if it is broken, has no samples or is a duplicate. `reports` are
+    the reports on all files. `source` is the name of the source for the error message. `kind_given`
+    is True if the caller chose the kind. `appends` is True if the samples are appended to a dataset
+    of that kind.
 
     Raises:
-        NoMatchingInputs: there is no such file; the message lists the files and the known kinds.
+        NoMatchingInputs: no file is of the kind. The message counts the files by suffix, and a note
+            lists the known kinds.
     """
     if not reports or any(report.outcome not in _IGNORED_OUTCOMES for report in reports):
         return
@@ -162,7 +188,10 @@ def check_any_of_kind(
 
 
 def _describe_files(reports: Sequence[InputReport]) -> str:
-    """Return the number of files by suffix, and the reason of the first rejection."""
+    """Return a text with the number of files for each suffix, and why one file was rejected.
+
+    This file is the first one whose report has a reason.
+    """
     suffixes = Counter(PurePath(report.name).suffix.lower() or "no suffix" for report in reports)
     most = sorted(suffixes.items(), key=lambda each: (-each[1], each[0]))[:_MAX_SUFFIXES]
     named = [f"{suffix} ({n:,})" for suffix, n in most]
@@ -174,7 +203,7 @@ def _describe_files(reports: Sequence[InputReport]) -> str:
 
 
 def _list_kinds() -> str:
-    """Return the known kinds, with the file names that indicate them."""
+    """Return a text that lists the known kinds, with the file names that indicate each kind."""
     hints = {kind: known.suffixes or known.hints for kind, known in BUILT_IN.items()}
     recognized = [f"{kind} ({_abbreviate(names)})" for kind, names in hints.items() if names]
     unrecognized = [kind for kind in known_kinds() if not hints.get(kind)]

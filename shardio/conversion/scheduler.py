@@ -1,14 +1,18 @@
 """Assign units to worker processes, track the state of each unit, and handle worker crashes.
 
-A unit is a run of consecutive inputs that one worker converts.
+An input is one file, or one item of a Python iterable. A unit consists of consecutive inputs that
+one worker converts.
 
-A worker may crash because of the file it reads (a bug in a decoder) or for another reason (the
-kernel ran out of memory). The unit of a crashed worker is therefore retried in a new process. An
-input that crashes two processes is skipped and reported as broken; all other inputs are converted.
+A worker may crash because of the input that it reads (a bug in a decoder), or for another reason
+(the machine ran out of memory). The unit of a crashed worker is therefore converted again in a new
+process. If an input crashes two processes, this input is skipped and reported as broken. All other
+inputs of its unit are converted.
 
-On a Ray cluster, a process of its own converts each unit. Each attempt writes to a new folder, and
-only the main process moves the folder of a finished attempt to its final path. A machine that was
-presumed dead but still runs can therefore not overwrite a shard.
+On a Ray cluster, each unit is converted in a separate process. Such a conversion of a unit on a
+machine of the cluster is called an attempt, because it may have to be repeated on another machine.
+Each attempt writes its shards to a new folder. Only the main process moves the folder of a finished
+attempt to the final path of the unit. Suppose that a machine is presumed dead and the unit is
+converted elsewhere: if the machine still runs, it cannot overwrite the shards of the unit.
 """
 
 from __future__ import annotations
@@ -51,13 +55,15 @@ from shardio.storage.fs import make_folder, remove_tree, rename, sync_path
 
 
 class ConversionState:
-    """The state of all units: which one is next, which are done, and the results so far.
+    """The state of all units of a conversion, and the results that their workers have sent so far.
 
-    This class does no I/O. `on_shard` is called with the path and the published summary of each
-    shard of a finished unit.
+    This class does no I/O. `on_shard` is called for each shard of a finished unit. Its arguments
+    are the path of the shard below the folder of the job, and a summary of the shard with the name
+    that the shard gets in the dataset.
 
-    If broken inputs are not skipped, a unit stops at its first one, and the results of later units
-    are ignored. The outcome thus does not depend on the order in which workers finish.
+    If the conversion is to stop at broken inputs, a unit stops at its first broken input, and the
+    results of all later units are ignored. The result of the conversion therefore does not depend
+    on the order in which workers finish their units.
     """
 
     def __init__(
@@ -73,7 +79,8 @@ class ConversionState:
         self._running: set[int] = set()
         self._done: dict[int, InputDone] = {}
         self._shards: dict[int, tuple[ShardSummary, ...]] = {}
-        self._n_bytes = listing.n_bytes  # summed once, reported after each input
+        # `listing.n_bytes` computes a sum at each access, but is reported after every input.
+        self._n_bytes = listing.n_bytes
         self._n_bytes_done = self._n_samples = self._n_broken = 0
         self.stopped_at: int | None = None
 
@@ -87,13 +94,20 @@ class ConversionState:
         return unit
 
     def is_finished(self) -> bool:
-        """Return True if all units are done; units after a stopped unit are not needed."""
+        """Return True if all units are done that are needed for the result.
+
+        If a unit stopped at a broken input, the units after it are not needed.
+        """
         if self.stopped_at is None:
             return not self._running and self._n_started == len(self._units)
         return not any(number <= self.stopped_at for number in self._running)
 
     def handle(self, event: UnitEvent) -> None:
-        """Process an event of a unit; a retried unit repeats the events of its inputs."""
+        """Record an event of a unit, and report finished inputs to `progress`.
+
+        The events of an input arrive again if the unit is converted again after a crash. Only the
+        first event of an input is reported; the last one counts.
+        """
         if isinstance(event, InputDone):
             is_new = event.position not in self._done
             self._done[event.position] = event
@@ -119,7 +133,10 @@ class ConversionState:
         ]
 
     def shards(self) -> list[tuple[str, ShardSummary]]:
-        """Return path and summary of each shard, in plan order; ignored units are left out."""
+        """Return the path and the summary of each shard, in the order of the units.
+
+        If a unit stopped at a broken input, the shards of later units are left out.
+        """
         units = [unit for unit in sorted(self._shards) if self._is_included(unit)]
         return [placed for unit in units for placed in self._shards_of(unit)]
 
@@ -129,7 +146,11 @@ class ConversionState:
         return self._listing.classes
 
     def reports(self) -> list[InputReport]:
-        """Return the report of every input, in order."""
+        """Return the reports on all inputs, in the order of the inputs.
+
+        The outcome is "not_processed" for inputs without a result, and for inputs whose result is
+        ignored because an earlier unit stopped at a broken input.
+        """
         reports = []
         for position, source in enumerate(self._listing.inputs):
             done = self._done.get(position)
@@ -151,7 +172,7 @@ class ConversionState:
         return reports
 
     def report_start(self) -> None:
-        """Report the total size to `progress`."""
+        """Call `progress` before the first input, with the number and total size of all inputs."""
         self._report_progress(None)
 
     def _report_progress(self, done: InputDone | None) -> None:
@@ -184,15 +205,18 @@ NextUnit = Callable[[], Unit | None]
 def run_in_workers(
     next_unit: NextUnit, job: ConversionJob, n_workers: int, lock_fds: Sequence[int] = ()
 ) -> Generator[UnitEvent, None, None]:
-    """Convert units in `n_workers` processes, and yield the events of the units.
+    """Convert units in `n_workers` processes, and yield the events of the units as they arrive.
 
-    Workers inherit `lock_fds`, so that the locks are held as long as any worker can write. Closing
-    the generator ends the workers.
+    `lock_fds` are descriptors of locked files or folders. Every worker inherits the descriptors, so
+    that the locks are held until the last worker has exited and nothing can write any more. If the
+    generator is closed, the workers are stopped.
 
     Raises:
-        WorkerDied: MAX_CRASHES workers crashed in a unit while they read none of its inputs, or
-            the call of a worker raised an exception.
-        OSError, ShardioError: raised by a unit.
+        WorkerDied: an unexpected exception ended the conversion of a unit, such as a bug in the
+            converter; or MAX_CRASHES workers crashed in the same unit before its first input,
+            between two inputs or after its last input, so that no input can be skipped.
+        OSError, ShardioError: an error that occurred in a worker, for example because a shard
+            cannot be written.
     """
     with TaskPool(
         partial(_events_of, job),
@@ -213,22 +237,27 @@ def run_in_workers(
 
 
 class UnitCrash(NamedTuple):
-    """The crash of a worker; `position` is the index, within the unit, of the input being read."""
+    """The crash of a worker.
+
+    `position` is the index, within its unit, of the input that the worker was reading. It is None
+    if the worker was reading no input.
+    """
 
     position: int | None
     died: WorkerExit
 
 
 class _UnitScheduler:
-    """Assigns units to the workers of a borrowed pool."""
+    """Assigns units to the workers of a pool, which the caller owns and closes."""
 
     def __init__(self, next_unit: NextUnit, job: ConversionJob, pool: TaskPool) -> None:
         self._next_unit, self._job, self._pool = next_unit, job, pool
-        self._running: dict[int, Unit] = {}  # by the pool's index of the call
+        self._running: dict[int, Unit] = {}  # keys: the indices that the pool gave to the units
+        # Keys: the number of the unit, and the `position` of the crash as in `UnitCrash`.
         self._n_crashes: Counter[tuple[int, int | None]] = Counter()
 
     def fill(self) -> bool:
-        """Assign the next unit to each idle worker; return False if no unit is left."""
+        """Assign a unit to every idle worker; return False if all units are finished."""
         while self._pool.has_room and (unit := self._next_unit()) is not None:
             self._put(unit)
         return bool(self._running)
@@ -237,7 +266,11 @@ class _UnitScheduler:
         self._running[self._pool.put(unit, unit.title)] = unit
 
     def handle(self, item: int, found: UnitCrash | FailedCall | list[Any]) -> Iterator[UnitEvent]:
-        """Yield the events of a unit; raise its error, or retry the unit after a crash."""
+        """Handle the answer of a worker to the call with the index `item`.
+
+        Yield the events that the worker has sent. If the unit failed, raise its error. If the
+        worker crashed, start the unit again.
+        """
         if isinstance(found, UnitCrash):
             self._on_crash(self._running.pop(item), *found)
             return
@@ -253,11 +286,16 @@ class _UnitScheduler:
             del self._running[item]
 
     def _on_crash(self, unit: Unit, position: int | None, died: WorkerExit) -> None:
-        """Retry the unit of a crashed worker; skip an input after MAX_CRASHES crashes."""
+        """Start the unit of a crashed worker again.
+
+        If an input has crashed MAX_CRASHES workers, it is skipped. If that many workers have
+        crashed in the unit while they read no input, raise WorkerDied.
+        """
         self._n_crashes[unit.number, position] += 1
         if position is None:
-            # The crash may have come from verifying the shards in the unit's journal record.
-            # Without the record, the retry does not verify them.
+            # The worker may have crashed while it verified the shards of an earlier conversion,
+            # which the unit's journal record lists. Delete the record: the next worker then writes
+            # the shards again instead of verifying them.
             delete_record(Path(self._job.folder, unit.key))
         if self._n_crashes[unit.number, position] == MAX_CRASHES:
             if position is None:
@@ -270,7 +308,7 @@ class _UnitScheduler:
         self._put(unit)
 
     def _reason(self, died: WorkerExit, source: Input) -> str:
-        """Return the reason for skipping an input."""
+        """Return the reason, for the report, why an input is skipped after a crash."""
         if died.signal == CPU_LIMIT_SIGNAL and self._job.step_s is not None:
             seconds = cpu_limit_s(self._job.step_s, source)
             return f"timed out after {seconds:.0f} s of CPU time; the file is probably corrupt"
@@ -278,12 +316,12 @@ class _UnitScheduler:
 
 
 def _events_of(job: ConversionJob, unit: Unit) -> ResultChunks:
-    """Return the events of a unit while it is converted. Runs in a worker."""
+    """Convert a unit in this worker; return its events, which are sent in chunks as they occur."""
     return ResultChunks(_explained(job, unit), "the conversion")
 
 
 def _explained(job: ConversionJob, unit: Unit) -> Iterator[UnitEvent | Exception]:
-    """Convert a unit and yield its events; the last event is the error, if one was raised."""
+    """Convert a unit and yield its events. If it fails, yield the exception as the last event."""
     n_done = 0
     try:
         for event in convert_unit(unit, job):
@@ -291,22 +329,25 @@ def _explained(job: ConversionJob, unit: Unit) -> Iterator[UnitEvent | Exception
             yield event
     except (OSError, ShardioError) as error:
         yield error
-    except Exception:  # noqa: BLE001  # raised by the converter; sent to the main process as text
+    # The converter may raise anything; the main process gets the exception as text.
+    except Exception:  # noqa: BLE001
         is_reading = n_done < len(unit.inputs)
         at = f"converting {unit.inputs[n_done].name}" if is_reading else f"finishing {unit.title}"
         yield WorkerDied(f"a worker raised an exception while {at}\n{traceback.format_exc()}")
 
 
 _ATTEMPTS: Final = "attempts-"
-"""The prefix of the name of the folder that holds a conversion's attempts."""
+"""The prefix for the name of the folder in which the attempts of one conversion are written."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnitAttempt:
-    """The events of a unit that a machine has converted, and the folder of the shards.
+    """The result of one attempt to convert a unit on a machine of the cluster.
 
-    `folder` is "" if the unit was already complete. If the machine cannot see an input, only
-    `missing_path` is set, to the path of the input.
+    `events` are the events of the unit, and `folder` is the folder of its new shards. `folder` is
+    "" if an earlier conversion had finished the unit, so that the machine wrote no shards. If the
+    machine cannot see one of the inputs, `missing_path` is the path of this input, and the other
+    two attributes are empty.
     """
 
     events: tuple[UnitEvent, ...] = ()
@@ -316,9 +357,11 @@ class UnitAttempt:
 
 @dataclass(frozen=True, slots=True)
 class _UnitTask:
-    """A callable that converts units on a cluster machine, with the values that all units share.
+    """A callable that converts one unit on a machine of the cluster.
 
-    `attempts` is the folder of the conversion's attempts, `settings` are the journal's settings.
+    The attributes are the values that all units share. `attempts` is the folder in which each
+    attempt creates a folder. `settings` are the settings that the journal records, as returned by
+    `conversion_settings`.
     """
 
     job: ConversionJob
@@ -326,7 +369,11 @@ class _UnitTask:
     settings: Mapping[str, Any]
 
     def __call__(self, assignment: tuple[Unit, bool]) -> UnitAttempt:
-        """Convert a unit; if the flag is True, check first that its inputs are visible here."""
+        """Convert a unit on this machine.
+
+        `assignment` is a unit and a flag. If the flag is True, check first that this machine can
+        see every input of the unit.
+        """
         unit, checks_inputs = assignment
         self._check_same_libraries()
         missing_path = _first_invisible(unit) if checks_inputs else ""
@@ -343,7 +390,7 @@ class _UnitTask:
         return UnitAttempt(events, os.path.join(folder, unit.key))
 
     def _check_same_libraries(self) -> None:
-        """Check that this machine has the library versions that the conversion started with."""
+        """Check that this machine has the versions of libraries that the main process recorded."""
         found = conversion_settings(self.settings["converter"], self.job.source.libraries())
         differences = [
             f"{name.removeprefix('versions.')} is {here}, the conversion started with {recorded}"
@@ -358,9 +405,10 @@ class _UnitTask:
 
 @functools.cache
 def _shared_zygote() -> Zygote:
-    """Return the zygote that forks workers, kept alive for later units until this process exits.
+    """Return the zygote, which is the process that forks the workers of this process.
 
-    Starting a zygote takes half a second, longer than most units take.
+    The zygote is kept until this process exits, so that later units use it too. Starting a zygote
+    takes half a second, which is longer than the conversion of most units.
     """
     return acquire()
 
@@ -372,17 +420,20 @@ def run_on_ray(
     n_at_once: int | None,
     settings: Mapping[str, Any],
 ) -> Generator[UnitEvent, None, None]:
-    """Convert units on the machines of a cluster, and yield their events.
+    """Convert units on the machines of a Ray cluster, and yield the events of the units.
+
+    At most `n_at_once` units are converted at the same time; None means twice the number of CPUs of
+    the cluster. `settings` are the settings that the journal records.
 
     Raises:
-        UnsupportedEnvironment: a machine cannot see the source or the dataset, or has other
-            versions of shardio or of a library than this machine.
-        WorkerDied, OSError, ShardioError: as in `run_in_workers`.
+        UnsupportedEnvironment: a machine cannot see the source or the dataset; or its processor
+            type, or its version of shardio or of a library, differs from this machine's.
+        WorkerDied, OSError, ShardioError: for the reasons that `run_in_workers` lists.
     """
     attempts = os.path.join(job.folder, f"{_ATTEMPTS}{secrets.token_hex(8)}")
     make_folder(attempts)
     running: dict[int, Unit] = {}
-    retries: list[Unit] = []  # their inputs were not visible to the machine that tried
+    retries: list[Unit] = []  # units for which a machine could not see an input
 
     def next_job() -> tuple[int, tuple[Unit, bool]] | None:
         is_retry = bool(retries)
@@ -404,12 +455,17 @@ def run_on_ray(
                 _commit_attempt(found, unit, job)
                 yield from found.events
     finally:
-        with contextlib.suppress(OSError):  # the next conversion removes the folder
-            remove_tree(attempts)  # a machine that was presumed dead can then no longer write
+        # A machine that was presumed dead, but still runs, cannot write any more once the folder
+        # is gone. If the folder cannot be removed now, the next conversion removes it.
+        with contextlib.suppress(OSError):
+            remove_tree(attempts)
 
 
 def _first_invisible(unit: Unit) -> str:
-    """Return the first input or part that was listed but is not visible here; "" if none."""
+    """Return the path of the first file of a unit that this machine cannot see; "" if none.
+
+    Files that the main process could not see either, such as broken links, do not count.
+    """
     for one in unit.inputs:
         for each in (one, *one.parts):
             if each.stamp != (0, 0) and not os.path.lexists(each.path):
@@ -418,6 +474,10 @@ def _first_invisible(unit: Unit) -> str:
 
 
 def _check_visible(path: str) -> None:
+    """Raise UnsupportedEnvironment if this machine sees a path that another machine cannot see.
+
+    Otherwise the file was deleted during the conversion, which is not an error of the machine.
+    """
     if os.path.lexists(path):
         raise UnsupportedEnvironment(
             f"a machine of the Ray cluster cannot see {path}: the source must be on a file "
@@ -426,9 +486,9 @@ def _check_visible(path: str) -> None:
 
 
 def _commit_attempt(found: UnitAttempt, unit: Unit, job: ConversionJob) -> None:
-    """Move the shards of an attempt to their final folder, durably."""
+    """Move the folder of an attempt to the unit's final path, durably."""
     if found.folder:
         path = os.path.join(job.folder, unit.key)
-        remove_tree(path)  # left unfinished by an earlier conversion
+        remove_tree(path)  # An earlier conversion may have left an unfinished unit here.
         rename(found.folder, path)
         sync_path(job.folder)

@@ -1,8 +1,12 @@
-"""Convert the inputs of one unit into shards. Runs in a worker process.
+"""Convert the inputs of one unit into shards, in a worker process.
 
-A sample buffer holds the samples of an input until the outcome is known. A CPU time limit kills a
-process whose converter loops forever: C libraries may loop on damaged files, and neither exceptions
-nor Ctrl-C interrupt them. Time spent waiting, such as for a slow disk, does not count.
+A unit consists of consecutive inputs that one worker converts. The samples of an input are kept in
+a buffer until the outcome of the input is known, because the samples of a broken input are
+discarded.
+
+Some C libraries loop forever on damaged files, and neither an exception nor Ctrl-C interrupts
+them. A limit of the CPU time therefore kills a worker whose converter loops. Time in which the
+worker waits, for example for a slow disk, does not count.
 """
 
 from __future__ import annotations
@@ -38,18 +42,19 @@ from shardio.format.types.streams import EncodedStream
 from shardio.shard.writer import ShardSummary, ShardWriter
 from shardio.storage.fs import create_unnamed, make_folder, remove_tree, sync_path
 
-_MAX_REASON: Final = 1000  # characters
+_MAX_REASON: Final = 1000  # the maximum length of a recorded reason, in characters
 _MACHINE_ERRNOS: Final = frozenset(
     (errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
 )
-"""Errors caused by the machine, not by the file being read."""
+"""The errors that have their cause in the machine and not in the file that is being read."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConversionJob:
-    """The settings that all units of a conversion share; sent to the workers once.
+    """The settings that all units of a conversion share. They are sent to each worker once.
 
-    `step_s` is the CPU time limit per step of the source, if workers enforce one.
+    `source` is the converter. Each unit has a folder for its shards, which is created in `folder`.
+    `step_s` is the converter's limit of the CPU time per step; None means no limit.
     """
 
     source: Converter
@@ -61,17 +66,20 @@ class ConversionJob:
 
 
 def convert_unit(unit: Unit, job: ConversionJob) -> Iterator[UnitEvent]:
-    """Convert the inputs of one unit in order and yield their events; reuse a complete unit.
+    """Convert the inputs of one unit in order, and yield the events of the unit.
 
-    In a worker, a crash while reading an input is attributed to that input. An OSError is raised
-    only if writing fails.
+    If an earlier conversion has finished the unit, and its shards are intact and its inputs have
+    not changed, nothing is converted: the recorded events of the unit are yielded. If a worker
+    crashes while it reads an input, the crash is attributed to this input. An OSError while an
+    input is read makes the input broken. An OSError while shards are written is raised, and so is
+    an error that the machine causes, such as a full disk.
     """
     folder = Path(job.folder, unit.key)
     if kept := read_record(folder, unit):
         done, end = kept
         yield from done
     else:
-        remove_tree(folder)  # left by an earlier attempt
+        remove_tree(folder)  # A worker that crashed or was killed may have left files here.
         make_folder(folder)
         sync_path(job.folder)
         end = yield from _convert(unit, job, folder)
@@ -79,7 +87,11 @@ def convert_unit(unit: Unit, job: ConversionJob) -> Iterator[UnitEvent]:
 
 
 def _convert(unit: Unit, job: ConversionJob, folder: Path) -> Generator[InputDone, None, UnitDone]:
-    """Convert all inputs into shards in `folder`, and write the unit's record."""
+    """Convert all inputs of a unit into shards in `folder`.
+
+    Yield an event for each input. Then write the record that the unit is finished, and return the
+    event for the unit.
+    """
     skipped, done, stopped = dict(unit.skipped), [], False
     with _RollingShardWriter(str(folder), job) as shards:
         for position, source in enumerate(unit.inputs, unit.first):
@@ -110,7 +122,11 @@ def _convert(unit: Unit, job: ConversionJob, folder: Path) -> Generator[InputDon
 def _read_input(
     source: Input, before: Mapping[str, InputState | None], job: ConversionJob, buffer: SampleBuffer
 ) -> tuple[Outcome, str]:
-    """Read one input into the buffer; return the outcome, and the hash if there are samples."""
+    """Write the samples of one input to the buffer; return the outcome and the content hash.
+
+    `before` are the states of the input and its parts before they are read. The hash is "" if the
+    input gave no samples.
+    """
     content = ""
     state = before[source.name]
     if state is not None and not stat.S_ISREG(state.mode):
@@ -123,9 +139,13 @@ def _read_input(
     if outcome.kind == "broken" and not job.keep_partial:
         buffer.clear()
     if buffer.n_samples:
-        with contextlib.suppress(OSError):  # if there is no hash, an append compares names only
+        # If the file cannot be read again, no hash is recorded. A later append then recognizes the
+        # file by its name alone, and does not notice if its content changes.
+        with contextlib.suppress(OSError):
             content = input_hash(source)
-    if (after := input_states(source)) != before:  # the samples may mix both states
+    # If a file changed while it was read, a part of the samples may have the old content and a part
+    # the new content.
+    if (after := input_states(source)) != before:
         buffer.clear()
         name = next(name for name, state in after.items() if state != before[name])
         prefix = "" if name == source.name else f"its part {name} "
@@ -136,14 +156,17 @@ def _read_input(
 
 
 def _strip_paths(reason: str, source: Input) -> str:
-    """Return a reason without local paths, because it is stored in the dataset."""
+    """Return a reason in which the paths of files on this machine are replaced by their names.
+
+    The reason is recorded in the dataset, which must not depend on the machine.
+    """
     for each in (*source.parts, source) if reason else ():
         reason = reason.replace(each.path, each.name)
     return reason
 
 
 def _convert_input(source: Input, job: ConversionJob, buffer: SampleBuffer) -> Outcome:
-    """Run the converter on an input; write the samples to the buffer."""
+    """Run the converter on an input, write the samples to the buffer, and return the outcome."""
     samples = job.source.samples(source)
     if job.step_s is not None:
         samples = limit_cpu(samples, cpu_limit_s(job.step_s, source))
@@ -160,7 +183,11 @@ def _convert_input(source: Input, job: ConversionJob, buffer: SampleBuffer) -> O
 
 
 def _concerns(error: OSError, source: Input) -> bool:
-    """Return True if an error names the input or one of its parts, or no file at all."""
+    """Return True if an error means that an input or one of its parts cannot be read.
+
+    This is assumed if the error names the input or a part, or names no file. It is not assumed of
+    errors that have their cause in the machine.
+    """
     if error.errno in _MACHINE_ERRNOS:
         return False
     named, every = error.filename, (source, *source.parts)
@@ -168,8 +195,8 @@ def _concerns(error: OSError, source: Input) -> bool:
 
 
 def _classify_non_file(path: str, mode: int) -> Outcome:
-    """Return the outcome of an input that is not a regular file."""
-    if not stat.S_ISDIR(mode):  # opening a pipe could block forever
+    """Return the outcome of an input that is not a regular file; `mode` is its `st_mode`."""
+    if not stat.S_ISDIR(mode):  # Do not try to read it: opening a pipe could block forever.
         return Outcome("unsupported", "not a regular file")
     try:
         os.listdir(path)
@@ -181,7 +208,10 @@ def _classify_non_file(path: str, mode: int) -> Outcome:
 def _fill_buffer(
     samples: Iterator[Mapping[str, Any]], source: Input, buffer: SampleBuffer
 ) -> object:
-    """Append all samples to the buffer; return the generator's return value."""
+    """Append all samples of a generator to the buffer; return the return value of the generator.
+
+    If the generator raises an OSError because the input cannot be read, return a broken outcome.
+    """
     while True:
         try:
             sample = next(samples)
@@ -195,7 +225,10 @@ def _fill_buffer(
 
 
 class _RollingShardWriter:
-    """Writes a unit's shards, `NNN.shard`; starts a new shard after `shard_bytes`."""
+    """Writes the shards of a unit, named 000.shard, 001.shard and so on.
+
+    A new shard is started when the current shard has reached `shard_bytes`.
+    """
 
     def __init__(self, folder: str, job: ConversionJob) -> None:
         self._folder, self._shard_bytes = folder, job.shard_bytes
@@ -231,20 +264,21 @@ class _RollingShardWriter:
 
 
 BUFFER_BYTES: Final = 64 << 20
-"""The maximum size of one input's samples in memory; the rest is written to an unlinked file."""
+"""The size of the samples of one input at which the samples in memory are written to a file."""
 _N_PICKLES: Final = 64
-"""The number of pickles that a full buffer is divided into; each is read back as a whole."""
+"""The number of pickles into which the samples in memory are divided when they are written to the
+file. Only one pickle at a time is read into memory again."""
 _FLAT_TYPES: Final = frozenset({*np.sctypeDict.values(), bool, bytes, float, int, str, type(None)})
-"""Types of values that contain no other values; tested first because they are the most common."""
+"""The types of values that contain no other values. Most values of samples have such a type."""
 Sample = Mapping[str, Any]
 
 
 class SampleBuffer:
-    """A buffer for the samples of one input, until the input's outcome is known.
+    """A buffer for the samples of one input, until the outcome of the input is known.
 
-    At most BUFFER_BYTES are held in memory, because an hour of video gives gigabytes of samples.
-    The rest goes to an unlinked file in `folder`, on the disk where the shards will need the space
-    anyway.
+    The samples of an hour of video take gigabytes. Whenever the samples in memory reach
+    BUFFER_BYTES, they are therefore written to a file in `folder`. The file has no name, so that it
+    vanishes with this process. It is on the disk of the shards, which need the same space later.
     """
 
     def __init__(self, folder: str) -> None:
@@ -263,7 +297,7 @@ class SampleBuffer:
             self._file = None
 
     def append(self, sample: Sample) -> None:
-        """Add a sample; it must not change afterwards."""
+        """Add a sample. The caller must not change the sample afterwards."""
         self._in_memory.append(sample)
         self._in_memory_bytes += getsizeof(sample) + sum(map(_memory_bytes, sample.values()))
         self.n_samples += 1
@@ -271,6 +305,7 @@ class SampleBuffer:
             self._spill()
 
     def _spill(self) -> None:
+        """Write the samples in memory to the file."""
         if self._file is None:
             self._file = create_unnamed(self._folder)
         n_samples = len(self._in_memory)
@@ -282,7 +317,7 @@ class SampleBuffer:
         self._in_memory, self._in_memory_bytes = [], 0
 
     def __iter__(self) -> Iterator[Sample]:
-        """Yield all samples, in order."""
+        """Yield all samples in the order in which they were added."""
         if self._file is not None:
             self._file.seek(0)
             for _ in range(self._n_pickles):
@@ -299,9 +334,11 @@ class SampleBuffer:
 
 
 def _transpose(samples: Sequence[Sample]) -> tuple[tuple[str, ...], list[Any]]:
-    """Return the field names and each field's values; if fields differ, no names and the samples.
+    """Return the names of the fields, and for each field a list or array of its values.
 
-    Numbers and arrays of equal shape are stacked, because pickling a NumPy object takes 5 µs.
+    Numbers of one dtype, and arrays of one dtype and shape, are combined into one array, because
+    pickling each NumPy object takes 5 µs. If the samples do not have the same fields, return no
+    names, and a list that contains the list of the samples.
     """
     names = tuple(samples[0])
     if not names or any(sample.keys() != samples[0].keys() for sample in samples):
@@ -310,15 +347,19 @@ def _transpose(samples: Sequence[Sample]) -> tuple[tuple[str, ...], list[Any]]:
 
 
 def _stack(values: list[Any]) -> Any:
-    """Return an array of the values if they have one dtype and shape, else the values."""
+    """Return one array with the values if all of them have the same dtype and shape.
+
+    Otherwise, and if the values of this array would differ from the given values, return `values`.
+    """
     kinds = set(map(type, values))
     kind = kinds.pop()
     if kinds or not issubclass(kind, np.number | np.bool_ | np.ndarray):
         return values
     first = values[0]
     if kind is np.ndarray:
-        # Do not stack 0-d arrays: the rows of the result would be scalars, not arrays. Do not stack
-        # objects: the rows would be copies.
+        # Do not combine arrays without dimensions: the entries of the result would be scalars
+        # instead of arrays. Of the other arrays, combine only numbers in native byte order: the
+        # entries of the result have the dtype of the given arrays, and hold no Python objects.
         if not first.ndim or first.dtype.kind not in "biuf" or not first.dtype.isnative:
             return values
         if any(each.dtype != first.dtype or each.shape != first.shape for each in values):
@@ -328,7 +369,10 @@ def _stack(values: list[Any]) -> Any:
 
 
 def _memory_bytes(value: object) -> int:
-    """Return the approximate memory size of a value; an 8-byte NumPy scalar takes 32 bytes."""
+    """Return approximately how much memory a value takes, including the Python objects.
+
+    For example, a NumPy scalar of 8 bytes takes 32 bytes.
+    """
     if type(value) in _FLAT_TYPES:
         return getsizeof(value)
     if isinstance(value, np.ndarray) and value.base is not None:
@@ -348,11 +392,13 @@ def _memory_bytes(value: object) -> int:
 
 CPU_LIMIT_SIGNAL: Final = signal.SIGPROF
 """The signal that kills a process that exceeds its CPU time limit."""
-_BYTES_PER_S: Final = 1 << 20  # adds CPU time, as a step may process a whole file
+_BYTES_PER_S: Final = 1 << 20
+"""The number of bytes of an input for which a step may take one more second of CPU time. A step may
+process a whole file, and then takes longer for a larger file."""
 
 
 def cpu_limit_s(step_s: float, source: Input) -> float:
-    """Return the CPU seconds that a step may take for an input of this size."""
+    """Return the CPU time in seconds that a step of the converter may take for an input."""
     n_bytes = source.n_bytes + sum(part.n_bytes for part in source.parts)
     return step_s + n_bytes / _BYTES_PER_S
 
@@ -360,7 +406,10 @@ def cpu_limit_s(step_s: float, source: Input) -> float:
 def limit_cpu(
     samples: Generator[Mapping[str, Any], None, Any], seconds: float
 ) -> Generator[Mapping[str, Any], None, Any]:
-    """Yield the samples; if a step takes more than `seconds` of CPU time, kill this process."""
+    """Yield the samples of a generator, and return the return value of the generator.
+
+    If the generator takes more than `seconds` of CPU time for one step, kill this process.
+    """
     try:
         while True:
             signal.setitimer(signal.ITIMER_PROF, seconds)
