@@ -1,4 +1,5 @@
-"""Datasets: folders of shards, opened, read and written.
+"""Open, read and write datasets. A dataset is a folder of shard files with a manifest.
 
-`manifest` is the commit point: it publishes and reads the generations that list a dataset's shards.
+The module `manifest` publishes and reads generations. A generation is one published state of a
+dataset: it lists the shards. A dataset changes when its next generation is published.
 """

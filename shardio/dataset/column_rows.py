@@ -1,6 +1,8 @@
-"""Copy rows of one column from many shards, either from one mapped address range or by reads.
+"""Copy rows of one column from many shards, from memory-mapped files or by reading the files.
 
-`ColumnGather` in gather.py uses this for columns and for the hashes of their rows.
+A column is the section of a shard file that stores a field of fixed size, with one row per sample.
+If files are mapped, the columns of all shards are in one address range. `ColumnGather` in
+`gather.py` uses the classes of this module twice: for a column, and for the hashes of its rows.
 """
 
 from __future__ import annotations
@@ -37,7 +39,10 @@ _Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ColumnLocation:
-    """A column in the file at `path`: n_rows rows, from `offset`; `file` is its expected state."""
+    """The location of a column: a file, the offset of the first row, and the number of rows.
+
+    `file` is the state that the file at `path` is expected to have; None if any state is accepted.
+    """
 
     path: str
     offset: int
@@ -46,20 +51,24 @@ class ColumnLocation:
 
 
 class ColumnRange:
-    """An address range into which a column of many files is mapped. It owns the range.
+    """An address range into which one column of many files is mapped. The object owns the range.
 
-    The range is divided into parts, one per file. The start of each part is a multiple of the
-    stride. Therefore the whole range is one array of rows, `rows`, and a batch over any number of
-    shards is one gather. `slots[i]` is the index in `rows` of the first row of part i. Reading
-    unmapped addresses or the gaps between parts kills the process. No view may outlive the object.
+    The range is divided into parts. Each part has room for the column of one file, and starts at a
+    multiple of `stride` from the start of the range. Therefore the whole range is one array of
+    rows, `rows`, and one `np.take` gathers a batch from any number of files. `slots[i]` is the
+    index in `rows` of the first row of part i.
+
+    Reading an address at which no file is mapped kills the process. Views of `rows` must not be
+    used after the object is closed or deleted, because the range is unmapped then.
 
     Args:
-        stride: the distance between rows in bytes.
+        stride: the number of bytes from the start of a row to the start of the next row.
         counts: the maximum number of rows of each part.
 
     Raises:
         InsufficientMemory: this process has no free address range of the required size.
-        UnsupportedEnvironment: memory pages are larger than 4096 bytes, the alignment of shards.
+        UnsupportedEnvironment: memory pages are larger than 4096 bytes. Columns in shards start at
+            multiples of 4096 bytes, and a map must start at a page.
     """
 
     def __init__(self, stride: int, counts: Sequence[int]) -> None:
@@ -74,15 +83,18 @@ class ColumnRange:
         """The size of the address range."""
         used = -(-max(counts, default=0) * stride // mmap.PAGESIZE) * mmap.PAGESIZE
         self.maps_per_shard = 1 if used == max(n_steps, default=1) * step else 2
-        """The number of maps per part: 2 if there is a gap after the file, else 1."""
+        """The number of memory maps that the kernel counts for each part.
+
+        The mapped file is one. Reserved addresses between it and the next part are another.
+        """
         self._stride, self._is_scattered = stride, False
         self._address = reserve(self.n_bytes)
         self._close = weakref.finalize(self, unmap, self._address, self.n_bytes)
-        self._close.atexit = False  # other threads may still be reading
+        self._close.atexit = False  # at exit, other threads may still be reading the range
         ends: _Numbers = np.cumsum(np.array(n_steps, np.int64))
         self.slots: _Numbers = (ends - n_steps) * (step // stride)
         self._mapped: dict[int, int] = {}
-        """The number of mapped bytes of each part."""
+        """The number of mapped bytes of each part into which a file is mapped."""
         raw = (ctypes.c_ubyte * self.n_bytes).from_address(self._address)
         n_slots = self.n_bytes // stride
         self.rows: npt.NDArray[np.uint8] = np.frombuffer(memoryview(raw), np.uint8)[
@@ -90,11 +102,13 @@ class ColumnRange:
         ].reshape(n_slots, stride)
 
     def attach(self, part: int, place: ColumnLocation) -> None:
-        """Map the column of a file into a part that is not mapped yet and is large enough.
+        """Map the column at `place` into a part.
+
+        No file may be mapped into the part yet, and the part must have room for all rows.
 
         Raises:
             ShardNotFound: the file is missing.
-            ShardChanged: the path names another file now, or the size of the file has changed.
+            ShardChanged: another file is at the path now, or the size of the file has changed.
             UnsupportedEnvironment: the kernel's limit on the number of maps is reached.
         """
         n_bytes = place.n_rows * self._stride
@@ -106,7 +120,8 @@ class ColumnRange:
             now = FileState.of(os.fstat(fd))
             if place.file is not None:
                 place.file.check(now, place.path)
-            if now.n_bytes < place.offset + n_bytes:  # reading past the end would kill the process
+            # Reading a mapped page after the end of the file would kill the process.
+            if now.n_bytes < place.offset + n_bytes:
                 raise resized_error(place.path, place.offset + n_bytes, now.n_bytes)
             map_fixed(address, n_bytes, fd, place.offset, place.path)
         finally:
@@ -116,38 +131,49 @@ class ColumnRange:
             disable_readahead_at(address, n_bytes)
 
     def detach(self, part: int) -> None:
-        """Unmap a part, if it is mapped."""
+        """Unmap the file that is mapped into a part. Do nothing if no file is mapped there."""
         if n_bytes := self._mapped.pop(part, 0):
             clear_reserved(self._address + int(self.slots[part]) * self._stride, n_bytes)
 
     def disable_readahead(self) -> None:
-        """Disable read-ahead, also for parts that are mapped later."""
+        """Disable the kernel's read-ahead for the whole range, also for files mapped later."""
         self._is_scattered = True
         disable_readahead_at(self._address, self.n_bytes)
 
     def close(self) -> None:
-        """Unmap everything. Idempotent."""
+        """Unmap the whole range. Idempotent."""
         self._close()
 
 
 RowBytes = npt.NDArray[np.uint8]
 
 _SCRATCH_BYTES: Final = 1 << 20
-"""The size of the buffer that padded rows pass through; it fits into the CPU cache."""
+"""The size of the buffer into which rows with padding are copied first.
+
+The buffer fits into the CPU cache.
+"""
 
 _PREFAULTED_BYTES: Final = range(512, (16 << 10) + 1)
-"""The row sizes in bytes at which touching rows before the copy saves time: a copy then takes 0.6
-of its time without touching at 2 KiB, and 0.93 at 16 KiB. Other sizes gain nothing.
+"""The row sizes in bytes for which reading one byte of each row before the copy saves time.
+
+If the bytes are read first, copying takes 0.6 of the time for rows of 2 KiB, and 0.93 of the time
+for rows of 16 KiB. For rows of other sizes no time is saved.
 """
 _PREFAULTED_ROWS: Final = 512
-"""The number of rows touched and then copied together: a third of the entries of a CPU's TLB."""
+"""The number of rows of which one byte is read before these rows are copied.
+
+The number is a third of the number of entries of a CPU's TLB, which caches page addresses.
+"""
 
 
 class MappedRows(ColumnRange):
-    """A column of many files in one address range, with a part for every shard; owns the range.
+    """One column of all shards, mapped into an address range that has a part for every shard.
+
+    The object owns the range.
 
     Args:
-        stride, row_bytes: the size of a row with and without padding.
+        stride: the size of a row with its padding, in bytes.
+        row_bytes: the size of a row without padding, in bytes.
         starts: for each shard, the index of its first row in the dataset.
         counts: the maximum number of rows of each part.
     """
@@ -164,12 +190,15 @@ class MappedRows(ColumnRange):
             self._scratch = np.empty((self._n_at_once, stride), np.uint8)
 
     def place(self, rows: Rows, shards: Rows) -> Rows:
-        """Return the indices within the address range of `rows`, which are in `shards`."""
+        """Return the index of each row within the address range.
+
+        `rows` are indices in the dataset, and `shards` are the indices of the shards of these rows.
+        """
         slots: Rows = rows + self._shift.take(shards)
         return slots
 
     def copy(self, slots: Rows, rows: Rows, shards: Rows, out: RowBytes) -> None:
-        """Copy rows into the rows of `out`; `slots` is the result of `place`."""
+        """Copy row i of `rows` to `out[i]`, for all i; `slots` is the result of `place`."""
         step = self._n_at_once
         if len(slots) <= step:
             self._copy_slice(slots, out)
@@ -180,28 +209,30 @@ class MappedRows(ColumnRange):
     def _copy_slice(self, slots: Rows, out: RowBytes) -> None:
         """Copy at most `_n_at_once` rows."""
         if self._prefaulted is not None:
-            # Touch one byte of each row: the CPU then waits for many pages at once, whereas a copy
-            # waits for one page after another. Touch the middle: the copy prefetches the start.
+            # Read one byte of each row first. The CPU then waits for many pages at the same time,
+            # whereas a copy waits for one page after another. Read a byte in the middle of the row,
+            # because the copy prefetches the start of the row anyway.
             self._prefaulted[slots]
         if self._scratch is None:
             self.rows.take(slots, axis=0, out=out, mode="clip")
             return
-        # Copy rows with their padding: np.take would first copy the whole array if it had gaps.
+        # Copy the rows with their padding to the scratch buffer. If np.take got rows without their
+        # padding, the array would not be contiguous, and np.take would first copy the whole array.
         scratch = self._scratch[: len(slots)]
         self.rows.take(slots, axis=0, out=scratch, mode="clip")
         out[:] = scratch[:, : self._row_bytes]
 
 
 class PooledRows(MappedRows):
-    """A column of more files than can be mapped at a time.
+    """One column of all shards, if the dataset has more shards than can be mapped at a time.
 
-    The range has `max_parts` parts, one for each attached shard. Because a shard has a part only
-    while it is attached, its rows are located when they are copied, not by `place`.
+    The address range has at most `max_parts` parts. A shard has a part only while the shard is
+    attached. Therefore the position of a row in the range is determined by `copy`, not by `place`.
 
     Args:
         stride, row_bytes, starts: as in MappedRows.
-        counts: the row count of each shard.
-        max_parts: the maximum number of attached shards.
+        counts: the number of rows of each shard.
+        max_parts: the maximum number of shards that are attached at the same time.
     """
 
     def __init__(
@@ -216,7 +247,7 @@ class PooledRows(MappedRows):
 
     def attach(self, shard: int, place: ColumnLocation) -> None:
         """Map the file of a shard into a free part."""
-        if not self._free:  # rebuild the list: Ctrl-C may have interrupted an update of it
+        if not self._free:  # rebuild the list of free parts: Ctrl-C may have interrupted `attach`
             taken = self._parts.values()
             self._free = [part for part in range(len(self.slots)) if part not in taken]
         part = self._free[-1]
@@ -225,37 +256,37 @@ class PooledRows(MappedRows):
         self._shift[shard] = self.slots[part] - self._starts[shard]
 
     def detach(self, shard: int) -> None:
-        """Unmap the file of a shard and free its part."""
+        """Unmap the file of a shard and free the shard's part. Do nothing if it is not attached."""
         if (part := self._parts.pop(shard, None)) is not None:
             super().detach(part)
             self._free.append(part)
 
     def place(self, rows: Rows, shards: Rows) -> Rows:
-        """Return `rows` unchanged: `copy` locates them."""
+        """Return `rows` unchanged, because `copy` determines the positions in the range."""
         return rows
 
     def copy(self, slots: Rows, rows: Rows, shards: Rows, out: RowBytes) -> None:
-        """Copy rows of attached shards into the rows of `out`."""
+        """Copy row i of `rows` to `out[i]`, for all i; all `shards` must be attached."""
         super().copy(rows + self._shift.take(shards), rows, shards, out)
 
 
 class FileRows:
-    """A column of many files that are not mapped. It borrows the files.
+    """One column of all shards, read from files that are not mapped. The files are borrowed.
 
     Args:
-        stride: the distance between rows in bytes.
+        stride: the number of bytes from the start of a row to the start of the next row.
         starts: for each shard, the index of its first row in the dataset.
     """
 
     maps_per_shard: Final = 0
-    """The number of maps per attached shard."""
+    """The number of memory maps per attached shard."""
 
     def __init__(self, stride: int, starts: Rows) -> None:
         self._stride, self._starts = stride, starts
         self._places: dict[int, tuple[PreadFile, int]] = {}
 
     def attach(self, shard: int, file: PreadFile, offset: int) -> None:
-        """Read a shard's rows from this file, in which the column starts at `offset`."""
+        """Use `file` for the rows of a shard; the column starts at `offset` in the file."""
         self._places[shard] = file, offset
 
     def detach(self, shard: int) -> None:
@@ -263,15 +294,15 @@ class FileRows:
         self._places.pop(shard, None)
 
     def place(self, rows: Rows, shards: Rows) -> Rows:
-        """Return `rows` unchanged: `copy` locates them."""
+        """Return `rows` unchanged, because `copy` determines the offsets in the files."""
         return rows
 
     def copy(self, slots: Rows, rows: Rows, shards: Rows, out: RowBytes) -> None:
-        """Copy rows into the rows of `out`.
+        """Read row i of `rows` into `out[i]`, for all i.
 
         Raises:
-            ShardChanged: a file changed; the error has the file, the row in the file and the
-                offset.
+            ShardChanged: a file has changed since it was opened. The error names the file, the row
+                in the file, and the offset.
         """
         order = np.argsort(rows, kind="stable")
         ascending = rows[order]
@@ -287,7 +318,7 @@ class FileRows:
             start = end
 
     def disable_readahead(self) -> None:
-        """Do nothing: only the requested bytes are read."""
+        """Do nothing, because only the requested bytes are read."""
 
     def close(self) -> None:
         """Drop the references to all files. Idempotent."""
@@ -295,7 +326,7 @@ class FileRows:
 
 
 def read_hashes(hashes: MappedRows | FileRows, rows: Rows, shards: Rows) -> npt.NDArray[np.uint64]:
-    """Return the stored hashes of rows of the dataset."""
+    """Return the stored hash of each row; `shards` are the indices of the rows' shards."""
     out = np.empty((len(rows), 8), np.uint8)
     hashes.copy(hashes.place(rows, shards), rows, shards, out)
     return out.reshape(-1).view("<u8")

@@ -1,4 +1,4 @@
-"""Dataset: samples that are stored in shards, as a sequence."""
+"""A dataset as a sequence of the samples that are stored in its shards."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ from shardio.storage.remote.storage import RemoteStorage
 class Dataset(Sequence[dict[str, Any]], Closing):
     """A sequence of samples stored in shards: a ShardDataset or a Mixture. Not thread-safe.
 
-    It owns `files` until `close`.
+    The dataset owns `files` until `close`.
 
     Args:
         path: the path as the user gave it, for messages.
-        root: the absolute path of the folder, or the URL; for a mixture, its `path`.
-        generation: the opened generation.
-        files: the files of the samples; ownership is transferred.
+        root: the absolute path of the folder, or the URL of the dataset. For a mixture, `root`
+            equals `path`.
+        generation: the published state of the dataset that was opened.
+        files: the files that store the samples.
         rows: the selected samples.
-        verify: when hashes are checked, as in ShardReader.
-        subset: the name of the subset that `rows` selects, if any.
+        verify: when hashes are checked: "off", "first" or "always", as in ShardReader.
+        subset: the name of the subset that `rows` selects; None if `rows` selects no subset.
     """
 
     def __init__(
@@ -53,18 +54,18 @@ class Dataset(Sequence[dict[str, Any]], Closing):
     ) -> None:
         self.path, self.root, self.subset_name = path, root, subset
         self.schema: Schema = generation.whole_schema
-        """The fields of the samples."""
+        """The fields of the samples, including added columns."""
         self.files = files
-        """The files of the samples."""
+        """The files that store the samples."""
         self.rows = rows
-        """The selected samples and their rows."""
+        """The selected samples, as indices of rows over all shards."""
         self.starts: Rows = rows.shard_starts
-        """The index of each shard's first row, then the total count of rows."""
+        """The index of each shard's first row, followed by the total number of rows."""
         self._generation = generation
         self.verify: Verify = verify
-        """When hashes are checked, as in ShardReader."""
-        # Shards usually have equal sample counts. A division then finds the shard of a row in a
-        # tenth of the time of a binary search.
+        """When hashes are checked: "off", "first" or "always", as in ShardReader."""
+        # Usually all shards but the last have the same number of samples. The shard of a row is
+        # then found by a division, which takes a tenth of the time of a binary search.
         counts = generation.counts
         is_even = len(counts) and (counts[:-1] == counts[0]).all() and counts[-1] <= counts[0]
         self._rows_per_shard = max(1, int(counts[0])) if is_even else 0
@@ -72,22 +73,22 @@ class Dataset(Sequence[dict[str, Any]], Closing):
 
     @property
     def place(self) -> str:
-        """The path as the user gave it, or the absolute path if a chdir made this path invalid."""
+        """The path as the user gave it; after a chdir that makes it invalid, the absolute path."""
         return self.path if os.path.abspath(self.path) == self.root else self.root
 
     @property
     def access(self) -> Access:
-        """The access method of the files: "mmap" or "pread"."""
+        """The method by which files are accessed: "mmap" (mapped) or "pread" (read)."""
         return self.files.access
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The class names; a label is an index into them."""
+        """The names of the classes. A label is an index into this tuple."""
         return self._generation.classes
 
     @property
     def lineage(self) -> str:
-        """The id of the first generation; appending samples does not change the id."""
+        """The id of the dataset: a hash of its first generation. Later generations keep the id."""
         return self._generation.lineage
 
     @property
@@ -97,22 +98,28 @@ class Dataset(Sequence[dict[str, Any]], Closing):
 
     @property
     def shards(self) -> Sequence[ShardSummary]:
-        """The shards in order: name, samples, bytes, id; without the shards of added columns."""
+        """The name, sample count, size and id of each shard, without shards of added columns."""
         return self._generation.shards
 
     @property
     def column_groups(self) -> Mapping[str, Sequence[ShardSummary]]:
-        """The shards of each added column, by the column's name, in the order of `shards`."""
+        """The shards of each added column. The keys are the names of the columns.
+
+        The shards of a column have the same order as `shards`.
+        """
         return {group.name: group.shards for group in self._generation.column_groups}
 
     @property
     def inputs(self) -> Sequence[Mapping[str, Any]]:
-        """The inputs of the conversion, each with its outcome; a long list is read on first use."""
+        """The files that the conversion read, each with the outcome of reading it.
+
+        If the list is long, it is read from its file on first use.
+        """
         return self._generation.inputs
 
     @property
     def converter(self) -> Mapping[str, Any]:
-        """The converter of the dataset, with its options."""
+        """The converter that created the dataset, and the options of the converter."""
         return self._generation.converter
 
     @property
@@ -122,27 +129,30 @@ class Dataset(Sequence[dict[str, Any]], Closing):
 
     @property
     def view(self) -> Mapping[str, Any]:
-        """The default samples of a loader: rows, or clips of videos."""
+        """The default kind of sample of a loader: rows, or clips of videos."""
         return self._generation.view
 
     @property
     def subsets(self) -> Mapping[str, int]:
-        """The names of the subsets, and the number of samples in each."""
+        """The number of samples in each subset, by the name of the subset."""
         return {name: len(rows) for name, rows in self._generation.subsets.items()}
 
     @property
     def stats(self) -> Mapping[str, Any]:
-        """The statistics of `shardio stats`: "whole" for all samples, "subsets" for each subset."""
+        """The statistics that `shardio stats` computed.
+
+        The entry "whole" is about all samples, and the entry "subsets" about each subset.
+        """
         return self._generation.stats
 
     @property
     def operation(self) -> Mapping[str, Any]:
-        """The command that derived this generation from another, and its options."""
+        """The command that derived this generation from others, and the command's options."""
         return self._generation.operation
 
     @property
     def remote_storages(self) -> list[RemoteStorage]:
-        """The object stores of the files."""
+        """The storages of the files that are in object stores; empty for local files."""
         return [storage for storage in self.files.storages if isinstance(storage, RemoteStorage)]
 
     def __len__(self) -> int:
@@ -152,7 +162,10 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         self.rows.restore(state)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a sample as a dict, or a list of samples for a slice; raw arrays are read-only."""
+        """Return a sample as a dict or, for a slice, a list of samples.
+
+        Raw arrays in the samples are read-only.
+        """
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         row, n = operator.index(index), len(self.rows)
@@ -171,13 +184,13 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         return (sample for shard in range(len(self.shards)) for sample in self.samples(shard))
 
     def reader(self, shard: int, name: str | None = None) -> ShardReader:
-        """Return the reader of a shard, opened if needed; the dataset owns the reader.
+        """Return the reader of a shard, which is opened if needed. The dataset owns the reader.
 
-        With a `name`, return the reader of the file with this field: the shard itself, or the file
-        of an added column.
+        `name` is the name of a field. If it is the name of an added column, the reader of the file
+        that stores this column for the shard is returned.
 
         Raises:
-            DatasetCorrupt: the file is not the one that the generation names.
+            DatasetCorrupt: the file at the shard's path is not the file that the generation names.
             IndexError: there is no such shard.
         """
         return self.files.reader(shard, name)
@@ -190,7 +203,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         *,
         check_truncated: bool = True,
     ) -> dict[str, Any]:
-        """Return some fields (by default all) of the sample at a row of a shard."""
+        """Return the sample at `row` of a shard, with the fields `names` or, by default, all."""
         chosen = self.schema if names is None else names
         return self.files.sample(shard, row, chosen, check_truncated=check_truncated)
 
@@ -201,7 +214,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
     @property
     @abstractmethod
     def worker_source(self) -> Any:
-        """A picklable object whose `open` method opens the same samples in a worker."""
+        """A picklable object. In a worker process, its method `open` opens the same samples."""
 
     def check_open(self) -> None:
         """Raise ClosedError if the dataset is closed."""
@@ -209,40 +222,44 @@ class Dataset(Sequence[dict[str, Any]], Closing):
 
     @abstractmethod
     def select(self, rows: Any, *, fields: Iterable[str] = ()) -> Dataset:
-        """Return some of the samples as a new dataset; see ShardDataset.select."""
+        """Return the chosen samples as a new dataset; see ShardDataset.select."""
 
     @abstractmethod
     def subset(self, name: str) -> Dataset:
-        """Return the samples of a subset as a new dataset; see ShardDataset."""
+        """Return the samples of a subset as a new dataset; see ShardDataset.subset."""
 
     @abstractmethod
     def reopen(self, *, whole: bool = False, n_readers: int = 1) -> Dataset:
         """Open the same samples again, with separate files; see ShardDataset.reopen."""
 
     def first_position(self, number: int, ends: Rows, *, seed: int, epoch: int) -> int:
-        """Return the first position of a view's sample in an epoch that is not shuffled.
+        """Return the first position at which a sample occurs in an epoch that is not shuffled.
+
+        Only in a mixture can the position differ from the index of the sample.
 
         Args:
-            number: the index of the sample.
-            ends: the number of the view's samples up to the end of each source of a mixture.
-            seed, epoch: the loader's seed, and the epoch.
+            number: the index of the sample among the samples of a view, such as clips.
+            ends: for each source of a mixture, the number of samples of the view up to the end of
+                this source.
+            seed: the seed of the loader.
+            epoch: the number of the epoch.
         """
         return number
 
     def locate(self, rows: Rows) -> Rows:
-        """Return the index of the shard that contains each of `rows`."""
+        """Return, for each of `rows`, the index of the shard that contains the row."""
         if self._rows_per_shard:
             return rows // self._rows_per_shard
         return np.searchsorted(self.starts, rows, side="right") - 1
 
     def gather(self, name: str) -> ColumnGather:
-        """Return the ColumnGather of a column; created on first use."""
+        """Return the object that copies rows of the column `name`. It is created on first use."""
         self.check_open()
         found = self._gathers.get(name)
         while found is None:
             try:
                 found = self._gathers[name] = self._new_gather(name)
-            except InsufficientMemory:  # too little address space for all files
+            except InsufficientMemory:  # there is too little address space for this many files
                 if not self.files.open_files.halve():
                     raise
         return found
@@ -263,7 +280,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         )
 
     def close(self) -> None:
-        """Close all files. Samples that were returned stay valid. Idempotent."""
+        """Close all files. Samples that the dataset has returned stay valid. Idempotent."""
         for gather in self._gathers.values():
             gather.close()
         self._gathers = {}
@@ -274,13 +291,18 @@ T = TypeVar("T")
 
 _SAMPLES_AT_ONCE: Final = 1 << 20
 _N_THREADS: Final = 16
-"""The number of threads, and thus of concurrent requests; each fetches 64 KiB or a table."""
+"""The number of threads of `scan`. Each has one request to the object store running at a time.
+
+A request fetches 64 KiB or a table of a shard.
+"""
 
 
 class ShardSamples(NamedTuple):
-    """Samples in one shard: their indices (`numbers`), and their rows in the shard.
+    """Some samples that are stored in one shard.
 
-    `reader` returns the reader of the file with a field; it may be used only in `find`.
+    `numbers` are the indices of the samples, and `rows` are the rows within the shard. `reader`
+    takes the name of a field and returns the reader of the file that stores the field. A reader may
+    be used only during the call of the `find` argument of `scan`.
     """
 
     shard: int
@@ -296,17 +318,19 @@ def scan(
     n: int | None = None,
     rows_of: Callable[[Rows], Rows] | None = None,
 ) -> Iterator[tuple[ShardSamples, T]]:
-    """Yield the result of `find`, such as the number of frames, for the samples of each shard.
+    """Call `find` for the samples of each shard; yield these samples and the result of the call.
 
-    Samples are scanned in chunks of about a million, and a shard is visited once per chunk. In an
-    object store, reading a shard takes a few requests. Threads therefore scan several shards at a
-    time, each with its own reader, by range requests instead of downloading whole files.
+    The result of `find` is, for example, the number of frames of each sample. Samples are scanned
+    in chunks of about a million. Within a chunk, `find` is called once per shard. If the shards
+    are in an object store, several threads scan one shard each at the same time. Each thread opens
+    its own readers, which request only the bytes that they need instead of the whole file.
 
     Args:
-        dataset: the dataset; its shards are opened.
-        find: called with the samples of one shard; in any thread if the dataset is in a store.
-        n, rows_of: the number of samples, and a function that maps their indices to rows; by
-            default, every selected row is a sample.
+        dataset: the dataset, whose shards are opened.
+        find: called with samples of one shard. If the dataset is in an object store, `find` is
+            called in other threads.
+        n: the number of samples; by default, the number of selected rows.
+        rows_of: maps indices of samples to rows; by default, each selected row is a sample.
 
     Raises:
         ShardioError: a shard cannot be opened, or `find` failed.

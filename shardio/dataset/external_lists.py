@@ -1,14 +1,18 @@
-"""Long lists of shards or inputs, stored in files beside the generation that refers to them.
+"""Store long lists of shards or inputs in files beside the generation that refers to them.
 
-A generation with few shards lists them in its JSON. Longer lists are external, so that opening a
-dataset stays fast: each is a file in `generations/`, named by a hash of the content. The generation
-stores the id, the size and the entry count of each list; generations with equal lists share a file.
+A generation (a published state of a dataset) is a JSON file. A short list of shards or inputs is
+part of this JSON. A list with more than MAX_INLINE_ENTRIES entries is *external*: it is a separate
+file in the folder `generations/`, so that opening a dataset stays fast. The name of the file is a
+hash of its content. Therefore generations with equal lists share one file. The JSON of a generation
+has a reference to each external list: the hash, the size in bytes and the number of entries.
 
-A list of shards is binary and little-endian: the samples of each shard (u64), then the bytes of
-each shard (u64), then the ids (16 bytes each), then the names in UTF-8, each followed by a zero
-byte. A list of 10^5 shards takes about 5 MB on disk and in memory, because each ShardSummary is
-created only on access. A list of inputs has one line of canonical JSON per input, and is read on
-first use.
+An external list of shards is binary and little-endian. It has four columns, one after another: the
+number of samples of each shard (u64), the size of each shard in bytes (u64), the id of each shard
+(16 bytes), and the name of each shard in UTF-8, followed by a zero byte. A list of 10^5 shards
+takes about 5 MB on disk, and about as much in memory, because a ShardSummary object is created only
+when an entry is accessed.
+
+An external list of inputs has one line of canonical JSON per input. It is read on first use.
 """
 
 from __future__ import annotations
@@ -49,9 +53,10 @@ _MAX_BYTES: Final = 1 << 48
 
 @dataclass(frozen=True, slots=True)
 class ExternalList:
-    """A reference from a generation to the file of a long list; `count` is its length. Immutable.
+    """A reference from a generation to the file of an external list. Immutable.
 
-    `id` is the xxh3-128 hash of the content, as hex digits.
+    `id` is the xxh3-128 hash of the file's content, as hex digits. `n_bytes` is the size of the
+    file, and `count` is the number of entries of the list.
     """
 
     path: Path
@@ -67,7 +72,7 @@ class ExternalList:
         """Read and verify the file.
 
         Raises:
-            DatasetCorrupt: the file is missing, or was changed after it was written.
+            DatasetCorrupt: the file is missing, or its size or its hash is not the expected one.
         """
         refuse_links_outside(self.path.parent.parent, self.path)
         try:
@@ -86,31 +91,34 @@ class ExternalList:
 
 
 def is_hex(value: object, n_digits: int) -> bool:
-    """Return True for a string of `n_digits` lower-case hex digits."""
+    """Return True if `value` is a string of `n_digits` lower-case hex digits."""
     return isinstance(value, str) and len(value) == n_digits and not value.strip("0123456789abcdef")
 
 
 def is_long(entries: Sized) -> bool:
-    """Return True if a list must be external."""
+    """Return True if a list with these entries must be an external list."""
     return len(entries) > MAX_INLINE_ENTRIES
 
 
 def list_file_name(id: str, kind: str) -> str:
-    """Return the file name of an external list; `kind` is SHARDS or INPUTS."""
+    """Return the file name of the external list with the hash `id`; `kind` is SHARDS or INPUTS."""
     return f"{id}.{kind}"
 
 
 def add_external_list(
     parts: dict[str, bytes], kind: str, content: bytes, count: int
 ) -> dict[str, Any]:
-    """Add the content of a list to the files to be written; return the reference to it as JSON."""
+    """Add an external list to `parts`; return the reference to the list as JSON.
+
+    `parts` maps the names of files that are to be written to their contents.
+    """
     id = content_id(content).hex()
     parts[list_file_name(id, kind)] = content
     return ExternalList(Path(), id, len(content), count).describe()
 
 
 def parse_external_list(content: Mapping[str, Any], kind: str, place: Path) -> ExternalList:
-    """Parse a reference to an external list in the generation file `place`.
+    """Parse a reference to an external list; `place` is the generation file that contains it.
 
     Raises:
         DatasetCorrupt: the reference is invalid.
@@ -135,7 +143,7 @@ def has_external_lists(content: Mapping[str, Any]) -> bool:
 
 
 def _named(content: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the references in the JSON of a generation, valid or not, each with its kind."""
+    """Return the kind and the JSON of each reference in a generation; references may be invalid."""
     groups = content.get("column_groups")
     lists = [(SHARDS, content.get("shards")), (INPUTS, content.get("inputs"))]
     if isinstance(groups, list):
@@ -144,12 +152,12 @@ def _named(content: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]
 
 
 def external_list_names(content: Mapping[str, Any]) -> set[str]:
-    """Return the names of the list files that the JSON of a generation refers to."""
+    """Return the names of the external list files to which the JSON of a generation refers."""
     return {list_file_name(str(entry.get("id")), kind) for kind, entry in _named(content)}
 
 
 def write_external_list(path: Path, content: bytes) -> None:
-    """Write a list durably, unless the file exists with this content."""
+    """Write an external list durably. Do nothing if the file already has this content."""
     with contextlib.suppress(OSError, DatasetCorrupt):
         if read_file(path) == content:
             return
@@ -157,11 +165,12 @@ def write_external_list(path: Path, content: bytes) -> None:
 
 
 def remove_unreferenced(folder: Path, among: Collection[str] | None = None) -> None:
-    """Remove those lists named in `among` to which no generation in `folder` refers.
+    """Remove external lists to which no generation in `folder` refers.
 
-    With `among` None, all lists may be removed, and the caller must hold the folder's lock, because
-    another writer may be about to publish a reference. If a generation cannot be read, nothing is
-    removed, because the generation may refer to any list.
+    If `among` is given, only lists with these file names are removed. If `among` is None, any list
+    may be removed, and the caller must hold the lock of the folder: otherwise the list of another
+    writer, which is about to publish a reference to this list, could be removed. If a generation
+    cannot be read, no list is removed, because the generation may refer to any list.
     """
     found = {path.name for kind in (SHARDS, INPUTS) for path in folder.glob(f"*.{kind}")}
     found = found if among is None else found & {*among}
@@ -185,7 +194,7 @@ MAX_NAME_BYTES: Final = 255
 
 
 class ShardList(Sequence[ShardSummary]):
-    """The shards in the external list `part`, whose file has this content. Immutable.
+    """The shards in the external list `part`; `content` is the content of its file. Immutable.
 
     Raises:
         DatasetCorrupt: the content is invalid.
@@ -250,7 +259,10 @@ class ShardList(Sequence[ShardSummary]):
 
 
 def pack_shards(shards: Sequence[ShardSummary]) -> bytes:
-    """Serialize shards as an external list; raise SchemaError if a name cannot be encoded."""
+    """Return the content of an external list of shards.
+
+    Raise SchemaError if the name of a shard cannot be encoded.
+    """
     if isinstance(shards, ShardList):
         return shards.content
     try:
@@ -262,7 +274,7 @@ def pack_shards(shards: Sequence[ShardSummary]) -> bytes:
 
 
 def shard_ids(shards: Sequence[ShardSummary]) -> bytes:
-    """Return the ids of all shards, 16 bytes each."""
+    """Return the ids of all shards, concatenated; each id has 16 bytes."""
     if isinstance(shards, ShardList):
         return shards.ids
     return b"".join(bytes.fromhex(shard.id) for shard in shards)
@@ -302,10 +314,10 @@ Input = Mapping[str, Any]
 
 
 class InputList(Sequence[Input]):
-    """The inputs in an external list, which is read on first use.
+    """The inputs in an external list. The file of the list is read when an input is first accessed.
 
     Raises:
-        DatasetCorrupt: (on first use) the file is missing, damaged or invalid.
+        DatasetCorrupt: (on first access) the file is missing, damaged or invalid.
     """
 
     def __init__(self, part: ExternalList) -> None:
@@ -350,10 +362,14 @@ class InputList(Sequence[Input]):
 
 
 def pack_inputs(inputs: Iterable[Input]) -> bytes:
-    """Serialize inputs as an external list; raise SchemaError if JSON cannot represent one."""
+    """Return the content of an external list of inputs.
+
+    Raise SchemaError if an input cannot be represented in JSON.
+    """
     if isinstance(inputs, InputList):
         return inputs.part.read()
-    # Dump twice: the first dump converts keys to strings, so that the second one sorts strings.
+    # Convert each entry to JSON twice. The first conversion turns all keys into strings. The
+    # second conversion, in `_lines`, can then sort the keys as strings.
     plain = [json.loads(canonical_json(dict(entry))) for entry in inputs]
     check_json(plain)
     return _lines(plain)
@@ -364,11 +380,11 @@ def _lines(inputs: Iterable[object]) -> bytes:
 
 
 def check_inputs(inputs: Sequence[Any], place: Path) -> None:
-    """Raise DatasetCorrupt unless all inputs are valid; `place` is the file, for the message."""
+    """Raise DatasetCorrupt if an input is invalid; the message names `place`, the file."""
     for i, entry in enumerate(inputs):
         if not isinstance(entry, dict):
             raise DatasetCorrupt(f"{place}: every entry of 'inputs' must be a dict")
-        # Only `path` and `outcome` are required; other keys are omitted if their values are empty.
+        # Only `path` and `outcome` are required. A writer omits another key if its value is empty.
         texts = [entry.get("path"), entry.get("outcome")]
         texts += [entry.get(key, "") for key in ("reason", "hash")]
         counts = [entry.get(key, 0) for key in ("samples", "bytes")]

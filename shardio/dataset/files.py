@@ -1,8 +1,10 @@
-"""The files of a dataset: opened on demand, and each checksummed unit verified only once.
+"""Open the files of a dataset on demand, and record which parts of the files are verified.
 
-A unit is a range of bytes with one hash. One table for all files has a mark for each unit: a byte
-that records whether the unit was verified. If not all files can be open at a time, the table is
-laid out before any file is opened, from upper bounds of the numbers of units.
+A *unit* is a range of bytes of a file that has one hash. A *mark* is a byte that is 1 if a unit has
+been verified. One table has the marks of all units of all files, so that no unit must be verified
+twice. The position of a file's marks in the table depends on how many units the other files have.
+If not all files can be open at the same time, these numbers are not known: the positions are then
+computed from upper bounds of the numbers.
 """
 
 from __future__ import annotations
@@ -31,9 +33,10 @@ Marks = npt.NDArray[np.uint8]
 
 
 class FileGroup(NamedTuple):
-    """Files with one schema, one per shard: the shards, or the files of the added field `name`.
+    """Files with the same schema, one file for each shard of the dataset.
 
-    `sizes` are the sizes of the files in bytes.
+    One group has the shards themselves; its `name` is empty. Each other group has the files of one
+    added field, and `name` is the name of this field. `sizes` are the sizes of the files in bytes.
     """
 
     name: str
@@ -43,15 +46,17 @@ class FileGroup(NamedTuple):
 
 
 class DatasetFiles(ABC):
-    """The files of a dataset, by index. Owns the open files until `close`. Not thread-safe.
+    """The files of a dataset. The object owns the open files until `close`. Not thread-safe.
 
-    The shards come first, then the files of added fields, group by group.
+    Files have indices: first all shards, then all files of the first added field, and so on.
 
     Args:
-        groups: the shards, then the files of each added field; all groups have equal length.
-        max_pinned: the number of files that the storage can pin at a time; None if unlimited.
-        access: the access method, "mmap" or "pread".
-        path: the dataset, for messages.
+        groups: a group with the shards, then one group for each added field. All groups have the
+            same number of files.
+        max_pinned: the maximum number of files that the storage can keep available (*pin*) at the
+            same time; None if there is no limit.
+        access: the method by which files are accessed: "mmap" (mapped) or "pread" (read).
+        path: the path of the dataset, for messages.
     """
 
     def __init__(
@@ -59,7 +64,7 @@ class DatasetFiles(ABC):
     ) -> None:
         self._groups, self.n_shards = groups, len(groups[0].shards)
         self.access: Access = access
-        """The access method of the files: "mmap" or "pread"."""
+        """The method by which files are accessed: "mmap" (mapped) or "pread" (read)."""
         n_files = len(groups) * self.n_shards
         self._numbers = range(self.n_shards)
         self._first_files = {g.name: k * self.n_shards for k, g in enumerate(groups) if g.name}
@@ -72,23 +77,29 @@ class DatasetFiles(ABC):
         self._first_marks: Rows | None = None
 
     def first_file(self, name: str) -> int:
-        """Return the index of shard 0's file with a field; the files of other shards follow."""
+        """Return the index of the file that stores the field `name` for shard 0.
+
+        The files that store the field for the other shards have the next indices.
+        """
         return self._first_files.get(name, 0)
 
     def reader(self, shard: int, name: str | None = None) -> ShardReader:
-        """Return the reader of a shard, or of its file with a field; see `Dataset.reader`."""
+        """Return the reader of a shard or, with a `name`, of the file that stores this field.
+
+        `Dataset.reader` describes the arguments.
+        """
         first_file = 0 if name is None else self._first_files.get(name, 0)
         return self.open_files.reader(first_file + self._numbers[shard])
 
     def reader_if_open(self, shard: int, name: str | None = None) -> ShardReader | None:
-        """Return the reader of a shard if it is open, else None."""
+        """Return what `reader` returns if the file is already open, else None."""
         first_file = 0 if name is None else self._first_files.get(name, 0)
         return self.open_files.reader_if_open(first_file + self._numbers[shard])
 
     def sample(
         self, shard: int, row: int, names: Iterable[str], *, check_truncated: bool = True
     ) -> dict[str, Any]:
-        """Return some fields of one sample, given by shard and row in the shard."""
+        """Return the fields `names` of the sample at `row` of a shard."""
         if not self._first_files:
             return self.open_files.reader(self._numbers[shard]).sample(
                 row, names, check_truncated=check_truncated
@@ -102,13 +113,14 @@ class DatasetFiles(ABC):
 
     @abstractmethod
     def open_file(self, shard: int, name: str) -> ShardReader:
-        """Open the file of a shard that has this field; the caller owns the reader."""
+        """Open the file that stores the field `name` for a shard. The caller owns the reader."""
 
     @abstractmethod
     def open_metadata(self, shard: int, name: str) -> ShardReader:
-        """Open a file where it is stored, to read its index; the caller owns the reader.
+        """Open the file that stores the field `name` for a shard, without downloading the file.
 
-        Thread-safe. The reader does not share marks with other readers.
+        The caller owns the reader and uses it for small reads. The reader has its own marks of
+        verified units. Thread-safe.
         """
 
     @property
@@ -118,34 +130,41 @@ class DatasetFiles(ABC):
 
     @abstractmethod
     def path_of(self, summary: ShardSummary) -> str:
-        """Return the local path of a file; the file may not be downloaded yet."""
+        """Return the local path of a file. The file may not have been downloaded yet."""
 
     @abstractmethod
     def files_with_storage(
         self, shard: int, names: Iterable[str]
     ) -> list[tuple[ShardStorage, ShardSummary]]:
-        """Return the files with some fields of one shard, each with its storage."""
+        """Return the files that store the fields `names` for one shard, each with its storage."""
 
     @abstractmethod
     def sizes_by_storage(self, names: Iterable[str]) -> list[tuple[ShardStorage, Rows]]:
-        """Return, for each storage, the sizes of the files with some fields."""
+        """Return each storage, with the sizes of its files that store the fields `names`."""
 
     @abstractmethod
     def file_numbers(self, name: str | None = None) -> Rows:
-        """Return the index of each shard's file among the distinct files of a field's group."""
+        """Return a number for each shard's file that stores the field `name`.
+
+        Different files have different numbers, from 0 up. In a mixture, a file that belongs to
+        several sources has the same number for all of these sources.
+        """
 
     @abstractmethod
     def mark_bounds(self, name: str) -> Rows:
-        """Return an upper bound of the number of units of each file in the group `name`."""
+        """Return, for each file in the group `name`, an upper bound of the number of its units."""
 
     def files_of_shard(self, shard: int, name: str | None = None) -> list[tuple[ShardSummary, str]]:
-        """Return the files of a shard, or the file with one of its fields, each with its path."""
+        """Return the files that belong to a shard, each with its path.
+
+        With a `name`, return only the file that stores the field with this name.
+        """
         groups = self._groups if name is None else [self._group(name)]
         summaries = [group.shards[shard] for group in groups]
         return [(summary, self.path_of(summary)) for summary in summaries]
 
     def summaries(self, name: str | None = None) -> Sequence[ShardSummary]:
-        """Return each shard's file with a given field; by default the shards themselves."""
+        """Return the files that store the field `name`, one per shard; by default the shards."""
         return self._group(name).shards
 
     def sizes(self, name: str | None = None) -> Rows:
@@ -156,19 +175,20 @@ class DatasetFiles(ABC):
         return next((group for group in self._groups if group.name == name), self._groups[0])
 
     def _groups_of(self, names: Iterable[str]) -> list[FileGroup]:
-        """Return the distinct groups that have some of the fields."""
+        """Return the groups that store the fields `names`, each group once."""
         return list({id(group.shards): group for group in map(self._group, names)}.values())
 
     def _open(self, file: int) -> ShardReader:
         number, shard = divmod(file, self.n_shards)
         reader = self.open_file(shard, self._groups[number].name)
         if self.is_partial:
-            self._all_marks()  # use the common table: marks in it outlive an evicted reader
+            # Create the common table, because its marks remain when a reader is evicted.
+            self._all_marks()
         self._mark(file, reader)
         return reader
 
     def check_lengths(self, shards: Rows) -> None:
-        """Raise ShardChanged if an open file of these shards was truncated since it was mapped."""
+        """Raise ShardChanged if an open file of one of `shards` was truncated after opening."""
         for shard in distinct(shards).tolist():
             for file in range(shard, len(self._groups) * self.n_shards, self.n_shards):
                 if (reader := self.open_files.reader_if_open(file)) is not None:
@@ -176,12 +196,16 @@ class DatasetFiles(ABC):
 
     @property
     def is_partial(self) -> bool:
-        """True if there are too many files to keep all of them open; see OpenFiles."""
+        """True if not all files can be open at the same time; see OpenFiles."""
         return self.open_files.max_open is not None
 
     @property
     def n_marks(self) -> int:
-        """The number of units, which opens every file; an upper bound of it if `is_partial`."""
+        """The size of the table of marks: the number of units of all files.
+
+        If `is_partial`, the size is an upper bound of this number. Otherwise every file is opened
+        to count its units.
+        """
         return int(self._mark_starts()[-1])
 
     def _mark_starts(self) -> Rows:
@@ -197,27 +221,33 @@ class DatasetFiles(ABC):
         return self._first_marks
 
     def share_marks(self, marks: Marks) -> None:
-        """Store the marks of verified units in `marks`; opens files as `n_marks` does."""
+        """Use `marks`, an array of `n_marks` bytes, as the table of marks.
+
+        Unless `is_partial`, this opens every file.
+        """
         self._mark_starts()
         self._marks = marks
         for file, reader in self.open_files.items():
             self._mark(file, reader)
 
     def marks_of(self, name: str) -> tuple[Marks, Rows]:
-        """Return the marks of all files, and the start of each shard's marks for one field."""
+        """Return the table of marks, and for each shard the position of one file's first mark.
+
+        The file is the file that stores the field `name` for the shard.
+        """
         marks, firsts = self._all_marks()
         first_file = self.first_file(name)
         return marks, firsts[first_file : first_file + self.n_shards]
 
     def _all_marks(self) -> tuple[Marks, Rows]:
-        """Return the marks of all files, and the start of each file's marks."""
+        """Return the table of marks, and the position of the first mark of each file."""
         first_file = self._mark_starts()
         if self._marks is None:
             self.share_marks(lazy_zeros(self.n_marks))
         return self._marks if self._marks is not None else lazy_zeros(0), first_file
 
     def _mark(self, file: int, reader: ShardReader) -> None:
-        """Make a reader store its marks in the common table."""
+        """Let the reader of a file use its part of the table of marks, if there is a table."""
         if self._marks is not None:
             first, end = self._mark_starts()[file : file + 2].tolist()
             n_marks = reader.units.n_marks
@@ -232,23 +262,23 @@ class DatasetFiles(ABC):
             reader.units.marks = self._marks[first : first + n_marks]
 
     def disable_readahead(self) -> None:
-        """Disable read-ahead for mapped files."""
+        """Disable the kernel's read-ahead for mapped files."""
         self.open_files.disable_readahead()
 
     def close(self) -> None:
-        """Close all files; data returned from them stays valid. Idempotent."""
+        """Close all files. Data that was returned from the files stays valid. Idempotent."""
         self.open_files.close()
         self._marks = None
 
 
 class ShardFiles(DatasetFiles):
-    """The files of one dataset. Owns the open files and `storage` until `close`.
+    """The files of one dataset. The object owns the open files and `storage` until `close`.
 
     Args:
-        storage: the storage of the files.
+        storage: the folder or object store that has the files.
         groups, access, path: as in DatasetFiles.
         n_samples: the number of samples of each shard.
-        verify: when hashes are checked, as in ShardReader.
+        verify: when hashes are checked: "off", "first" or "always", as in ShardReader.
     """
 
     def __init__(
@@ -262,25 +292,25 @@ class ShardFiles(DatasetFiles):
         path: str,
     ) -> None:
         self.max_pinned = storage.max_pinned(np.concatenate([group.sizes for group in groups]))
-        """The number of files that the storage can pin at a time; None if unlimited."""
+        """The maximum number of files that the storage can pin at the same time; None: no limit."""
         super().__init__(groups, max_pinned=self.max_pinned, access=access, path=path)
         self._storage, self._n_samples, self._verify = storage, n_samples, verify
 
     def set_access(self, access: Access) -> None:
-        """Set the access method; allowed only before the first file is opened."""
+        """Set the method by which files are accessed. Call this before the first file is opened."""
         self.access = access
 
     def open_file(self, shard: int, name: str) -> ShardReader:
-        """Pin and open a file; the file is unpinned when no view of it exists any more."""
+        """Pin and open a file. When no view of the file's content exists any more, unpin it."""
         return self._open_from(self._group(name), shard, self._storage.pin)
 
     def open_metadata(self, shard: int, name: str) -> ShardReader:
-        """Open a file where it is stored: in the cache, or in the object store."""
+        """Open a file in the cache if it has been downloaded, otherwise in the object store."""
         return self._open_from(self._group(name), shard, self._storage.pin_if_cached)
 
     @property
     def storages(self) -> Sequence[ShardStorage]:
-        """The storage of all files, in a list."""
+        """A list with the storage of all files as its only element."""
         return [self._storage]
 
     def path_of(self, summary: ShardSummary) -> str:
@@ -290,38 +320,39 @@ class ShardFiles(DatasetFiles):
     def files_with_storage(
         self, shard: int, names: Iterable[str]
     ) -> list[tuple[ShardStorage, ShardSummary]]:
-        """Return the files with some fields of one shard, each with the storage."""
+        """Return the files that store the fields `names` for one shard, each with the storage."""
         return [(self._storage, group.shards[shard]) for group in self._groups_of(names)]
 
     def sizes_by_storage(self, names: Iterable[str]) -> list[tuple[ShardStorage, Rows]]:
-        """Return the sizes of the files with some fields, for the storage."""
+        """Return the storage, with the sizes of the files that store the fields `names`."""
         sizes = [group.sizes for group in self._groups_of(names)]
         return [(self._storage, np.concatenate([np.zeros(0, np.int64), *sizes]))]
 
     def file_numbers(self, name: str | None = None) -> Rows:
-        """Return 0 to the number of shards - 1: every shard has its own file."""
+        """Return the indices of the shards, because every shard has a different file."""
         return np.arange(self.n_shards)
 
     def mark_bounds(self, name: str) -> Rows:
-        """Return upper bounds of the units of a group's files, as `max_units` does."""
+        """Return, for each file in the group `name`, an upper bound of the number of its units."""
         group = self._group(name)
         return max_units(group.schema, self._n_samples, group.sizes)
 
     def _open_from(
         self, group: FileGroup, shard: int, pin: Callable[[ShardSummary], str]
     ) -> ShardReader:
-        """Open a file of a group by the path or URL that `pin` returns for it."""
+        """Open the file of a shard in `group` at the path or URL that `pin` returns."""
         summary = group.shards[shard]
         path = pin(summary)
         content = self._storage.remote_file(summary, path)
-        if content is not None:  # a URL: not pinned
+        if content is not None:  # `path` is a URL, and the file is not pinned
             return self._open_expected(path, summary, group.schema, content)
         try:
             reader = self._open_expected(path, summary, group.schema)
         except BaseException:
             self._storage.unpin(summary)
             raise
-        # Also the user's views of the file keep it pinned.
+        # Unpin the file when its content is deleted. Until then, also the views of the content
+        # that user code holds keep the file pinned.
         held = weakref.finalize(reader.content, self._storage.unpin, summary)
         held.atexit = False
         return reader
@@ -329,7 +360,7 @@ class ShardFiles(DatasetFiles):
     def _open_expected(
         self, path: str, summary: ShardSummary, schema: Schema, content: PreadFile | None = None
     ) -> ShardReader:
-        """Open a file and check that it is the one that the generation names."""
+        """Open a file; raise DatasetCorrupt if it is not the file that the generation names."""
         reader = ShardReader(path, verify=self._verify, access=self.access, content=content)
         found = (reader.id, len(reader), reader.header.file_size)
         expected = (summary.id, summary.n_samples, summary.n_bytes)
@@ -343,6 +374,6 @@ class ShardFiles(DatasetFiles):
         return reader
 
     def close(self) -> None:
-        """Close all files and the storage; returned data stays valid. Idempotent."""
+        """Close all files and the storage. Data that was returned stays valid. Idempotent."""
         super().close()
         self._storage.close()

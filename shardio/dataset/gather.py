@@ -1,14 +1,17 @@
-"""Gather and verify the rows of one column for a batch, over all shards of a dataset.
+"""Copy the rows of one column that a batch needs, from all shards of a dataset, and verify them.
 
-If files are mapped, the column of all shards is in one address range with one stride, and the
-hashes are in another: a batch is one `np.take` directly into its block. Otherwise, rows are read
-into the block (`column_rows`). Data that is not verified yet is hashed. Rows of 2 KiB or more have
-one hash each; they are hashed in the block after copying, so that exactly the bytes that the user
-receives are verified. Smaller rows share a hash with the other rows of a run. Whole runs are hashed
-before copying, because a run may have rows that are not in the batch.
+If files are mapped, the columns of all shards are in one address range. One `np.take` then copies
+all rows of a batch directly into the shared memory of the batch. Otherwise, the rows are read into
+this memory. The module `column_rows` has the code for both cases.
 
-If not all files of a dataset may be open at a time, the files of a batch are opened before it is
-copied; a batch that needs too many files is copied in several parts.
+Data that has not been verified before is hashed. Rows of at least 2 KiB have one hash each. Such
+rows are hashed after they were copied, so that exactly the bytes that the user receives are
+verified. Smaller rows have no hashes of their own: consecutive rows form a *run*, which has one
+hash. The whole run is hashed before its rows are copied, because the batch may contain only some
+rows of the run.
+
+If not all files of a dataset can be open at the same time, the files that a batch needs are opened
+before its rows are copied. A batch that needs too many files is copied in several parts.
 """
 
 from __future__ import annotations
@@ -41,17 +44,23 @@ _UNKNOWN: Final = -1
 
 
 class ColumnGather:
-    """Copies and verifies rows of one column over many shards.
+    """An object that copies and verifies rows of one column of all shards.
 
-    It owns the address ranges, if files are mapped.
+    If files are mapped, the object owns the address ranges into which they are mapped.
 
     Args:
+        name: the name of the column.
+        field: the type of the column.
         files: the open files of the dataset; borrowed.
-        first: the index of the first file with the column; the files of other shards follow.
+        first: the index of the file that stores the column for shard 0. The files that store the
+            column for the other shards have the next indices.
         is_mapped: True if files are mapped, False if they are read.
-        starts, counts: for each shard, the index of its first row in the dataset, and its row
-            count.
-        marks, first_marks: the marks of all files, shared, and the start of each shard's marks.
+        starts: for each shard, the index of its first row in the dataset.
+        counts: the number of rows of each shard.
+        marks: the marks of all files, shared with other readers of the dataset. A mark is a byte
+            that is 1 if a unit, which is a range of bytes with one hash, has been verified.
+        first_marks: for each shard, the position in `marks` of the first mark of its file.
+        verify: when hashes are checked: "off", "first" or "always", as in ShardReader.
     """
 
     def __init__(
@@ -81,6 +90,9 @@ class ColumnGather:
         self._hashes: MappedRows | FileRows | None = None
         if self._by_row and verify != "off":
             self._hashes = self._new_rows(DIMENSION.size, DIMENSION.size)
+        # Each array has a number for every shard. Added to the index of a unit in the shard's
+        # column, of a row in the dataset, or of a 4 KiB block of the column's hashes, the number
+        # gives the position of a mark.
         self._mark_shift: Rows = np.full(len(counts), _UNKNOWN)
         self._row_mark_shift, self._block_shift = self._mark_shift.copy(), self._mark_shift.copy()
         self._is_open = np.zeros(len(counts), np.bool_)
@@ -94,7 +106,7 @@ class ColumnGather:
             self._open_shard(shard)
 
     def _new_rows(self, stride: int, row_bytes: int) -> MappedRows | FileRows:
-        """Return an object that copies rows of shards, to which no shard is attached yet."""
+        """Return an object that copies rows. No shard is attached to the object yet."""
         if not self._is_mapped:
             return FileRows(stride, self._starts)
         if self._files.max_open is None:
@@ -105,7 +117,7 @@ class ColumnGather:
         return self._files.reader(self._first + shard)
 
     def _open_shard(self, shard: int) -> None:
-        """Open the file of a shard and attach its rows."""
+        """Open the file that stores the column for a shard, and attach its rows and hashes."""
         reader, name = self._open(shard), self._name
         self._attach(self._rows, shard, reader, reader.column_section(name))
         if self._hashes is not None:
@@ -119,14 +131,14 @@ class ColumnGather:
         self, rows: MappedRows | FileRows, shard: int, reader: ShardReader, section: Section
     ) -> None:
         if isinstance(rows, FileRows):
-            if isinstance(reader.content, PreadFile):  # the same for all files of a dataset
+            if isinstance(reader.content, PreadFile):  # true for every file that is not mapped
                 rows.attach(shard, reader.content, section.offset)
             return
-        rows.detach(shard)  # an interrupted attempt may have left the shard attached
+        rows.detach(shard)  # Ctrl-C in an earlier call may have left the shard attached
         rows.attach(shard, ColumnLocation(reader.path, section.offset, section.count, reader.file))
 
     def _on_evict(self, file: int) -> None:
-        """Detach the rows of a file that is about to be evicted."""
+        """Detach the rows of a file that is about to be evicted from the open files."""
         shard = file - self._first
         if 0 <= shard < len(self._counts):
             self._is_open[shard] = False
@@ -135,7 +147,7 @@ class ColumnGather:
                     rows.detach(shard)
 
     def _open_shards(self, shards: Rows) -> bool:
-        """Open and attach these shards; return False if they cannot all be open at a time."""
+        """Open and attach all `shards`; return False if not all of them can be open together."""
         if self._is_open.take(shards).all():
             self._files.mark_used(shards + self._first)
             return True
@@ -148,18 +160,21 @@ class ColumnGather:
                 try:
                     self._open_shard(shard)
                     break
-                except UnsupportedEnvironment:  # the limit on maps is reached
+                except UnsupportedEnvironment:  # the kernel's limit on memory maps is reached
                     if not self._files.halve():
                         raise
         return bool(self._is_open[wanted].all())
 
     @property
     def _max_together(self) -> int:
-        """The maximum number of shards that can be opened without evicting one of them."""
+        """The maximum number of shards to open for one copy.
+
+        With half of the limit on open files, opening these shards evicts none of them.
+        """
         return max(1, (self._files.max_open or 1) // 2)
 
     def place(self, rows: Rows, shards: Rows) -> Rows:
-        """Return the `slots` argument of `gather` for rows of the dataset that are in `shards`."""
+        """Return the `slots` argument of `gather` for `rows`; `shards` are the rows' shards."""
         return self._rows.place(rows, shards)
 
     def gather(self, slots: Rows, rows: Rows, shards: Rows, out: npt.NDArray[Any]) -> None:
@@ -167,15 +182,15 @@ class ColumnGather:
 
         Args:
             slots: the result of `place` for these rows.
-            rows: the row numbers over all shards; the caller has checked the range.
+            rows: the index of each row in the dataset. The caller has checked that it is valid.
             shards: the index of each row's shard.
-            out: a C-contiguous uint8 array, (len(rows), row bytes).
+            out: a C-contiguous uint8 array of the shape (number of rows, bytes per row).
 
         Raises:
-            ChecksumMismatch: data is damaged; the error has file, field, sample and offset. `out`
-                contains the damaged data.
-            ShardChanged: a file that is read, not mapped, has changed. Reading a mapped file that
-                was truncated kills the process instead.
+            ChecksumMismatch: data is damaged. The error names file, field, sample and offset. `out`
+                may contain the damaged data.
+            ShardChanged: a file has changed. Only files that are not mapped raise this error:
+                reading a mapped file that was truncated kills the process.
         """
         if self._is_partial and not self._open_shards(shards):
             self._gather_in_parts(rows, shards, out)
@@ -191,7 +206,7 @@ class ColumnGather:
             self._verify_rows(rows, shards, out)
 
     def _gather_in_parts(self, rows: Rows, shards: Rows, out: npt.NDArray[Any]) -> None:
-        """Copy rows of more shards than can be open at a time."""
+        """Copy rows of more shards than can be open at the same time, part by part."""
         wanted = distinct(shards)
         numbers = np.searchsorted(wanted, shards) // min(self._max_together, len(wanted) - 1)
         for number in range(int(numbers.max()) + 1):
@@ -201,7 +216,7 @@ class ColumnGather:
             out[part] = found
 
     def _verify_rows(self, rows: Rows, shards: Rows, out: npt.NDArray[Any]) -> None:
-        """Hash the copied rows that were not verified before."""
+        """Verify the copied rows in `out`; with verify="first", only rows not verified before."""
         marks = rows + self._row_mark_shift.take(shards)
         fresh = np.arange(len(rows))
         if self._verify == "first":
@@ -217,7 +232,7 @@ class ColumnGather:
         start_ns = now_ns()
         expected = read_hashes(self._hashes, rows, shards)
         content = out.reshape(-1).data
-        # map() executes no bytecode per row and takes half the time of a generator expression.
+        # `map` executes no bytecode for a row. It takes half the time of a generator expression.
         parts = map(content.__getitem__, self._row_slices(fresh, len(out)))
         found = np.array(list(map(hash_bytes, parts)), np.uint64)
         wrong = np.flatnonzero(found != expected)
@@ -227,7 +242,11 @@ class ColumnGather:
         PHASE_TIMES.sums_ns[CHECK] += now_ns() - start_ns
 
     def _update_all_verified(self) -> None:
-        """Update `_all_verified`, at intervals that double each time."""
+        """Set `_all_verified` to True if all units of the column have been verified.
+
+        This method is called for each batch in which nothing had to be verified. Because looking at
+        all marks takes long, only the calls number 32, 64, 128, … look at the marks.
+        """
         self._n_verified_batches += 1
         if self._n_verified_batches < self._next_check:
             return
@@ -241,7 +260,7 @@ class ColumnGather:
         )
 
     def _row_slices(self, places: Rows, n_rows: int) -> list[slice]:
-        """Return the slices of the output that contain the rows at `places`."""
+        """Return a slice for each index in `places`: the bytes of this row in the flat output."""
         size = self._row_bytes
         for j in range(len(self._slices), n_rows):
             self._slices.append(slice(j * size, (j + 1) * size))
@@ -264,7 +283,11 @@ class ColumnGather:
         raise reader.units.mismatch(self._name, row, offset, int(expected[i]), int(found[i]))
 
     def _verify_hash_blocks(self, rows: Rows, shards: Rows) -> None:
-        """Verify the blocks of the hash table that contain the hashes of these rows."""
+        """Verify the stored hashes of `rows`.
+
+        The section with the hashes of a column is itself hashed, in blocks of 4 KiB. All blocks
+        that contain a hash of one of `rows` are verified.
+        """
         local = rows - self._starts[shards]
         blocks = local * DIMENSION.size // BLOCK_BYTES + self._block_shift[shards]
         if self._verify == "first" and self._marks[blocks].all():
@@ -273,7 +296,7 @@ class ColumnGather:
             self._open(shard).units.column_hashes(self._name, local[shards == shard])
 
     def _verify_runs(self, rows: Rows, shards: Rows) -> None:
-        """Verify the runs that contain these rows, each run as a whole."""
+        """Verify every run that contains one of `rows`."""
         local = rows - self._starts[shards]
         marks = local // self._rows_per_unit + self._mark_shift[shards]
         if self._verify == "first" and self._marks.take(marks).all():
@@ -283,13 +306,16 @@ class ColumnGather:
             self._open(shard).units.check_column(self._name, local[shards == shard])
 
     def disable_readahead(self) -> None:
-        """Disable read-ahead for maps; the loader prefetches the data it needs."""
+        """Disable the kernel's read-ahead for mapped files.
+
+        The loader prefetches the data that it needs.
+        """
         for part in (self._rows, self._hashes):
             if part is not None:
                 part.disable_readahead()
 
     def close(self) -> None:
-        """Unmap everything. Idempotent."""
+        """Unmap all files, or drop the references to files that are read. Idempotent."""
         self._rows.close()
         if self._hashes is not None:
             self._hashes.close()

@@ -1,12 +1,13 @@
-"""Generations: the published states of a dataset, and their JSON.
+"""Represent the published states of a dataset, called *generations*, and convert them to JSON.
 
-A *column group* is a column added to a finished dataset. For each shard of the dataset, the column
-group has another shard with the same number of samples and only the new field.
+A *column group* is a column that was added to a finished dataset. For each shard of the dataset,
+the column group has another shard file, which stores the new field of the same samples.
 
-A *view*, also JSON, is the default kind of sample. With `ROWS` every row is a sample. With
-`{"kind": "clips", "frames": 16, "stride": 1, "step": 16}` every complete clip of the only video
-field is a sample, as `shardio.samples.clips` cuts them; the optional `"size": [height, width]`
-resizes the frames.
+A *view* is the kind of sample that a loader returns by default. A generation stores the view as
+JSON. With the view `ROWS`, every row is a sample. With the view
+`{"kind": "clips", "frames": 16, "stride": 1, "step": 16}`, every clip of 16 frames is a sample.
+The module `shardio.samples.clips` cuts the clips from the video field, of which the dataset must
+have exactly one. An additional entry `"size": [height, width]` resizes the frames.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _MAX_SIDE: Final = 16384
 
 
 def is_known_view(view: Any) -> bool:
-    """Return True if this version knows the kind of a view and all of its keys."""
+    """Return True if this version of shardio supports the kind and all keys of a view."""
     if not isinstance(view, Mapping):
         return False
     if view.get("kind") == "clips":
@@ -65,7 +66,10 @@ def is_known_view(view: Any) -> bool:
 
 
 def view_error(view: Mapping[str, Any], schema: Schema) -> str | None:
-    """Return the reason why a known view does not match a schema; None if the view matches."""
+    """Return the reason why a view is invalid for a schema; None if the view is valid.
+
+    `is_known_view` must be True for the view.
+    """
     if view["kind"] == "rows":
         return None
     for name, most in _NUMBERS.items():
@@ -89,9 +93,10 @@ _MAX_BYTES: Final = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class ColumnGroup:
-    """A column that was added later: the schema has one field. Immutable.
+    """A column that was added to a finished dataset. Immutable.
 
-    `shards` are in the order of the dataset's shards.
+    `schema` has only this column. `shards` has one shard for each shard of the dataset, in the same
+    order.
     """
 
     schema: Schema
@@ -99,19 +104,20 @@ class ColumnGroup:
 
     @property
     def name(self) -> str:
-        """The name of the field."""
+        """The name of the column."""
         return next(iter(self.schema))
 
     def fits(self, shards: Sequence[ShardSummary]) -> bool:
-        """Return True if the shards of the column have the same sample counts as `shards`."""
+        """Return True if each shard of the column has as many samples as its shard in `shards`."""
         return np.array_equal(sample_counts(self.shards), sample_counts(shards))
 
 
 def whole_schema(schema: Schema, column_groups: Sequence[ColumnGroup]) -> Schema:
-    """Return the schema of whole samples: the fields of the shards, then the added fields.
+    """Return the schema of complete samples: first the fields in `schema`, then the added columns.
 
     Raises:
-        SchemaError: two fields have the same name, or one is a prefix group of another.
+        SchemaError: two fields have the same name, or a field has the name of a nested record, such
+            as `a` beside `a.b`.
     """
     if not column_groups:
         return schema
@@ -130,14 +136,20 @@ def describe_schema(schema: Schema) -> Any:
 
 
 def parse_schema(content: object) -> Schema:
-    """Parse the output of `describe_schema`; raise SchemaError or ShardUnsupported."""
+    """Parse the output of `describe_schema`.
+
+    Raise SchemaError if it is invalid, or ShardUnsupported if a newer version wrote it.
+    """
     return Schema.from_json(canonical_json(content))
 
 
 def describe_shards(
     shards: Sequence[ShardSummary], external_lists: dict[str, bytes]
 ) -> list[dict[str, Any]] | dict[str, Any]:
-    """Return shards as JSON: a list, or a reference to a list added to `external_lists`."""
+    """Return shards as JSON: a list or, if it would be long, a reference to an external list.
+
+    The content of the external list is added to `external_lists`, by file name.
+    """
     if is_long(shards):
         return add_external_list(external_lists, SHARDS, pack_shards(shards), len(shards))
     return [
@@ -146,7 +158,7 @@ def describe_shards(
 
 
 def parse_shards(content: Any, place: Path) -> Sequence[ShardSummary]:
-    """Parse the output of `describe_shards` in the generation file `place`.
+    """Parse the output of `describe_shards`; `place` is the generation file that contains it.
 
     Raises:
         DatasetCorrupt, KeyError, TypeError: the content is invalid.
@@ -182,7 +194,7 @@ def describe_column_group(group: ColumnGroup, external_lists: dict[str, bytes]) 
 def parse_column_groups(
     content: Any, shards: Sequence[ShardSummary], place: Path
 ) -> tuple[ColumnGroup, ...]:
-    """Parse the column groups of `shards` in the generation file `place`."""
+    """Parse the column groups in the generation file `place`; `shards` are the dataset's shards."""
     found = []
     for entry in content:
         if type(entry) is not dict or type(entry.get("shards")) not in (list, dict):
@@ -204,9 +216,9 @@ def parse_column_groups(
 
 
 _COLUMN_GROUPS: Final = "column_groups"
-"""The required feature of a generation with column groups."""
+"""The feature that a reader must support to read a generation with column groups."""
 _EXTERNAL_LISTS: Final = "external_lists"
-"""The required feature of a generation with external lists."""
+"""The feature that a reader must support to read a generation with external lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,17 +227,19 @@ class Generation:
 
     Attributes:
         number: the number of the generation, counted from 1.
-        lineage: the identity of the dataset, see `lineage_of`.
-        schema: the schema of `shards`.
-        classes: the class names; a label is an index into them.
-        inputs: the files that a conversion read, each with its outcome. `inputs` and `converter`
-            contain no absolute paths, times or hosts.
-        converter: the converter's name, versions, and options that affect the data.
+        lineage: the id that all generations of the dataset share; see `lineage_of`.
+        schema: the schema of `shards`, without the columns in `column_groups`.
+        shards: the shards of the dataset, without the shards of column groups.
+        classes: the names of the classes. A label is an index into them.
+        inputs: the files that the conversion read, each with the outcome of reading it. `inputs`
+            and `converter` contain no absolute paths, times or names of hosts.
+        converter: the converter's name, its versions, and its options that affect the data.
         versions: the versions of the libraries that affect the stored bytes.
         subsets: named selections of rows.
         stats: the statistics computed by `shardio stats`.
-        operation: the command that derived this generation from an earlier one, and its options.
-        column_groups: the columns added to the finished dataset, in the order they were added.
+        operation: the command that wrote this generation, its options, and its source datasets;
+            empty for a generation that `shardio convert` wrote.
+        column_groups: the columns that were added to the finished dataset, oldest first.
         view: the default kind of sample of a loader, such as rows or clips.
     """
 
@@ -245,24 +259,24 @@ class Generation:
 
     @property
     def whole_schema(self) -> Schema:
-        """The schema of whole samples: the fields of the shards, then the added fields."""
+        """The schema of complete samples: the fields of `shards`, then the added columns."""
         return whole_schema(self.schema, self.column_groups)
 
     @property
     def files(self) -> Iterator[tuple[ShardSummary, Schema]]:
-        """All files with their schemas: `shards`, then the shards of each column group."""
+        """All files, each with its schema: `shards`, then the shards of each column group."""
         groups: tuple[Generation | ColumnGroup, ...] = (self, *self.column_groups)
         return ((shard, group.schema) for group in groups for shard in group.shards)
 
     @property
     def description(self) -> dict[str, Any]:
-        """The attributes that describe the samples, whichever shards store them."""
+        """The attributes that stay valid if the same samples are stored in other shards."""
         names = ("classes", "inputs", "converter", "versions", "view")
         return {name: getattr(self, name) for name in names}
 
     @property
     def names(self) -> list[str]:
-        """The names of all files."""
+        """The file names of all shards, including the shards of column groups."""
         lists = (self.shards, *(group.shards for group in self.column_groups))
         return [name for shards in lists for name in shard_names(shards)]
 
@@ -273,12 +287,16 @@ class Generation:
 
     @property
     def external_lists(self) -> tuple[ExternalList, ...]:
-        """The external lists that the generation was read from."""
+        """References to the external lists that were read together with this generation."""
         lists = (self.shards, *(group.shards for group in self.column_groups), self.inputs)
         return tuple(each.part for each in lists if isinstance(each, ShardList | InputList))
 
     def check_inputs(self) -> None:
-        """Verify external inputs, before work that ends in publishing the next generation."""
+        """Raise DatasetCorrupt if the inputs are in an external list that is damaged.
+
+        Call this method before work whose result is published as the next generation: publishing
+        reads the list, and would fail only after the work.
+        """
         if isinstance(self.inputs, InputList):
             self.inputs.part.read()
 
@@ -289,15 +307,19 @@ class Generation:
 
 
 def lineage_of(schema: Schema, shards: Sequence[ShardSummary]) -> str:
-    """Return the lineage of a dataset: a hash of the first generation's schema and shard ids."""
+    """Return the lineage of a dataset, its id.
+
+    `schema` and `shards` are those of the first generation. The lineage is a hash of the schema and
+    of the ids of the shards.
+    """
     ids = shard_ids(shards)
     return f"{hash_bytes(schema.to_json() + ids):016x}"
 
 
 def describe_generation(generation: Generation, external_lists: dict[str, bytes]) -> dict[str, Any]:
-    """Return a generation as JSON; optional entries are omitted if they are empty.
+    """Return a generation as JSON. Optional entries are omitted if they are empty.
 
-    Long lists are added to `external_lists`, by file name.
+    The content of each external list is added to `external_lists`, by file name.
 
     Raises:
         SchemaError: a value cannot be represented in JSON.
@@ -338,13 +360,15 @@ def _describe_inputs(inputs: Sequence[Mapping[str, Any]], external_lists: dict[s
 
 
 def _required(content: Mapping[str, Any]) -> list[str]:
-    """Return the features that a reader of a generation's JSON must support."""
+    """Return the names of the features that a reader must support to read a generation's JSON."""
     lists = [_EXTERNAL_LISTS] if has_external_lists(content) else []
     return [*lists, _COLUMN_GROUPS] if content.get("column_groups") else lists
 
 
 def parse_generation(content: dict[str, Any], place: Path) -> Generation:
-    """Parse the generation file `place`; its external lists are in the same folder.
+    """Parse `content`, the JSON of the generation file `place`.
+
+    External lists of shards are read from the folder that contains the file.
 
     Raises:
         DatasetCorrupt: the generation, or an external list of shards, is damaged or invalid.
@@ -369,7 +393,7 @@ def parse_generation(content: dict[str, Any], place: Path) -> Generation:
             column_groups=parse_column_groups(content.get("column_groups", []), shards, place),
             view=content["view"],
         )
-        _ = generation.whole_schema  # raises if the names conflict
+        _ = generation.whole_schema  # raises SchemaError if names of columns conflict
     except (KeyError, TypeError, SchemaError) as error:
         raise DatasetCorrupt(f"{place}: not a generation: {error!r}") from error
     except ShardUnsupported as error:
@@ -385,7 +409,7 @@ def parse_generation(content: dict[str, Any], place: Path) -> Generation:
 
 
 def _check_readable(content: dict[str, Any], place: Path) -> None:
-    """Check that this version supports the features of a generation."""
+    """Raise ShardUnsupported if this version of shardio cannot read a generation."""
     wanted, view = content.get("format_version"), content.get("view")
     major = wanted.partition(".")[0] if isinstance(wanted, str) else ""
     if not (major.isascii() and major.isdigit()):
@@ -403,7 +427,7 @@ def _check_readable(content: dict[str, Any], place: Path) -> None:
 
 
 def _check_required(content: dict[str, Any], place: Path) -> None:
-    """Check that all required features are known, and that 'required' matches the content."""
+    """Check that this version supports all required features, and that 'required' is correct."""
     required = content.get("required", [])
     if type(required) is not list or not all(isinstance(name, str) for name in required):
         raise DatasetCorrupt(f"{place}: 'required' must be a list of names; found {required!r}")
@@ -425,11 +449,11 @@ _KINDS: Final = {
     **{"converter": dict, "versions": dict},
 }
 _OPTIONAL: Final = {"subsets": dict, "stats": dict, "operation": dict, "column_groups": list}
-"""Keys that are left out if they are empty, so that equal content gives equal files."""
+"""Keys that are left out if their values are empty. Equal content thus gives equal files."""
 
 
 def _check_kinds(content: dict[str, Any], place: Path) -> None:
-    """Check the JSON type of every entry; exactly, because a bool is also an int."""
+    """Check that every entry has exactly the expected type: isinstance takes a bool as an int."""
     for key, kind in _KINDS.items():
         is_external = key in (SHARDS, INPUTS) and type(content.get(key)) is dict
         if type(content.get(key)) is not kind and not is_external:

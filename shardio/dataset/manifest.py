@@ -1,9 +1,14 @@
-"""The manifest of a dataset: its only commit point, where generations are published and read.
+"""Publish and read the generations of a dataset.
 
-A generation file is created exclusively, so that concurrent writers cannot use the same number.
-Then a new `dataset.json` that points to the generation is renamed into place. Both files are
-canonical JSON with a digest, so a change of any byte is detected. External lists are written before
-their generation. A published generation never changes.
+A generation is one state of a dataset, stored in a numbered file in the folder `generations/`. The
+file `dataset.json` (the *pointer*) has the number of the published generation. Replacing this file
+is the only way to commit a change of a dataset.
+
+To publish a generation, a writer first creates the generation file. The file is created
+exclusively, so that two writers cannot use the same number. Then the writer replaces `dataset.json`
+by a rename. Both files are canonical JSON with a digest, so that a change of any byte is detected.
+External lists, which are separate files, are written before the generation that refers to them. A
+published generation never changes.
 """
 
 from __future__ import annotations
@@ -55,7 +60,10 @@ from shardio.storage.fs import (
 )
 
 POINTER: Final = "dataset.json"
-"""The file that names the published generation; a folder that contains it is a dataset."""
+"""The name of the file that points to the published generation.
+
+A folder that contains a file of this name is a dataset.
+"""
 
 
 def holds_dataset(folder: str | os.PathLike[str]) -> bool:
@@ -64,7 +72,7 @@ def holds_dataset(folder: str | os.PathLike[str]) -> bool:
 
 
 def check_folder_name(name: str | os.PathLike[str]) -> None:
-    """Raise InvalidArgument if the name of a folder is empty, or invalid in a file system."""
+    """Raise InvalidArgument if the name of a folder is empty or not allowed in a file system."""
     text = os.fspath(name)
     if not text:
         raise InvalidArgument(
@@ -76,7 +84,7 @@ def check_folder_name(name: str | os.PathLike[str]) -> None:
 
 
 def refuse_existing(folder: str | os.PathLike[str], *, exclude: str = "") -> None:
-    """Raise DatasetExists unless `folder` is missing or empty, apart from the entry `exclude`."""
+    """Raise DatasetExists unless `folder` is missing or empty. Its entry `exclude` is ignored."""
     path = Path(folder)
     if path.is_dir():
         if holds_dataset(path):
@@ -116,7 +124,7 @@ def publish(
     view: Mapping[str, Any] = ROWS,
     **details: Any,
 ) -> Generation:
-    """Publish the first generation of a dataset whose shards are complete in `folder`.
+    """Publish the first generation of a dataset. Its shards must already be in `folder`, complete.
 
     `details` are further attributes of the Generation: converter, subsets, stats, operation.
 
@@ -142,7 +150,9 @@ def publish(
     root, external_lists = Path(folder), dict[str, bytes]()
     content = to_checksummed_json(describe_generation(generation, external_lists))
     with contextlib.ExitStack() as stack:
-        if external_lists:  # without the lock, a failing writer could remove a list of `generation`
+        # Without the lock, another writer that fails could remove the external lists before
+        # `generation`, which refers to the lists, is written.
+        if external_lists:
             make_folder(root / GENERATIONS)
             stack.enter_context(_locked(root / GENERATIONS))
         _publish(root, generation, content, external_lists)
@@ -152,13 +162,15 @@ def publish(
 def publish_next(
     folder: str | os.PathLike[str], previous: Generation, **changes: Any
 ) -> Generation:
-    """Publish the generation after `previous`, which differs from `previous` only in `changes`.
+    """Publish the generation that follows `previous`.
 
-    All new files that the generation names must be complete in `folder`. Readers of `previous` are
-    not affected. `changes` are attributes of a Generation: shards, column_groups, classes, ….
+    `changes` are the attributes of the Generation that differ from `previous`: shards,
+    column_groups, classes, …. All shards in `changes` must already be in `folder`, complete.
+    Processes that read `previous` are not affected.
 
     Raises:
-        DatasetConflict: another writer has published in the meantime; its work is unchanged.
+        DatasetConflict: another writer has published a generation since `previous` was read. The
+            files of the other writer are unchanged.
         DatasetCorrupt, ShardUnsupported: the published generation cannot be read.
         InvalidArgument: a column group does not match the shards.
         SchemaError: a value cannot be represented in JSON.
@@ -188,14 +200,16 @@ def publish_next(
 
 
 def recover(folder: str | os.PathLike[str]) -> Generation:
-    """Undo the commit of a killed writer, and return the published generation.
+    """Undo the unfinished commit of a killed writer; return the published generation.
 
-    A generation that `dataset.json` does not point to yet was never visible to readers. It is
-    removed, as are temporary files; its shards remain.
+    A writer may be killed after it has created a generation file, and before `dataset.json` points
+    to this file. No reader has seen this generation, and the file is removed. Temporary files and
+    unreferenced external lists are removed, too. The shards of the generation are kept.
 
     Raises:
         DatasetNotFound, DatasetCorrupt, ShardUnsupported: as in `load`.
-        DatasetConflict: the file system has no locks, and there was such a generation.
+        DatasetConflict: there is such a generation, and its writer may still be running, because
+            the file system has no locks. The generation is published instead of removed.
     """
     root = Path(folder)
     if not holds_dataset(root):
@@ -205,12 +219,12 @@ def recover(folder: str | os.PathLike[str]) -> Generation:
 
 
 def _recover(root: Path, *, is_alone: bool) -> Generation:
-    """Recover as `recover` does; with `is_alone`, the caller holds the lock."""
+    """Do the work of `recover`; `is_alone` is True if the caller holds the lock."""
     published = load(root)
     number = published.number + 1
     place = root / GENERATIONS / f"{number:06d}.json"
     if is_alone:
-        if place.exists():  # its writer was killed: a running writer would hold the lock
+        if place.exists():  # the writer of this file was killed, or it would hold the lock
             unlink(place)
         remove_temporary_files(root)
         remove_unreferenced(root / GENERATIONS)
@@ -225,7 +239,7 @@ def _recover(root: Path, *, is_alone: bool) -> Generation:
 
 
 def remove_temporary_files(folder: str | os.PathLike[str]) -> None:
-    """Remove the temporary manifest files that killed writers left."""
+    """Remove the temporary files that writers of the manifest left when they were killed."""
     for pattern in (f".{POINTER}.*.tmp", f"{GENERATIONS}/.*.tmp"):
         for half in Path(folder).glob(pattern):
             unlink(half)
@@ -233,9 +247,10 @@ def remove_temporary_files(folder: str | os.PathLike[str]) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[bool]:
-    """Hold the lock of the folder of generations; it is released at the end of the process.
+    """Hold the lock of the folder of generations during the `with` block; yield True.
 
-    Yield False if the file system has no locks; then only O_EXCL prevents conflicts.
+    The kernel releases the lock if the process is killed. If the file system has no locks, yield
+    False. Then only the exclusive creation (O_EXCL) of generation files prevents conflicts.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     is_alone = False
@@ -257,7 +272,10 @@ def _write_pointer(root: Path, generation: Generation) -> None:
 def _publish(
     root: Path, generation: Generation, content: bytes, external_lists: Mapping[str, bytes]
 ) -> None:
-    """Write the external lists, the generation and the pointer, or nothing."""
+    """Write the external lists, the generation file and the pointer, in this order.
+
+    If an error occurs before the generation is published, the files are removed again.
+    """
     number = generation.number
     place = root / GENERATIONS / f"{number:06d}.json"
     make_folder(place.parent)
@@ -277,7 +295,7 @@ def _publish(
             remove_unreferenced(place.parent, external_lists)
         raise
     except BaseException:
-        with contextlib.suppress(OSError):  # raise the original error, even if cleaning up fails
+        with contextlib.suppress(OSError):  # if cleaning up fails, raise the original error
             if _published_number(root) != number:
                 with contextlib.suppress(FileNotFoundError):
                     if place.read_bytes() == content:
@@ -289,7 +307,10 @@ def _publish(
 
 
 def withdraw(folder: str | os.PathLike[str], lineage: str) -> None:
-    """Remove the first generation of an unpublished dataset, if it has this lineage."""
+    """Remove the first generation of a dataset that is not published, if it has this lineage.
+
+    Also remove unreferenced external lists and, if it is empty then, the folder of generations.
+    """
     root = Path(folder)
     ours: Generation | None = None
     with contextlib.suppress(DatasetCorrupt, ShardUnsupported, OSError):
@@ -300,11 +321,11 @@ def withdraw(folder: str | os.PathLike[str], lineage: str) -> None:
     with contextlib.suppress(FileNotFoundError), _locked(root / GENERATIONS) as is_alone:
         if is_alone:
             remove_unreferenced(root / GENERATIONS)
-    remove_folder(root / GENERATIONS)  # fails if other files are in it
+    remove_folder(root / GENERATIONS)  # has no effect unless the folder is empty
 
 
 def _published_number(root: Path) -> int:
-    """Return the number of the published generation; 0 if there is none."""
+    """Return the number of the published generation; 0 if no generation is published."""
     with contextlib.suppress(DatasetNotFound):
         return read_pointer(root)[0]
     return 0
@@ -330,7 +351,10 @@ def load(folder: str | os.PathLike[str]) -> Generation:
 
 
 def read_pointer(folder: str | os.PathLike[str]) -> tuple[int, object]:
-    """Return the number and the lineage in `dataset.json`; raise as `load` does."""
+    """Return the generation number and the lineage in `dataset.json`.
+
+    The errors are the same as those of `load`.
+    """
     root = Path(folder)
     pointer_path = root / POINTER
     if not root.is_dir():
@@ -357,12 +381,12 @@ def read_pointer(folder: str | os.PathLike[str]) -> tuple[int, object]:
 
 
 def generation_numbers(folder: str | os.PathLike[str]) -> list[int]:
-    """Return the numbers of all generation files, published or not, in ascending order."""
+    """Return the numbers of all generation files, also of unpublished ones, in ascending order."""
     return sorted(int(path.stem) for path in Path(folder, GENERATIONS).glob("[0-9]" * 6 + ".json"))
 
 
 def load_generation(folder: str | os.PathLike[str], number: int) -> Generation:
-    """Read a generation by its number, published or not.
+    """Read the generation with this number, which need not be published.
 
     Raises:
         DatasetCorrupt: the generation is missing, damaged or invalid.

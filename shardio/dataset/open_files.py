@@ -1,7 +1,8 @@
-"""The open files of a dataset, and the storage that holds them: a folder, or an object store.
+"""Keep files of a dataset open, and define the interface of the storage that has the files.
 
-A dataset pins every file that it opens, and unpins each file after its last use. A storage can thus
-download a file when the file is pinned, and delete unpinned files.
+A storage is a local folder or an object store. A dataset *pins* every file that it opens, and
+unpins the file after its last use. An object store can thus download a file when the file is
+pinned, and delete the downloaded file when it is unpinned.
 """
 
 from __future__ import annotations
@@ -23,64 +24,77 @@ from shardio.storage.fs import refuse_links_outside
 
 
 class ShardStorage(Protocol):
-    """The files of a dataset, identified by their entries in its generation. Thread-safe."""
+    """The interface of a storage, which has all files of a dataset. Thread-safe.
+
+    A file is identified by its ShardSummary, which is the file's entry in a generation.
+    """
 
     @property
     def root(self) -> str:
         """The absolute path of the folder, or the URL."""
 
     def resolve_access(self, asked: Access) -> Access:
-        """Return "mmap" or "pread"; raise InvalidArgument if the files cannot be read as asked."""
+        """Return the method by which files are accessed: "mmap" or "pread".
+
+        Raise InvalidArgument if the method `asked` is not possible.
+        """
 
     def manifest_folder(self, generation: int | None) -> str:
-        """Return a local folder with `dataset.json` and a generation; None: the published one."""
+        """Return a local folder that has `dataset.json` and a generation file.
+
+        `generation` is the number of the generation; None means the published generation.
+        """
 
     def invalidate(self) -> bool:
         """Remove local copies of generations; return True if they can be downloaded again."""
 
     def max_pinned(self, sizes: Rows) -> int | None:
-        """Return the number of files of these sizes that may be pinned at a time; None: unlimited.
+        """Return how many files of these sizes may be pinned at the same time; None: no limit.
 
-        An evicted file that is still in use stays pinned beyond the limit.
+        More files may be pinned in fact: a file that the dataset has closed stays pinned while
+        user code holds a view of its content.
         """
 
     def path_of(self, summary: ShardSummary) -> str:
-        """Return the local path of a file; the file may not be downloaded yet."""
+        """Return the local path of a file. The file may not have been downloaded yet."""
 
     def pin(self, summary: ShardSummary) -> str:
-        """Pin a file and return its path or URL. Each call needs one call of `unpin`.
+        """Pin a file and return its local path. Call `unpin` once for each call that pins.
+
+        A storage that reads files without downloading them returns a URL instead and pins nothing.
 
         Raises:
             DatasetCorrupt: the file is a link to a target outside of the dataset.
         """
 
     def pin_if_cached(self, summary: ShardSummary) -> str:
-        """Pin a file without downloading it; return its path, or its URL if it is not local."""
+        """Pin a file that is already local and return its path; otherwise return its URL."""
 
     def remote_file(self, summary: ShardSummary, path: str) -> PreadFile | None:
-        """Return a reader for the URL that `pin` returned; None if `pin` returned a local path.
+        """Return an object that reads a file by its URL; None if `path` is a local path.
 
-        A file at a URL is not pinned and must not be unpinned.
+        `path` is the result of `pin` or `pin_if_cached`. If it is a URL, the file is not pinned,
+        and `unpin` must not be called.
         """
 
     def unpin(self, summary: ShardSummary) -> None:
-        """Unpin a file. Safe in any thread at any point, also after `close`."""
+        """Unpin a file. Allowed in any thread, at any point of its execution, and after `close`."""
 
     def close(self) -> None:
         """Stop downloading. Pinned files stay until they are unpinned. Idempotent."""
 
 
 class LocalStorage:
-    """The files in a local folder: nothing is downloaded or evicted.
+    """A storage for files in a local folder, which are never downloaded or deleted.
 
-    `root` is the absolute path, `named` the path as the user gave it.
+    `root` is the absolute path of the folder. `named` is its path as the user gave it.
     """
 
     def __init__(self, root: str, named: str) -> None:
         self.root, self._named = root, named
 
     def resolve_access(self, asked: Access) -> Access:
-        """Return the requested access method, or for "auto" the one that suits the file system."""
+        """Return `asked` or, for "auto", the access method that suits the file system."""
         return choose_access(self.root, asked)
 
     def manifest_folder(self, generation: int | None) -> str:
@@ -88,7 +102,7 @@ class LocalStorage:
         return self._named
 
     def invalidate(self) -> bool:
-        """Return False: there is no other copy."""
+        """Return False: there is no other copy of the generations."""
         return False
 
     def max_pinned(self, sizes: Rows) -> int | None:
@@ -103,7 +117,10 @@ class LocalStorage:
         return os.path.join(self.root, summary.name)
 
     def pin(self, summary: ShardSummary) -> str:
-        """Check links and return the path of a file, which may be missing."""
+        """Return the path of a file, which may be missing.
+
+        Raise DatasetCorrupt if the file is a link to a target outside of the folder.
+        """
         path = self.path_of(summary)
         refuse_links_outside(self.root, path)
         return path
@@ -113,14 +130,14 @@ class LocalStorage:
         return self.pin(summary)
 
     def unpin(self, summary: ShardSummary) -> None:
-        """Do nothing: local files are not evicted."""
+        """Do nothing: local files are never deleted."""
 
     def close(self) -> None:
         """Do nothing."""
 
 
 class ShardPaths(Sequence[str]):
-    """The paths of the shards in a folder, created on access, because there may be very many."""
+    """The paths of the shards in a folder. A path is created on access, to save memory."""
 
     def __init__(self, folder: str, shards: Sequence[ShardSummary]) -> None:
         self._folder, self._shards = folder, shards
@@ -135,34 +152,43 @@ class ShardPaths(Sequence[str]):
 
 
 ALL_OPEN_LIMIT: Final = 1024
-"""A dataset of at most this many files keeps all of them open."""
+"""A dataset with at most this number of files keeps all its files open."""
 MAX_OPEN_FILES: Final = 16384
-"""The maximum number of open files of a larger dataset; each takes 6.5 KiB of memory."""
+"""The maximum number of open files of a larger dataset. An open file takes 6.5 KiB of memory."""
 _MIN_OPEN_FILES: Final = 16
-"""The minimum number of open files, unless the storage can pin only fewer."""
+"""The smallest value to which a limit on open files is lowered."""
 _EVICTED_SHARE: Final = 8
-"""Evict one in 8 open files at a time, because finding the least recently used scans all files."""
+"""When the limit is reached, an eighth of the open files is evicted.
+
+Several files are evicted at once, because all open files are scanned to find the least recently
+used files.
+"""
 
 
 def open_limit(n_files: int, max_pinned: int | None = None) -> int | None:
-    """Return how many of n_files may be open at a time; None if unlimited, as in `max_pinned`."""
+    """Return how many of n_files may be open at the same time; None if there is no limit.
+
+    `max_pinned` is the number of files that the storage can pin at the same time, or None.
+    """
     if max_pinned is not None:
         return max(1, max_pinned)
     return None if n_files <= ALL_OPEN_LIMIT else MAX_OPEN_FILES
 
 
 class OpenFiles:
-    """The readers of a dataset's files, by index. Owns the readers until `close`. Not thread-safe.
+    """The readers of the open files of a dataset. Not thread-safe.
 
-    Files are opened on demand; with a limit, the least recently used are evicted. The map of an
-    evicted file lives as long as the last view into the map.
+    The object owns the readers until `close`. A file has an index and is opened on demand. If the
+    number of open files is limited, the least recently used files are evicted: the object drops
+    their readers. A mapped file stays mapped until the last view of its content is deleted.
 
     Args:
-        n_files: the number of files.
-        open_file: opens a file by index; a method of the owner, referenced weakly.
-        max_open: the maximum number of open files; None if unlimited.
-        n_maps: the number of maps per open file, not counting the maps of listeners.
-        path: the dataset, for messages.
+        n_files: the number of files of the dataset.
+        open_file: a method that opens the file with an index. Only a weak reference to the method's
+            object is kept, because this object usually owns the OpenFiles.
+        max_open: the maximum number of open files; None if there is no limit.
+        n_maps: the number of memory maps per open file, without the maps of listeners.
+        path: the path of the dataset, for messages.
     """
 
     def __init__(
@@ -178,12 +204,12 @@ class OpenFiles:
         self._open_file = weakref.WeakMethod(open_file)
         self._path, self._is_closed, self._is_scattered = path, False, False
         self.max_open = max_open
-        """The maximum number of open files, which may be lowered; None if unlimited."""
+        """The maximum number of open files; None if there is no limit. May be lowered later."""
         self._maps_per_file = n_maps
         if max_open is not None:
             _instances.append(weakref.ref(self, _instances.remove))
         self._used: Rows = np.zeros(0 if max_open is None else n_files, np.int64)
-        """The value of `_turn` when each file was last used."""
+        """For each file, the value of the counter `_turn` at the last use of the file."""
         self._turn = 0
         self._listeners: list[weakref.WeakMethod[Callable[[int], None]]] = []
 
@@ -191,7 +217,7 @@ class OpenFiles:
         return len(self._readers)
 
     def reader(self, file: int) -> ShardReader:
-        """Return the reader of a file, opened if needed."""
+        """Return the reader of the file with an index; open the file if needed."""
         reader = self._readers.get(file)
         if reader is None:
             reader = self._open(file)
@@ -200,23 +226,24 @@ class OpenFiles:
         return reader
 
     def reader_if_open(self, file: int) -> ShardReader | None:
-        """Return the reader of a file, or None if it is not open."""
+        """Return the reader of the file with an index; None if the file is not open."""
         return self._readers.get(file)
 
     def items(self) -> list[tuple[int, ShardReader]]:
-        """Return the indices and readers of the open files."""
+        """Return the index and the reader of each open file."""
         return list(self._readers.items())
 
     def disable_readahead(self) -> None:
-        """Disable read-ahead for mapped files."""
+        """Disable the kernel's read-ahead for mapped files, also for files opened later."""
         self._is_scattered = True
         for reader in self._readers.values():
             _disable_readahead(reader)
 
     def add_listener(self, method: Callable[[int], None], n_maps: int) -> None:
-        """Call a method before a file is evicted; the method's object is referenced weakly.
+        """Call `method` with the index of each file that is about to be evicted.
 
-        The object maps each file `n_maps` times, which lowers the maximum number of open files.
+        Only a weak reference to the method's object is kept. The object makes `n_maps` additional
+        memory maps of each open file. The maximum number of open files is lowered accordingly.
         """
         self._listeners.append(weakref.WeakMethod(method))
         self._maps_per_file += n_maps
@@ -225,11 +252,11 @@ class OpenFiles:
             self._evict(len(self._readers) - self.max_open)
 
     def _share_maps(self) -> None:
-        """Lower `max_open` to this dataset's share of the kernel's limit on maps.
+        """Lower `max_open` to this object's share of the kernel's limit on memory maps.
 
-        Three quarters of the process's maps are divided equally among the Dataset objects that
-        limit their open files and have files open. There may be many of these objects, because each
-        thread of a loader has its own.
+        Three quarters of the maps that the kernel allows a process are divided equally among the
+        OpenFiles objects that have a limit and at least one open file. There may be many such
+        objects, because each thread of a loader has its own Dataset.
         """
         if self.max_open is None or not self._maps_per_file:
             return
@@ -259,14 +286,14 @@ class OpenFiles:
         return reader
 
     def _open_with_fewer_others(self, file: int) -> ShardReader:
-        """Open a file; evict others if the kernel's limit on maps is reached."""
+        """Open a file; evict other files if the kernel's limit on memory maps is reached."""
         while True:
             try:
                 open_file = self._open_file()
                 if open_file is None:
                     raise AssertionError("the owner of the files opens them")
                 return open_file(file)
-            except UnsupportedEnvironment:  # the limit on maps is reached
+            except UnsupportedEnvironment:  # the kernel's limit on memory maps is reached
                 if not self.halve():
                     raise
 
@@ -276,7 +303,7 @@ class OpenFiles:
             raise ClosedError(f"{self._path}: the dataset is closed")
 
     def halve(self) -> bool:
-        """Halve the maximum number of open files; return False if that is not possible."""
+        """Halve the maximum number of open files; return False if it cannot be lowered further."""
         if self.max_open is None or self.max_open <= _MIN_OPEN_FILES:
             return False
         self.max_open = max(_MIN_OPEN_FILES, self.max_open // 2)
@@ -293,7 +320,7 @@ class OpenFiles:
             del self._readers[file]
 
     def close(self) -> None:
-        """Close all files; data returned from them stays valid. Idempotent."""
+        """Close all files. Data that was returned from the files stays valid. Idempotent."""
         self._is_closed = True
         for reader in self._readers.values():
             reader.close()
@@ -301,7 +328,7 @@ class OpenFiles:
 
 
 _instances: Final[list[weakref.ref[OpenFiles]]] = []
-"""The objects in this process that limit the number of open files."""
+"""All OpenFiles objects in this process that have a limit on their number of open files."""
 
 
 def _disable_readahead(reader: ShardReader) -> None:

@@ -1,4 +1,8 @@
-"""The selected rows of a dataset: all or some rows, in their stored order or in another."""
+"""Represent the rows of a dataset that were selected: all rows, a set of rows, or a list of rows.
+
+The index of a row counts all rows of a dataset, over all its shards. The *position* of a row is its
+index among the selected rows.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +23,15 @@ _MAX_ROWS: Final = 1 << 48
 
 
 class RowRuns:
-    """A set of rows of a dataset, in ascending order. Immutable.
+    """A set of rows of a dataset, in ascending order, stored as runs. Immutable.
 
-    Its memory is proportional to the number of runs; a row is found by binary search.
+    A run is a range of consecutive rows. The required memory is proportional to the number of runs.
+    The row at a position is found by binary search.
 
     Args:
-        starts: the first row of every run.
-        n_rows: the length of every run, from 1 up; runs neither overlap nor touch.
+        starts: the index of the first row of each run.
+        n_rows: the number of rows of each run, at least 1. Between two runs there is at least one
+            row that is not in the set.
     """
 
     def __init__(self, starts: npt.ArrayLike, n_rows: npt.ArrayLike) -> None:
@@ -36,13 +42,16 @@ class RowRuns:
 
     @classmethod
     def from_mask(cls, is_in: npt.NDArray[np.bool_]) -> Self:
-        """Return the rows where `is_in` is true."""
+        """Return the set of all rows i for which `is_in[i]` is True."""
         edges = np.flatnonzero(np.diff(np.concatenate([[False], is_in, [False]]).astype(np.int8)))
         return cls(edges[0::2], edges[1::2] - edges[0::2])
 
     @classmethod
     def from_text(cls, text: Any, n_rows: int) -> Self:
-        """Parse the result of `to_text`; raise InvalidArgument if it is invalid for n_rows."""
+        """Parse the result of `to_text`.
+
+        Raise InvalidArgument if the text is invalid or contains a row that is not below n_rows.
+        """
         if not isinstance(text, str):
             raise InvalidArgument(f"expected runs of rows as a text; found {text!r}")
         try:
@@ -50,7 +59,7 @@ class RowRuns:
         except (ValueError, OverflowError) as error:
             raise InvalidArgument(f"not runs of rows: {error}") from error
         gaps, counts = numbers[:, 0], numbers[:, 1]
-        # Check the numbers before summing them, so that the sum cannot overflow.
+        # Check each number before the numbers are added, so that the sum cannot overflow.
         if (numbers < 0).any() or (numbers > min(n_rows, _MAX_ROWS)).any() or (counts < 1).any():
             raise InvalidArgument(f"a run of rows is not within the dataset's {n_rows} rows")
         if (gaps[1:] < 1).any():
@@ -90,19 +99,19 @@ class RowRuns:
         """Return the number of rows below each of `limits`."""
         before = np.searchsorted(self._starts, limits, "left")
         ends, starts = np.concatenate([[0], self._ends]), np.concatenate([[0], self._starts])
-        # Count the rows of all runs that begin below the limit, then subtract those rows of the
-        # last run that are not below it.
+        # Count the rows of all runs that begin below the limit. The last one of these runs may end
+        # above the limit: subtract the rows of this run that are not below the limit.
         counts = np.concatenate([[0], self._counts])
         found: _Numbers = ends[before] - np.maximum(0, starts[before] + counts[before] - limits)
         return found
 
     @property
     def runs(self) -> tuple[_Numbers, _Numbers]:
-        """The first row and the length of every run; do not modify the arrays."""
+        """Two arrays: the first row of each run, and its number of rows. Do not modify them."""
         return self._starts, self._counts
 
     def every(self) -> _Numbers:
-        """Return all rows."""
+        """Return all rows of the set as an array."""
         return self.rows(np.arange(len(self)))
 
     @cached_property
@@ -112,7 +121,10 @@ class RowRuns:
 
 
 class RowList:
-    """Rows of a dataset in any order, with repetitions; the array is not copied. Immutable."""
+    """A list of rows of a dataset, in any order. A row may be repeated. Immutable.
+
+    The array `rows` is not copied.
+    """
 
     def __init__(self, rows: _Numbers) -> None:
         self._rows = rows
@@ -128,11 +140,11 @@ class RowList:
         return self._rows[positions]
 
     def every(self) -> _Numbers:
-        """Return all rows; do not modify the array."""
+        """Return all rows of the list. Do not modify the array."""
         return self._rows
 
     def n_below(self, limits: _Numbers) -> _Numbers:
-        """Return the number of rows below each of `limits`; the rows must be ascending."""
+        """Return the number of rows below each of `limits`; the list must be in ascending order."""
         return np.searchsorted(self._rows, limits, "left")
 
     @cached_property
@@ -147,7 +159,10 @@ class RowList:
 
 
 def _as_array(found: Any, where: str) -> npt.NDArray[Any]:
-    """Return an argument as an array; for ragged input, return an array that fails every check."""
+    """Return an argument as an array.
+
+    For nested lists of different lengths, return an array that the callers' checks reject.
+    """
     if is_masked(found):
         raise InvalidArgument(f"{where}: found a masked array, which would lose its mask; fill it")
     try:
@@ -157,11 +172,13 @@ def _as_array(found: Any, where: str) -> npt.NDArray[Any]:
 
 
 def check_positions(found: Any, n: int, where: str) -> _Numbers:
-    """Return integers from 0 to n - 1, in any order and with repetitions, as an array of int64.
+    """Check a sequence of integers from 0 to n - 1; return the integers as an int64 array.
+
+    The integers may be in any order, and an integer may be repeated.
 
     Raises:
-        InvalidArgument: `found` has another type or shape, or an integer is out of range; `where`
-            names the argument.
+        InvalidArgument: `found` is no sequence of integers, or an integer is out of range. The
+            message calls the argument `where`.
     """
     numbers = _as_array(found, where)
     if not numbers.size and numbers.ndim == 1:
@@ -181,7 +198,10 @@ def check_positions(found: Any, n: int, where: str) -> _Numbers:
 
 
 def check_mask(found: Any, n: int, where: str) -> _Numbers:
-    """Return the positions at which a mask is true; raise InvalidArgument unless it has n bools."""
+    """Return the positions at which a mask is True.
+
+    Raise InvalidArgument unless the mask is a sequence of n bools. The message calls it `where`.
+    """
     mask = _as_array(found, where)
     if mask.shape != (n,) or mask.dtype != np.bool_:
         raise InvalidArgument(
@@ -191,7 +211,10 @@ def check_mask(found: Any, n: int, where: str) -> _Numbers:
 
 
 def check_rows(found: Any, n: int) -> _Numbers:
-    """Return the positions that a mask, or a sequence of positions, selects from n samples."""
+    """Return the positions that `found` selects from n samples.
+
+    `found` is a mask with a bool for each sample, or a sequence of positions.
+    """
     if _as_array(found, "select").dtype == np.bool_:
         return check_mask(found, n, "the mask")
     return check_positions(found, n, "select")
@@ -201,13 +224,13 @@ class RowSelection:
     """The selected rows of a dataset.
 
     Args:
-        starts: the index of each shard's first row, then the total count of rows.
-        view: the selected rows; None for all.
+        starts: the index of each shard's first row, followed by the total number of rows.
+        view: the selected rows; None if all rows are selected, in their stored order.
     """
 
     def __init__(self, starts: Rows, view: RowRuns | RowList | None = None) -> None:
         self.shard_starts = starts
-        """The index of each shard's first row, then the total count of rows."""
+        """The index of each shard's first row, followed by the total number of rows."""
         self._view = view
 
     def __len__(self) -> int:
@@ -215,77 +238,84 @@ class RowSelection:
 
     @property
     def is_plain(self) -> bool:
-        """True if all rows are selected, in order."""
+        """True if all rows are selected, in their stored order."""
         return self._view is None
 
     @property
     def shard_ends(self) -> Rows:
-        """The number of selected rows up to the end of each shard; the rows must be ascending."""
+        """For each shard, the number of selected rows that are before the end of the shard.
+
+        The selected rows must be in ascending order.
+        """
         ends = self.shard_starts[1:]
         return ends if self._view is None else self._view.n_below(ends)
 
     @property
     def view_id(self) -> str:
-        """An id that distinguishes this selection from others of the dataset; "" for all rows.
+        """An id of this selection, different from the ids of other selections of the dataset.
 
-        Appending rows that are not selected does not change the id.
+        The id is "" if all rows are selected. If rows are appended to the dataset that are not
+        selected, the id stays the same.
         """
         return "" if self._view is None else self._view.identity
 
     @property
     def view(self) -> RowRuns | RowList | None:
-        """The selected rows; None for all."""
+        """The selected rows; None if all rows are selected, in their stored order."""
         return self._view
 
     @property
     def row_list(self) -> RowList | None:
-        """The selected rows, if they were chosen by `select`; else None."""
+        """The selected rows if they were chosen by the method `select` of a dataset, else None."""
         return self._view if isinstance(self._view, RowList) else None
 
     def set_rows(self, row_list: RowList) -> None:
-        """Select these rows, which are numbered over all shards."""
+        """Select the rows in `row_list` instead of the rows that are selected now."""
         self._view = row_list
 
     @property
     def source_counts(self) -> list[int]:
-        """The number of selected rows of each source of a mixture; here, one source."""
+        """The number of selected rows of each source. Only a mixture has several sources."""
         return [len(self)]
 
     def check_sources(self, counts: Rows, reason: str) -> None:
-        """Raise InvalidArgument for a source of a mixture without samples.
+        """Raise InvalidArgument if this is a mixture in which a source has no samples.
 
         Args:
             counts: the number of samples of each source.
-            reason: the reason why a source may have none, for the message.
+            reason: the reason why a source has no samples, for the message.
         """
 
     def at(self, numbers: Rows) -> Rows:
-        """Convert positions in the selection to row numbers over all shards."""
+        """Return the row at each position in the selection, as an index over all shards."""
         return numbers if self._view is None else self._view.rows(numbers)
 
     @property
     def state(self) -> Any:
-        """All changes since construction; pass the state to `restore` of an equal selection."""
+        """The state that pickling adds to the arguments of the constructor.
+
+        `restore` applies the state to another selection that was constructed in the same way.
+        """
         return (self._view,)
 
     def restore(self, state: Any) -> None:
-        """Restore the `state` of an equal selection."""
+        """Restore the `state` of a selection that was constructed in the same way."""
         (self._view,) = state
 
 
 class MixtureSelection(RowSelection):
-    """The selected samples of the sources of a mixture, concatenated.
+    """The selected rows of all sources of a mixture, one source after another.
 
     Args:
         starts: as in RowSelection, for the shards of all sources.
-        sources: the selection of each source; borrowed.
+        sources: the selection of each source. These objects are borrowed.
         names: the name of each source, for messages.
     """
 
     def __init__(self, starts: Rows, sources: Sequence[RowSelection], names: Sequence[str]) -> None:
         n_rows = [int(source.shard_starts[-1]) for source in sources]
         firsts = [0, *np.cumsum(n_rows).tolist()][:-1]
-        """The first row of each source among the rows of all shards."""
+        """For each source, the index of its first row among the rows of all sources."""
         is_plain = all(source.view is None for source in sources)
         super().__init__(starts, None if is_plain else _concatenate(sources, firsts, sum(n_rows)))
         self._sources, self._names, self._first_rows = tuple(sources), tuple(names), firsts
@@ -294,9 +324,10 @@ class MixtureSelection(RowSelection):
 
     @property
     def view_id(self) -> str:
-        """An id that distinguishes this view from others of the same sources; "" for all samples.
+        """An id of this selection, different from the ids of other selections of the same sources.
 
-        The lineage of the mixture identifies the sources and their order.
+        The id is "" if all rows of all sources are selected. The id says nothing about which
+        sources the mixture has: this is part of the lineage of the mixture.
         """
         if self._view is None:
             return ""
@@ -304,7 +335,10 @@ class MixtureSelection(RowSelection):
 
     @property
     def row_list(self) -> RowList | None:
-        """The row lists of the sources that have one, concatenated; numbered over all shards."""
+        """The row lists of all sources that have one, concatenated; None if no source has one.
+
+        The rows are indices over the shards of all sources.
+        """
         if self._row_list is None and self._has_row_list:
             parts = [
                 source.row_list.every() + first
@@ -315,7 +349,7 @@ class MixtureSelection(RowSelection):
         return self._row_list
 
     def set_rows(self, row_list: RowList) -> None:
-        """Replace `row_list` by another list of the same length."""
+        """Replace the list that `row_list` returns by another list of the same length."""
         self._row_list = row_list
 
     @property
@@ -324,13 +358,13 @@ class MixtureSelection(RowSelection):
         return [len(source) for source in self._sources]
 
     def check_sources(self, counts: Rows, reason: str) -> None:
-        """Check that each source has samples."""
+        """Raise InvalidArgument if a source has no samples."""
         for name, n in zip(self._names, counts, strict=True):
             if not n:
                 raise InvalidArgument(f"{name} cannot be mixed: {reason}; leave it out")
 
     def at(self, numbers: Rows) -> Rows:
-        """Convert positions in the selection to row numbers over all shards."""
+        """Return the row at each position in the selection, as an index over all shards."""
         rows = super().at(numbers)
         if self.row_list is not None:
             n_rows = self.shard_starts[-1]
@@ -340,18 +374,19 @@ class MixtureSelection(RowSelection):
 
     @property
     def state(self) -> Any:
-        """An empty state: each source has its own."""
+        """An empty tuple, because the sources are pickled with their own states."""
         return ()
 
     def restore(self, state: Any) -> None:
-        """Do nothing: each source is restored separately."""
+        """Do nothing, because each source restores its own state."""
 
 
 def _concatenate(sources: Sequence[RowSelection], firsts: Sequence[int], n_rows: int) -> RowRuns:
-    """Concatenate views.
+    """Concatenate the selected rows of all sources.
 
-    Row lists cannot be stored as runs. Their entries therefore become the placeholders n_rows,
-    n_rows + 1, …; placeholder minus n_rows is the index into `row_list`.
+    `firsts` has the index of the first row of each source, and `n_rows` is the total number of rows
+    of all sources. A row list cannot be stored as runs. Therefore the placeholder n_rows + i
+    stands for entry i of `MixtureSelection.row_list`.
     """
     starts, counts, n_listed = [], [], n_rows
     for source, first in zip(sources, firsts, strict=True):

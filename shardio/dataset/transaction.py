@@ -1,15 +1,17 @@
-"""Publish new files of a dataset, or a folder, as a whole.
+"""Add all new files of an operation to a dataset, or none; create a folder completely, or not.
 
-A new file is written in a hidden, locked staging folder. Once all files are complete, each gets its
-final name as a second link (`link_staged`), and a generation that names the files is published.
-Until then the links in the staging folder stay: their inodes show which files in the dataset belong
-to the operation. If the operation fails, these files are removed again, unless a generation names
-them (`undo`). If the operation is killed, the next operation removes the files.
+An operation writes new files in a *staging folder*, which is hidden and locked. When all files are
+complete, each file gets its final name as a second link (`link_staged`). Then a generation that
+names the files is published. The links in the staging folder stay until the end of the operation.
+They have the same inodes as the final names, and thus show which files in the dataset belong to the
+operation. If the operation fails, `undo` removes these files, unless a generation names them. If
+the operation is killed, the next operation on the dataset does so.
 
-Files may be missing because another writer has changed the dataset during an operation. This is
-detected and reported as a conflict, not as damage.
+A file may be missing because another writer has changed the dataset during an operation. This is
+detected (`detect_conflict`) and reported as a conflict, not as damage.
 
-A folder that is not a dataset, such as an export, is staged beside its final place and renamed.
+A folder that is not a dataset, such as an export, is created in a staging folder beside its final
+path and then renamed (`StagedFolder`).
 """
 
 from __future__ import annotations
@@ -62,9 +64,11 @@ PathName = str | os.PathLike[str]
 
 @contextlib.contextmanager
 def detect_conflict(folder: PathName, before: int | None = None) -> Iterator[None]:
-    """Turn an error in the block into DatasetConflict if another writer has removed files.
+    """Raise DatasetConflict instead of an error in the `with` block that another writer has caused.
 
-    `before` is the number of the generation that is read; by default the published one.
+    The other writer must have published a generation, and removed files of the generation that the
+    block reads. `before` is the number of this generation; by default, it is the generation that is
+    published at the start of the block.
     """
     before = published_in(folder) if before is None else before
     try:
@@ -75,9 +79,9 @@ def detect_conflict(folder: PathName, before: int | None = None) -> Iterator[Non
 
 
 def raise_conflict(folder: PathName, before: int | None, cause: Exception | None = None) -> None:
-    """Raise DatasetConflict if a newer generation is published and files of older ones are missing.
+    """Raise DatasetConflict if another writer has published a generation and removed files.
 
-    `before` is the number returned by `published_in`; with None, nothing is checked.
+    `before` is the result of an earlier call of `published_in`. If it is None, nothing is checked.
     """
     now = published_in(folder)
     if before is None or now is None or now == before or not _files_missing(folder, before, now):
@@ -89,14 +93,17 @@ def raise_conflict(folder: PathName, before: int | None, cause: Exception | None
 
 
 def published_in(folder: PathName) -> int | None:
-    """Return the number of the published generation; None if it cannot be read."""
+    """Return the number of the published generation; None if `dataset.json` cannot be read."""
     with contextlib.suppress(DataError, DatasetNotFound, OSError):
         return read_pointer(folder)[0]
     return None
 
 
 def _files_missing(folder: PathName, before: int, now: int) -> bool:
-    """Return True if a shard named by a generation from `before` to `now` - 1 is missing."""
+    """Return True if files of generations from `before` to `now` - 1 are missing.
+
+    A generation that is damaged or missing also counts.
+    """
     try:
         older = [load_generation(folder, number) for number in range(before, now)]
     except DataError:
@@ -108,11 +115,14 @@ _PREFIX: Final = ".staging-"
 
 
 def lock_folder(folder: Path, *, wait: bool = False) -> int:
-    """Lock a folder and return a descriptor; closing it and all its duplicates releases the lock.
+    """Lock a folder; return a file descriptor that holds the lock.
+
+    The lock is released when the descriptor and all its duplicates are closed. With `wait`, wait
+    while another process holds the lock.
 
     Raises:
-        BlockingIOError: another process holds the lock.
-        FileNotFoundError: the folder does not exist, or its owner removed it in the meantime.
+        BlockingIOError: another process holds the lock, and `wait` is False.
+        FileNotFoundError: the folder does not exist, or was removed before it was locked.
         OSError: the folder is a link, or the file system has no locks.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -127,7 +137,7 @@ def lock_folder(folder: Path, *, wait: bool = False) -> int:
 
 
 class StagingFolder:
-    """A new hidden folder in `root`, locked and owned until `remove`."""
+    """A new hidden folder in `root`. The object owns the folder and its lock until `remove`."""
 
     def __init__(self, root: Path) -> None:
         sweep(root)
@@ -138,17 +148,18 @@ class StagingFolder:
                 self._fd = lock_folder(self.path, wait=True)
             except FileNotFoundError:  # another process removed the folder before it was locked
                 continue
-            except OSError:  # without locks on this file system, no process removes leftovers
+            except OSError:  # the file system has no locks, so `sweep` removes no folder
                 pass
             return
 
     def remove(self, error: BaseException | None) -> None:
-        """Remove the folder; after an error, also remove the final names of unpublished files."""
+        """Remove the folder. If `error` is given, also remove the unpublished files from `root`."""
         try:
             if error is None:
                 remove_tree(self.path)
                 return
-            with contextlib.suppress(OSError, DataError):  # a later operation removes the files
+            # If this fails, a later operation removes the files.
+            with contextlib.suppress(OSError, DataError):
                 undo(self._root, self.path)
                 remove_tree(self.path)
         finally:
@@ -157,10 +168,13 @@ class StagingFolder:
 
 
 def sweep(root: Path) -> None:
-    """Remove the unlocked staging folders that killed operations left, with unpublished files."""
+    """Remove the staging folders of killed operations, and their unpublished files in `root`.
+
+    The lock of such a folder is free, because the kernel releases the locks of a killed process.
+    """
     for folder in root.glob(_PREFIX + "*"):
-        # Skip folders that are locked or were removed in the meantime. If a generation is
-        # unreadable, keep the files, because the generation may name them.
+        # Skip a folder that is locked, or that another process has just removed. If a generation
+        # cannot be read, keep the files, because this generation may name the files.
         with contextlib.suppress(OSError, DataError):
             fd = lock_folder(folder)
             try:
@@ -171,18 +185,24 @@ def sweep(root: Path) -> None:
 
 
 def remove_leftovers(root: Path) -> None:
-    """Remove what killed writers left in a folder, generations too, and no process will resume.
+    """Remove the unpublished generations, staging folders and staged files of killed writers.
 
-    Shards are kept, because another writer may be about to commit them.
+    A shard in `root` that has no link in a staging folder is kept, because another writer may be
+    about to commit this shard.
     """
     with contextlib.suppress(DatasetCorrupt, ShardUnsupported):
         if holds_dataset(root):
-            recover(root)  # first, as an unpublished generation names files to be removed
+            # Call `recover` first: `sweep` would keep the files that an unpublished generation
+            # names.
+            recover(root)
         sweep(root)
 
 
 def link_staged(staged: Path, final: Path) -> None:
-    """Link a staged file to its final name, too; raise DatasetConflict if that name exists."""
+    """Give a staged file its final name as a second link.
+
+    Raise DatasetConflict if a file with the final name exists.
+    """
     try:
         link(staged, final)
     except FileExistsError as error:
@@ -193,9 +213,11 @@ def link_staged(staged: Path, final: Path) -> None:
 
 
 def undo(root: Path, staging: Path, *, is_private: bool = False) -> None:
-    """Remove the files of an unpublished operation from `root`; staged files stay in `staging`.
+    """Remove the unpublished files of an operation from `root`. Files in `staging` are kept.
 
-    The staging folder is locked; `is_private` is True if no other writer can have used `root`.
+    If `root` is not a dataset yet, the first generation of the operation is removed, too. The
+    caller must hold the lock of the staging folder. `is_private` is True if it is certain that no
+    other writer has used `root`.
 
     Raises:
         DataError: a generation that may name the staged shards cannot be read.
@@ -213,7 +235,7 @@ def undo(root: Path, staging: Path, *, is_private: bool = False) -> None:
 
 
 def _unlink(root: Path, inodes: set[int]) -> None:
-    """Remove the final names of staged shards from `root`, unless a generation names the shards."""
+    """Remove the files in `root` with one of `inodes`, unless a generation names the shard."""
     found = {entry.name: entry.stat(follow_symlinks=False).st_ino for entry in os.scandir(root)}
     names = [name for name, inode in found.items() if inode in inodes]
     if not names:
@@ -228,7 +250,7 @@ def _unlink(root: Path, inodes: set[int]) -> None:
 
 
 def names_staged(root: Path, staging: Path, generation: Generation) -> bool:
-    """Return True if a generation of the dataset in `root` names shards staged in a folder."""
+    """Return True if `generation` names a shard in `root` that is a link to a file in `staging`."""
     if inodes := _staged_inodes(staging):
         for shard, _ in generation.files:
             with contextlib.suppress(FileNotFoundError):
@@ -238,7 +260,7 @@ def names_staged(root: Path, staging: Path, generation: Generation) -> bool:
 
 
 def _staged_inodes(staging: Path) -> set[int]:
-    """Return the inodes of staged shards that have a second link."""
+    """Return the inodes of the staged shards that already have their final names."""
     found = (path.lstat() for path in staging.rglob("*.shard"))
     return {one.st_ino for one in found if one.st_nlink > 1}
 
@@ -249,9 +271,10 @@ def _id_of(path: Path) -> str:
 
 
 def dataset_entries(root: Path) -> list[str]:
-    """Return the entries of a dataset, the pointer first.
+    """Return the names of the files and folders in `root` that belong to the dataset.
 
-    Once the pointer is moved away, the other entries no longer count as a dataset.
+    The first one is `dataset.json`. A caller that moves the entries should move it first: without
+    this file, the folder is no dataset, and nobody opens a dataset of which a part is missing.
     """
     generations = (load_generation(root, number) for number in generation_numbers(root))
     named = {name for generation in generations for name in generation.names}
@@ -259,7 +282,9 @@ def dataset_entries(root: Path) -> list[str]:
 
 
 def check_only_dataset(root: Path, exclude: str) -> None:
-    """Check that `root` is missing, empty, or holds only a dataset, apart from `exclude`.
+    """Check that `root` is missing, empty, or holds nothing but a dataset.
+
+    An entry named `exclude` is ignored.
 
     Raises:
         DatasetExists: `root` contains something that does not belong to the dataset.
@@ -279,14 +304,17 @@ _NOT_EMPTY_ERRNOS: Final = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
 
 class StagedFolder:
-    """A new folder beside `out`, owned by the `with` block; `publish` renames the folder to `out`.
+    """A new folder, `folder`, which `publish` renames to `out` when it is complete.
 
-    `marker` is the name of a file that every such folder has once it is complete.
+    The folder is created in a staging folder beside `out`. At the end of the `with` block, the
+    staging folder is removed. `marker` is the name of a file that every complete folder of this
+    kind contains.
     """
 
     def __init__(self, out: Path, marker: str) -> None:
         self.out, self._marker = out, marker
-        # The temporary name of the old folder, on file systems that cannot exchange two folders.
+        # If the file system cannot exchange the names of two folders, the old folder at `out` gets
+        # this name until the new folder is renamed.
         self._replaced = out.with_name(f".{out.name}.replaced")
 
     def __enter__(self) -> Self:
@@ -294,7 +322,8 @@ class StagedFolder:
         self._staging = StagingFolder(self.out.parent)
         self.folder = self._staging.path / "new"
         try:
-            if (self._replaced / self._marker).exists():  # left by a process killed in `_rename`
+            # A process that was killed in `_rename` may have left the old folder of `out`.
+            if (self._replaced / self._marker).exists():
                 is_moved_away = not os.path.lexists(self.out)
                 rename(self._replaced, self.out if is_moved_away else self._staging.path / "older")
             make_folder(self.folder)
@@ -304,10 +333,10 @@ class StagedFolder:
         return self
 
     def publish(self, *, replace: bool) -> None:
-        """Rename the folder to `out`; with `replace`, an existing folder there is replaced.
+        """Rename the folder to `out`. With `replace`, it replaces the existing folder `out`.
 
         Raises:
-            DatasetExists: another process has created something at `out` in the meantime.
+            DatasetExists: another process has created a file or folder at `out` in the meantime.
         """
         sync_path(self.folder)
         if not (replace and exchange(str(self.folder), str(self.out))):
@@ -321,7 +350,7 @@ class StagedFolder:
             rename(self.folder, self.out)
         except BaseException as error:
             if replace:
-                with contextlib.suppress(OSError):  # raise the first error instead
+                with contextlib.suppress(OSError):  # if this fails too, raise the first error
                     rename(self._replaced, self.out)
             if not isinstance(error, OSError) or error.errno not in _NOT_EMPTY_ERRNOS:
                 raise

@@ -1,4 +1,4 @@
-"""Writers of datasets: new shards for a new dataset, or for the next generation of one."""
+"""Write the shards of a new dataset, or new shards for an existing dataset, and publish them."""
 
 from __future__ import annotations
 
@@ -28,25 +28,27 @@ from shardio.shard.writer import ShardSummary, ShardWriter, check_schema
 from shardio.storage import fs
 
 SHARD_BYTES: Final = 256 << 20
-"""The default size of a shard."""
+"""The default target size of a shard in bytes."""
 
 
 class GenerationWriter:
-    """Writes the shards of one generation. Owns a hidden folder within the `with` block.
+    """A writer of the shards of one generation, which is one published state of a dataset.
 
-    The shards are in the hidden folder until all are written. Then the shards get their final
-    names, and a generation that names them is published. Existing files do not change.
+    The writer owns a hidden folder, called the staging folder, until the end of the `with` block.
+    New shards are written there. When all shards are written, `publish` gives the shards their
+    final names and publishes the generation. Existing files do not change.
 
     Args:
-        folder: the folder of the dataset; for a new dataset, missing or empty.
+        folder: the folder of the dataset. For a new dataset, it must be missing or empty.
         schema: the schema of the samples.
-        shard_bytes: the target size of a shard.
-        previous: the generation that the new one follows; None for a new dataset.
+        shard_bytes: the target size of a shard in bytes.
+        previous: the generation that the new generation follows; None for a new dataset.
 
     Raises:
         DatasetExists: the folder of a new dataset is not empty.
-        DatasetCorrupt: the list of inputs of `previous` is damaged.
-        DatasetConflict: (from `publish`) another writer published first.
+        DatasetCorrupt: the external list with the inputs of `previous` is damaged.
+        DatasetConflict: (from `publish`) another writer has published a generation since `previous`
+            was read, or has used the folder of the new dataset.
         OSError: writing failed; nothing is published.
     """
 
@@ -83,7 +85,7 @@ class GenerationWriter:
         return self
 
     def append(self, sample: Mapping[str, Any]) -> None:
-        """Add a sample to the shard that is being written."""
+        """Add a sample to the current shard. Finish the shard if it has reached its target size."""
         if self._shard is None:
             self._shard = ShardWriter(self.staging / self._next_name(), self.schema)
         self._shard.append(sample)
@@ -91,13 +93,13 @@ class GenerationWriter:
             self.cut()
 
     def cut(self) -> None:
-        """Finish the shard that is being written."""
+        """Finish the current shard, if there is one; the next sample starts a new shard."""
         if self._shard is not None:
             shard, self._shard = self._shard, None
             self._add_staged(shard.close())
 
     def adopt(self, path: str | os.PathLike[str], summary: ShardSummary) -> None:
-        """Add a byte-for-byte copy of a finished shard from another folder."""
+        """Copy the finished shard at `path` byte for byte, and add the copy."""
         self.cut()
         name = self._next_name()
         fs.copy(path, self.staging / name)
@@ -105,19 +107,19 @@ class GenerationWriter:
         self._add_staged(dataclasses.replace(summary, name=name))
 
     def take(self, path: str, summary: ShardSummary) -> None:
-        """Move a finished shard into the hidden folder."""
+        """Move the finished shard at `path` into the staging folder, and add it."""
         self.cut()
         name = self._next_name()
         fs.rename(path, self.staging / name)
         self._add_staged(dataclasses.replace(summary, name=name))
 
     def keep(self, summary: ShardSummary) -> None:
-        """Add a shard of the previous generation, unchanged."""
+        """Add a shard of the previous generation. Its file stays as it is."""
         self.cut()
         self._parts.append(summary)
 
     def follow(self, generation: Generation) -> None:
-        """Use `generation` as the previous one; its shards precede the shards written so far."""
+        """Use `generation` as the previous generation; insert its shards before all others."""
         self.cut()
         self._previous = generation
         self._parts[:0] = generation.shards
@@ -130,9 +132,10 @@ class GenerationWriter:
         self._parts.append(summary)
 
     def publish(self, **details: Any) -> Generation:
-        """Give the shards their final names, and publish a generation with them and `details`.
+        """Give the new shards their final names, and publish a generation with all added shards.
 
-        If no shard was written, an empty shard is added to store the schema.
+        `details` are further attributes of the generation. If there is no shard at all, an empty
+        shard is added, because the schema is stored in shards.
         """
         self.cut()
         if not self._parts:
@@ -144,7 +147,7 @@ class GenerationWriter:
         return publish_next(self.root, self._previous, shards=shards, **details)
 
     def publish_columns(self, **details: Any) -> Generation:
-        """Publish the shards as a column group of the previous generation."""
+        """Publish the previous generation with one more column, which the new shards store."""
         if self._previous is None:
             raise AssertionError("a new dataset has no shards to add columns to")
         groups = (*self._previous.column_groups, ColumnGroup(self.schema, self._placed()))
@@ -152,17 +155,20 @@ class GenerationWriter:
 
     @property
     def n_samples(self) -> int:
-        """The number of samples in all shards so far."""
+        """The number of samples in all shards added so far, including the current shard."""
         n_in_shard = 0 if self._shard is None else self._shard.n_samples
         return sum(part.n_samples for part in self._parts) + n_in_shard
 
     @property
     def n_written(self) -> int:
-        """The number of shards that were written."""
+        """The number of new shards, without shards that `keep` or `follow` added."""
         return len(self._staged)
 
     def explain(self, error: OSError) -> None:
-        """Make an error in the hidden folder name the dataset; add a hint if the disk is full."""
+        """Change an error about a file in the staging folder so that it names the dataset.
+
+        Also add a hint to the message if the disk is full.
+        """
         if not os.fsdecode(error.filename or "").startswith(str(self.staging)):
             return
         error.filename = str(self.root)
@@ -174,13 +180,16 @@ class GenerationWriter:
             error.args = (error.errno, error.strerror)  # `args` is what pickle stores
 
     def _placed(self) -> tuple[ShardSummary, ...]:
-        """Give all staged shards their final names, durably; return all shards with their names."""
+        """Give all staged shards their final names, durably.
+
+        Return all shards of the generation, with their final names.
+        """
         shards = tuple(self._place(part) for part in self._parts)
         fs.sync_path(self.root)
         return shards
 
     def _place(self, part: ShardSummary) -> ShardSummary:
-        """Give a staged shard its final name."""
+        """Give a shard its final name if it is staged; return the shard with its final name."""
         if part.name not in self._staged:
             return part
         while True:
@@ -191,7 +200,8 @@ class GenerationWriter:
             except DatasetConflict:
                 if self._previous is None:
                     raise
-                continue  # a killed writer left this file, or another writer is about to publish it
+                # The file belongs to a killed writer, or to a writer that is about to publish it.
+                continue
             return dataclasses.replace(part, name=name)
 
     def _final_name(self) -> str:
@@ -209,7 +219,7 @@ class GenerationWriter:
             self.explain(error)
         if self._shard is not None:
             self._shard.abort()
-        with contextlib.suppress(OSError):  # the next operation removes the folder
+        with contextlib.suppress(OSError):  # if this fails, the next operation removes the folder
             self._staging.remove(error)
         if self._made_root:
             with contextlib.suppress(OSError):
@@ -217,27 +227,27 @@ class GenerationWriter:
 
 
 def check_shard_bytes(shard_bytes: object) -> None:
-    """Raise InvalidArgument unless the value is a positive integer."""
+    """Raise InvalidArgument unless `shard_bytes` is a positive integer."""
     if type(shard_bytes) is not int or shard_bytes < 1:
         raise InvalidArgument(f"shard_bytes must be an integer from 1 up; found {shard_bytes!r}")
 
 
 class DatasetWriter(Publishing):
-    """Writes samples to a new dataset, shard after shard; `close()` publishes it.
+    """A writer of a new dataset. It writes shard after shard, and `close` publishes the dataset.
 
-    Until then the shards are in a hidden folder. If the process is killed, the next writer to the
-    same path removes the hidden folder.
+    Before `close`, the shards are in a hidden folder in the folder of the dataset. If the process
+    is killed, the next writer to the same path removes the hidden folder.
 
     Args:
-        path: a folder that is missing or empty.
+        path: the folder of the dataset, which must be missing or empty.
         schema: the schema of the samples.
-        shard_bytes: the target size of a shard.
-        classes: the class names; a label is an index into them.
+        shard_bytes: the target size of a shard in bytes.
+        classes: the names of the classes. A label is an index into them.
 
     Raises:
-        DatasetExists: the folder is not empty, or another writer uses it.
-        DatasetConflict: (from `close`) another writer used this folder.
-        SchemaError: (from `append`) the sample is invalid; the writer stays usable.
+        DatasetExists: the folder is not empty, or another writer is using the folder.
+        DatasetConflict: (from `close`) another writer has used the folder in the meantime.
+        SchemaError: (from `append`) the sample is invalid. More samples can still be appended.
         OSError: writing failed; nothing is published.
     """
 
@@ -276,7 +286,7 @@ class DatasetWriter(Publishing):
             return self._output.publish(classes=self._classes)
 
     def abort(self) -> None:
-        """Remove everything written; nothing is published. Idempotent."""
+        """Remove all files that were written. Nothing is published. Idempotent."""
         self._is_open = False
         self._closing.close()
 
