@@ -208,8 +208,9 @@ class ClipView(SampleView):
         """Draw the first frames and the crops of some clips."""
         clips = self.clip_table
         starts = clips.starts(numbers, clips.videos(numbers), keys.hashes(OF_CLIPS))
-        places = None if self.clip.crop == "center" else keys.hashes(OF_CROPS)
-        return ClipDraws.of(starts, places)
+        if self.clip.crop == "center":
+            return ClipDraws(starts)
+        return ClipDraws.of(starts, keys.hashes(OF_CROPS))
 
     def audio(self, sounds: Mapping[str, Sound]) -> AudioSpec:
         """Return the format of the audio in some fields; the audio covers the time of a clip."""

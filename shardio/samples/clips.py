@@ -171,21 +171,17 @@ class Clips:
             counts = -(-n_starts // (clip.step or 1))
         else:
             counts = (n_starts > 0) * np.int64(clip.per_video or 1)
-        self._ends: _Numbers = np.cumsum(counts)
-        self._begins: _Numbers = self._ends - counts
+        self.ends: _Numbers = np.cumsum(counts)
+        """The cumulative clip counts of the videos."""
+        self._begins: _Numbers = self.ends - counts
         self._n_starts: _Numbers = n_starts
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
-
-    @property
-    def ends(self) -> _Numbers:
-        """The cumulative clip counts of the videos."""
-        return self._ends
+        return int(self.ends[-1]) if len(self.ends) else 0
 
     def videos(self, positions: _Numbers) -> _Numbers:
         """Return the video at each of `positions`, which are from 0 to len() - 1."""
-        return np.searchsorted(self._ends, positions, "right")
+        return np.searchsorted(self.ends, positions, "right")
 
     def starts(
         self, positions: _Numbers, videos: _Numbers, draws: npt.NDArray[np.uint64]
@@ -280,17 +276,15 @@ class ClipDraws(NamedTuple):
     """
 
     starts: _Numbers
-    places: npt.NDArray[np.float64] | None
+    places: npt.NDArray[np.float64] | None = None
 
     def place(self, i: int) -> CropPosition | None:
         """Return the crop position of one clip."""
         return None if self.places is None else CropPosition(*self.places[i].tolist())
 
     @classmethod
-    def of(cls, starts: _Numbers, draws: npt.NDArray[np.uint64] | None) -> Self:
-        """Return draws with these `starts`; each crop is drawn from 64 bits, or centred (None)."""
-        if draws is None:
-            return cls(starts, None)
+    def of(cls, starts: _Numbers, draws: npt.NDArray[np.uint64]) -> Self:
+        """Return draws with these `starts`; each crop is drawn from 64 bits."""
         halves = np.stack([draws >> np.uint64(32), draws & np.uint64(_HALF - 1)], axis=1)
         return cls(starts, halves / _HALF)
 

@@ -20,7 +20,7 @@ from shardio.dataset.dataset import Dataset
 from shardio.dataset.files import DatasetFiles, FileGroup, ShardFiles
 from shardio.dataset.generation import ROWS, ColumnGroup, Generation
 from shardio.dataset.open_files import ShardStorage
-from shardio.dataset.selection import MixtureSelection, check_positions
+from shardio.dataset.selection import MixtureSelection
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
 from shardio.format.schema import Schema
@@ -36,7 +36,7 @@ from shardio.order.mixture_order import (
 )
 from shardio.samples.open_dataset import OpenDataset, Selection
 from shardio.samples.shard_dataset import DatasetSource, ShardDataset, groups_of, starts_of
-from shardio.samples.view import SELECT_HABITS
+from shardio.samples.view import SELECT_HABITS, RowView
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows, Verify
 from shardio.shard.writer import ShardSummary
@@ -215,9 +215,7 @@ class Mixture(OpenDataset):
         Raises:
             InvalidArgument: an index is invalid.
         """
-        numbers = np.asarray(indices)
-        check_positions(numbers.reshape(-1), len(self), "indices")
-        return np.searchsorted(np.cumsum(self.rows.source_counts), numbers, side="right")
+        return RowView(self).sources_of(indices)
 
     def check_agreement(self, fields: Iterable[str] | None) -> Iterable[str] | None:
         """Check that `fields`, by default all, are equal in all sources; return them.
