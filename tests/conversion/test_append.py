@@ -598,3 +598,51 @@ def test_an_append_compares_recorded_sizes_and_hashes(out: Path, key: str, value
     place.write_bytes(to_checksummed_json(content))
     with pytest.raises(DatasetCorrupt, match="'hash', and counts as 'samples' and 'bytes'"):
         load(out)
+
+
+def test_another_folder_can_be_appended(lines: Path, out: Path, tmp_path: Path) -> None:
+    write(tmp_path / "other", {"b/9.txt": "twelve", "y/9.txt": "thirteen"})
+    append(tmp_path / "other", out)
+    assert texts(out) == [*OLD, "twelve", "thirteen"] and labels(out)[7:] == [1, 4]
+
+
+def test_without_new_inputs_nothing_is_published(lines: Path, out: Path) -> None:
+    append(lines, out)
+    before = contents(out)
+    for workers in (0, 2):
+        report = append(lines, out, workers=workers)
+        assert (report.n_samples, report.generation, report.n_samples_before) == (0, 2, 11)
+        assert contents(out) == before
+
+
+def test_an_interrupted_append_resumes_only_with_the_same_options(lines: Path, out: Path) -> None:
+    leave_killed(lines, out, execution, "publish_next", append=True)
+    with pytest.raises(
+        InvalidArgument, match=r"shard_bytes was .*; use the original settings; .* delete"
+    ):
+        append(lines, out, resume=True, shard_bytes=77)
+    append(lines, out, resume=True)
+
+
+def test_a_damaged_plan_of_an_append_is_an_error_with_a_hint(lines: Path, out: Path) -> None:
+    leave_killed(lines, out, execution, "publish_next", append=True)
+    plan = out / ".conversion" / "plan.json"
+    plan.write_bytes(plan.read_bytes().replace(b"units", b"Units"))
+    with pytest.raises(DatasetCorrupt, match=r"plan\.json: changed.*; to abandon it, delete"):
+        append(lines, out, resume=True)
+
+
+def test_only_one_conversion_appends_at_a_time(
+    lines: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardio.conversion.staging.LOCK_PATIENCE_S", 0)
+    found = []
+
+    def meanwhile(state: Progress) -> None:
+        if state.n_inputs_done == 1:
+            with pytest.raises(DatasetConflict, match="another conversion is writing here"):
+                append(lines, out, resume=True)
+            found.append(state)
+
+    append(lines, out, progress=meanwhile)
+    assert found and texts(out) == OLD + NEW

@@ -13,6 +13,7 @@ import pytest
 
 import shardio
 from shardio import Array, InvalidArgument, Text
+from shardio_tools.cli import main
 from tests.converters.helpers import DTYPES, check_refused, convert, npy, reasons, unexplained
 
 pytestmark = pytest.mark.usefixtures("quick_disk", "two_folders")
@@ -284,3 +285,22 @@ def test_options_that_cannot_be_are_refused(root: Path, tmp_path: Path) -> None:
         (tmp_path / "bad" / "1.npy").write_bytes(b"")
         convert(tmp_path / "bad", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_the_command_says_what_became_of_arrays(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(root / "a" / "1.npy", np.arange(6).reshape(3, 2))
+    np.save(root / "b" / "2.npy", np.zeros((0, 2), int))
+    (root / "notes.txt").write_text("notes")
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"array": "int64[2]"}')
+    command = ["convert", str(root), str(tmp_path / "out"), "--workers", "0"]
+    assert main([*command, "--rows", "--schema", str(schema)]) == 0
+    told = capsys.readouterr().out
+    assert "no arrays: 1 file\n  notes.txt" in told and "no sample: 1 file\n  b/2.npy" in told
+    assert "converted 1 of 3 files into 3 samples" in told
+    assert "a sample has array int64[2], label int64, source text, row int64" in told
+    schema.write_text("{")
+    assert main([*command, "--overwrite", "--schema", str(schema)]) == 2
+    assert "schema.json: not JSON" in capsys.readouterr().err

@@ -16,6 +16,7 @@ import pytest
 import shardio
 from shardio import Array, Audio, Bytes, Image, InvalidArgument, Json, List, Text
 from shardio.media import decode_image
+from shardio_tools.cli import main
 from tests.converters.helpers import check_refused, convert, plain, reasons
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -585,3 +586,12 @@ def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
         ),
     ]
     check_refused(tmp_path / "x.arrow", tmp_path / "out", refused)
+
+
+def test_the_command_takes_columns_and_says_what_became_of_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_parquet(pa.table({"x": [1], "y": [2], "z": ["a"]}), tmp_path / "x.parquet")
+    command = ["convert", str(tmp_path / "x.parquet"), str(tmp_path / "out"), "--workers", "0"]
+    assert main([*command, "--column", "x", "--column", "z"]) == 0
+    assert "a sample has x int64, z text, label int64, source text" in capsys.readouterr().out

@@ -19,6 +19,7 @@ import shardio
 from shardio import Array, Bytes, Image, InvalidArgument, Json, List, MediaError, Text
 from shardio.errors import UnsupportedEnvironment
 from shardio_converters.records.examples import is_example, read_example
+from shardio_tools.cli import main
 from tests.converters.helpers import check_refused, convert, reasons, unexplained
 
 pytestmark = pytest.mark.usefixtures("quick_disk", "two_folders")
@@ -436,3 +437,11 @@ def test_a_missing_package_names_its_extra(
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UnsupportedEnvironment, match=rf"'\.\[{extra}\]'"):
         convert(root, tmp_path / "out", kind=kind)
+
+
+def test_the_command_takes_what_records_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["convert", str(PLAIN), str(tmp_path / "out"), "--workers", "0"]
+    assert main([*command, "--records", "bytes"]) == 0
+    assert "a sample has record bytes, label int64, source text" in capsys.readouterr().out

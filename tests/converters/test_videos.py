@@ -206,3 +206,11 @@ def test_real_broken_files_are_listed_and_the_others_are_the_clips_of_a_plain_de
     )
     assert all(source.reason for source in report.broken)
     assert check_against_plain_decode(root, shardio.open(tmp_path / "out")) == 138
+
+
+def test_what_a_sample_holds_fits_the_schema(tmp_path: Path) -> None:
+    clips, _ = read(write_video(tmp_path / "a.mp4", scene(4)), **SMALL)
+    with shardio.ShardWriter(tmp_path / "a.shard", Videos(**SMALL).schema()) as writer:
+        writer.append(clips[0])
+    with shardio.ShardReader(tmp_path / "a.shard") as reader:
+        assert np.array_equal(reader[0]["frames"], clips[0]["frames"])

@@ -224,3 +224,21 @@ def forward() -> Callable[[Any, Any], tuple[int, ...]]:
         return tuple(net(Tensor.empty(*shape, dtype="uint8")).shape)
 
     return shape_of
+
+
+@pytest.mark.parametrize("argument", ["--batch-size=0", "--epochs=0", "--steps=-1"])
+def test_counts_below_1_are_refused(argument: str, example: ModuleType, capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        example.main(["out", argument])
+    assert ended.value.code == 2
+    assert "must be at least 1" in capsys.readouterr().err
+
+
+def test_the_time_in_next_is_counted_also_where_the_data_end(
+    example: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(100))
+    monkeypatch.setattr(example.time, "perf_counter", lambda: next(clock))
+    waiting = example.Waiting([{}, {}])
+    assert len(list(waiting)) == 2
+    assert waiting.seconds == 3  # two batches and the end, a second each

@@ -295,3 +295,11 @@ def test_a_later_sample_unlike_the_first_is_named_with_both(
     with pytest.raises(TransformError, match=text) as caught:
         filled.fill(0, 2)
     assert "sample 4 of shard 000001-000.shard" in str(caught.value)
+
+
+def test_only_the_fields_asked_for_are_filled_in_their_order(
+    dataset: ShardDataset, filling: Make
+) -> None:
+    batch = filling(dataset, fields=("note", "label")).fill(0, 2)
+    assert list(batch) == ["note", "label"]
+    assert agree(batch, list(range(16, 24)))

@@ -672,3 +672,43 @@ def test_close_in_another_thread_ends_a_loop_without_workers(folder: str, first:
         list(loader)
     closer.join(PATIENCE_S)
     assert not closer.is_alive()
+
+
+@WORKERS
+def test_a_batch_alone_keeps_its_lists_readable(ragged: str, num_workers: int) -> None:
+    samples = _ragged(64)
+    with _loader(ragged, num_workers=num_workers) as loader:
+        kept = list(loader)
+    notes = [note for batch in kept for note in batch["note"]]  # decoded only now
+    assert notes == [sample["note"] for sample in samples]
+
+
+@WORKERS
+def test_leaving_a_with_in_the_middle_of_a_loop_closes_the_loader(
+    folder: str, num_workers: int
+) -> None:
+    with pytest.raises(ValueError, match="oops"), _loader(folder, num_workers=num_workers) as kept:
+        for _ in kept:
+            raise ValueError("oops")
+    with pytest.raises(ClosedError):
+        iter(kept)
+
+
+@pytest.mark.usefixtures("swept")
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("reuse", [False, True])
+def test_close_releases_all_memory_and_descriptors(
+    folder: str, num_workers: int, *, reuse: bool
+) -> None:
+    def held() -> tuple[int, int]:
+        maps = Path("/proc/self/maps").read_text()
+        return len(os.listdir("/proc/self/fd")), maps.count("memfd:shardio")
+
+    options: dict[str, Any] = {"num_workers": num_workers, "reuse": reuse, "output": "numpy"}
+    with ShardLoader(folder, 10, **options) as first:
+        list(first)  # what is imported and opened once
+    before = held()
+    loader = ShardLoader(folder, 10, **options)
+    assert sum(len(batch["label"]) for batch in loader) == N
+    loader.close()
+    assert held() == before

@@ -11,11 +11,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from shardio import Array, Schema, ShardLoader, Text
 from shardio._base.statistics import CHECK, PHASE_TIMES, LoadingStats
-from shardio._engine.dispatch.counters import CounterTable, IterationCounters
+from shardio._engine.dispatch.counters import CounterTable, IterationCounters, IterationTimer
 from shardio.errors import ClosedError
 from shardio.order import RankPartition, Tail
 from tests.loading import PATIENCE_S, TWO_FIELDS, make_loader, two_fields, write_dataset
@@ -330,3 +331,33 @@ def test_a_ring_keeps_the_latest_batches_of_each_worker() -> None:
         assert tallies.fillings() == [first, second]
     finally:
         os.close(tallies.fd)
+
+
+def test_lines_of_two_workers_add_up_and_a_new_pass_begins_with_nought() -> None:
+    tallies = CounterTable(n_slots=3, n_workers=2)
+    try:
+        tallies.begin(1, 0)
+        workers = [IterationCounters(tallies.fd, worker) for worker in range(2)]
+        for worker in workers:
+            worker.add(1, 0, worker.start())
+        assert tallies.of(1)[0] == 2
+        assert tallies.of(0).sum() == tallies.of(2).sum() == 0
+        assert tallies.fillings() == []
+        tallies.begin(1, 0)
+        assert tallies.of(1).sum() == 0
+    finally:
+        os.close(tallies.fd)
+
+
+def test_a_lap_tells_the_loops_parts_by_its_moments() -> None:
+    timer = IterationTimer(began_ns=1000, ended_ns=1100)
+    timer.entered_ns, timer.left_ns, timer.waited_ns = 10 + 60, 40 + 80, 20
+    words = np.zeros(8, np.uint64)
+    words[0], words[2] = 2, 30 + 50  # filled two; at 30 and at 50
+    found = timer.stats(RankPartition(16, 0, 8), 2, 4, words)
+    assert found.elapsed_s == pytest.approx(100e-9)
+    assert found.waiting_s == pytest.approx(20e-9)
+    assert found.hand_over_s == pytest.approx(30e-9)
+    assert found.body_s == pytest.approx(50e-9)
+    assert found.ready_s == pytest.approx(40e-9)
+    assert found.n_bytes == 64

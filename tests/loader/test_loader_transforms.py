@@ -695,3 +695,20 @@ def test_a_worker_keeps_the_memory_that_a_transform_lets_go_of(folder: str) -> N
         epochs = [np.concatenate([batch["faults"] for batch in loader]) for _ in range(2)]
     # A sample alone would have hundreds: its arrays are 512 pages.
     assert np.ptp(epochs[1]) < 100
+
+
+@WORKERS
+def test_the_first_sample_is_drawn_as_if_nobody_had_asked_for_the_schema(
+    folder: str, num_workers: int
+) -> None:
+    calls = "calls"
+
+    def count(sample: Sample) -> Sample:
+        made = globals().setdefault(calls, [])
+        made.append(int(sample["label"]))
+        return {"label": sample["label"], "drawn": np.random.rand()}
+
+    with _loader(folder, transform=count, num_workers=num_workers) as loader:
+        first = next(iter(loader))["drawn"][0]
+    with _loader(folder, transform=lambda s: {"drawn": np.random.rand()}) as loader:
+        assert next(iter(loader))["drawn"][0] == first

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from shardio import Array, Schema, ShardLoader, Video, mix
+from shardio import Array, Schema, ShardLoader, ShardWriter, Video, mix
 from shardio import open as open_dataset
-from shardio.dataset.manifest import load, publish_next
+from shardio.dataset.manifest import load, publish, publish_next
 from shardio.dataset.selection import RowRuns
 from shardio.errors import InvalidArgument
 from shardio.maintenance import compact
@@ -229,6 +230,20 @@ def test_a_state_with_another_window_is_refused(folder: Path, window: object) ->
             made.load_state_dict(state)
 
 
+def test_a_state_with_a_number_of_shards_that_its_window_does_not_have_is_refused(
+    folder: Path,
+) -> None:
+    with loader(folder) as made:
+        state = made.state_dict()
+        n_shards, whole, layout = state["window"]
+        for wrong in ([n_shards + 1, whole], [n_shards, whole + 1]):
+            with pytest.raises(InvalidArgument, match="expected window .*, found"):
+                made.load_state_dict({**state, "window": [*wrong, layout]})
+        for n in (0, -n_shards, float(n_shards), True, "3", None):
+            with pytest.raises(InvalidArgument, match="number of its shards, from 1 up"):
+                made.load_state_dict({**state, "window": [n, whole, layout]})
+
+
 def test_samples_that_do_not_lie_in_shards_in_their_order_are_refused(folder: Path) -> None:
     with open_dataset(folder) as dataset:
         chosen = dataset.select([3, 1, 2])
@@ -262,3 +277,63 @@ def test_the_mean_window_is_what_a_window_says() -> None:
     made = ShardShuffle.begin(samples(30, ends=[10, 20, 30]))
     assert (made.n_shards, made.window) == (3, 30)
     assert ShardShuffle.of(np.array([10, 20, 30]), 30, 2).window == 20
+
+
+def of_all_ranks(
+    n_steps: int | None, n_ranks: int, *given: Any, state: Any = None
+) -> tuple[list[int], Any]:
+    """Return the draws of all ranks in these steps, in order, and the first rank's state."""
+    parts, states = [], []
+    for rank in range(n_ranks):
+        with loader(*given, rank=rank, world_size=n_ranks, tail="pad", seed=5) as made:
+            if state is not None:
+                made.load_state_dict(state)
+            batches = itertools.islice(made, n_steps)
+            parts.append([batch["label"][batch.valid].tolist() for batch in batches])
+            states.append(json.loads(json.dumps(made.state_dict())))
+    assert all(each == states[0] for each in states)
+    return [label for step in zip(*parts, strict=True) for part in step for label in part], states[
+        0
+    ]
+
+
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    sizes=st.lists(st.integers(0, 9), min_size=1, max_size=20),
+    is_in=st.lists(st.booleans(), min_size=180, max_size=180),
+    ranks=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    batch_sizes=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+    share=st.floats(0, 1),
+)
+def test_an_epoch_goes_on_exactly_with_other_ranks_at_any_step(
+    sizes: list[int],
+    is_in: list[bool],
+    ranks: tuple[int, int],
+    batch_sizes: tuple[int, int],
+    share: float,
+) -> None:
+    n = sum(sizes)
+    shown = np.flatnonzero(is_in[:n])
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = write_shards(Path(temporary), sizes)
+        with open_dataset(folder) as whole, whole.select(shown) as dataset:
+            expected, _ = of_all_ranks(None, 1, dataset, 7)
+            assert sorted(expected) == shown.tolist()
+            n_steps = int(share * (len(shown) // (ranks[0] * batch_sizes[0])))
+            had, state = of_all_ranks(n_steps, ranks[0], dataset, batch_sizes[0])
+            rest, _ = of_all_ranks(None, ranks[1], dataset, batch_sizes[1], state=state)
+            assert had + rest == expected
+
+
+def write_shards(folder: Path, sizes: list[int]) -> Path:
+    """Write a dataset whose shards have these sizes, and whose labels are its rows."""
+    labels, shards = itertools.count(), []
+    for k, size in enumerate(sizes):
+        with ShardWriter(folder / f"{k:06d}-000.shard", LABEL) as writer:
+            for _ in range(size):
+                writer.append({"label": next(labels)})
+            shards.append(writer.close())
+    publish(folder, schema=LABEL, shards=shards)
+    return folder

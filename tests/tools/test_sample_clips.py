@@ -35,6 +35,7 @@ def test_a_clip_decodes_to_what_was_drawn(folder: Path, name: str) -> None:
 
 def test_the_same_call_draws_the_same_bytes(folder: Path, tmp_path: Path) -> None:
     sample_clips.write_clips(tmp_path, n_clips=1)
+    assert sorted(path.name for path in folder.iterdir()) == ["across", "around", "pulse", "updown"]
     for path in folder.rglob("*.mp4"):
         assert (tmp_path / path.relative_to(folder)).read_bytes() == path.read_bytes()
 
@@ -62,3 +63,7 @@ def test_a_folder_whose_name_cannot_be_printed_is_escaped(
     monkeypatch.setattr(sample_clips, "write_clips", lambda folder: 4)
     assert sample_clips.main([f"{tmp_path}/ß\udcff"]) == 0
     assert raw.getvalue().endswith(rb"/\xdf\udcff" + b"\n")
+
+
+def test_two_clips_of_a_class_differ() -> None:
+    assert not np.array_equal(_pictures("pulse", 0), _pictures("pulse", 1))

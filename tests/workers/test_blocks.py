@@ -253,11 +253,12 @@ def test_a_block_comes_back_once_when_the_last_view_of_its_lease_is_gone(pool: B
         held[number][-1] = 5
         assert (len(held[number]), pool[number].bytes[-1]) == (64 * KIB, 5)
         views = [held[number][i : i + 10] for i in range(20)]
+        copies = [views[0].copy(), held[number][[1, 2]], bytes(views[0]), held[number][3]]
         del held[number]
         while views:
             assert returned(pool) == []
             views.pop()
-        assert (returned(pool), returned(pool)) == ([number], [])
+        assert (returned(pool), returned(pool), len(copies)) == ([number], [], 4)
 
 
 VIEWS: dict[str, Callable[[Any], Any]] = {
@@ -324,3 +325,55 @@ def test_many_pools_leave_no_descriptor_and_no_map() -> None:
         del pool, memory
     gc.collect()
     assert (n_descriptors(), n_maps()) == (descriptors, maps)
+
+
+def test_the_device_settles_once_before_blocks_come_back(pool: BlockPool) -> None:
+    held = dict(leased(pool) for _ in range(3))
+    found: list[int | None] = []
+    pool.take_back_returned(lambda: found.append(pool.take_idle()))
+    assert found == []
+    held.clear()
+    pool.take_back_returned(lambda: found.append(pool.take_idle()))
+    assert found == [None]
+    assert sorted(returned(pool)) == [0, 1, 2]
+
+
+def test_a_lease_stays_valid_when_its_block_grows(pool: BlockPool) -> None:
+    number, memory = leased(pool)
+    memory[:] = 3
+    pool[number].grow(128 * KIB)
+    pool[number].bytes[5] = 9
+    assert memory[5] == 9
+    assert len(memory) == 64 * KIB
+    del memory
+    assert returned(pool) == [number]
+    assert len(pool.lease(number)) == 128 * KIB
+
+
+@pytest.mark.usefixtures("swept")
+def test_memory_outlives_the_pool_for_as_long_as_it_is_held() -> None:
+    maps = n_maps()
+    pool = BlockPool(64 * KIB, budget=MIB)
+    _, memory = leased(pool)
+    memory[:] = 7
+    kept = memory[10:20]
+    pool.close()
+    del memory, pool
+    gc.collect()
+    assert kept.tolist() == [7] * 10
+    assert n_maps() == maps + 1
+    del kept
+    assert n_maps() == maps
+
+
+@pytest.mark.usefixtures("swept")
+def test_a_lease_does_not_keep_the_pool() -> None:
+    pool = BlockPool(64 * KIB, budget=MIB)
+    others = pool.make(), pool.make()
+    number, memory = leased(pool)
+    maps = n_maps()
+    pool.close()
+    del pool
+    gc.collect()
+    assert n_maps() == maps - len(others)
+    assert (number, memory[0]) == (2, 0)

@@ -85,6 +85,8 @@ def test_a_block_has_its_size_and_all_maps_show_the_same_memory(n_bytes: int) ->
     block.grow(n_bytes + 2 * LARGE_BYTES)
     assert not block.bytes[n_bytes:].any()
     np.testing.assert_array_equal(block.bytes[:n_bytes], earlier)
+    earlier[0] ^= 255
+    assert block.bytes[0] == earlier[0]  # of the same memory
     os.close(block.fd)
     with closing(BlockPool(n_bytes, 1 << 30)) as pool:
         leased = pool.lease(pool.make_extra())
@@ -172,3 +174,20 @@ def test_a_block_is_mapped_where_there_are_addresses_but_not_the_number_of_maps(
     block.bytes[-1] = 7
     assert os.pread(block.fd, 1, 2 * LARGE_BYTES - 1) == b"\7"
     os.close(block.fd)
+
+
+def test_addresses_are_given_back_with_the_last_view() -> None:
+    def mapped() -> int:
+        return sum(
+            1 for line in Path("/proc/self/maps").read_text().splitlines() if "memfd" in line
+        )
+
+    before = mapped()
+    block = Block(0, 3 * LARGE_BYTES)
+    view = block.bytes[5:]
+    os.close(block.fd)
+    assert mapped() == before + 1
+    del block
+    assert mapped() == before + 1
+    del view
+    assert mapped() == before

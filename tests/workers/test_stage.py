@@ -170,3 +170,10 @@ def test_what_is_left_at_the_end_is_a_shorter_list_unless_it_is_to_be_dropped_or
     batches.end(error)
     found += _values(batches)
     assert (found, batches.is_over, batches.last_words) == (expected, True, error)
+
+
+def test_no_more_jobs_begin_than_may_be_under_way() -> None:
+    stage = _stage(2)
+    for i in range(5):
+        stage.put(_entry(i))
+    assert [stage.begin() is not None for _ in range(3)] == [True, True, False]

@@ -348,3 +348,14 @@ def test_a_flow_that_is_dropped_leaves_nothing() -> None:
 def test_workers_may_start_in_any_way(start: Start) -> None:
     found = values(lambda item: np.full(50_000, item), range(6), start_method=start)
     assert [int(array[0]) for array in found] == list(range(6))
+
+
+def test_a_worker_that_dies_idle_costs_nothing() -> None:
+    with TaskPool(lambda item: os.getpid(), 1) as flow:
+        found = drive(flow, count())
+        _, pid = next(found)
+        while flow.stats.n_put > flow.stats.n_taken:
+            if flow.take() is None:
+                flow.wait(PATIENCE_S)
+        os.kill(pid, signal.SIGKILL)
+        assert next(found)[1] != pid

@@ -66,7 +66,7 @@ def _open_fds() -> set[str]:
 
 def test_messages_arrive_once_and_in_order() -> None:
     with WorkerPool(1, _echo()) as pool:
-        assert pool.wait(0.01) == []
+        assert pool.wait(0) == pool.wait(0.01) == []
         sent = [b"%d" % n for n in range(2000)]
         received = []
         for message in sent:
@@ -408,7 +408,7 @@ def test_sixty_crews_one_after_the_other_leak_no_descriptor() -> None:
             pool.send(0, b"x")
             _events(pool, 1)
         if n % 3:
-            pool.close()
+            pool.close()  # for some, before the workers exist
         del pool
     assert _open_fds() == before
 
@@ -453,3 +453,35 @@ def test_ctrl_c_inside_wait_loses_and_doubles_no_message() -> None:
         gc.enable()
     assert n_interrupts > 0
     assert numbers == list(range(20_000))
+
+
+@pytest.mark.parametrize("kind", ["idle", "in C"])
+def test_a_crew_that_is_collected_ends_its_workers(kind: str) -> None:
+    pool = WorkerPool(2, _stuck(kind))
+    pidfds = _pidfds(pool)
+    cycle: list[object] = [pool]
+    cycle.append(cycle)
+    del pool, cycle
+    gc.collect()
+    assert _all_ended(pidfds)
+
+
+def test_close_in_another_thread_ends_a_wait() -> None:
+    pool = WorkerPool(1, _stuck("asleep"))
+    _events(pool, 1)
+    inside = threading.Event()
+    errors = []
+
+    def wait() -> None:
+        inside.set()
+        try:
+            pool.wait()
+        except ClosedError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    inside.wait(PATIENCE_S)
+    pool.close()
+    thread.join(PATIENCE_S)
+    assert len(errors) == 1
