@@ -1,8 +1,13 @@
-"""Read and verify records: the values of a shard that are not in columns; the index locates them.
+"""Read and verify records: the stored values of those fields that are not stored as columns.
 
-`reader` and the engine read through this module; `section_writers` writes the records. The record
-of a video or audio is a stream, whose tables and data are verified in parts. A *line* is a row of
-the STREAMS section, one per sample.
+The records are in the payload section. The index section has an entry for each record, with the
+offset, the codec, the sizes and the hash of the record. `reader` and the engine read records with
+this module; `section_writers` writes them.
+
+The record of a video or of audio is a *stream* of packets. Tables in sections of their own describe
+the streams and their packets. The tables are verified block by block, and a stream is verified
+chunk by chunk, so that a part of a stream can be read without the rest. A *line* is a row of the
+table of streams (the section STREAMS), which has a line for each sample.
 """
 
 from __future__ import annotations
@@ -45,10 +50,11 @@ _BITS_DTYPE: Final = np.dtype(np.uint8)
 
 
 class Records:
-    """The records of one open shard, whose content and verification state `units` owns.
+    """The records of one open shard.
 
-    For changed or invalid data, methods raise ChecksumMismatch or ShardCorrupt, which name field,
-    sample and offset.
+    `units` has the content of the shard and the verification state. If data was changed or is
+    invalid, the methods raise ChecksumMismatch or ShardCorrupt. The error has the name of the
+    field, the offset and, unless an index section was changed, the index of the sample.
     """
 
     def __init__(self, units: VerifiedUnits) -> None:
@@ -64,7 +70,10 @@ class Records:
         return self._units.sections[Kind.PAYLOAD, NO_FIELD, 0].offset
 
     def present(self, name: str, rows: Rows) -> Present:
-        """Return a bool for each of `rows`: True if the row has a value of the field, verified."""
+        """Return a bool for each of `rows`: True if the sample has a value of the field.
+
+        The bools are read from the validity bits of the shard, which are verified.
+        """
         if not self._schema[name].optional:
             return np.ones(len(rows), np.bool_)
         stored = self._units.items(Kind.VALIDITY, name, _BITS_DTYPE, rows >> 3)
@@ -72,9 +81,10 @@ class Records:
         return found
 
     def entries(self, name: str, rows: Rows) -> Entries:
-        """Return the index entries of a record field for `rows`, verified.
+        """Return the index entries of a field's records, one for each of `rows`.
 
-        Bounds, sizes, codecs and alignment of the entries are checked too.
+        The bytes of the entries are verified. The offset, the sizes, the codec and the alignment in
+        each entry are checked as well.
         """
         numbers = rows * len(self._ids) + self._ids[name]
         found: Entries = self._units.items(Kind.INDEX, name, ENTRY_DTYPE, numbers)
@@ -93,12 +103,13 @@ class Records:
         return found
 
     def read(self, name: str, rows: Rows, entries: Entries) -> Iterator[bytes | memoryview]:
-        """Yield the verified, decoded record of each row, in order.
+        """Yield the record of each row, in order, verified and decompressed.
 
-        Raw records are views of the map, if the file is mapped.
+        `entries` are the index entries of the field for `rows`. If the file is mapped, uncompressed
+        records are views of the map.
         """
         payload = self.offset
-        content = self._units.content  # kept, so that this iterator continues after `release`
+        content = self._units.content  # this iterator keeps the content, even after `release`
         dictionary = self._dictionary(name)
         k = self._ids[name]
         is_checked = self._units.are_records_checked(k, rows)
@@ -135,7 +146,10 @@ class Records:
             yield record
 
     def _dictionary(self, name: str) -> Dictionary | None:
-        """Return the dictionary of a field, read on first use; None if the field has none."""
+        """Return the dictionary of a field, which is read on first use.
+
+        Return None if the codec of the field uses no dictionary, or if the stored one is empty.
+        """
         if not SPECS[self._schema[name].codec].has_dictionary:
             return None
         if name not in self._dictionaries:
@@ -148,9 +162,11 @@ class Records:
         return self._dictionaries[name]
 
     def shapes(self, name: str, rows: Rows) -> npt.NDArray[np.uint64]:
-        """Return the verified stored dimensions for `rows`, as an array of shape (len(rows), n).
+        """Return the stored dimensions of a field's values, one line for each of `rows`.
 
-        An array stores its varying dimensions, an image all three, other fields none: n is 0.
+        The result has the shape (len(rows), n). For a field of arrays, n is the number of varying
+        dimensions; for images, n is 3: height, width and channels; for other fields, n is 0. The
+        dimensions are verified.
         """
         n_dims = len(self._schema[name].stored_dims)
         if not n_dims:
@@ -160,10 +176,11 @@ class Records:
         return dims
 
     def values(self, name: str, rows: Rows) -> Iterator[Any]:
-        """Yield the value of a record field for each row, in order; None for a missing value.
+        """Yield the value of a field for each row, in order; None for a missing value.
 
-        Raw arrays are views of the map, if the file is mapped. The packets of a stream are read and
-        verified when its `data` is sliced.
+        The field must be stored as records. If the file is mapped, uncompressed arrays are views of
+        the map. The value of a video or audio is an EncodedStream; its packets are read and
+        verified only when its attribute `data` is sliced.
         """
         field = self._schema[name]
         entries = self.entries(name, rows)
@@ -192,10 +209,11 @@ class Records:
             yield value
 
     def absent(self, name: str, rows: Rows, entries: Entries) -> frozenset[int]:
-        """Return the positions in `rows` of the samples without a value, given their entries.
+        """Return the positions in `rows` of the samples that have no value of the field.
 
-        A sample without a value must have no record; a present fixed array, image or stream has
-        bytes.
+        `entries` are the index entries of the field for `rows`. Raises ShardCorrupt if a sample
+        without a value has a record that is not empty. Raises ShardCorrupt also if a sample with a
+        value has an empty record, although records of the field are never empty.
         """
         field = self._schema[name]
         if not field.optional:
@@ -212,7 +230,7 @@ class Records:
         return frozenset(np.flatnonzero(is_absent).tolist())
 
     def placed(self, error: ShardCorrupt, field: str, row: int | None, offset: int) -> ShardCorrupt:
-        """Return the error with path, field, sample and offset added."""
+        """Return a copy of `error` to which path, field, sample and offset are added."""
         return ShardCorrupt(
             error.what,
             code=error.code,
@@ -226,10 +244,11 @@ class Records:
 
 
 class StreamRecords:
-    """The streams of one open shard, whose content and verification state `units` owns.
+    """The streams of one open shard: the records of its videos and audio.
 
-    For changed or invalid tables and parameters, methods raise ChecksumMismatch or ShardCorrupt,
-    which name field and sample.
+    `units` has the content of the shard and the verification state. If the tables or the parameters
+    of a stream were changed or are invalid, the methods raise ChecksumMismatch or ShardCorrupt. The
+    error has the name of the field and, if only one stream is concerned, the index of the sample.
     """
 
     def __init__(self, units: VerifiedUnits) -> None:
@@ -239,7 +258,11 @@ class StreamRecords:
         return self.units.sections[kind, self.units.schema.field_id(name), 0]
 
     def lines(self, name: str, rows: Rows, entries: Entries) -> Streams:
-        """Return the verified STREAMS lines of a field for `rows`, given their index entries."""
+        """Return the lines of a field in the table of streams, one for each of `rows`.
+
+        `entries` are the index entries of the field for `rows`. The bytes of the lines are
+        verified, and the numbers in the lines are checked.
+        """
         found: Streams = self.units.items(Kind.STREAMS, name, STREAM_DTYPE, rows)
         n_packets = self._section(Kind.PACKETS, name).count
         n_hashes = self._section(Kind.CHUNK_HASHES, name).count
@@ -258,9 +281,10 @@ class StreamRecords:
         return found
 
     def streams(self, name: str, rows: Rows, entries: Entries) -> Iterator[EncodedStream]:
-        """Yield the stream of each row, in order; an empty placeholder for a missing value.
+        """Yield the stream of each row, in order; for a missing value, yield an empty stream.
 
-        Packets are read only when `data` is sliced.
+        `entries` are the index entries of the field for `rows`. The packets of a stream are read
+        only when its attribute `data` is sliced.
         """
         lines = self.lines(name, rows, entries)
         payload = self.units.sections[Kind.PAYLOAD, NO_FIELD, 0].offset
@@ -273,7 +297,11 @@ class StreamRecords:
                 yield EncodedStream({}, b"", np.zeros(0, PACKET_DTYPE), b"", Fraction(1), 0, 0, 0)
 
     def tables(self, name: str, rows: Rows, entries: Entries) -> Iterator[StreamTables]:
-        """Yield the tables of each row's stream, with first packet and first chunk set to 0."""
+        """Yield the tables of the stream of each row, in order.
+
+        In the tables, the indices of the stream's first packet and first chunk are set to 0, so
+        that the same stream has the same tables in every shard.
+        """
         for row, line, entry in zip(
             rows.tolist(), self.lines(name, rows, entries), entries, strict=True
         ):
@@ -299,7 +327,11 @@ class StreamRecords:
         return EncodedStream(parameters, extradata, packets, data, time_base, *numbers)
 
     def _packets(self, name: str, row: int, line: np.void, n_bytes: int) -> Packets:
-        """Return a stream's packets, which must cover n_bytes without gaps and match n_frames."""
+        """Return the verified table of a stream's packets.
+
+        Raises ShardCorrupt unless the packets cover `n_bytes` without gaps. For a video, the number
+        of shown packets must also be the number of frames in the line.
+        """
         section = self._section(Kind.PACKETS, name)
         first, count = int(line["first_packet"]), int(line["n_packets"])
         start, end = first * PACKET.size, (first + count) * PACKET.size
@@ -320,17 +352,19 @@ class StreamRecords:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class StreamData:
-    """The bytes of one record, verified chunk by chunk when they are sliced.
+    """The packets of one stream: bytes that are read and verified when they are sliced.
 
-    Slicing requires that the reader is open. A slice (without a step) is a view of the map, or
-    bytes read from the file; it stays valid after the reader is closed.
+    A slice verifies only the chunks that it touches. Slicing needs an open reader, and allows no
+    step. The resulting memoryview is a view of the map, or of bytes that were read from the file;
+    it stays valid after the reader is closed.
 
     Args:
         units: the verification state of the shard.
         name, row: the field and the row of the record.
         offset, n_bytes: the offset and size of the record in the file.
         first_chunk: the index of the record's first chunk among the chunks of the field.
-        skipped: the number of bytes at the start of the record that are not part of the data.
+        skipped: the number of bytes of the record that come before the packets: the parameters and
+            the extradata.
     """
 
     units: VerifiedUnits
@@ -348,7 +382,7 @@ class StreamData:
         """Return the bytes from `part.start` to `part.stop`, verified and read-only.
 
         Raises:
-            ChecksumMismatch: names field, sample and offset of the changed chunk.
+            ChecksumMismatch: a chunk was changed; the error has its field, sample and offset.
             ClosedError: the reader is closed.
             InvalidArgument: the slice has a step.
         """
@@ -365,9 +399,10 @@ class StreamData:
             raise
 
     def _checked(self, content: Content, start: int, stop: int) -> memoryview:
-        """Return verified bytes of the record.
+        """Return the bytes from `start` to `stop` of the record, verified.
 
-        Unmapped bytes are read only once, so that the returned bytes are the verified ones.
+        If the file is not mapped, bytes that must be verified are read only once, so that the
+        verified bytes and the returned bytes cannot differ.
         """
         units, base = self.units, self.offset
         first, last = start // CHUNK_BYTES, n_chunks(stop)

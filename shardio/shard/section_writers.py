@@ -1,9 +1,12 @@
 """Writers of the sections of a shard: columns, validity bits, records with their index, streams.
 
-Each writer collects its part of the samples in buffers. The shard's writer decides where the
-buffers are stored, and closes them; `SectionTable` appends finished sections and writes the section
-table and the header pages. With a dictionary codec, the first rows are held back until there is
-enough data to train the dictionary.
+Each writer collects its part of all samples in buffers. `ShardWriter` decides where a buffer keeps
+its bytes (in memory, in a temporary file or in the shard file), and closes the buffers.
+`SectionTable` appends the finished sections to the shard file, and writes the section table and the
+header pages.
+
+If a field is compressed with a dictionary, the records of the first rows are held back: they stay
+in memory until there is enough data to train the dictionary.
 """
 
 from __future__ import annotations
@@ -40,9 +43,9 @@ from shardio.format.types.streams import PACKET, Record, StreamRecord, pack_line
 
 
 class SectionBuffer:
-    """The bytes of a section to be written: in memory, in a temporary file, or in the shard itself.
+    """The bytes of a section that is being written. Bytes can only be appended.
 
-    Append only. The buffer owns the file passed to `move_to` until `close()`.
+    The bytes are in memory until `move_to` moves them to a file. `close()` closes this file.
     """
 
     def __init__(self) -> None:
@@ -52,7 +55,7 @@ class SectionBuffer:
 
     @classmethod
     def of(cls, content: bytes) -> SectionBuffer:
-        """Return a buffer with some bytes."""
+        """Return a buffer that contains `content`."""
         buffer = cls()
         buffer.write(content)
         return buffer
@@ -71,13 +74,16 @@ class SectionBuffer:
         self.n_bytes += len(data) if type(data) is bytes else memoryview(data).nbytes
 
     def move_to(self, file: IO[bytes]) -> None:
-        """Write the buffered bytes, and everything appended later, to `file`."""
+        """Move the bytes from memory to `file`; bytes that are appended later are written there."""
         file.write(self._memory)
         self._memory = bytearray()
         self._file = file
 
     def chunks(self) -> Iterator[memoryview]:
-        """Yield everything written, in chunks of whole blocks."""
+        """Yield all bytes, in pieces of 1 MiB; the last piece may be shorter.
+
+        Each piece except for the last thus consists of whole hash blocks (4 KiB).
+        """
         if self._file is None:
             whole = memoryview(self._memory)
             for i in range(0, len(whole), _COPY_BYTES):
@@ -88,7 +94,7 @@ class SectionBuffer:
             yield memoryview(piece)
 
     def hash(self) -> int:
-        """Return the hash of everything written so far."""
+        """Return the hash of all bytes written so far."""
         hasher = Hasher()
         for chunk in self.chunks():
             hasher.update(chunk)
@@ -102,10 +108,11 @@ class SectionBuffer:
 
 
 class SectionTable:
-    """Appends sections to a file, each on a new page, and collects the section table's entries.
+    """Appends sections to a shard file, and collects the entries of the section table.
 
-    The file is borrowed; its position is after the first page and after the streamed section, if
-    there is one.
+    Each section begins on a new page. The file is borrowed. Before the first call of a method, the
+    position in the file is the end of the first page. If a section was streamed into the file, the
+    position is the end of that section, for which `adopt` must be called first.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -114,7 +121,10 @@ class SectionTable:
         self._sections: list[Section] = []
 
     def adopt(self, spec: SectionSpec, n_bytes: int, hash_: int) -> None:
-        """Record a section that is in the file already."""
+        """Add the entry of a section whose bytes are already at the end of the file; add padding.
+
+        `hash_` is the hash of the section, and `n_bytes` its size without padding.
+        """
         self._sections.append(
             Section(*spec.key, self._offset, n_bytes, spec.n_items, spec.stride, hash_)
         )
@@ -122,7 +132,7 @@ class SectionTable:
         self._offset += padded(n_bytes)
 
     def add(self, spec: SectionSpec, chunks: Iterable[memoryview], hash_: int) -> None:
-        """Append a section with a known hash."""
+        """Append a section whose hash is known; `chunks` are its bytes."""
         n_bytes = 0
         for chunk in chunks:
             self._file.write(chunk)
@@ -130,9 +140,10 @@ class SectionTable:
         self.adopt(spec, n_bytes, hash_)
 
     def add_blocked(self, spec: SectionSpec, chunks: Iterable[memoryview]) -> None:
-        """Append an index section, and the section of its block hashes.
+        """Append an index section and, behind it, the section of its block hashes.
 
-        `chunks` must be whole blocks, except the last.
+        `chunks` are the bytes of the index section. Each of them except for the last must consist
+        of whole hash blocks (4 KiB).
         """
         hashes: list[bytes] = []
         n_bytes = 0
@@ -165,13 +176,16 @@ class SectionTable:
 
 
 GATHERED: Final = 256
-"""The number of rows that are buffered as separate objects before they are joined and hashed."""
+"""The maximum number of small rows that are kept as separate objects before they are joined and
+hashed."""
 
 
 class ColumnWriter:
-    """Collects the rows of one column, padded to the stride, and one hash per unit.
+    """Collects the rows of one column and the hashes of the column's units.
 
-    Rows that share a hash are buffered until there are GATHERED of them, or until `flush`.
+    Each row is padded to the stride. A large row (of at least ROW_HASH_MIN bytes) has a hash of its
+    own; a run of small rows shares a hash. Small rows are kept as separate objects until there are
+    GATHERED of them, or until `flush` is called.
     """
 
     def __init__(self, field: Array) -> None:
@@ -186,12 +200,13 @@ class ColumnWriter:
         self._n_wanted = min(GATHERED, self._rows_per_unit)
 
     def append(self, row: bytes | memoryview | None) -> None:
-        """Add a row; None, in an optional field, adds a row of zeros.
+        """Add a row. For None, the missing value of an optional field, add a row of zeros.
 
-        A row that shares its hash with others is borrowed: its memory must not change afterwards.
+        A small row is borrowed until `flush`: the caller must not change its memory.
         """
         if row is None:
-            self._absent = self._absent or bytes(self._row_bytes)  # on first use: may be very large
+            # Create the row of zeros only when it is needed, because it may be very large.
+            self._absent = self._absent or bytes(self._row_bytes)
             row = self._absent
         if self._by_row:
             self._put(hash_bytes(row))
@@ -204,7 +219,7 @@ class ColumnWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Move all buffered rows to `data`."""
+        """Join the rows that are kept as separate objects; hash them and write them to `data`."""
         if not self._rows:
             return
         joined = self._fill.join(self._rows) + self._fill
@@ -217,7 +232,7 @@ class ColumnWriter:
         self._n_wanted = min(GATHERED, self._rows_per_unit - self._n_in_run)
 
     def finish(self) -> None:
-        """Close the last, incomplete run."""
+        """Flush, and write the hash of the last run if it is incomplete."""
         self.flush()
         if self._n_in_run:
             self._end_run()
@@ -232,21 +247,24 @@ class ColumnWriter:
 
 
 class ValidityWriter:
-    """Collects a validity bit per sample, 1 if the sample has a value, lowest bit first."""
+    """Collects the validity bits of one field: 1 for each sample that has a value of the field.
+
+    A byte has the bits of eight samples; its lowest bit is that of the first sample.
+    """
 
     def __init__(self) -> None:
         self.data = SectionBuffer()
         self._n, self._byte = 0, 0
 
     def append(self, value: object) -> None:
-        """Add a sample's bit: 0 if `value` is None."""
+        """Add the bit of a sample: 0 if its value of the field is None, otherwise 1."""
         self._byte |= (value is not None) << (self._n & 7)
         self._n += 1
         if not self._n & 7:
             self._put()
 
     def finish(self) -> None:
-        """Write the last, incomplete byte."""
+        """Write the last byte if it is incomplete."""
         if self._n & 7:
             self._put()
 
@@ -257,28 +275,31 @@ class ValidityWriter:
 
 _COPY_BYTES: Final = 1 << 20
 WAITING_BYTES: Final = 32 << 20
-"""The number of bytes of records held back until the dictionaries are trained."""
+"""The dictionaries are trained when the records that are held back have this many bytes."""
 
 
 class StreamWriter:
-    """Collects the streams of one field: their rows in the tables, packets and chunk hashes."""
+    """Collects the tables of one field's streams: a line per stream, packets, and chunk hashes."""
 
     def __init__(self) -> None:
         self.lines, self.packets, self.chunks = SectionBuffer(), SectionBuffer(), SectionBuffer()
 
     @property
     def spools(self) -> tuple[SectionBuffer, SectionBuffer, SectionBuffer]:
-        """All buffers."""
+        """The buffers of this writer."""
         return self.lines, self.packets, self.chunks
 
     def append(self, record: StreamRecord, data: SectionBuffer) -> int:
-        """Append a stream, with the record going to `data`; return the hash for the index entry."""
+        """Append a stream; return the hash for the index entry of its record.
+
+        The record itself is written to `data`, the buffer of the payload.
+        """
         first_packet = self.packets.n_bytes // PACKET.size
         first_chunk = self.chunks.n_bytes // DIMENSION.size
         self.lines.write(pack_line(record.tables.line, first_packet, first_chunk))
         self.packets.write(record.tables.packets)
         hasher = Hasher()
-        for piece in record.pieces():  # hashed and written while the piece is in the CPU cache
+        for piece in record.pieces():  # a piece is hashed and written while the CPU caches it
             hashes = pack_hashes(chunk_hashes(piece))
             self.chunks.write(hashes)
             hasher.update(hashes)
@@ -298,7 +319,10 @@ class _RecordLayout:
 
 
 class PayloadWriter:
-    """Collects the payload of one shard, its index and the stored dimensions in buffers."""
+    """Collects all records of one shard: the payload, its index, and the tables of the records.
+
+    The tables are the stored dimensions of arrays and images, and the tables of streams.
+    """
 
     def __init__(self, schema: Schema) -> None:
         self.data, self.index, self.hash = SectionBuffer(), SectionBuffer(), Hasher()
@@ -308,11 +332,12 @@ class PayloadWriter:
         self.dictionaries: dict[str, Dictionary | None] = {
             n: None for n, f in schema.records.items() if SPECS[f.codec].has_dictionary
         }
-        """The trained dictionary of each field that uses one; None if there was too little data."""
+        """For each field that is compressed with a dictionary: the dictionary. None before it is
+        trained, and if there is too little data to train it."""
         self.required = Required(0)
-        """The features that the records require."""
+        """The features that a reader needs for the records written so far."""
         self.n_spooled = 0
-        """The number of bytes written to all buffers."""
+        """The number of bytes written to all buffers together."""
         self._layouts = [
             _RecordLayout(n, SPECS[f.codec].code, f.alignment, self.shapes.get(n), f.stored_dims)
             for n, f in schema.records.items()
@@ -323,20 +348,23 @@ class PayloadWriter:
 
     @property
     def n_bytes(self) -> int:
-        """The number of payload bytes so far; rows held back count uncompressed."""
+        """The number of payload bytes so far.
+
+        Records that are held back count with their uncompressed size.
+        """
         return self.data.n_bytes + self._n_waiting_bytes
 
     @property
     def spools(self) -> list[SectionBuffer]:
-        """All buffers."""
+        """The buffers of this writer, including those of the streams."""
         return [self.data, self.index, *self.shapes.values(), *self._tables]
 
     def append(self, records: Sequence[Record]) -> None:
-        """Add a row: a record for every record field of the schema, in order."""
+        """Add a row: a record for each field that is stored as records, in schema order."""
         if not self._is_learning:
             self._write(records)
             return
-        # Copy: the caller may change the memory of a record before the record is written.
+        # Copy the records: the caller may change their memory before they are written.
         kept = [_kept(record) for record in records]
         self._waiting.append(kept)
         self._n_waiting_bytes += sum(map(_n_bytes, kept))
@@ -344,13 +372,16 @@ class PayloadWriter:
             self.finish()
 
     def least_bytes(self, records: Sequence[Record]) -> int:
-        """Return the size of a row's streams, a lower bound for what the row adds to `data`."""
+        """Return a lower bound of the number of bytes that a row adds to `data`.
+
+        This is the size of the row's streams, or 0 while rows are held back.
+        """
         if self._is_learning:
             return 0
         return sum(record.nbytes for record in records if isinstance(record, StreamRecord))
 
     def finish(self) -> None:
-        """Train the dictionaries on the rows held back, and write these rows."""
+        """Train the dictionaries on the rows that are held back; then write these rows."""
         if not self._is_learning:
             return
         self._is_learning = False
@@ -401,7 +432,7 @@ class PayloadWriter:
 
 
 def _kept(record: Record) -> Record:
-    """Return a copy of a record that owns its memory."""
+    """Return a copy of a record; the copy owns its memory."""
     if isinstance(record, StreamRecord):
         return record.kept()
     return bytes(record[0]), record[1]

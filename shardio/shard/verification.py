@@ -1,10 +1,15 @@
-"""The verification state of a shard: one mark, a byte, per unit.
+"""The verification state of a shard: for each unit, one byte that is called the mark of the unit.
 
-Units are the pieces with a hash of their own: the 4 KiB blocks of index sections, the rows or runs
-of columns, records, and the chunks of streams. They are numbered in the order of the sections that
-contain the hashes. `format/checksum` defines which bytes each hash covers. A loader keeps the marks
-of all shards in one table that its processes share. If a race loses a mark, the unit is merely
-verified twice.
+A unit is a piece of a shard that has its own hash: a 4 KiB block of an index section, a large row
+or a run of small rows of a column, a record, or a 64 KiB chunk of a stream. `format/checksum`
+defines the bytes that each hash covers. *Index sections* are the small sections that locate and
+describe the data, such as the index of the records and the sections of hashes.
+
+The marks have the order of the sections that contain the hashes of the units. A mark is 1 if the
+unit has been verified. A loader keeps the marks of all its shards in one table, which its processes
+share without a lock. If a process does not see the mark that another process just set, it only
+verifies the unit once more. With verify="always", units are verified again although they have
+marks.
 """
 
 from __future__ import annotations
@@ -39,7 +44,11 @@ HASH_DTYPE: Final = np.dtype("<u8")
 
 @dataclass(frozen=True, slots=True)
 class _Hashed:
-    """A section, the section with its hashes, and the index of the first mark."""
+    """A section with units, the section that contains their hashes, and the index of a mark.
+
+    `first_mark` is the index of the first mark for the units of `section`. If `section` is an index
+    section, the first mark is that of `hashes` itself, and the marks of the blocks follow.
+    """
 
     section: Section
     hashes: Section
@@ -47,11 +56,14 @@ class _Hashed:
 
 
 class VerifiedUnits:
-    """The content of one open shard, borrowed until `release`, with its units and their marks.
+    """The units of one open shard, the marks of the units, and the content of the file.
 
-    `schema`, `sections` and `n_samples` are as validated by `open_sections`. With verify="off"
-    every check returns immediately. Otherwise checks raise ChecksumMismatch for changed bytes,
-    which names field, sample and offset or, for an index section, section, field and offset.
+    The content is borrowed until `release`. `open_sections` has validated `schema`, `sections` and
+    `n_samples`. With verify="first", a check verifies the units that have no mark yet, and marks
+    them. With verify="always", a check verifies units with a mark too. With verify="off", a check
+    does nothing. If the bytes of a unit do not match its hash, a check raises ChecksumMismatch. The
+    error has the name of the field, the index of the sample and the offset of the bytes; if the
+    unit is a part of an index section, the error has the name of the section but no sample.
     """
 
     def __init__(
@@ -68,21 +80,23 @@ class VerifiedUnits:
         self.schema, self.sections, self.path = schema, sections, path
         self._n_samples, self._verify = n_samples, verify
         self.corrupt = functools.partial(ShardCorrupt, path=path)
-        """Return the error for a broken rule, with the path of the shard."""
+        """Return the error for a shard that breaks a rule of the format; adds the shard's path."""
         self._hashed: dict[tuple[int, int], _Hashed] = {}
         self._columns: dict[str, tuple[_Hashed, int, int, int]] = {}
-        """For each column: its section, bytes per row, stride, and rows per unit."""
+        """For each column, by name: its section with hashes, and its bytes per row, stride, and
+        rows per unit."""
         self._n_records = len(schema.records)
         self._first_marks: dict[Key, int] = {}
-        """For each section of hashes, the index of the first mark of its units."""
+        """For each section of hashes, by key: the index of the first mark that belongs to it."""
         self.n_marks = self._number()
-        """The number of units."""
+        """The number of units, and thus of marks."""
         self._records_mark = self._first_marks.get((Kind.INDEX, NO_FIELD, 0), 0)
         self.marks: npt.NDArray[np.uint8] = np.zeros(self.n_marks, np.uint8)
-        """The marks, 1 for each verified unit; may be replaced by `n_marks` shared bytes."""
+        """The mark of each unit: 1 if the unit has been verified, otherwise 0. A loader replaces
+        this array by an array of `n_marks` bytes in shared memory."""
 
     def _number(self) -> int:
-        """Assign numbers to all units; return how many there are."""
+        """Assign a mark to each unit; return the number of units."""
         place, sections = 0, self.sections
         for key, hashes in sections.items():
             n_further = HASHED_UNITS.get(hashes.kind)
@@ -115,23 +129,26 @@ class VerifiedUnits:
         self._content = None
 
     def column_mark(self, name: str) -> int:
-        """Return the index of the first unit of a column."""
+        """Return the index of the mark of a column's first unit."""
         return self._hashed[Kind.COLUMN, self.schema.field_id(name)].first_mark
 
     def hashes_mark(self, name: str) -> int:
-        """Return the index of the first block of a column's hash section."""
+        """Return the index of the mark of the first block in a column's section of hashes."""
         return self._hashed[Kind.COLUMN_HASHES, self.schema.field_id(name)].first_mark + 1
 
     def chunks_mark(self, name: str) -> int:
-        """Return the index of the first chunk of a stream field."""
+        """Return the index of the mark of the first chunk of a field of streams."""
         return self._first_marks[Kind.CHUNK_HASHES, self.schema.field_id(name), 0]
 
     def is_checked(self, name: str, unit: int) -> bool:
-        """Return True if a unit of a column has been verified."""
+        """Return True if the unit with the index `unit` of a column has been verified."""
         return bool(self.marks[self.column_mark(name) + unit])
 
     def check_column(self, name: str, rows: Rows) -> None:
-        """Verify the units of a column that contain `rows`, as `verify` requires."""
+        """Verify the units of a column that contain the rows at the indices `rows`.
+
+        The docstring of the class says which units are verified.
+        """
         if self._verify == "off" or not len(rows):
             return
         column, row_bytes, stride, per_unit = self._columns[name]
@@ -156,7 +173,10 @@ class VerifiedUnits:
         PHASE_TIMES.sums_ns[CHECK] += now_ns() - start_ns
 
     def check_row(self, name: str, row: int) -> None:
-        """Verify the unit of a column that contains a row, as `check_column` does."""
+        """Verify the unit of a column that contains the row at the index `row`.
+
+        Does the same as `check_column` for one row, but faster if the unit has a mark.
+        """
         if self._verify == "off":
             return
         column, _, _, per_unit = self._columns[name]
@@ -164,11 +184,17 @@ class VerifiedUnits:
             self.check_column(name, np.array([row]))
 
     def column_hashes(self, name: str, units: Rows) -> npt.NDArray[np.uint64]:
-        """Return the stored hashes of units of a column; the hashes are verified."""
+        """Return the stored hashes of those units of a column whose indices are `units`.
+
+        The blocks of the section from which the hashes are read are verified.
+        """
         return self.items(Kind.COLUMN_HASHES, name, HASH_DTYPE, units)
 
     def are_records_checked(self, k: int, rows: Rows) -> bool:
-        """Return True if `check_record` has nothing to do for `rows` of record field k."""
+        """Return True if `check_record` would verify none of the records of a field for `rows`.
+
+        `k` is the position of the field among the fields of the schema that are stored as records.
+        """
         if self._verify != "first":
             return self._verify == "off"
         return bool(self.marks[self._records_mark + rows * self._n_records + k].all())
@@ -176,9 +202,11 @@ class VerifiedUnits:
     def check_record(
         self, name: str, k: int, row: int, offset: int, stored: memoryview, expected: int
     ) -> None:
-        """Verify a row's stored record of record field k, unless it was verified before.
+        """Verify the record of one field of one row, as the docstring of the class says.
 
-        `stored` are the bytes at `offset` in the file; `expected` is their hash.
+        `name` is the name of the field, and `k` its position among the fields of the schema that
+        are stored as records. `stored` has the bytes of the record, which begin at `offset` in the
+        file. `expected` is the hash of these bytes according to the index.
         """
         if self._verify == "off":
             return
@@ -196,7 +224,10 @@ class VerifiedUnits:
         self.marks[mark] = 1
 
     def fresh_chunks(self, name: str, first: int, n: int) -> Rows:
-        """Return the indices of the chunks to verify, among n chunks from `first` on."""
+        """Return the indices of the chunks that must be verified, among `n` chunks from `first` on.
+
+        The index of a chunk is its position among all chunks of the field.
+        """
         chunks = np.arange(first, first + n)
         if self._verify == "off":
             return chunks[:0]
@@ -205,7 +236,11 @@ class VerifiedUnits:
     def check_chunk(
         self, name: str, row: int, chunk: int, offset: int, stored: memoryview, expected: int
     ) -> None:
-        """Verify a chunk of a row's stream: the bytes `stored` at `offset` in the file."""
+        """Verify a chunk of the stream of a row.
+
+        `chunk` is the position of the chunk among all chunks of the field. `stored` has the bytes
+        of the chunk, which begin at `offset` in the file. `expected` is the stored hash.
+        """
         start_ns = now_ns()
         found = hash_bytes(stored)
         PHASE_TIMES.sums_ns[CHECK] += now_ns() - start_ns
@@ -216,19 +251,25 @@ class VerifiedUnits:
     def items(self, kind: Kind, name: str, dtype: np.dtype[Any], numbers: Rows) -> npt.NDArray[Any]:
         """Return verified copies of the items at the indices `numbers` of an index section.
 
-        `name` is the field of the section or, if the section covers all fields, of the items.
+        `name` is the field to which the items belong. There is one section of each kind per field;
+        only the section of the kind INDEX has the items of all fields. `dtype` is that of an item.
         """
-        content, size = self.content, dtype.itemsize  # `content` raises ClosedError
+        content, size = self.content, dtype.itemsize  # raises ClosedError after `release`
         number = NO_FIELD if kind == Kind.INDEX else self.schema.field_id(name)
         self.check_blocks(kind, number, numbers * size, size)
         return _take(content, self.sections[kind, number, 0], dtype, numbers, name)
 
     def check_blocks(self, kind: int, field: int, starts: Rows, n_bytes: int) -> None:
-        """Verify the blocks of an index section that contain the n_bytes from each of `starts`."""
+        """Verify the 4 KiB blocks of an index section that contain some items of the section.
+
+        `kind` and `field` (a field id or NO_FIELD) are those of the section. The items begin at
+        `starts`, in bytes from the start of the section, and have `n_bytes` each. An item must not
+        be larger than a block.
+        """
         if self._verify == "off" or not len(starts):
             return
         hashed = self._hashed[kind, field]
-        if self._verify == "first":  # if all blocks are marked, return without listing them
+        if self._verify == "first":  # a short test for the common case: all blocks have marks
             marks, lasts = self.marks[hashed.first_mark + 1 :], starts + (n_bytes - 1)
             if marks[starts // BLOCK_BYTES].all() and marks[lasts // BLOCK_BYTES].all():
                 return
@@ -248,21 +289,31 @@ class VerifiedUnits:
         PHASE_TIMES.sums_ns[CHECK] += now_ns() - start_ns
 
     def read_whole(self, section: Section) -> bytes:
-        """Return a section that is read once and kept, verified unless `verify` is "off"."""
+        """Return the bytes of a section that has no unit and no mark, such as a dictionary.
+
+        The bytes are verified at each call, unless `verify` is "off". The caller keeps the bytes.
+        """
         end = section.offset + section.size
         if self._verify == "off":
             return bytes(self.read(section, section.offset, end))
         return bytes(self._check_bytes(section, section.offset, end, section.hash))
 
     def _unmarked(self, first_mark: int, units: Rows) -> Rows:
-        """Return the distinct `units` that need verification now."""
+        """Return the distinct `units` that must be verified now: those without a mark.
+
+        With verify="always", return all distinct units. `first_mark` is the index of the mark of
+        unit 0.
+        """
         if self._verify == "always":
             return distinct(units)
         marks = self.marks[first_mark + units]
         return units[:0] if marks.all() else distinct(units[marks == 0])
 
     def _check_bytes(self, section: Section, start: int, end: int, expected: int) -> memoryview:
-        """Return the bytes of an index section from `start` to `end` in the file, verified."""
+        """Return a part of a section; raise ChecksumMismatch unless its hash is `expected`.
+
+        `start` and `end` are offsets in the file.
+        """
         stored = self.read(section, start, end)
         if (found := hash_bytes(stored)) != expected:
             field = self._field_of(section)
@@ -270,7 +321,7 @@ class VerifiedUnits:
         return stored
 
     def read(self, section: Section, start: int, end: int) -> memoryview:
-        """Return the bytes of a section from `start` to `end` in the file, unverified."""
+        """Return a part of a section without verifying it; `start` and `end` are file offsets."""
         try:
             return self.content[start:end]
         except ShardChanged as error:
@@ -289,7 +340,11 @@ class VerifiedUnits:
         found: int,
         section: str | None = None,
     ) -> ChecksumMismatch:
-        """Return the error for bytes of a sample, or of an index section, that were changed."""
+        """Return the error for bytes that do not match their hash.
+
+        `row` is the index of the sample to which the bytes belong, and `section` is None. For bytes
+        of an index section, `row` is None, and `section` is the name of the section.
+        """
         what = "the data of a sample does not match its hash"
         return ChecksumMismatch(
             what if section is None else "the bytes of an index do not match their hash",
@@ -306,14 +361,17 @@ class VerifiedUnits:
 def _take(
     content: Content, section: Section, dtype: np.dtype[Any], numbers: Rows, field: str | None
 ) -> npt.NDArray[Any]:
-    """Copy some items of an index section; ShardChanged names section and field."""
+    """Return copies of the items at the indices `numbers` of an index section, unverified.
+
+    Raises ShardChanged, with the names of the section and the field, if the file was truncated.
+    """
     if isinstance(content, memoryview):
         return np.frombuffer(content, dtype, section.count, section.offset)[numbers]
     out = np.empty((len(numbers), dtype.itemsize), np.uint8)
     try:
         content.read_rows(section.offset, dtype.itemsize, numbers, out)
     except ShardChanged as error:
-        error.sample = None  # `read_rows` set the index of an item, not of a sample
+        error.sample = None  # `read_rows` has set it to the index of an item of the section
         error.at(section=section.name, field=field)
         raise
     return out.reshape(-1).view(dtype)

@@ -1,10 +1,14 @@
-"""Write samples to one immutable shard file, in one pass, published by a rename.
+"""Write samples to one shard file, in one pass.
 
-The counterpart of `reader`; the rules of both are in `format/`. When `SPOOL_BYTES` are buffered,
-the section that is the largest at this point moves to the shard file, and its further data is
-written there directly. The other sections stay buffered, in memory or, beyond `MEMORY_BYTES`, in
-unlinked temporary files, and are appended at close. Thus only the small sections are written twice,
-and memory stays bounded.
+The file has a temporary name until it is finished and renamed; after that, it never changes. The
+package `format` has the rules that this module and `reader` follow.
+
+The sections of the shard grow in buffers in memory. When the buffers have `SPOOL_BYTES` together,
+the section that is the largest at this point moves to the shard file. From then on it is
+*streamed*: its further data is written directly to the shard file. The other buffers stay in
+memory. Each time that they have `MEMORY_BYTES` together, the largest of them moves to a temporary
+file without a name. When the shard is closed, the sections in these buffers are appended to the
+shard file. Thus memory stays bounded, and the data of the streamed section is written only once.
 """
 
 from __future__ import annotations
@@ -37,12 +41,13 @@ from shardio.storage.fs import create, create_unnamed, rename_exclusive, sync, s
 
 
 def encode_media(name: str, field: Field, value: Any) -> Any:
-    """Return the encoded media for a value of a media field; return other values unchanged.
+    """Return the EncodedImage or EncodedStream for the bytes of a media file.
 
-    An image file is probed for its dimensions; a video or audio file is demuxed into packets.
+    An image file is probed for its dimensions; a video or audio file is demuxed into packets. If
+    `value` is not bytes, or `field` is not a field of media, `value` is returned unchanged.
 
     Raises:
-        MediaError: the bytes are not a readable media file; names the field.
+        MediaError: the bytes are not a readable media file; the message names the field.
     """
     if isinstance(value, EncodedImage | EncodedStream):
         return value
@@ -60,14 +65,15 @@ def encode_media(name: str, field: Field, value: Any) -> Any:
 
 
 SPOOL_BYTES: Final = 8 << 20
-"""The number of buffered bytes at which the largest section starts to stream into the file."""
+"""The number of bytes in memory at which the largest section starts to be streamed."""
 MEMORY_BYTES: Final = 64 << 20
-"""The number of buffered bytes at which the largest buffer moves to a temporary file."""
+"""The number of bytes in memory at which the largest buffer moves to a temporary file, once a
+section is streamed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardSummary:
-    """A finished shard, as recorded in a generation."""
+    """The facts about a finished shard that a generation of a dataset records."""
 
     name: str
     n_samples: int
@@ -76,18 +82,19 @@ class ShardSummary:
 
 
 class ShardWriter(Publishing):
-    """Writes samples to one shard. It owns a hidden temporary file beside it until `close()`.
+    """Writes samples to one shard. Until `close()`, it owns a hidden temporary file in the folder.
 
-    The shard appears under its name only when `close()` (or the end of the `with`) has written,
-    synced and renamed it; an exception in the `with`, or `abort()`, removes all files. An invalid
-    sample is refused before any part of it is written, so the writer stays usable.
+    `close()`, or the end of a `with` block, finishes the file, syncs it and renames it. Only then
+    does the shard appear under its name. `abort()`, or an exception in the `with` block, removes
+    the temporary file. An invalid sample is refused before any part of it is written, and the
+    writer stays usable.
 
     Raises:
         ShardExists: the file exists; shards are never overwritten.
         SchemaError: (from `append`) the sample does not match the schema.
         MediaError: (from `append`) the bytes of an image or media file are damaged.
-        OSError: a write failed, for example because the disk is full; call `abort`, nothing is
-            published.
+        OSError: a write failed, for example because the disk is full. The temporary file is
+            removed, and nothing is published.
     """
 
     def __init__(self, path: str | os.PathLike[str], schema: Schema) -> None:
@@ -112,7 +119,7 @@ class ShardWriter(Publishing):
         self._rows_of = [(n, f.row_encoder(n)) for n, f in schema.columns.items()]
         self._records_of = [(n, f.record_encoder(n)) for n, f in schema.records.items()]
         self._row_bytes = sum(field.stride for field in schema.columns.values())
-        n_hashes = DIMENSION.size * len(self._columns)  # at most one for each row
+        n_hashes = DIMENSION.size * len(self._columns)  # a column has at most one hash per row
         self._most_row_bytes = self._row_bytes + n_hashes + len(self._validity)
         self._dominant: SectionBuffer | None = None
         self._next_look = SPOOL_BYTES
@@ -128,9 +135,9 @@ class ShardWriter(Publishing):
     def append(self, sample: Mapping[str, Any]) -> None:
         """Add a sample: a dict with a value for every field of the schema, and no other keys.
 
-        An optional field may be None or omitted. Fields of a nested record are passed as a nested
-        dict or by their dotted names. An image is passed as the bytes of its file; a video or audio
-        as the bytes of a media file, or as an EncodedStream.
+        The value of an optional field may be None or omitted. Fields of a nested record are passed
+        as a nested dict or by their dotted names. An image is passed as the bytes of an image file.
+        A video or audio is passed as the bytes of a media file, or as an EncodedStream.
         """
         if self._file is None:
             raise ClosedError(f"{self.path}: the writer is closed")
@@ -161,7 +168,10 @@ class ShardWriter(Publishing):
         self.n_samples += 1
 
     def _encode(self, sample: Mapping[str, Any]) -> tuple[list[Content | None], list[Record]]:
-        """Return a sample's column rows and records, completely validated."""
+        """Return the rows of a sample for the columns, and its records.
+
+        The whole sample is validated before this function returns.
+        """
         if sample.keys() != self.schema.keys():
             self._check_names(sample)
         rows = [encode(sample.get(name)) for name, encode in self._rows_of]
@@ -182,9 +192,10 @@ class ShardWriter(Publishing):
         return [*columns, *self._payload.spools, *bits]
 
     def _place_payload(self, records: list[Record]) -> None:
-        """Start to stream the payload if the next records make the payload the largest section.
+        """Start to stream the payload if `records`, added next, will make it the largest section.
 
-        Large records are then not buffered; `_place_spools` runs after they were added.
+        Large records are then written directly to the shard file. Without this function, they would
+        be added to memory first, because `_place_spools` runs only after they were added.
         """
         n_more = self._payload.least_bytes(records) if self._dominant is None else 0
         self._flush_columns()
@@ -199,11 +210,17 @@ class ShardWriter(Publishing):
             column.flush()
 
     def _n_spooled(self) -> int:
-        """Return an upper bound of the bytes in all buffers, including the current sample."""
+        """Return an upper bound of the number of bytes written to all buffers.
+
+        The sample that is just being added is included.
+        """
         return (self.n_samples + 1) * self._most_row_bytes + self._payload.n_spooled
 
     def _place_spools(self) -> None:
-        """Bound the buffered bytes; only samples decide, so that files are reproducible."""
+        """Move a section out of memory if the buffers are too large.
+
+        The decision depends only on the samples, so that the same samples give the same file.
+        """
         self._flush_columns()
         waiting = sum(spool.waiting for spool in self._spools())
         if self._dominant is None and waiting >= SPOOL_BYTES:
@@ -213,7 +230,8 @@ class ShardWriter(Publishing):
             largest.move_to(create_unnamed(self._folder))
         waiting = sum(spool.waiting for spool in self._spools())
         most = SPOOL_BYTES if self._dominant is None else MEMORY_BYTES
-        self._next_look = self._n_spooled() + most - waiting  # when the room may be used up
+        # The buffers cannot be too large again before so many bytes were written to them.
+        self._next_look = self._n_spooled() + most - waiting
 
     def _choose_dominant(self) -> None:
         data = [c.data for c in self._columns.values()]
@@ -225,7 +243,7 @@ class ShardWriter(Publishing):
             spool.move_to(self._file)
 
     def close(self) -> ShardSummary:
-        """Write the remaining sections, sync, and publish under the final name.
+        """Write the remaining sections, sync the file, and rename it to the name of the shard.
 
         Raises:
             OSError: a write failed; the temporary file is removed and nothing is published.
@@ -248,7 +266,10 @@ class ShardWriter(Publishing):
         return ShardSummary(name, self.n_samples, header.file_size, header.id.hex())
 
     def _finish(self, file: IO[bytes]) -> Header:
-        """Append the sections (except the streamed one) and the table; write both header pages."""
+        """Append all sections but the streamed one, and the section table; write the header pages.
+
+        Return the header.
+        """
         self._payload.finish()
         for column in self._columns.values():
             column.finish()
@@ -263,7 +284,8 @@ class ShardWriter(Publishing):
             if key[0] in COUNTED
         )
         planned = [s for s in plan(self.schema, self.n_samples, counts) if s.key in buffers]
-        # The streamed section comes first, because it is in the file already; the sort is stable.
+        # The streamed section comes first, because it is in the file already. The sort is stable:
+        # the other sections keep their order.
         for spec in sorted(planned, key=lambda spec: buffers[spec.key] is not self._dominant):
             self._add(table, spec, buffers)
         required = self._payload.required | self.schema.required
@@ -272,7 +294,10 @@ class ShardWriter(Publishing):
     def _add(
         self, table: SectionTable, spec: SectionSpec, buffers: Mapping[Key, SectionBuffer]
     ) -> None:
-        """Append a section, and its block hashes, if any."""
+        """Append a section and, if it is an index section, the section of its block hashes.
+
+        The streamed section is in the file already: only its entry is added to the table.
+        """
         (kind, number, _), buffer = spec.key, buffers[spec.key]
         if kind == Kind.PAYLOAD:
             hash_ = self._payload.hash.intdigest()
@@ -289,7 +314,7 @@ class ShardWriter(Publishing):
             table.add(spec, buffer.chunks(), hash_)
 
     def _buffers(self) -> dict[Key, SectionBuffer]:
-        """Return the contents of all sections except sections of block hashes."""
+        """Return the buffer of each section, by key; sections of block hashes have no buffer."""
         ids, payload = self.schema.field_id, self._payload
         found: dict[Key, SectionBuffer] = {}
         for name, column in self._columns.items():
@@ -317,13 +342,13 @@ class ShardWriter(Publishing):
         if self._file is None:
             return
         self._release()
-        # Suppress further errors: the caller handles the original one.
+        # Suppress a second error: the caller handles the error that led to this call.
         with contextlib.suppress(OSError):
             unlink(self._temporary)
 
     def _release(self) -> None:
         if self._file is not None:
-            with contextlib.suppress(OSError):  # a failing write was reported before
+            with contextlib.suppress(OSError):  # the error of a failed write was raised before
                 self._file.close()
         self._file = None
         for spool in self._spools():
@@ -337,7 +362,10 @@ class ShardWriter(Publishing):
 
 
 def check_schema(schema: object) -> Schema:
-    """Raise SchemaError unless a value is a Schema whose names every supported Python knows."""
+    """Return `schema`; raise SchemaError unless it is a Schema that can be written.
+
+    All characters of its names must be in the version of Unicode that this Python knows.
+    """
     if not isinstance(schema, Schema):
         raise SchemaError(f"expected a shardio.Schema, found {type(schema).__name__}")
     if unknown := [name for name in schema if not name.isprintable()]:
