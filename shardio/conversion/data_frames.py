@@ -1,9 +1,10 @@
-"""Data frames as samples: one sample per row, one field per column.
+"""Data frames as samples: each row becomes a sample, and each column becomes a field.
 
-Frames are read through Arrow's C stream interface (`__arrow_c_stream__`), by the converter of Arrow
-tables. pandas frames are read directly, because Arrow would turn NaN into null. Most non-numeric
-columns of pandas hold Python objects; the type of such a column is inferred from all values. This
-module imports neither pandas nor polars.
+The converter of Arrow tables reads data frames through Arrow's C stream interface
+(`__arrow_c_stream__`). A frame of pandas is not read in this way, because Arrow would turn NaN into
+null: this module reads its columns. Most columns of pandas that are not numeric hold Python
+objects. The type of such a column is inferred from all its values. This module imports neither
+pandas nor polars.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ from shardio.format.types import DTYPES, Array, Bytes, Field, Image, Json, List,
 from shardio.format.types.array_values import is_of, refuse_masked
 
 _CHUNK_ROWS: Final = 4096
-"""The number of rows copied out of a frame at a time."""
+"""The number of rows that are copied from a frame at a time."""
 
 
 def is_data_frame(src: object) -> bool:
-    """Return True for a DataFrame of pandas or polars, and for what exports an Arrow stream."""
+    """Return True for a DataFrame of pandas or polars, and for other objects that export Arrow.
+
+    An object exports Arrow if its class has the method `__arrow_c_stream__`. Raise InvalidArgument
+    for a Series, and for a LazyFrame of polars.
+    """
     for package in ("pandas", "polars"):
         if is_of(src, package, "DataFrame"):
             return True
@@ -38,7 +43,7 @@ def is_data_frame(src: object) -> bool:
 
 
 class FrameRows:
-    """The rows of a data frame as dicts; `schema` is inferred from all rows."""
+    """The rows of a data frame as dicts. `schema` is the schema that can store all rows."""
 
     def __init__(self, frame: Any) -> None:
         self._columns: Sequence[FrameColumn]
@@ -46,7 +51,8 @@ class FrameRows:
             self._n_rows, self._columns = len(frame), pandas_columns(frame)
         else:
             self._n_rows, self._columns = arrow_columns(frame)
-        names: list[Any] = [column.name for column in self._columns]  # pandas allows any object
+        # In pandas, any hashable object can be the name of a column.
+        names: list[Any] = [column.name for column in self._columns]
         for name in names:
             if not isinstance(name, str) or names.count(name) > 1:
                 what = "is not unique" if isinstance(name, str) else "is not a string"
@@ -69,7 +75,7 @@ class FrameRows:
 
 
 class FrameColumn(NamedTuple):
-    """A column of a data frame; `values(start, stop)` returns the values of a range of rows."""
+    """A column of a data frame. `values(start, stop)` returns the values of these rows."""
 
     name: str
     field: Field
@@ -84,7 +90,11 @@ def _with_nulls(values: Sequence[Any], nulls: Sequence[bool]) -> list[Any]:
 def object_column(
     name: str, values: Callable[[int, int], Sequence[Any]], every: Iterable[Any]
 ) -> FrameColumn:
-    """Return a column of Python objects with a field for all values; None means missing."""
+    """Return a column of Python objects, whose field can store all of them.
+
+    `values(start, stop)` returns the objects of some rows, and `every` yields the objects of all
+    rows. None is a missing value, which makes the field optional.
+    """
     known: _InferredType | None = None
     has_nulls = False
     for row, value in enumerate(every):
@@ -111,7 +121,7 @@ def object_column(
 
 
 def _to_plain_value(name: str, row: int, value: Any, field: Field | None = None) -> Any:
-    """Return the value of a row, converted by `to_plain`; errors name column and row."""
+    """Return the result of `to_plain` for a value; an error names the value's column and row."""
     try:
         return to_plain(value, field)
     except SchemaError as error:
@@ -119,20 +129,24 @@ def _to_plain_value(name: str, row: int, value: Any, field: Field | None = None)
 
 
 class _InferredType(NamedTuple):
-    """The field that can store all values so far; None while all values are empty lists."""
+    """The type of the values of a column that have been inspected so far.
+
+    `field` is a field that can store all of them. It is None as long as all of them are empty
+    lists.
+    """
 
     field: Field | None
     is_listed: bool = False
-    """True if all values were lists; a Json field could store them too."""
+    """True if all values were lists or tuples, so that a Json field could store them too."""
 
     @property
     def may_be_json(self) -> bool:
-        """True if a Json field can store all values so far."""
+        """True if a Json field can store all values inspected so far."""
         return self.is_listed or (self.field is not None and self.field.is_json)
 
 
 def _merge_types(known: _InferredType, found: _InferredType) -> _InferredType | None:
-    """Return a type that can store the values of both; None if there is none."""
+    """Return a type that can store the values of two types; None if there is no such type."""
     if known == found:
         return known
     may_be_json = known.may_be_json and found.may_be_json
@@ -148,9 +162,11 @@ def _merge_types(known: _InferredType, found: _InferredType) -> _InferredType | 
 
 
 def _merge_arrays(known: Array, found: Array) -> Array | None:
-    """Return an array type that can store both, with None for each size that differs.
+    """Return an Array field that can store the values of two Array fields.
 
-    int64 and float64 give float64. Return None for other differences of dtype or rank.
+    Where the sizes of a dimension differ, the size of the result is None, which means any size. The
+    dtypes int64 and float64 give float64. Return None if the dtypes differ in another way, or if
+    the numbers of dimensions differ.
     """
     if len(known.shape) != len(found.shape):
         return None
@@ -176,7 +192,7 @@ def _type_name(found: _InferredType | None) -> str:
 
 
 def _infer_type(name: str, row: int, value: Any) -> _InferredType:
-    """Return the type that can store one value."""
+    """Return the type of one value; raise InvalidArgument if no field can store the value."""
     refuse_masked(f"column {name!r}, row {row}", value)
     if isinstance(value, str | Decimal):
         return _TEXT
@@ -205,7 +221,7 @@ def _class_name(value: object) -> str:
 
 
 def _number_dtype(value: object) -> str:
-    """Return the dtype for a Python or NumPy number; "" for other values."""
+    """Return the dtype that stores a Python or NumPy number; "" if the value is no number."""
     if isinstance(value, bool | np.bool_):
         return "bool"
     if isinstance(value, int | np.integer):
@@ -214,7 +230,12 @@ def _number_dtype(value: object) -> str:
 
 
 def _infer_list_type(value: Sequence[Any]) -> _InferredType:
-    """Return an array for numbers, a list of arrays for lists of numbers, else Json."""
+    """Return the type of a list: of a list of numbers, an Array; of a list of arrays, a List.
+
+    A list of non-empty lists of numbers has the type of a list of arrays. All numbers or arrays
+    must have the same dtype, and all arrays the same number of dimensions. The type of any other
+    list is Json.
+    """
     if not value:
         return _EMPTY
     kinds = {_number_dtype(each) for each in value}
@@ -236,7 +257,7 @@ def _infer_list_type(value: Sequence[Any]) -> _InferredType:
 
 
 def _convert_value(name: str, row: int, field: Field, value: Any) -> Any:
-    """Return a value in the form that the field of its column requires."""
+    """Return a value of a column in the form that the field of the column can store."""
     if value is None:
         return None
     if field.item:
@@ -254,7 +275,7 @@ _NUMBERS: Final = {dtype: _InferredType(Array(dtype)) for dtype in ("bool", "int
 
 
 def pandas_columns(frame: Any) -> list[FrameColumn]:
-    """Return the columns of a pandas frame, after the named levels of its index."""
+    """Return the columns of a pandas frame. Named levels of the frame's index are columns too."""
     index = frame.index
     named = [level for level, name in enumerate(index.names) if name is not None]
     found = [
@@ -276,13 +297,18 @@ def _pandas_column(name: str, series: Any) -> FrameColumn:
     if getattr(dtype, "kind", "O") in "biuf" and hasattr(dtype, "numpy_dtype"):
         zero = dtype.numpy_dtype.type(0)
         return _pandas_numbers(name, series.to_numpy(dtype.numpy_dtype, na_value=zero), nulls)
-    if hasattr(series.array, "asi8"):  # timestamps in UTC, or durations, in the column's unit
+    # Only columns of timestamps and durations have `asi8`: the values as integers, in the unit of
+    # the column. Timestamps are in UTC.
+    if hasattr(series.array, "asi8"):
         return _pandas_numbers(name, np.asarray(series.array.asi8), nulls)
     return _pandas_objects(name, series, nulls)
 
 
 def _pandas_numbers(name: str, values: Any, nulls: Any) -> FrameColumn:
-    """Return a column of numbers, or of None where `nulls` (None for none) is True."""
+    """Return a column of numbers.
+
+    `nulls` is None, or an array that is True for each missing value. A missing value becomes None.
+    """
     if values.dtype.name not in DTYPES:
         raise InvalidArgument(
             f"column {name!r}: unsupported dtype {values.dtype.name}; expected one of "
@@ -299,7 +325,9 @@ def _pandas_numbers(name: str, values: Any, nulls: Any) -> FrameColumn:
 
 def _pandas_objects(name: str, series: Any, nulls: Any) -> FrameColumn:
     values = series.to_numpy(dtype=object)
-    if hasattr(series, "cat"):  # to_numpy converts integers to floats if there are nulls
+    # `to_numpy` converts integer categories to floats if a value is missing. Therefore look the
+    # categories up by code here; the code of a missing value is -1.
+    if hasattr(series, "cat"):
         classes = [*series.cat.categories.tolist(), None]
         values = np.array([None, *classes], object)[1:][series.cat.codes.to_numpy()]
     every = (None if null else value for value, null in zip(values, nulls, strict=True))
@@ -309,9 +337,10 @@ def _pandas_objects(name: str, series: Any, nulls: Any) -> FrameColumn:
 
 
 def arrow_columns(frame: Any) -> tuple[int, list[FrameColumn]]:
-    """Return the number of rows and the columns of a data frame, read through Arrow.
+    """Return the number of rows and the columns of a data frame that is read through Arrow.
 
-    Columns that polars exports as pointers to Python objects are read as objects.
+    polars exports columns of the type Object as pointers. Such columns are not read through Arrow,
+    but as Python objects.
     """
     converter: Any = converter_class("arrow")
     try:

@@ -1,4 +1,8 @@
-"""List the inputs of a source: patterns, folder classes, file states, and inputs with parts."""
+"""List the inputs of a source: patterns, folders as classes, states of files, parts of inputs.
+
+An input is one file to convert, or one item of a Python iterable. A part is a file that is read
+together with another input.
+"""
 
 from __future__ import annotations
 
@@ -20,28 +24,32 @@ from shardio.format.checksum import Hasher, hash_bytes
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The inputs of a source, sorted by name, and its classes, sorted."""
+    """The inputs of a source and the names of its classes.
+
+    The inputs of a folder are sorted by name. The label of an input is an index in `classes`.
+    """
 
     inputs: tuple[Input, ...]
     classes: tuple[str, ...]
 
     @property
     def n_bytes(self) -> int:
-        """The total size of all inputs; computed at each access."""
+        """The total size of all inputs, which is computed at each access."""
         return sum(source.n_bytes for source in self.inputs)
 
 
 def list_inputs(source: str, exclude: str = "") -> Listing:
-    """List every file of a folder tree, all matches of a pattern, or a single file.
+    """List all files in a folder and its subfolders, all matches of a pattern, or a single file.
 
-    Each folder below the source that contains files, or is empty, is a class; a folder that
-    contains only folders is not. A class is named by its path below the source. Links are followed,
-    but cycles are not. A folder that cannot be listed is itself an input, which is reported as
-    broken when it is read.
+    The class of a file is its folder. Each folder below the source is a class if it contains files
+    or is empty; a folder that contains only folders is not. The name of a class is the path of the
+    folder relative to the source. Links are followed, except a link to a folder that contains the
+    link. A folder that cannot be listed is an input too, which is reported as broken when it is
+    read.
 
-    If nothing exists at `source` and its name contains one of `*?[`, then `source` is a `Pattern`:
-    the listing has the matching files, and the files in matching folders. The output folder
-    `exclude` is not searched, even if it is inside the source.
+    If nothing exists at the path `source`, and the path contains one of `*?[`, then `source` is a
+    pattern: the listing has all files that match, and all files in folders that match. The output
+    folder `exclude` may be inside the source; its files are not listed.
 
     Raises:
         InvalidArgument: `source` does not exist, contains or matches no file, is a pipe or device,
@@ -79,7 +87,7 @@ def list_inputs(source: str, exclude: str = "") -> Listing:
 
 
 def _check_root(source: str, pattern: Pattern) -> None:
-    """Check that the source is a file or folder, and that the root of a pattern is a folder."""
+    """Check that a source is a file or folder. If it is a pattern, its root must be a folder."""
     root = pattern.root
     check_encodable(source, "src (SRC)")
     if pattern.parts and not os.path.isdir(root):
@@ -98,16 +106,19 @@ FileId = tuple[int, int]
 def _walk(
     root: str, pattern: Pattern, exclude: FileId | None
 ) -> Iterator[tuple[str, list[str], bool]]:
-    """Yield (folder below root, names of its files, True if it is a class) for each match.
+    """Search the folder `root` and its subfolders for files that match a pattern.
 
-    If a folder cannot be listed, yield it with a single file name, "", for the folder itself.
+    For each folder that may contain matches, yield the path of the folder relative to `root`, the
+    names of the files in it that match, and True if the folder is a class. If a folder cannot be
+    listed, the only file name is "", which stands for the folder itself. The folder `exclude` is
+    not searched.
     """
     waiting: list[tuple[str, MatchState, frozenset[FileId]]] = [("", pattern.start, frozenset())]
     while waiting:
         folder, reached, above = waiting.pop()
         here = os.path.join(root, folder)
         identity = _file_id(here)
-        if identity in above:  # a link to a folder above
+        if identity in above:  # This folder is a link to a folder that contains it.
             continue
         try:
             with os.scandir(here) as entries:
@@ -133,7 +144,7 @@ def _walk(
 
 
 def _file_id(path: str) -> FileId | None:
-    """Return the device and inode of a path; None if it does not exist."""
+    """Return the device and the inode of the file at a path; None if there is no file."""
     try:
         status = os.stat(path)
     except OSError:
@@ -142,7 +153,7 @@ def _file_id(path: str) -> FileId | None:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Return True for a folder or a link to a folder; False for a cyclic link."""
+    """Return True for a folder or a link to a folder; False for a link that leads to itself."""
     try:
         return entry.is_dir()
     except OSError:
@@ -150,7 +161,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _make_input(name: str, path: str, label: int) -> Input:
-    """Return the input for a file; the input for a broken link has 0 bytes."""
+    """Return the input for a file. The input for a broken link has the size 0."""
     try:
         status = os.stat(path)
     except OSError:
@@ -162,15 +173,20 @@ def _make_input(name: str, path: str, label: int) -> Input:
 _SPECIAL: Final = re.compile(r"[*?\[]")
 ANY_FOLDERS: Final = "**"
 MatchState = frozenset[int]
-"""The indices of the pattern parts that may match the next path component."""
+"""A state of a search in folders: the indices of all parts of the pattern that may match the next
+component of the path. If the state contains the number of parts as an index, the whole pattern has
+matched a folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A pattern for paths below `root`. If `parts` match a folder, its whole content matches too.
+    """A pattern for paths below the folder `root`.
 
-    Without parts, every path matches. A part matches one name, as in a shell (`*`, `?`, `[…]`; a
-    leading dot must be explicit); `**` matches any number of folders, including 0.
+    `parts` are the components of the pattern after `root`. A part matches one name, as in a shell:
+    it may contain `*`, `?` and `[…]`, and a name that starts with a dot is only matched by a part
+    that starts with a dot. The part `**` matches any number of folders, including none. If the
+    parts match a folder, everything in this folder matches too. If there are no parts, every path
+    below `root` matches.
     """
 
     root: str
@@ -178,26 +194,29 @@ class Pattern:
 
     @property
     def start(self) -> MatchState:
-        """The match state of the root itself."""
+        """The state at `root`, from which the search starts."""
         return self._with_following([0])
 
     def matches_all(self, reached: MatchState) -> bool:
-        """Return True if everything inside the folder matches."""
+        """Return True if everything in a folder with the state `reached` matches."""
         return len(self.parts) in reached
 
     def descend(self, reached: MatchState, name: str) -> MatchState:
-        """Return the match state of a subfolder; empty if nothing below it matches."""
+        """Return the state of the subfolder `name` of a folder with the state `reached`.
+
+        The state is empty if nothing in the subfolder can match.
+        """
         if self.matches_all(reached):
             return reached
         stays = [k for k in reached if self.parts[k] == ANY_FOLDERS and name[:1] != "."]
         return self._with_following([*stays, *(k + 1 for k in self._matching(reached, name))])
 
     def matches_file(self, reached: MatchState, name: str) -> bool:
-        """Return True if a file of this name matches."""
+        """Return True if the file `name` in a folder with the state `reached` matches."""
         return self.matches_all(reached) or len(self.parts) - 1 in self._matching(reached, name)
 
     def _matching(self, reached: MatchState, name: str) -> list[int]:
-        """Return the indices of the parts that match a name, among the indices in `reached`."""
+        """Return the indices in `reached` whose parts match a name and are not `**`."""
         return [
             k
             for k in reached
@@ -205,7 +224,10 @@ class Pattern:
         ]
 
     def _with_following(self, numbers: Iterable[int]) -> MatchState:
-        """Return the indices, plus the index after each `**`, because `**` may match no folder."""
+        """Return the state with the given indices.
+
+        `**` may match no folder. If an index is that of a `**`, the next index is therefore added.
+        """
         found = set(numbers)
         for k, part in enumerate(self.parts):
             if k in found and part == ANY_FOLDERS:
@@ -214,10 +236,12 @@ class Pattern:
 
 
 def parse_pattern(source: str) -> Pattern:
-    """Return the pattern for a source; a path that exists is never a pattern.
+    """Return the pattern for a source.
 
-    The root ends before the first component that contains one of `*?[`, unless a folder of that
-    name exists.
+    If a file or folder exists at the path `source`, the path is not treated as a pattern: the
+    result has no parts. Otherwise, the root of the pattern ends before the first component that
+    contains one of `*?[`. A component with such a character still belongs to the root if a file or
+    folder with exactly this name exists.
     """
     if not _SPECIAL.search(source) or os.path.lexists(source):
         return Pattern(source)
@@ -225,7 +249,7 @@ def parse_pattern(source: str) -> Pattern:
     parts = [part for part in source.split(os.sep) if part not in ("", os.curdir)]
     while parts and _is_fixed(root, parts[0]):
         root = os.path.join(root, parts.pop(0))
-    if source.endswith(os.sep):  # folders only
+    if source.endswith(os.sep):  # As in a shell, a pattern that ends in / matches only folders.
         parts.append(ANY_FOLDERS)
     return Pattern(root or os.curdir, tuple(parts))
 
@@ -235,7 +259,8 @@ def _is_fixed(root: str, part: str) -> bool:
 
 
 def _name_matches(part: str, name: str) -> bool:
-    # Decode as UTF-8: the locale may decode one character to several, and `?` must match it.
+    # Decode both names as UTF-8, not by the locale. In some locales, one character of a UTF-8 name
+    # is decoded as several characters, and `?` would not match them.
     return bool(_compiled(utf8_name(part)).match(utf8_name(name))) and (
         name[:1] != "." or part[:1] == "."
     )
@@ -250,7 +275,7 @@ _CHUNK_BYTES: Final = 1 << 20
 
 
 class InputState(NamedTuple):
-    """Attributes that identify a file and change when its content changes."""
+    """Attributes of a file, at least one of which differs if the file or its content is another."""
 
     mode: int
     inode: int
@@ -259,7 +284,7 @@ class InputState(NamedTuple):
 
 
 def path_state(path: str) -> InputState | None:
-    """Return the state of the file at `path`; None if it cannot be inspected."""
+    """Return the state of the file at `path`; None if the file is missing or cannot be inspected."""
     try:
         found = os.stat(path)
     except OSError:
@@ -268,14 +293,21 @@ def path_state(path: str) -> InputState | None:
 
 
 def input_states(one: Input) -> dict[str, InputState | None]:
-    """Return the states of an input and its parts, by name; an item has a constant state."""
+    """Return a dict from the names of an input and of its parts to the states of the files.
+
+    An item of a Python iterable is not a file; its state never changes.
+    """
     if isinstance(one, Item):
         return {one.name: InputState(stat.S_IFREG, 0, one.n_bytes, 0)}
     return {each.name: path_state(each.path) for each in (one, *one.parts)}
 
 
 def input_hash(one: Input, stopped: threading.Event | None = None) -> str:
-    """Return the content hash of an input; if it has parts, a hash of all names and hashes."""
+    """Return the hash of the content of an input, as 16 hex digits.
+
+    If the input has parts, this is a hash of the content hashes and names of all its files. For
+    `stopped`, see `file_hash`.
+    """
     if isinstance(one, Item):
         return one.hash
     if not one.parts:
@@ -285,10 +317,10 @@ def input_hash(one: Input, stopped: threading.Event | None = None) -> str:
 
 
 def file_hash(path: str, stopped: threading.Event | None = None) -> str:
-    """Return the xxh3-64 hash of a file's content as 16 hex digits, as a generation stores it.
+    """Return the xxh3-64 hash of the content of a file, as 16 hex digits.
 
-    If another thread sets `stopped`, reading ends early and the result is meaningless. An OSError
-    names the file.
+    A generation records hashes in this form. If another thread sets `stopped`, the function returns
+    early, and the result must not be used. An OSError has the path of the file.
     """
     hasher = Hasher()
     try:
@@ -296,21 +328,23 @@ def file_hash(path: str, stopped: threading.Event | None = None) -> str:
             while (stopped is None or not stopped.is_set()) and (chunk := file.read(_CHUNK_BYTES)):
                 hasher.update(chunk)
     except OSError as error:
-        error.filename = path  # set by a failed open, but not by a failed read
+        error.filename = path  # `open` sets this attribute if it fails, but `read` does not.
         raise
     return f"{hasher.intdigest():016x}"
 
 
 def join_parts(listing: Listing, source: Converter) -> Listing:
-    """Attach parts to inputs, as determined by the source's method `parts`.
+    """Return a listing in which inputs have their parts; the converter's `parts` determines them.
 
-    An input that has parts in its own folder, or an empty list of parts, represents this folder:
-    the class of the input is the parent folder. A folder that contains only parts is not a class.
+    Some inputs represent their folder, such as the metadata file of a Zarr store: inputs that have
+    parts in their own folder, and inputs for which `parts` returns an empty list. The class of such
+    an input is not its folder but the parent of this folder. A folder that contains only parts, or
+    only an input that represents the folder, is not a class.
     """
     if not (parts := source.parts(listing.inputs)):
         return listing
     by_name = {one.name: one for one in listing.inputs}
-    part_of: dict[str, str] = {}  # part -> the first input with this part
+    part_of: dict[str, str] = {}  # the name of a part -> the name of the first input with this part
     for name, names in parts.items():
         part_of |= {part: name for part in names if part not in parts and part not in part_of}
     folder_of = {one.name: listing.classes[one.label] for one in listing.inputs if one.label >= 0}

@@ -46,7 +46,8 @@ N_UNITS: Final = 64
 """The number of units to divide the inputs into, if the limits of the size permit it. With many
 units, all workers finish at about the same time."""
 MIN_INPUT_BYTES: Final = 4096
-"""The size that a smaller input counts as, because opening a file takes time too."""
+"""The minimum size of an input in the plan. A smaller input is planned as if it had this size,
+because opening a file takes time too."""
 MAX_UNIT_ITEMS: Final = 4096
 """The maximum number of items in a unit, because an interruption loses the work of a whole unit."""
 

@@ -1,9 +1,12 @@
 """The work folder `out/.conversion`, which holds the shards of a conversion until it is published.
 
-While a conversion runs, `out` itself holds no unpublished shards. Finished units of an interrupted
-conversion stay in the work folder with the journal, and the next conversion can resume from them. A
-dataset to be replaced is moved into the work folder just before the new one is published, and moved
-back if publishing fails.
+The inputs are divided into units, each of which one worker converts. The shards of a unit stay in
+the work folder until all units are finished. They are then linked into `out`, and the dataset is
+published. If a conversion is interrupted, its finished units and its journal stay in the work
+folder, and the next conversion can resume from them.
+
+If a dataset in `out` is to be replaced, the old dataset is moved into the work folder just before
+the new one is published. If publishing fails, the old dataset is moved back.
 """
 
 from __future__ import annotations
@@ -70,25 +73,29 @@ _OWN_ENTRIES: Final = re.compile(
     r"(attempts-)?[0-9a-f]{16}|compacted|replaced|\d+-\d+\.unit|(plan|published)\.json"
     r"|\.plan\.json\.[0-9a-f]+\.tmp"
 )
-"""Matches the names of the entries that a conversion creates in the work folder."""
+"""Matches the names of the files and folders that a conversion creates in the work folder."""
 LOCK_PATIENCE_S: Final = 2.0
-"""The time to wait for the lock, which workers of a killed conversion hold until they exit."""
+"""The time to wait for a lock. If a conversion is killed, its workers hold the lock until they have
+exited too."""
 
 
 class Staging:
-    """The work folder `out/.conversion`; locked and owned within the `with` block.
+    """The work folder `out/.conversion`. Within the `with` block, this object owns and locks it.
 
-    `resume` continues an interrupted conversion, if there is one. `overwrite` starts again, and
-    replaces a dataset in `out` once the new one is complete. `appends` is True for an append to the
-    dataset in `out`. `hint` is the way to restart an upload; "" for a dataset in a folder.
+    If `resume` is True, an interrupted conversion is continued, if there is one. If `overwrite` is
+    True, all inputs are converted again, and a dataset in `out` is replaced once the new one is
+    complete. `appends` is True if samples are appended to the dataset in `out`. If `out` is the
+    local folder of an upload, `hint` is the way to start the upload again, for messages; otherwise
+    it is "".
 
-    After `finish` the folder is removed; for an upload, everything in it except the plan. After an
-    error the folder is kept if any unit is complete. Otherwise the folder is removed, and `out` too
-    if this object created `out`.
+    At the end of the `with` block, the work folder is removed if `finish` was called. In an upload,
+    only its content is removed, except for the plan. If `finish` was not called, the work folder is
+    kept if at least one unit is finished. Otherwise it is removed, and so is `out` if this object
+    has created it.
 
     Raises:
-        DatasetExists: `out` is a file, or contains data or an interrupted conversion, and no option
-            allows this.
+        DatasetExists: `out` is a file; or `out` contains data or an interrupted conversion, and the
+            options do not permit this.
         DatasetNotFound: there is no dataset in `out` to append to.
         DatasetConflict: another process is writing to `out`.
     """
@@ -114,7 +121,9 @@ class Staging:
 
     def __enter__(self) -> Self:
         self._check_work_folder()
-        if not self.folder.exists():  # otherwise, leftovers in it may have to be removed first
+        # If there is a work folder, `_inspect` checks `out`, after it has removed the files that an
+        # earlier conversion has left.
+        if not self.folder.exists():
             self._check_out()
         self._created_out = not self.out.exists()
         self._lock()
@@ -126,17 +135,21 @@ class Staging:
         return self
 
     def _check_work_folder(self) -> None:
-        """Refuse a work folder that no conversion created, because its content would be deleted."""
+        """Raise DatasetExists if a file or folder has the name of the work folder by chance.
+
+        Its content is then not that of a conversion, and must not be deleted.
+        """
         try:
             kind = os.lstat(self.folder).st_mode
-        except (OSError, ValueError):  # the folder is missing, or creating it raises later
+        except (OSError, ValueError):  # The folder does not exist, or it cannot be created either.
             return
         if not stat.S_ISDIR(kind):
             raise DatasetExists(
                 f"{self.folder}: expected a folder for the work of a conversion, found a link "
                 "or file; remove it, or choose another folder"
             )
-        with contextlib.suppress(FileNotFoundError):  # removed by its owner in the meantime
+        # Another conversion may remove its work folder before it is listed here.
+        with contextlib.suppress(FileNotFoundError):
             names = sorted(
                 name for name in os.listdir(self.folder) if not _OWN_ENTRIES.fullmatch(name)
             )
@@ -147,7 +160,10 @@ class Staging:
                 )
 
     def _inspect(self) -> None:
-        """Inspect the files of an earlier conversion; raise if the options do not permit them."""
+        """Inspect the files that an earlier conversion has left in the work folder and in `out`.
+
+        Remove them, or prepare to resume from them. Raise an error if the options permit neither.
+        """
         path = plan_path(self.folder)
         if path is None:
             self._clear()
@@ -158,7 +174,9 @@ class Staging:
         self.is_published = is_over and resumes
         if is_over and not resumes:
             if self._store_hint:
-                self._check_out()  # an upload that is refused can still be resumed
+                # Check the options before the plan is removed: if this raises an error, the upload
+                # can still be resumed.
+                self._check_out()
             self._remove_work()
             self._check_out()
             return
@@ -177,14 +195,19 @@ class Staging:
 
     def _inspect_append(self) -> None:
         """Prepare to resume an interrupted append."""
-        self._undo()  # so that the user may also delete the folder
+        # The message of an error suggests to delete the work folder, which would leave the links in
+        # `out`. Remove the links before any error is raised.
+        self._undo()
         plan = self._read_plan(self._abandon_hint)
         if plan is not None and not (plan.appends and self._resume):
             raise DatasetExists(self._interrupted())
         self._plan = plan
 
     def _read_plan(self, hint: str) -> JournaledPlan | None:
-        """Read the plan; error messages end with `hint`, a way to continue without the plan."""
+        """Read the plan in the work folder.
+
+        `hint` is a way to continue without the plan. It is added to the message of an error.
+        """
         try:
             return read_plan(self.folder)
         except DatasetCorrupt as error:
@@ -193,7 +216,7 @@ class Staging:
             raise InvalidArgument(f"{error}; {hint}") from error
 
     def _interrupted(self) -> str:
-        """Return a message about the interrupted conversion and how to continue."""
+        """Return a message that `out` has an interrupted conversion, and how to continue."""
         with contextlib.suppress(DataError, InvalidArgument):
             plan = read_plan(self.folder)
             if plan is not None and plan.appends:
@@ -226,7 +249,11 @@ class Staging:
             refuse_existing(self.out, exclude=WORK_FOLDER)
 
     def begin(self, settings: dict[str, object], units: Sequence[str]) -> None:
-        """Write the plan to the journal; keep the units that an earlier plan shares."""
+        """Write a new plan, in which `units` are the keys of the units, to the journal.
+
+        If an interrupted conversion is resumed, check that its settings are the same. Those of its
+        units that are also in the new plan are kept; its other units are removed.
+        """
         if self._plan is not None:
             check_same_settings(self._plan, settings, self.out, self._restart_hint)
             if self.is_published:
@@ -241,7 +268,12 @@ class Staging:
         sync_path(self.out)
 
     def free_names(self, number: int, names: Sequence[str]) -> dict[str, str]:
-        """Return names in `out` for the shards of an append that no file of a killed writer has."""
+        """Return a name in `out` for each shard of an append.
+
+        `number` is the number of the new generation, and `names` are the names of the shards
+        without this number. The result maps them to names that no file has, not even a file that a
+        killed writer has left.
+        """
         prefixes = (f"g{number:06d}-{'-' * n}" for n in itertools.count())
         free = (
             prefix
@@ -252,9 +284,10 @@ class Staging:
         return {name: f"{prefix}{name}" for name in names}
 
     def link_shards(self, shards: Sequence[tuple[str, str]]) -> None:
-        """Link finished shards into `out`, durably; a dataset to be replaced is moved away first.
+        """Link finished shards into `out`, durably.
 
-        `shards` has, for each shard, the name in the work folder and the name in `out`.
+        `shards` has two paths for each shard: one relative to the work folder and one relative to
+        `out`. If the dataset in `out` is to be replaced, it is moved into the work folder first.
         """
         if self._plan is not None and self._plan.replaces and holds_dataset(self.out):
             make_folder(self._replaced)
@@ -265,10 +298,13 @@ class Staging:
         sync_path(self.out)
 
     def _has_published(self) -> bool:
-        """Return True if the dataset in `out` names shards of this folder.
+        """Return True if an earlier conversion has published the shards in this work folder.
 
-        A generation that `dataset.json` does not point to yet is removed first. In an upload, any
-        dataset counts: `out` is private to the upload, and uploaded shards have left this folder.
+        This is the case if a generation of the dataset in `out` lists one of the shards. If a
+        writer was killed while it published a generation, that generation is removed first.
+
+        In an upload, the shards are not in the work folder, because they are removed when they have
+        been uploaded. But only this upload uses `out`, so that any dataset in `out` is its dataset.
         """
         if not holds_dataset(self.out):
             return False
@@ -282,28 +318,29 @@ class Staging:
         return False
 
     def _undo(self) -> None:
-        """Remove the links to this folder's files from `out`, and move a replaced dataset back."""
+        """Remove from `out` the links to shards in the work folder; restore a replaced dataset."""
         undo(self.out, self.folder, is_private=bool(self._store_hint))
         if self._replaced.exists():
-            # The pointer comes last, as it completes the dataset.
+            # Move `dataset.json` last: the dataset exists for readers only when this file exists.
             for name in sorted(os.listdir(self._replaced), key=lambda name: name == POINTER):
-                if not (self.out / name).exists():  # otherwise another writer has created it
+                if not (self.out / name).exists():  # Another writer may have created the file.
                     rename_exclusive(str(self._replaced / name), str(self.out / name))
             sync_path(self.out)
 
     def discard_units(self) -> None:
-        """Remove all units, because they will not be used."""
+        """Remove the shards and records of all units, because they will not be published."""
         self._clear(exclude={PLAN_FILE})
 
     def finish(self) -> None:
-        """Mark the dataset as published, so that the work folder is removed at the end."""
+        """Record that the dataset is published: the `with` block then removes the work folder."""
         sync_path(self.out)
         self._is_finished = True
 
     def _remove_work(self) -> None:
-        """Remove everything that a published dataset does not need, the plan last.
+        """Remove the files in the work folder after the dataset is published; remove the plan last.
 
-        After a kill, the same conversion can be resumed and completes the removal.
+        If this process is killed before, a resumed conversion finds the plan and removes the rest.
+        In an upload, the plan is kept.
         """
         if (self.folder / PLAN_FILE).exists():
             rename(self.folder / PLAN_FILE, self.folder / PUBLISHED_FILE)
@@ -328,19 +365,22 @@ class Staging:
         trace: types.TracebackType | None,
     ) -> None:
         try:
-            with contextlib.suppress(OSError):  # the next conversion cleans up
+            # If a file cannot be removed now, the next conversion removes it.
+            with contextlib.suppress(OSError):
                 self._clean_up(error)
         finally:
             self._unlock()
 
     def _clean_up(self, error: BaseException | None) -> None:
         if not self._has_started:
-            remove_folder(self.folder)  # kept if it contains an interrupted conversion
+            # `remove_folder` removes only empty folders: an interrupted conversion is kept.
+            remove_folder(self.folder)
         elif self._is_finished:
             self._remove_work()
             remove_folder(self.folder)
         elif not self._keeps_work():
-            unlink(self.folder / PLAN_FILE)  # first: without a plan, nothing can be resumed
+            # Remove the plan first: if this process is killed in between, no conversion resumes.
+            unlink(self.folder / PLAN_FILE)
             remove_tree(self.folder)
         elif error is not None:
             option = (
@@ -349,26 +389,32 @@ class Staging:
             kept = f"{self.out}: finished units are kept; {option} continues from them"
             error.add_note(f"{kept}; {self._restart_hint}")
         if self._created_out:
-            remove_folder(self.out)  # kept if it contains the dataset
+            remove_folder(self.out)  # The folder is kept if it is not empty.
 
     def _keeps_work(self) -> bool:
-        """Undo the renames of an unpublished dataset; return True if a unit can be resumed."""
+        """Restore `out` if the dataset is not published; return False if no unit can be resumed."""
         try:
             if not self._has_published():
                 self._undo()
                 return has_records(self.folder)
-        except (OSError, DataError):  # the next conversion may succeed, or reports the error
-            pass
+        except (OSError, DataError):
+            pass  # The next conversion tries again, and raises the error if it fails too.
         return True
 
     def _lock(self) -> None:
-        """Create and lock the folder; wait for workers of a killed conversion to exit."""
+        """Create the work folder and lock it.
+
+        If the folder is locked, wait up to LOCK_PATIENCE_S: after a conversion was killed, its
+        workers hold the lock until they have exited.
+        """
         end_s = time.monotonic() + LOCK_PATIENCE_S
         while self.lock_fd < 0:
             try:
                 make_folder(self.folder)
                 self.lock_fd = lock_folder(self.folder)
-            except FileNotFoundError:  # removed in between, or `out` cannot be created
+            except FileNotFoundError:
+                # Another conversion has removed the folder before it was locked: try again. If
+                # `out` cannot be created, all attempts fail.
                 if time.monotonic() > end_s:
                     raise
             except BlockingIOError as error:
