@@ -230,11 +230,11 @@ def _number_dtype(value: object) -> str:
 
 
 def _infer_list_type(value: Sequence[Any]) -> _InferredType:
-    """Return the type of a list: of a list of numbers, an Array; of a list of arrays, a List.
+    """Return the type of a list or tuple.
 
-    A list of non-empty lists of numbers has the type of a list of arrays. All numbers or arrays
-    must have the same dtype, and all arrays the same number of dimensions. The type of any other
-    list is Json.
+    A list of numbers of one dtype has an Array field. A List field is for a list of arrays that
+    have one dtype and one number of dimensions, and for a list of non-empty lists of numbers of one
+    dtype. The field of an empty list is not known yet. Every other list has a Json field.
     """
     if not value:
         return _EMPTY

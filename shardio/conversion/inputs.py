@@ -284,7 +284,7 @@ class InputState(NamedTuple):
 
 
 def path_state(path: str) -> InputState | None:
-    """Return the state of the file at `path`; None if the file is missing or cannot be inspected."""
+    """Return the state of the file at `path`; None if it is missing or cannot be inspected."""
     try:
         found = os.stat(path)
     except OSError:

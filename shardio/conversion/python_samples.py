@@ -1,12 +1,13 @@
-"""Samples that Python code makes: from an iterable, or from items that the workers convert.
+"""Samples from Python objects: from an iterable of samples, or from items that workers convert.
 
-Samples of an iterable are written by the calling process. With a function that returns the samples
-of an item, each item is an input, in the given order: the report has an entry for each item, any
-free worker converts it, and its result is kept when an interrupted conversion resumes. The items of
-a map-style data set are its indices, or runs of indices.
+If the source is an iterable of samples, the calling process writes them. If the source is an
+iterable of items and a function that returns the samples of an item, each item is an input, like a
+file: a worker converts it, and the report has an entry for it. If the conversion is interrupted, it
+can be resumed. A map-style data set is converted like items. Each item is an index, or a range of
+indices, of the data set.
 
-Tensors become arrays and Pillow images become files. torch, Pillow and other libraries are not
-imported: the class of a value identifies its library.
+Tensors are stored as arrays and Pillow images as files. To recognize them, this module does not
+import torch or Pillow: it compares the names of classes.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ SampleFunction = Callable[[Any], Any]
 def convert_samples(
     samples: Iterable[Mapping[str, Any]], out: str, schema: Schema | None, shard_bytes: int
 ) -> ConversionReport:
-    """Write samples to a new dataset at `out`; infer a missing `schema` from the first sample.
+    """Write samples to a new dataset at `out`, or nothing if there are no samples.
 
-    Without any sample, nothing is published.
+    If `schema` is None, it is inferred from the first sample.
     """
     start_s = time.monotonic()
     rest = iter(samples)
@@ -83,7 +84,7 @@ def convert_samples(
 def append_samples(
     samples: Iterable[Mapping[str, Any]], out: str, schema: Schema | None, shard_bytes: int
 ) -> ConversionReport:
-    """Append samples to the dataset at `out`, as its next generation."""
+    """Append samples to the dataset at `out`, and publish its next generation."""
     start_s = time.monotonic()
     base = load_base(out)
     if schema is not None:
@@ -118,7 +119,7 @@ def append_samples(
 def _prepare_all(
     samples: Iterable[Mapping[str, Any]], schema: Schema
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield samples in the form that a writer accepts; errors name sample and field."""
+    """Yield the samples in the form that a writer accepts; an error names the sample and field."""
     for number, sample in enumerate(samples):
         try:
             found = prepare_sample(sample, schema)
@@ -132,17 +133,17 @@ _PNG_MODES: Final = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 
 
 def is_pillow_image(value: object) -> bool:
-    """Return True for a Pillow image."""
+    """Return True if a value is a Pillow image."""
     return is_of(value, "PIL", "Image")
 
 
 def to_plain(value: Any, field: Field | None = None) -> Any:
     """Return a value in a form that a field can store.
 
-    A tensor becomes an array, which shares the memory of a tensor on the CPU. A Pillow image
-    becomes an array of pixels for an Array field, else a PNG file. Values in dicts, lists and
-    tuples are converted too; other values are returned unchanged. A value that cannot be converted,
-    such as a sparse tensor, is a SchemaError.
+    A tensor becomes an array. If the tensor is in CPU memory, the array shares this memory. A
+    Pillow image becomes an array of its pixels if `field` is an Array, otherwise the bytes of a PNG
+    file. In dicts, lists and tuples, each value is converted in this way. All other values are
+    returned unchanged. Raise SchemaError if a value, such as a sparse tensor, cannot be converted.
     """
     if type(value) in _PLAIN:
         return value
@@ -164,9 +165,9 @@ def _to_plain(value: Any, field: Field | None) -> Any:
         return _from_torch(value)
     if is_pillow_image(value):
         return np.asarray(value) if field and field.array else _encode_png(value)
-    if isinstance(value, np.ndarray | np.generic):  # masked arrays are rejected later
+    if isinstance(value, np.ndarray | np.generic):  # A later check rejects masked arrays.
         return value
-    if callable(give := getattr(value, "numpy", None)):  # a tinygrad or TensorFlow tensor
+    if callable(give := getattr(value, "numpy", None)):  # a tensor of tinygrad or TensorFlow
         return give()
     return np.asarray(value) if hasattr(value, "__array__") else value
 
@@ -185,18 +186,18 @@ def _encode_png(picture: Any) -> bytes:
             'picture.convert("RGB")'
         )
     bare = picture.copy()
-    bare.info = {}  # drop orientation and transparency, which are not in the pixels
+    bare.info = {}  # Do not store an orientation or a transparent colour in the PNG.
     file = io.BytesIO()
     bare.save(file, format="PNG", compress_level=1)
     return file.getvalue()
 
 
 def as_mapping(value: object, names: Sequence[str] | None = None) -> Mapping[str, Any]:
-    """Return a sample as a mapping; the values of a tuple are named by `names`."""
+    """Return a sample as a mapping. If it is a tuple, `names` are the names of its values."""
     if isinstance(value, Mapping):
         return value
     if names is None:
-        names = getattr(value, "_fields", None)  # a named tuple
+        names = getattr(value, "_fields", None)  # the names in a named tuple
     parts = value if isinstance(value, tuple | list) else (value,)
     if names is None:
         found = f"{type(value).__name__} of {len(parts)}" * isinstance(value, tuple | list)
@@ -212,7 +213,10 @@ def as_mapping(value: object, names: Sequence[str] | None = None) -> Mapping[str
 
 
 def infer_sample_schema(sample: Mapping[str, Any]) -> Schema:
-    """Return the schema of one sample, as `infer_schema` does; a Pillow image becomes an Image."""
+    """Return the schema that `infer_schema` infers from a sample, with two additions.
+
+    A Pillow image gets an Image field, and a bfloat16 tensor of torch gets a bfloat16 Array field.
+    """
     values = {name: _to_plain_field(name, value) for name, value in sample.items()}
     found: dict[str, Field] = dict(infer_schema(values))
     for name, value in sample.items():
@@ -224,13 +228,16 @@ def infer_sample_schema(sample: Mapping[str, Any]) -> Schema:
 
 
 def prepare_sample(sample: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
-    """Return a sample with plain values, and nested records under dotted names."""
+    """Return a sample in which each value has a form that its field can store, see `to_plain`.
+
+    The values of nested dicts get names with dots, such as `a.b`.
+    """
     flat = schema.flatten(sample)
     return {name: _to_plain_field(name, value, schema.get(name)) for name, value in flat.items()}
 
 
 def _to_plain_field(name: str, value: Any, field: Field | None = None) -> Any:
-    """Convert the value of a field as `to_plain` does; errors name the field."""
+    """Return the result of `to_plain` for the value of a field; an error names the field."""
     try:
         return to_plain(value, field)
     except SchemaError as error:
@@ -246,9 +253,10 @@ def convert_items(
     schema: Schema | None,
     names: Sequence[str] | None,
 ) -> ConversionReport:
-    """Convert items to a new dataset, or append to an existing one.
+    """Convert items to a new dataset, or append their samples to an existing one.
 
-    `make` converts one item; `function` is the name of `make` to record.
+    `make` returns the samples of one item. `function` is the name of `make`, which the dataset
+    records. `names` are the names of the fields if samples are tuples.
     """
     options.check_for_inputs(None)
     base = load_base(out) if options.append else None
@@ -265,9 +273,9 @@ _MAX_NAME: Final = 200  # characters
 
 
 def list_items(items: Iterable[Any]) -> Listing:
-    """List items in order, each with a unique name.
+    """Return a listing of items in the given order. Each item gets a unique name.
 
-    An item is identified by its JSON form if it has one, else by its pickle.
+    An item is identified by a hash of its JSON form, or of its pickle if it has no JSON form.
     """
     found: list[Item] = []
     seen: Counter[str] = Counter()
@@ -286,13 +294,13 @@ def list_items(items: Iterable[Any]) -> Listing:
 
 
 def _unique_name(name: str, seen: Counter[str]) -> str:
-    """Return the name; if an earlier item has the same name, append a number."""
+    """Return the name, followed by a number if `seen` counts an earlier item with this name."""
     seen[name] += 1
     return name if seen[name] == 1 else _unique_name(f"{name} ({seen[name]})", seen)
 
 
 def _encode_json(item: Any) -> str:
-    """Return an item as JSON, with paths as strings; "" if JSON cannot represent it."""
+    """Return an item as JSON, with paths as strings; "" if JSON cannot represent the item."""
     try:
         return json.dumps(item, sort_keys=True, default=os.fspath)
     except (TypeError, ValueError, RecursionError):
@@ -300,7 +308,7 @@ def _encode_json(item: Any) -> str:
 
 
 def _item_name(item: Any, text: str, number: int) -> str:
-    """Return a name that describes an item; `text` is its JSON form."""
+    """Return a name that describes an item; `text` is its JSON form, and `number` is its hash."""
     if isinstance(item, os.PathLike):
         item = os.fspath(item)
     if isinstance(item, str) and item:
@@ -311,15 +319,17 @@ def _item_name(item: Any, text: str, number: int) -> str:
 
 
 _MAX_SCHEMA_ITEMS: Final = 64
-"""The maximum number of items tried to find a sample to infer the schema from."""
+"""The maximum number of items that are tried until one gives a sample to infer the schema from."""
 _NO_SAMPLE: Final = object()
 
 
 @dataclass(frozen=True)
 class ItemSource(Converter):
-    """A converter that calls `make` for each item; `make` returns a dict, several dicts, or None.
+    """A converter that calls `make` for each item to get the samples of the item.
 
-    `function` is the recorded name of `make`; `names` are the fields of samples that are tuples.
+    `make` returns one sample, an iterable of samples, or None. `function` is the name of `make`,
+    which is recorded. `names` are the names of the fields if samples are tuples. `fields` is the
+    schema of the samples.
     """
 
     kind: ClassVar[str] = "items"
@@ -340,14 +350,14 @@ class ItemSource(Converter):
         return schema
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
-        """Yield the samples of an item; an error of the function breaks the item."""
+        """Yield the samples of an item; raise MediaError if `make` raises an exception."""
         n_samples = 0
         for value in _call(vars(self)["_make"], _unpickle(source)):
             try:
                 sample = validate_sample(as_mapping(value, self.names), self.schema())
             except (MediaError, SchemaError) as error:
                 raise MediaError(f"sample {n_samples}: {error}") from error
-            except Exception as error:  # raised by a user class, such as a mapping
+            except Exception as error:  # A user's own class of mappings may raise anything.
                 raise MediaError(f"sample {n_samples}: {_format_error(error)}") from error
             yield sample
             n_samples += 1
@@ -364,7 +374,7 @@ def _unpickle(source: Input) -> Any:
 
 
 def _call(make: SampleFunction, item: Any) -> Iterator[Any]:
-    """Yield the samples that a function returns for an item; map its errors to MediaError."""
+    """Yield the samples that `make` returns for an item; raise its exceptions as MediaError."""
     try:
         found = make(item)
         if found is None:
@@ -377,7 +387,7 @@ def _call(make: SampleFunction, item: Any) -> Iterator[Any]:
 
 
 def _format_error(error: Exception) -> str:
-    """Return an error in one line, with the line of code that raised it."""
+    """Return a text with the exception, and the file and line of the code that raised it."""
     text = "".join(traceback.format_exception_only(error)).strip()
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
@@ -386,7 +396,7 @@ def _format_error(error: Exception) -> str:
 
 
 def validate_sample(sample: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
-    """Return a sample in the form that a writer accepts; check that each value can be encoded."""
+    """Return a sample in the form that a writer accepts, after all its values were checked."""
     found = prepare_sample(sample, schema)
     missing = [n for n, f in schema.items() if n not in found and not f.optional]
     extra = [str(n) for n in found if n not in schema]
@@ -404,7 +414,7 @@ def validate_sample(sample: Mapping[str, Any], schema: Schema) -> dict[str, Any]
 def infer_item_schema(
     make: SampleFunction, inputs: Sequence[Input], names: tuple[str, ...] | None
 ) -> Schema:
-    """Return the schema of the first sample that has one."""
+    """Return the schema of the first sample from which a schema can be inferred."""
     first_error: Exception | None = None
     for one in inputs[:_MAX_SCHEMA_ITEMS]:
         try:
@@ -418,7 +428,7 @@ def infer_item_schema(
         sample = as_mapping(found, names)
         try:
             return _infer(sample)
-        except SchemaError as error:  # later items may be valid
+        except SchemaError as error:  # A later item may give a valid sample.
             error.add_note(f"while making samples of {one.name}")
             first_error = first_error or error
     if isinstance(first_error, SchemaError):
@@ -431,7 +441,7 @@ def infer_item_schema(
 
 
 def _infer(sample: Mapping[str, Any]) -> Schema:
-    """Return the schema of a sample; map errors of the sample's own class to SchemaError."""
+    """Return the schema of a sample; raise exceptions of a user's own classes as SchemaError."""
     try:
         return infer_sample_schema(sample)
     except SchemaError:
@@ -441,14 +451,15 @@ def _infer(sample: Mapping[str, Any]) -> Schema:
 
 
 MAX_ITEMS: Final = 16_384
-"""The maximum number of items that a data set is cut into; the report has an entry per item."""
+"""The maximum number of items for a map-style data set. The report has an entry for each item."""
 
 
 def is_map_style(src: object, workers: int | None) -> bool:
-    """Return True if a source is to be converted by index, not by iteration.
+    """Return True if samples are read from a source by index instead of by iteration.
 
-    The source must have `__len__` and `__getitem__`; if it also has `__iter__`, `workers` must be
-    given. A torch IterableDataset is excluded, because its inherited `__getitem__` only raises.
+    Such a source has `__len__` and `__getitem__`. If it also has `__iter__`, it is read by index
+    only if the caller has set the number of workers. A torch IterableDataset is never read by
+    index, because the `__getitem__` that it inherits only raises an exception.
     """
     kind = type(src)
     if not (hasattr(kind, "__getitem__") and hasattr(kind, "__len__")):
@@ -460,12 +471,15 @@ def is_map_style(src: object, workers: int | None) -> bool:
 
 @dataclass(frozen=True)
 class MapStyleSamples:
-    """A function that returns the samples of a data set at an index or a run (first, last)."""
+    """A function that returns the samples of a map-style data set for an item.
+
+    The item is an index, or a tuple of the first and the last index of a range.
+    """
 
     dataset: Any
 
     def __call__(self, run: int | tuple[int, int]) -> Iterator[Any]:
-        """Yield the sample at each index; None is an error."""
+        """Yield the sample at each index; raise MediaError if a sample is None."""
         first, last = (run, run) if isinstance(run, int) else run
         for position in range(first, last + 1):
             try:
@@ -479,7 +493,7 @@ class MapStyleSamples:
 
 
 def index_runs(n: int) -> list[int | tuple[int, int]]:
-    """Return the indices 0 to n - 1 as items: single indices, or runs if n exceeds MAX_ITEMS."""
+    """Return the items for a map-style data set of length `n`: indices, or ranges of indices."""
     n_run = 1 << max(0, -(-n // MAX_ITEMS) - 1).bit_length()
     if n_run == 1:
         return list(range(n))

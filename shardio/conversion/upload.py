@@ -1,15 +1,16 @@
-"""Upload a dataset to an object store: shards as they are finished, the generation last.
+"""Upload a dataset to an object store while it is converted in a local folder.
 
-Readers of the URL see nothing until everything is uploaded: the generation is written after all
-shards, and `dataset.json` last; both are only created, never overwritten. An interrupted upload can
-be resumed, because a folder on this machine contains the journal of the conversion.
+Threads upload shards as they are finished. When a shard is uploaded, the local file is replaced by
+a note: a small file that contains the name of the shard in the store. Local disk space is therefore
+needed only for shards that are not yet uploaded. If the conversion is interrupted, the local folder
+has its journal, so that it can be resumed. The notes then show which shards are uploaded.
 
-Threads upload finished shards while others are converted. After the upload, the local shard is
-replaced by a note: a file with the shard's name in the store. Thus only shards in progress take
-local disk space, and the notes tell a resumed conversion which shards are uploaded.
+After all shards, the generation is uploaded, which is a JSON file that lists the shards. The object
+`dataset.json`, which points to the generation, is uploaded last. Readers of the URL see no dataset
+before. The generation and `dataset.json` are only created: existing objects are not overwritten.
 
-A lease, which is an object in the store, prevents two conversions from writing to one URL. A local
-file contains the lease's token, so that this machine can resume.
+A lease, which is an object in the store, prevents two conversions from writing to the same URL. A
+local file has the same content as the lease, and shows that this machine owns it.
 """
 
 from __future__ import annotations
@@ -64,12 +65,12 @@ from shardio.storage.remote.object_store import ObjectStore, no_cancel, run_para
 from shardio.storage.remote.storage import RangeFile
 
 _MAX_CONCURRENT: Final = 4
-"""The number of shards uploaded or checked at a time."""
+"""The maximum number of shards that are uploaded or checked at the same time."""
 _MAX_QUEUED: Final = 8
-"""The number of queued shards at which `submit` blocks."""
+"""The maximum number of shards in the queue. While the queue is full, `submit` blocks."""
 _POLL_S: Final = 0.25
 _SHARD_NAME: Final = re.compile(r"\d{6,}-\d{3,}\.shard")
-"""The names of shards; an interrupted conversion may have uploaded some that are not needed."""
+"""Matches the names of shards, to find uploaded shards that the dataset does not need."""
 LEASE_OBJECT: Final = "conversion.json"
 """The name of the lease object."""
 
@@ -80,17 +81,19 @@ def upload_shard(
     shard: ShardSummary,
     check: Callable[[], None] = no_cancel,
 ) -> None:
-    """Upload a shard from `path` unless the store has an object with the same last page.
+    """Upload the shard at `path`, unless the store already has it.
 
-    The last page of a shard identifies the whole content. `shard` has the name in the store.
-    `check` is called before each request except the first; its exceptions cancel the upload.
+    The last page (4 KiB) of a shard contains hashes that identify the whole content. The store has
+    the shard if it has an object with this name, this size and this last page. `shard` is a summary
+    of the shard, with the name of the shard in the store. `check` is called before each request
+    except the first. If it raises an exception, the upload is cancelled.
     """
     try:
         tail = objects.read_tail(shard.name, PAGE)
         with open(path, "rb") as file:
             file.seek(-PAGE, os.SEEK_END)
             is_there = tail.n_bytes == shard.n_bytes and bytes(tail.data) == file.read()
-    except (ShardNotFound, ShardChanged):  # ShardChanged for an empty object
+    except (ShardNotFound, ShardChanged):  # `read_tail` raises ShardChanged for an empty object.
         is_there = False
     if not is_there:
         check()
@@ -98,12 +101,13 @@ def upload_shard(
 
 
 def check_uploaded(objects: ObjectStore, shard: ShardSummary, hint: str) -> None:
-    """Check by its last page that an uploaded shard still exists unchanged.
+    """Check that an uploaded shard still exists and is unchanged, by reading its last page.
 
-    `shard` has the name in the store; `hint` is the next step if the check fails.
+    `shard` is a summary of the shard, with the name of the shard in the store. `hint` is the next
+    step for the user if the check fails.
 
     Raises:
-        ShardNotFound, ShardChanged: the shard is missing or was replaced.
+        ShardNotFound, ShardChanged: the shard is missing, or another object has replaced it.
     """
     path = f"{objects.url}/{shard.name}"
     try:
@@ -123,9 +127,9 @@ def check_uploaded(objects: ObjectStore, shard: ShardSummary, hint: str) -> None
 
 
 class ShardUploader(Closing):
-    """Uploads shards in threads, which it owns until `close`.
+    """Uploads shards in threads, which this object owns.
 
-    `hint` is the alternative to resuming, for messages.
+    `hint` is a text for messages: the way to start again instead of resuming the conversion.
     """
 
     def __init__(self, objects: ObjectStore, hint: str) -> None:
@@ -139,9 +143,10 @@ class ShardUploader(Closing):
         self._threads: list[threading.Thread] = []
 
     def submit(self, path: str, shard: ShardSummary) -> None:
-        """Queue the shard at `path` for upload; block while the queue is full.
+        """Add the shard at `path` to the queue of shards to upload; block while the queue is full.
 
-        A shard that was uploaded before is only checked. The error of an earlier upload is raised.
+        If a note shows that the shard is already uploaded, it is only checked. If an earlier upload
+        has failed, its error is raised.
         """
         with self._changed:
             while len(self._queue) >= _MAX_QUEUED and self._error is None:
@@ -155,21 +160,21 @@ class ShardUploader(Closing):
                 thread.start()
 
     def finish(self) -> None:
-        """Wait until all shards are uploaded, and raise the error of a failed upload."""
+        """Wait until all shards are uploaded. If an upload has failed, raise its error."""
         with self._changed:
             while (self._queue or self._n_running) and self._error is None:
                 self._changed.wait(_POLL_S)
             self._raise()
 
     def close(self) -> None:
-        """Stop. Running uploads are not waited for, and their results are not recorded."""
+        """Stop the threads without waiting for them; uploads that end later leave no notes."""
         with self._changed:
             self._is_closed = True
             self._queue.clear()
             self._changed.notify_all()
 
     def set_done_callback(self, callback: Callable[[], object]) -> None:
-        """Set a function to call when the uploader is closed and running uploads have ended."""
+        """Set a function that is called once the uploader is closed and all uploads have ended."""
         with self._changed:
             self._done_callback = callback
             self._call_back_if_done()
@@ -186,7 +191,7 @@ class ShardUploader(Closing):
         while (job := self._next()) is not None:
             try:
                 self._upload(*job)
-            except BaseException as error:  # noqa: BLE001  # raised by the next `submit`
+            except BaseException as error:  # noqa: BLE001  # `submit` or `finish` raises it.
                 with self._changed:
                     self._error = self._error or error
             with self._changed:
@@ -214,7 +219,9 @@ class ShardUploader(Closing):
                 write_upload_note(path, shard.name)
         with self._changed:
             self._check()
-            unlink(path)  # also if a process was killed between writing the note and this line
+            # The file also exists if there was a note already: an earlier process may have been
+            # killed after it wrote the note and before it removed the file.
+            unlink(path)
 
     def _check(self) -> None:
         """Raise _UploadCancelled if the uploader is closed."""
@@ -223,7 +230,7 @@ class ShardUploader(Closing):
 
 
 class _UploadCancelled(Exception):
-    """An internal signal: an upload was cancelled by `close`."""
+    """Raised in an upload thread if `close` has cancelled the upload; users never see it."""
 
 
 def _no_callback() -> None:
@@ -231,14 +238,17 @@ def _no_callback() -> None:
 
 
 class Upload(Closing):
-    """A dataset being uploaded. It owns the upload threads, the lease and a local lock.
+    """A dataset that is converted in a local folder and uploaded to a URL.
 
-    `folder_options` are options that only folders support, by name; True if given.
+    This object owns the upload threads, the lease, and a lock on this machine. `folder_options` are
+    options that are supported only if a dataset is written to a folder. Each is True if the caller
+    has given the option, which is then an error.
 
     Raises:
-        DatasetExists: the URL contains data, or an earlier conversion is not published yet.
-        DatasetConflict: another conversion, on any machine, is writing to the URL.
-        InvalidArgument: an option is for folders only, or the URL belongs to a web server.
+        DatasetExists: the URL contains data; or an earlier conversion to the URL is complete but
+            not published, and `resume` is False.
+        DatasetConflict: another conversion, on this or another machine, is writing to the URL.
+        InvalidArgument: an option is only for folders, or the URL is that of a web server.
     """
 
     def __init__(
@@ -260,7 +270,7 @@ class Upload(Closing):
         self._objects, self._start_s = ObjectStore(url, remote.options), time.monotonic()
         name = hash_bytes(f"{self._objects.endpoint} {self._objects.url}".encode())
         self.folder = os.path.join(remote.cache_folder, "converting", f"{name:016x}")
-        """The local folder in which the dataset is converted."""
+        """The path of the local folder in which the dataset is converted."""
         self._hint = (
             f"to start again, remove {self.folder} and everything below {self._objects.url}"
         )
@@ -269,13 +279,13 @@ class Upload(Closing):
             contextlib.ExitStack(),
         )
         self._done_folder = f"{self.folder}.done"
-        """The name of the local folder after the dataset is published."""
+        """The path to which the local folder is renamed after the dataset is published."""
         self._lease, self._has_lease = (
             UploadLease(self._objects, Path(f"{self.folder}.json")),
             False,
         )
         self.is_converted = False
-        """True if the conversion is complete and only needs to be published."""
+        """True if an earlier process has completed the conversion, but has not published it."""
         try:
             make_folder(remote.cache_folder)
             self._lock_locally(f"{remote.cache_folder}/converting.lock", name >> 2)
@@ -288,7 +298,7 @@ class Upload(Closing):
             raise
 
     def _lock_locally(self, path: str, byte: int) -> None:
-        """Lock out other conversions on this machine, which would use the same lease."""
+        """Acquire a lock against conversions on this machine, which the lease does not exclude."""
         end_s = time.monotonic() + LOCK_PATIENCE_S
         while not self._lock.enter_context(try_exclusive(path, byte)):
             self._lock.close()
@@ -300,7 +310,7 @@ class Upload(Closing):
             time.sleep(0.02)
 
     def _begin(self, *, resume: bool) -> None:
-        """Check that the URL contains only our own data, and acquire the lease."""
+        """Check that the URL has no data except that of this upload, and acquire the lease."""
         url = self._objects.url
         if not resume and self.is_converted:
             raise DatasetExists(
@@ -314,18 +324,23 @@ class Upload(Closing):
                 raise DatasetExists(f"{url}: already holds data ({found[0]}); choose another URL")
             self._lease.acquire()
             self._has_lease = True
-            self._is_published()  # another upload may have started and ended in between
+            self._is_published()  # Another upload may have published since the first check.
         if not self.is_converted and not self.has_plan:
-            remove_tree(self.folder)  # left by a killed process that wrote samples: not resumable
+            # An earlier process was killed while it wrote Python samples, which have no journal
+            # from which the conversion could be resumed.
+            remove_tree(self.folder)
         make_folder(os.path.dirname(self.folder))
 
     @property
     def has_plan(self) -> bool:
-        """True if the folder has a plan, which records the inputs of an earlier conversion."""
+        """True if the local folder has a plan; conversions of iterables of samples have none."""
         return plan_path(Path(self.folder, WORK_FOLDER)) is not None
 
     def _is_published(self) -> bool:
-        """Return True if the dataset converted here is published; refuse any other dataset."""
+        """Return True if the dataset in the local folder is already published at the URL.
+
+        Raise DatasetExists if another dataset is published there.
+        """
         try:
             pointer = self._objects.read(POINTER)
         except ShardNotFound:
@@ -335,14 +350,16 @@ class Upload(Closing):
         raise DatasetExists(f"{self._objects.url}: already holds a dataset; choose another URL")
 
     def publish(self, report: ConversionReport | None = None) -> ConversionReport:
-        """Upload everything in the folder, the generation last, and return the report.
+        """Upload the remaining shards and then the generation, and return the report.
 
-        `report` is None if an earlier process converted Python samples. If the store fails, the
-        upload can be resumed.
+        `report` is the report on the conversion. It is None if an earlier process wrote Python
+        samples and was killed before it published them. If a request fails, the upload can be
+        resumed.
 
         Raises:
-            DatasetConflict: another writer has published at the URL.
-            ShardNotFound, ShardChanged: an uploaded shard is missing or was replaced.
+            DatasetConflict: another writer has published a dataset at the URL.
+            ShardNotFound, ShardChanged: an uploaded shard is missing, or another object has
+                replaced it.
         """
         found, root = load(self.folder), Path(self.folder)
         shards = [shard for shard, _ in found.files]
@@ -350,15 +367,17 @@ class Upload(Closing):
         run_parallel(
             _MAX_CONCURRENT, self._upload_shard, [shard for shard in shards if shard.name in here]
         )
-        if self.is_converted:  # an earlier process has uploaded the remaining shards
+        if self.is_converted:  # An earlier process has uploaded the other shards: check them.
             sent = [shard for shard in shards if shard.name not in here]
             run_parallel(_MAX_CONCURRENT, self._check_shard, sent)
         for part in found.external_lists:
             self._objects.upload(f"{GENERATIONS}/{part.path.name}", str(part.path))
-        report = report or _report_from(found)  # may read the inputs from an external list
+        # Make the report before the dataset is published: reading the inputs from a file may fail.
+        report = report or _report_from(found)
         for name in (f"{GENERATIONS}/{found.number:06d}.json", POINTER):
             self._objects.put(name, (root / name).read_bytes(), exclusive=True)
-        # The dataset is published now, so no unlisted shard can belong to another writer.
+        # The dataset is published now. Shards that it does not list cannot belong to another
+        # writer, because no other writer can publish a dataset here.
         self._remove_unused({shard.name for shard in shards})
         rename(self.folder, self._done_folder)
         self._clean_up()
@@ -366,10 +385,10 @@ class Upload(Closing):
         return replace(report, dataset=self._objects.url, elapsed_s=elapsed_s)
 
     def discard(self, report: ConversionReport) -> ConversionReport:
-        """Remove uploaded shards, because nothing is published; return the report for the URL."""
+        """Remove all uploaded shards, because no dataset is published; return the report."""
         if self._lease.is_held():
             self._remove_unused(set())
-        remove_tree(self.folder)  # so that `close` releases the lease
+        remove_tree(self.folder)  # `close` releases the lease only if the folder does not exist.
         return replace(report, dataset=self._objects.url)
 
     def close(self) -> None:
@@ -377,13 +396,14 @@ class Upload(Closing):
         self.uploader.close()
         try:
             if self._has_lease and not os.path.exists(self.folder):
-                with contextlib.suppress(ShardioError, OSError):  # the next conversion reports it
+                # If this fails, the lease stays, and the next conversion to the URL reports it.
+                with contextlib.suppress(ShardioError, OSError):
                     self._lease.release()
         finally:
             self.uploader.set_done_callback(self._lock.close)
 
     def _clean_up(self) -> None:
-        """Release the lease and remove the local folder if the dataset was published."""
+        """Release the lease and remove the local folder, if the dataset was published."""
         if os.path.exists(self._done_folder):
             self._lease.release()
             remove_tree(self._done_folder)
@@ -395,14 +415,14 @@ class Upload(Closing):
         check_uploaded(self._objects, shard, self._hint)
 
     def _remove_unused(self, names: set[str]) -> None:
-        """Remove uploaded shards that the dataset does not list."""
+        """Remove uploaded shards whose names are not in `names`."""
         for name in self._objects.list_names():
             if _SHARD_NAME.fullmatch(name) and name not in names:
                 self._objects.remove(name)
 
 
 def _report_from(found: Generation) -> ConversionReport:
-    """Return the report of a conversion that an earlier process completed."""
+    """Return a report on a conversion that an earlier process has completed as `found`."""
     return ConversionReport(
         dataset="",
         kind=str(found.converter.get("name")),
@@ -416,19 +436,19 @@ def _report_from(found: Generation) -> ConversionReport:
 
 
 class UploadLease:
-    """The exclusive right of this machine to write below a URL, for one conversion at a time.
+    """The exclusive right of a machine to write below a URL, as an object in the store.
 
-    The local file at `path` has the content of the lease, and proves that this machine owns it.
+    If this machine owns the lease, the local file at `path` has the same content as the object. The
+    content includes a random token, which no other machine knows.
     """
 
     def __init__(self, objects: ObjectStore, path: Path) -> None:
         self._objects, self._path = objects, path
 
     def is_held(self) -> bool:
-        """Return True if this machine already owns the lease, from an earlier conversion.
+        """Return True if this machine owns the lease, for example from an interrupted conversion.
 
-        Raises:
-            DatasetConflict: another machine holds the lease.
+        Raise DatasetConflict if another machine owns the lease.
         """
         try:
             content = self._objects.read(LEASE_OBJECT)
@@ -439,7 +459,7 @@ class UploadLease:
         return True
 
     def acquire(self) -> None:
-        """Acquire the lease; raise DatasetConflict if another process was first."""
+        """Acquire the lease; raise DatasetConflict if another process has acquired it before."""
         if (content := self._expected_content()) is None:
             make_folder(str(self._path.parent))
             since = datetime.now(UTC).isoformat(timespec="seconds")
@@ -452,14 +472,14 @@ class UploadLease:
             raise self._conflict(self._objects.read(LEASE_OBJECT)) from None
 
     def release(self) -> None:
-        """Remove the lease from store and machine, unless another machine owns it. Idempotent."""
+        """Remove the object, if this machine owns the lease, and remove the local file."""
         with contextlib.suppress(DatasetConflict):
             if self.is_held():
                 self._objects.remove(LEASE_OBJECT)
         unlink(self._path)
 
     def _expected_content(self) -> bytes | None:
-        """Return the content of our lease object; None if there is no local file."""
+        """Return the content of the lease of this machine; None if there is no local file."""
         try:
             return to_checksummed_json(read_checksummed_json(self._path))
         except (DataError, OSError):
