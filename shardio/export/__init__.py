@@ -2,9 +2,9 @@
 
 | module | contents |
 |---|---|
-| `api` | `export`: select fields, write, publish |
-| `formats` | `SampleReader`: verified batches; `Exporter`: a format's methods; values as files |
-| `webdataset`, `parquet`, `files` | the formats |
+| `api` | `export`: selects fields, writes the samples, and renames the folder of the export |
+| `formats` | `SampleReader`: reads verified samples in batches; `Exporter`: interface of a format |
+| `webdataset`, `parquet`, `files` | one exporter for each format |
 """
 
 from shardio.export.api import ExportProgress, ExportReport, export

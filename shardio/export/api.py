@@ -1,6 +1,7 @@
-"""Export a dataset: read samples, write them with an exporter, publish the output folder.
+"""Export a dataset as files of another format.
 
-The output is written to a hidden folder, which is then renamed.
+Samples are read from the dataset and written by an exporter to a hidden folder. When all files are
+complete, the hidden folder is renamed.
 """
 
 from __future__ import annotations
@@ -24,13 +25,16 @@ from shardio.samples.shard_dataset import ShardDataset
 from shardio.storage.fs import create, sync
 
 ABOUT_FILE: Final = "_export.json"
-"""The file with an export's metadata; Parquet readers ignore files whose names start with `_`."""
+"""The name of the file with the metadata of an export.
+
+The name starts with `_`, because Parquet readers ignore files with such names.
+"""
 FORMATS: Final = {
     "files": ("shardio.export.files", "FilesExporter"),
     "parquet": ("shardio.export.parquet", "ParquetExporter"),
     "webdataset": ("shardio.export.webdataset", "WebDatasetExporter"),
 }
-"""Module and class of each format's exporter."""
+"""The module and the class of the exporter of each format."""
 SCHEMA_FILE: Final = "_schema.json"
 SHARD_BYTES: Final = 256 << 20
 _PACKAGES: Final = {"parquet": ("pyarrow", "arrow")}
@@ -38,9 +42,11 @@ _PACKAGES: Final = {"parquet": ("pyarrow", "arrow")}
 
 @dataclass(frozen=True, slots=True)
 class ExportProgress:
-    """The progress of an export; bytes are counted as stored in the dataset.
+    """The progress of an export.
 
-    `is_syncing` is True once all samples are written and the export waits for the disk.
+    The numbers of bytes are estimated from the sizes of the dataset's shards, not from the files
+    that are written. `is_syncing` is True when all samples are written and the export waits until
+    the files are on the disk.
     """
 
     n_samples_done: int
@@ -63,7 +69,7 @@ class ExportReport:
     skipped: tuple[Skipped, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as JSON values."""
+        """Return a JSON-serializable dict."""
         return {**asdict(self), "skipped": [asdict(one) for one in self.skipped]}
 
 
@@ -79,28 +85,31 @@ def export(
     overwrite: bool = False,
     progress: Callable[[ExportProgress], None] | None = None,
 ) -> ExportReport:
-    """Write the samples of a dataset as files of another format, into a new folder.
+    """Write the samples of a dataset as files of another format to a new folder.
 
-    The folder appears once everything is written and synced to disk.
+    The folder appears when all its files are complete and on the disk.
 
     Args:
-        dataset: a folder, or an open dataset, whose selection of samples is exported.
-        out: the folder to create; it may exist if it is empty.
+        dataset: the folder of a dataset, or an open dataset. If the open dataset is a selection of
+            samples, only these samples are exported.
+        out: the folder to create. An empty folder may exist at this path.
         format: "webdataset", "parquet" or "files".
-        fields: names of the fields to export; all by default. The name of a nested record selects
-            all its fields.
-        subset: the name of a subset, if `dataset` is a folder.
-        shard_bytes: approximate size of one tar or Parquet file.
-        on_error: "stop" at the first damaged sample, or "skip" it.
-        overwrite: replace an earlier export in `out` once the new one is complete.
-        progress: called after each batch of samples, and before the final sync to disk.
+        fields: the names of the fields to export; by default, all fields. The name of a nested
+            record selects all fields of the record.
+        subset: the name of a subset to export. Only allowed if `dataset` is a folder.
+        shard_bytes: the approximate size in bytes of each tar or Parquet file.
+        on_error: "stop" raises an error for the first damaged sample. "skip" leaves out damaged
+            samples and lists them in the report.
+        overwrite: if True, and `out` is an earlier export, replace it when the new export is
+            complete.
+        progress: called after each batch of samples, and before the files are synced to the disk.
 
     Raises:
-        InvalidArgument: an option is invalid, or the format cannot hold a field.
-        DatasetExists: `out` is not empty.
-        ShardCorrupt, …: a sample is damaged; the incomplete export is removed.
+        InvalidArgument: an option is invalid, or the format cannot represent a field.
+        DatasetExists: `out` is not empty, and is not an export that `overwrite` replaces.
+        ShardCorrupt, …: a sample is damaged. The incomplete export is removed.
         DatasetConflict: another writer has removed shards of the exported generation.
-        UnsupportedEnvironment: a package is missing.
+        UnsupportedEnvironment: a package that the format needs is not installed.
     """
     if format not in FORMATS or on_error not in ("stop", "skip"):
         raise InvalidArgument(
@@ -120,7 +129,8 @@ def export(
             StagedFolder(place, ABOUT_FILE) as target,
             detect_conflict(source.path, source.generation),
         ):
-            # Refuse only here: StagedFolder removes leftovers, and may have restored an export.
+            # Check `place` only now: if an earlier export was killed while it replaced the folder,
+            # StagedFolder may just have moved the earlier folder back to `place`.
             _check_replaceable(place, overwrite=overwrite)
             n_samples = _write_samples(samples, exporter, target.folder, progress)
             about = {"format": format, "samples": n_samples, **_provenance(source, samples)}
@@ -141,7 +151,10 @@ def export(
 
 
 def _check_folder(out: str | os.PathLike[str], source: str) -> Path:
-    """Return the absolute path of `out`; refuse folders inside a dataset, or around `source`."""
+    """Return the absolute path of `out`.
+
+    Raise InvalidArgument if it is a dataset, or is inside a dataset, or contains `source`.
+    """
     check_folder_name(out)
     place = Path(os.path.abspath(out))
     for folder in (place, *place.parents):
@@ -155,9 +168,9 @@ def _check_folder(out: str | os.PathLike[str], source: str) -> Path:
 
 
 def _check_replaceable(out: Path, *, overwrite: bool) -> bool:
-    """Return True if `out` holds an export to replace, False if it is missing or empty.
+    """Return True if `out` has an export that may be replaced, False if it is missing or empty.
 
-    Otherwise, or without `overwrite`, raise DatasetExists.
+    Raise DatasetExists if `out` has anything else, or if it has an export and `overwrite` is False.
     """
     if not os.path.lexists(out):
         return False
@@ -186,7 +199,7 @@ def _open(
 
 
 def _select_fields(dataset: Dataset, names: Iterable[str] | None) -> dict[str, Any]:
-    """Return the fields of the given names (default: all) in schema order."""
+    """Return the fields that `names` select, in the order of the schema; by default, all fields."""
     schema = dataset.schema
     if names is None:
         return dict(schema)
@@ -200,7 +213,11 @@ def _select_fields(dataset: Dataset, names: Iterable[str] | None) -> dict[str, A
 
 
 def _make_exporter(format: str, options: ExportOptions) -> Exporter:
-    """Create the exporter of a format; it refuses fields that it cannot hold."""
+    """Create the exporter of a format.
+
+    Raise InvalidArgument if the format cannot represent a field, and UnsupportedEnvironment if a
+    package is missing.
+    """
     module, name = FORMATS[format]
     try:
         kind: Callable[[ExportOptions], Exporter] = getattr(import_module(module), name)
@@ -220,7 +237,7 @@ def _write_samples(
     folder: Path,
     progress: Callable[[ExportProgress], None] | None,
 ) -> int:
-    """Write all samples; return their number."""
+    """Write all samples to files in `folder`; return the number of written samples."""
     dataset, n_samples = samples.dataset, 0
     n_all, n_rows = len(dataset), int(dataset.starts[-1])
     n_bytes = sum(shard.n_bytes for shard in dataset.shards) * n_all // max(1, n_rows)
@@ -241,7 +258,7 @@ def _write_samples(
 
 
 def _provenance(dataset: Dataset, samples: SampleReader) -> dict[str, Any]:
-    """Return the entries of `_export.json` that describe the exported dataset."""
+    """Return the entries of `_export.json` that say which samples of which dataset are exported."""
     return {
         "fields": list(samples.fields),
         "classes": list(dataset.classes),
@@ -260,7 +277,7 @@ def _write_json(path: Path, content: object) -> None:
 
 
 def _sizes(folder: Path) -> Iterator[int]:
-    """Yield the sizes of all files below a folder."""
+    """Yield the sizes of all files in a folder and its subfolders."""
     for place, _, names in os.walk(folder):
         for name in names:
             yield os.path.getsize(os.path.join(place, name))

@@ -1,4 +1,4 @@
-"""The exporter for plain files: a file per value, in folders, and a table of all samples."""
+"""Export a dataset as a folder of files, with one file per value, and a table of all samples."""
 
 from __future__ import annotations
 
@@ -32,19 +32,26 @@ from shardio.storage.fs import create, make_folder, sync_path
 
 TABLE: Final = "samples.jsonl"
 _MAX_TABLE_ITEMS: Final = 1024
-"""Fixed-shape arrays of up to this many numbers are stored in the table; larger ones are files."""
+"""The maximum number of elements of an array that is stored in the table.
+
+Larger arrays, and arrays of variable shape, are stored as files.
+"""
 _CONCURRENT_SYNCS: Final = 16
-"""The number of files synced at a time. Disks sync many files in about the time of one: 1,000 small
-files took 0.5 s instead of 5.4 s.
+"""The number of files that are synced to the disk at the same time.
+
+A disk syncs several files in about the time of one file: 1,000 small files took 0.5 s instead of
+5.4 s.
 """
 
 
 class FilesExporter:
-    """An exporter that writes files such as CLASS/NAME.jpg, and `samples.jsonl`, a line per sample.
+    """An exporter that writes files such as CLASS/NAME.jpg, and the table `samples.jsonl`.
 
-    If several fields are stored as files, each gets a folder. NAME comes from the field `source` if
-    that is exported, else from the sample's number. CLASS is the name of the label's class, if
-    labels are exported.
+    The table has one line of JSON per sample. It has the values of small fields, and the paths of
+    the files of other fields. If several fields are stored as files, each of these fields has a
+    folder. NAME is the text in the field `source` without its suffix, if this field is exported;
+    otherwise, it is the index of the sample. CLASS is the name of the sample's class, if the field
+    `label` is exported and the dataset has class names.
     """
 
     def __init__(self, options: ExportOptions) -> None:
@@ -79,7 +86,7 @@ class FilesExporter:
         self._table: IO[bytes] | None = None
 
     def open(self, folder: Path) -> None:
-        """Create the table and the folders of the classes."""
+        """Create the table, and a folder for each class in the folder of each field."""
         self._root = folder
         self._table = create(folder / TABLE)
         for name in self._encoders:
@@ -87,7 +94,7 @@ class FilesExporter:
                 self._make_folder(folder / local_name(os.path.join(self._folders[name], label)))
 
     def write(self, batch: SampleBatch) -> None:
-        """Write the files and table lines of a batch."""
+        """Write the files of all samples of a batch, and their lines in the table."""
         if self._table is None:
             return
         for number, sample in zip(batch.numbers, batch.samples(), strict=True):
@@ -103,7 +110,7 @@ class FilesExporter:
             self._table.write(line.encode() + b"\n")
 
     def finish(self) -> None:
-        """Sync all files and the folders that contain them."""
+        """Sync all files, and the folders that contain the files, to the disk."""
         self.close()
         paths = (
             os.path.join(folder, name)
@@ -121,7 +128,7 @@ class FilesExporter:
             self._table = None
 
     def _stem(self, number: int, sample: Mapping[str, Any]) -> str:
-        """Return the path of a sample's files, without suffix, relative to the field's folder."""
+        """Return the path of a sample's file in the folder of a field, without the suffix."""
         name = f"{number:09d}"
         if self._has_source and sample["source"]:
             stem, dot, suffix = sample["source"].rpartition(".")
@@ -135,11 +142,15 @@ class FilesExporter:
     def _write_file(
         self, folder: str, sample_stem: str, number: int, suffix: str, data: bytes
     ) -> str:
-        """Write a file and return its path; if the name is in use, append the sample's number."""
+        """Write a file and return its path in the export.
+
+        The path consists of `folder`, `sample_stem` and `suffix`. If a file already has this path,
+        `number`, the index of the sample, is appended to the name.
+        """
         stem = os.path.join(folder, sample_stem)
         try:
             self._make_folder((self._root / local_name(stem)).parent)
-        except (FileExistsError, NotADirectoryError):  # a file, not a folder, has this name
+        except (FileExistsError, NotADirectoryError):  # a file has the name of the folder
             stem = os.path.join(folder, f"{number:09d}")
         for name in (stem, f"{stem}-{number}", *(f"{stem}-{number}-{i}" for i in range(2, 99))):
             path = self._root / local_name(f"{name}{suffix}")
@@ -159,14 +170,17 @@ class FilesExporter:
 
 
 def _is_in_table(field: Field) -> bool:
-    """Return True if the values of a field are stored in the table itself."""
+    """Return True if the values of a field are stored in the table, not as files."""
     if (array := field.array) is not None:
         return array.is_fixed and math.prod(n or 0 for n in array.shape) <= _MAX_TABLE_ITEMS
     return field.is_utf8 or field.is_json
 
 
 def _class_folders(options: ExportOptions) -> list[str]:
-    """Return the folder name of each class; empty if labels are not exported, or not integers."""
+    """Return the name of each class's folder.
+
+    The list is empty if the field `label` is not exported, or its values are not single integers.
+    """
     field = options.fields.get("label")
     label = field.array if field else None
     if label is None or label.shape or export_dtype(label).kind not in "iu":

@@ -1,4 +1,4 @@
-"""The interface between an export and its formats, and helpers that formats share."""
+"""Define the interface of an exporter, which writes one format, and helpers for all exporters."""
 
 from __future__ import annotations
 
@@ -19,12 +19,18 @@ from shardio.format.types import Array, Field
 from shardio.media import mux
 
 Prepare = Mapping[str, Callable[[Any], Any]]
-"""Functions to apply to the values of fields that are not columns, before writing."""
+"""A dict from names of fields to functions that are applied to the values before writing.
+
+The fields are not columns: their values have varying sizes.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """The dataset to export, the selected fields, and the approximate size of one output file."""
+    """The arguments of an exporter.
+
+    `fields` are the fields to export, and `shard_bytes` is the approximate size of an output file.
+    """
 
     dataset: Dataset
     fields: Mapping[str, Field]
@@ -32,18 +38,19 @@ class ExportOptions:
 
     @property
     def dataset_name(self) -> str:
-        """The name of the dataset in messages."""
+        """The path by which messages name the dataset."""
         return self.dataset.place
 
     @property
     def muxing(self) -> dict[str, Callable[[Any], Any]]:
-        """For each field of streams, the function that muxes values as they are read."""
+        """Functions that turn the streams (video, audio) of a field into media files, by field."""
         return {name: mux for name, field in self.fields.items() if field.is_streamed}
 
     def refuse(self, reasons: Mapping[str, str]) -> None:
-        """Raise InvalidArgument if there are fields that a format cannot hold.
+        """Raise InvalidArgument if there are fields that a format cannot represent.
 
-        `reasons` maps each such field to the reason; the message also lists the other fields.
+        `reasons` maps the name of each such field to the reason. The message also suggests to
+        export the other fields.
         """
         if not reasons:
             return
@@ -56,22 +63,26 @@ class ExportOptions:
 class Exporter(Protocol):
     """A writer of samples in one format.
 
-    The constructor takes `ExportOptions` and raises InvalidArgument for fields that the format
-    cannot hold, before anything is written.
+    The argument of the constructor is an ExportOptions object. The constructor writes nothing, and
+    raises InvalidArgument if the format cannot represent one of the fields.
     """
 
     prepare: Prepare
+    """Functions that are applied to values before `write` gets them."""
     schema_spec: Mapping[str, str] | None
-    """Field specs for --schema when converting back; None if the files are self-describing."""
+    """The types of the fields, which `shardio convert --schema` needs to read the files again.
+
+    None if the types are recognizable from the files alone.
+    """
 
     def open(self, folder: Path) -> None:
-        """Start writing into an empty folder."""
+        """Start writing. `folder` is an empty folder for the files of the export."""
 
     def write(self, batch: SampleBatch) -> None:
         """Append a batch of samples."""
 
     def finish(self) -> None:
-        """Complete all files and sync them to disk."""
+        """Complete all files, and wait until they are on the disk."""
 
     def close(self) -> None:
         """Close files that are still open. Idempotent."""
@@ -79,14 +90,17 @@ class Exporter(Protocol):
 
 _MAX_ROWS: Final = 4096
 _MAX_BYTES: Final = 16 << 20
-"""The maximum size of a batch's columns, and of its other values; a larger sample is one batch."""
-_NUMBER_BYTES: Final = 8  # approximate; true, false and null count the same
+"""The maximum size of the columns of a batch, and the approximate limit for its other values.
+
+A sample that is larger is a batch of its own.
+"""
+_NUMBER_BYTES: Final = 8  # the approximate size of a number; also used for true, false and null
 Rows = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A damaged sample that was skipped: its number and the reason."""
+    """A damaged sample that was skipped: its index in the dataset, and the reason."""
 
     sample: int
     reason: str
@@ -94,10 +108,12 @@ class Skipped:
 
 @dataclass(slots=True)
 class SampleBatch:
-    """Consecutive samples by field: columns as arrays, other fields as lists.
+    """Consecutive samples of a dataset.
 
-    `present` has a mask for each optional column, True where a sample has a value. In lists, a
-    missing value is None.
+    `numbers` are the indices of the samples. `columns` maps the name of each column, which is a
+    field of fixed size, to an array with one row per sample. `records` maps the name of each other
+    field to a list of values, in which None is a missing value. `present` maps the name of each
+    optional column to a mask that is True for samples that have a value.
     """
 
     numbers: list[int]
@@ -109,7 +125,7 @@ class SampleBatch:
         return len(self.numbers)
 
     def samples(self) -> Iterator[dict[str, Any]]:
-        """Yield the samples one by one; missing values are None."""
+        """Yield each sample as a dict, in which None is a missing value."""
         for i in range(len(self)):
             sample: dict[str, Any] = {}
             for name, column in self.columns.items():
@@ -122,9 +138,10 @@ class SampleBatch:
 
 @dataclass(slots=True)
 class SampleReader:
-    """An iterable over batches of a dataset's samples, in order, with every byte verified.
+    """An iterable over all samples of a dataset, in order and in batches.
 
-    A damaged sample raises an error; with `skip_damaged` it is skipped and listed in `skipped`.
+    Every byte of the exported fields is verified. If a sample is damaged, an error is raised. With
+    `skip_damaged`, the sample is left out instead, and added to `skipped`.
     """
 
     dataset: Dataset
@@ -154,7 +171,11 @@ class SampleReader:
     def _read(
         self, shard: int, numbers: Rows, rows: Rows, columns: Sequence[str], records: Sequence[str]
     ) -> Iterator[SampleBatch]:
-        """Yield some rows of a shard, in batches of limited size."""
+        """Yield the samples at `rows` of a shard, in batches of limited size.
+
+        `numbers` are the indices of the samples in the dataset. `columns` and `records` are names
+        of fields.
+        """
         found: dict[str, npt.NDArray[Any]] = {}
         present: dict[str, npt.NDArray[np.bool_]] = {}
         try:
@@ -167,7 +188,7 @@ class SampleReader:
             if len(rows) == 1:
                 self._skip(int(numbers[0]), error)
                 return
-            for i in range(len(rows)):  # read each sample separately, to find the damaged ones
+            for i in range(len(rows)):  # read each sample separately, to find the damaged samples
                 one = slice(i, i + 1)
                 yield from self._read(shard, numbers[one], rows[one], columns, records)
             return
@@ -182,7 +203,11 @@ class SampleReader:
     def _records(
         self, shard: int, numbers: Rows, rows: Rows, names: Sequence[str]
     ) -> Iterator[tuple[list[int] | slice, dict[str, list[Any]]]]:
-        """Yield (indices into rows, values) for fields that are not columns, in limited batches."""
+        """Yield the values of fields that are not columns, in batches of limited size.
+
+        The first part of each item selects the rows that the batch has; damaged samples are left
+        out. The second part maps the name of each field to its values.
+        """
         if not names:
             yield slice(None), {}
             return
@@ -207,7 +232,8 @@ class SampleReader:
         sample = self.dataset.sample(shard, row, names)
         for name, prepare in self.prepare.items():
             if sample[name] is not None or not self.fields[name].optional:
-                sample[name] = prepare(sample[name])  # even None, which may be JSON's null
+                # None can be a value, the null of JSON, unless the field is optional.
+                sample[name] = prepare(sample[name])
         return sample
 
     def _skip(self, number: int, error: DataError) -> None:
@@ -221,7 +247,10 @@ class SampleReader:
 
 
 def _memory_bytes(values: Iterable[Any]) -> int:
-    """Return the approximate size of values in bytes; a Json field may hold values of any type."""
+    """Return the approximate size of values in bytes.
+
+    A Json field can have values of any type of JSON.
+    """
     n_bytes = 0
     for value in values:
         if isinstance(value, dict):
@@ -236,23 +265,26 @@ def _memory_bytes(values: Iterable[Any]) -> int:
 
 
 def widen_bfloat16(bits: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Return the float32 values of bfloat16 numbers, given as uint16 bits."""
+    """Return bfloat16 numbers as float32. Each element of `bits` has the 16 bits of a number."""
     found: npt.NDArray[np.float32] = np.left_shift(bits.astype("<u4"), 16).view("<f4")
     return found
 
 
 def export_dtype(field: Array) -> np.dtype[Any]:
-    """Return the dtype in which a field is exported: bfloat16 as float32, others unchanged."""
+    """Return the dtype in which a field is exported.
+
+    bfloat16 is exported as float32. Other dtypes do not change.
+    """
     return np.dtype("<f4") if field.dtype == "bfloat16" else field.numpy
 
 
 def number_converter(field: Array) -> Callable[[Any], npt.NDArray[Any]]:
-    """Return a function that converts a field's numbers to `export_dtype`."""
+    """Return a function that converts numbers of a field to the dtype `export_dtype(field)`."""
     return widen_bfloat16 if field.dtype == "bfloat16" else np.asarray
 
 
 def field_spec(field: Field) -> str:
-    """Return the spec string that converters take for a field: `float32[3,*]`, `text?`."""
+    """Return a field type in the notation of converter options, such as `float32[3,*]`, `text?`."""
     if field.item is not None:
         spec = f"list[{field_spec(field.item)}]"
     elif (array := field.array) is not None:
@@ -264,7 +296,10 @@ def field_spec(field: Field) -> str:
 
 
 Encode = Callable[[Any], tuple[str, bytes]]
-"""A function that returns the suffix, with its dot, and the bytes of a value's file."""
+"""A function that encodes a value as a file.
+
+It returns the suffix of the file name, including the dot, and the content of the file.
+"""
 
 _INTEGER_SUFFIXES: Final = ("cls", "cls2", "id", "index", "inx")
 _SUFFIXES: Final = {
@@ -278,7 +313,7 @@ _SUFFIXES: Final = {
     "video": ("avi", "flv", "m4v", "mkv", "mov", "mp4", "mpeg", "mpg", "ogv", "webm", "wmv"),
     "audio": ("aac", "aiff", "flac", "m4a", "mp3", "ogg", "opus", "wav", "wma"),
 }
-"""Suffixes by field type that WebDataset readers decode as this type."""
+"""For each field type, the suffixes of files that WebDataset readers decode as this type."""
 _NOT_BYTES_SUFFIXES: Final = {*_INTEGER_SUFFIXES, "npz", "pickle", "pkl", "pt", "pth", "pyd"}.union(
     *_SUFFIXES.values()
 )
@@ -295,7 +330,10 @@ _IMAGE_SIGNATURES: Final = (
 
 
 def has_suffix(name: str, field: Field) -> bool:
-    """Return True if a field's name ends in a suffix that readers decode as its type."""
+    """Return True if readers of WebDataset decode the last part of a field's name as its type.
+
+    For example, a reader decodes `image.jpg` as an image because of the suffix `jpg`.
+    """
     suffix = name.lower().rpartition(".")[2]
     if field.is_opaque:
         return suffix not in _NOT_BYTES_SUFFIXES
@@ -305,13 +343,16 @@ def has_suffix(name: str, field: Field) -> bool:
 
 
 def is_int64_scalar(field: Field) -> bool:
-    """Return True if a field is a single int64, as class labels are."""
+    """Return True if the values of a field are single int64 numbers, such as class labels."""
     array = field.array
     return array is not None and (array.dtype, array.shape) == ("int64", ())
 
 
 def suffix_of(name: str, field: Field) -> str:
-    """Return the suffix of a field's files, with its dot; "" if it depends on the bytes."""
+    """Return the suffix of the files of a field, including the dot.
+
+    Return "" if the suffix depends on the content of each file.
+    """
     if is_int64_scalar(field) and (
         name == "label" or name.lower().rpartition(".")[2] in _INTEGER_SUFFIXES
     ):
@@ -321,9 +362,10 @@ def suffix_of(name: str, field: Field) -> str:
 
 
 def file_encoder(name: str, field: Field) -> Encode | None:
-    """Return the function that encodes a field's values as files; None if no file can hold them.
+    """Return a function that encodes a value of a field as a file.
 
-    The values of streams are muxed.
+    Return None if a file cannot represent the values of the field. The function expects a stream
+    (video or audio) as a media file, as `ExportOptions.muxing` returns it.
     """
     suffix = suffix_of(name, field)
     if suffix == ".cls":
@@ -344,11 +386,14 @@ _ENCODERS: Final[dict[str, Callable[[Any], bytes]]] = {
     "json": lambda value: json.dumps(value, ensure_ascii=False).encode(),
     "bytes": bytes,
 }
-"""Functions that encode a value as the bytes of a file, for fields without arrays or media."""
+"""For each field type that is neither array nor media, a function that returns a file's content."""
 
 
 def npy_encoder(field: Array) -> Callable[[Any], bytes]:
-    """Return a function that encodes arrays as .npy; headers are cached by shape."""
+    """Return a function that encodes an array as the content of a .npy file.
+
+    The function keeps the header for each shape, because creating it takes long.
+    """
     dtype, numbers = export_dtype(field), number_converter(field)
     heads: dict[tuple[int, ...], bytes] = {}
 
@@ -356,7 +401,7 @@ def npy_encoder(field: Array) -> Callable[[Any], bytes]:
         array = numbers(np.asarray(value, field.numpy))
         head = heads.get(array.shape)
         if head is None:
-            if len(heads) > 4096:  # limit the cache: every sample may have another shape
+            if len(heads) > 4096:  # limit the number of headers: every sample may have a new shape
                 heads.clear()
             header = {"descr": dtype.str, "fortran_order": False, "shape": array.shape}
             file = io.BytesIO()
@@ -368,7 +413,7 @@ def npy_encoder(field: Array) -> Callable[[Any], bytes]:
 
 
 def image_suffix(data: bytes) -> str:
-    """Return the suffix of an image file, from its signature."""
+    """Return the suffix of an image file, which its first bytes determine."""
     if data[:4] == b"RIFF":
         return ".webp"
     if data[4:8] == b"ftyp":
@@ -377,11 +422,18 @@ def image_suffix(data: bytes) -> str:
 
 
 _MAX_NAME_BYTES: Final = 120
-"""Maximum bytes of one path part; leaves room for a suffix and a number."""
+"""The maximum length of a file or folder name that `safe_part` returns.
+
+File systems allow 255 bytes. The rest is for a suffix and a number.
+"""
 
 
 def safe_part(text: str) -> str:
-    """Return a text as one file or folder name: never empty or hidden, and without separators."""
+    """Turn a text into the name of a file or folder.
+
+    The name is not empty, does not start with a dot, an underscore or a tilde, and has no
+    characters that are special in paths.
+    """
     kept = "".join("_" if c in '/\\:*?"<>|' or not c.isprintable() else c for c in text)
     kept = kept.encode()[:_MAX_NAME_BYTES].decode(errors="ignore").rstrip(". ")
     if kept.startswith((".", "_", "~")):
@@ -390,13 +442,16 @@ def safe_part(text: str) -> str:
 
 
 def safe_path(text: str) -> str:
-    """Return a text as a relative path of up to 8 parts."""
+    """Turn a text into a relative path of at most 8 names, which are separated by slashes."""
     parts = [safe_part(part) for part in text.split("/") if part not in ("", ".", "..")]
     return "/".join(parts[-8:]) or "x"
 
 
 def distinct_names(names: Iterable[str], *reserved: str) -> dict[str, str]:
-    """Map names to safe file names that differ even where case is ignored."""
+    """Map each of `names` to a safe file name.
+
+    The file names differ from each other and from `reserved`, even if case is ignored.
+    """
     found: dict[str, str] = {}
     taken = {*reserved}
     for name in names:

@@ -1,4 +1,7 @@
-"""Exporter for Parquet, with the column metadata that Hugging Face readers and shardio use."""
+"""Export a dataset as Parquet files.
+
+The files have metadata about the columns, which the readers of Hugging Face and of shardio use.
+"""
 
 from __future__ import annotations
 
@@ -26,17 +29,20 @@ from shardio.format.types import Array, Field
 from shardio.storage.fs import create, sync
 
 _GROUP_BYTES: Final = 64 << 20
-"""The size at which pending rows are written as a row group."""
+"""The size of the pending rows at which they are written to the file as one row group."""
 _TYPES: Final[dict[str, Any]] = {
     "text": pa.string(),
     "json": pa.json_() if hasattr(pa, "json_") else pa.string(),
 }
-"""The Arrow types of fields that are neither arrays nor media; a Bytes field is binary."""
+"""The Arrow types of fields that are neither arrays nor media. Fields of other types are binary."""
 _FILE: Final = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
 class ParquetExporter:
-    """An exporter that writes 000000.parquet, 000001.parquet, …, with records as structs."""
+    """An exporter that writes the files 000000.parquet, 000001.parquet, ….
+
+    A nested record of the schema becomes a column of Arrow's struct type.
+    """
 
     def __init__(self, options: ExportOptions) -> None:
         self._options = options
@@ -59,19 +65,22 @@ class ParquetExporter:
         self._writer: Any = None
 
     def open(self, folder: Path) -> None:
-        """Start the first file in a folder."""
+        """Start writing the first Parquet file in `folder`."""
         self._folder = folder
         self._open_next()
 
     def write(self, batch: SampleBatch) -> None:
-        """Append a batch; a new file starts once the current one exceeds `shard_bytes`."""
+        """Append a batch. If the current file is larger than `shard_bytes`, start a new file first.
+
+        The batch may stay in memory until more batches are written.
+        """
         if self._n_written > self._options.shard_bytes:
             self.finish()
         if self._writer is None:
             self._open_next()
         try:
             arrays = [self._array(name, inner, batch) for name, inner in self._tree.items()]
-        except pa.ArrowInvalid as error:  # such as values too long for 32-bit offsets
+        except pa.ArrowInvalid as error:  # for example, values are too long for 32-bit offsets
             numbers = f"samples {batch.numbers[0]} to {batch.numbers[-1]}"
             raise InvalidArgument(
                 f"{self._options.dataset_name}: {numbers}: cannot write as Parquet: {error}"
@@ -84,7 +93,7 @@ class ParquetExporter:
             self._write_group()
 
     def finish(self) -> None:
-        """Complete and sync the current file."""
+        """Complete the current file, and sync it to the disk."""
         if self._writer is not None and self._file is not None:
             self._write_group()
             self._writer.close()
@@ -115,7 +124,7 @@ class ParquetExporter:
         self._pending, self._n_pending = [], 0
 
     def _array(self, name: str, inner: Any, batch: SampleBatch) -> Any:
-        """Return the values of a field, or of all fields of a record, as an Arrow array."""
+        """Return the values of a field, or of all fields of a nested record, as an Arrow array."""
         if not isinstance(inner, dict):
             return _values(inner, name, batch)
         fields = [_column(key, each) for key, each in inner.items()]
@@ -128,7 +137,7 @@ def _as_json(value: Any) -> str:
 
 
 def _field_tree(fields: Mapping[str, Field]) -> dict[str, Any]:
-    """Return the fields as a tree: records are dicts, keyed by the parts of dotted names."""
+    """Return the fields as nested dicts: the field `a.b` becomes the entry `b` of the dict `a`."""
     tree: dict[str, Any] = {}
     for name, field in fields.items():
         *path, last = name.split(".")
@@ -142,7 +151,8 @@ def _field_tree(fields: Mapping[str, Field]) -> dict[str, Any]:
 def _column(name: str, inner: Any) -> Any:
     if isinstance(inner, dict):
         return pa.field(name, pa.struct([_column(*each) for each in inner.items()]), nullable=False)
-    # Hugging Face's readers recognize columns of files and of classes only if they are nullable.
+    # The readers of Hugging Face recognize a column of files, or of class labels, only if the
+    # column is nullable.
     may_lack = inner.optional or inner.medium or name == "label"
     return pa.field(name, _type(inner), nullable=bool(may_lack))
 
@@ -163,7 +173,7 @@ def _element(type_: Any) -> Any:
 
 
 def _metadata(options: ExportOptions) -> dict[str, str]:
-    """Return Hugging Face's metadata: the features of media columns, and class names."""
+    """Return the metadata of Hugging Face: the types of media columns, and the class names."""
     features: dict[str, Any] = {}
     for name, field in options.fields.items():
         if field.medium is not None:
@@ -201,7 +211,10 @@ def _values(field: Field, name: str, batch: SampleBatch) -> Any:
 def _fixed_arrays(
     field: Array, block: npt.NDArray[Any], missing: npt.NDArray[np.bool_] | None
 ) -> Any:
-    """Return arrays of one shape, (rows, …), as an Arrow array; `missing` masks null rows."""
+    """Return an array of the shape (rows, …) as an Arrow array of rows.
+
+    `missing` is a mask of the rows that become null; None if there are none.
+    """
     flat = number_converter(field)(block).reshape(-1)
     if not field.shape:
         return pa.array(flat, mask=missing)
@@ -215,7 +228,10 @@ def _fixed_arrays(
 
 
 def _list_arrays(field: Field, values: list[Any]) -> Any:
-    """Return variable-length or compressed arrays, or lists of arrays, as an Arrow array."""
+    """Return values that are arrays, or lists of arrays, as an Arrow array.
+
+    The field is not a column: its arrays have a variable length or are compressed.
+    """
     missing = np.array([value is None for value in values], bool)
     array = field.array
     if array is not None and array.is_fixed:

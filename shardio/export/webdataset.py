@@ -1,4 +1,8 @@
-"""Exporter for WebDataset tars: the fields of a sample are members with a common key."""
+"""Export a dataset as tar files in the format of WebDataset.
+
+Each field of a sample is a file (a *member*) in the tar. The names of all members of a sample start
+with the same key.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +32,18 @@ from shardio.storage.fs import create, sync
 
 _BLOCK: Final = 512
 _END_BYTES: Final = 2 * _BLOCK
-_RECORD: Final = 20 * _BLOCK  # tar pads files to a multiple of this
+_RECORD: Final = 20 * _BLOCK  # the size of a tar is a multiple of this
 _KEY: Final = "key"
 
 
 class WebDatasetExporter:
-    """An exporter that writes 000000.tar, 000001.tar, …: one member KEY.FIELD.SUFFIX per field.
+    """An exporter that writes the files 000000.tar, 000001.tar, ….
 
-    The key is the sample's number, or the text of its field `key` if all samples have usable keys.
+    A member of a tar has the name KEY.FIELD.SUFFIX. KEY is the text in the field `key`, if this
+    text is a valid and distinct key in all samples. Otherwise, KEY is the index of the sample.
     """
 
-    schema_spec = None  # fields can be inferred from member names and .npy headers
+    schema_spec = None  # the names of members and the .npy headers determine the types of fields
 
     def __init__(self, options: ExportOptions) -> None:
         self._options = options
@@ -62,12 +67,12 @@ class WebDatasetExporter:
         self._n_files = self._n_bytes = 0
 
     def open(self, folder: Path) -> None:
-        """Start the first tar in a folder."""
+        """Start writing the first tar in `folder`."""
         self._folder = folder
         self._file = self._open_next()
 
     def write(self, batch: SampleBatch) -> None:
-        """Append a batch; a new tar starts once the current one exceeds `shard_bytes`."""
+        """Append a batch. Before each sample, start a new tar if the size exceeds `shard_bytes`."""
         for number, sample in zip(batch.numbers, batch.samples(), strict=True):
             if self._file is None or self._n_bytes > self._options.shard_bytes:
                 self.finish()
@@ -89,7 +94,7 @@ class WebDatasetExporter:
                 )
 
     def finish(self) -> None:
-        """Complete and sync the current tar."""
+        """Complete the current tar, and sync it to the disk."""
         if self._file is not None:
             n_zeros = _END_BYTES + -(self._n_bytes + _END_BYTES) % _RECORD
             self._file.write(bytes(n_zeros))
@@ -118,7 +123,10 @@ class WebDatasetExporter:
 
 
 def _check_names(options: ExportOptions, fields: Mapping[str, Field]) -> None:
-    """Raise InvalidArgument unless member names differ and can be converted back to field names."""
+    """Raise InvalidArgument if the member names of two fields are the same, or a name is invalid.
+
+    A name is valid if a field can have this name when the tar is converted back to a dataset.
+    """
     if not fields:
         raise InvalidArgument(
             f"{options.dataset_name}: select a field besides {_KEY!r} for the tar"
@@ -140,7 +148,7 @@ def _check_names(options: ExportOptions, fields: Mapping[str, Field]) -> None:
 
 
 def _has_usable_keys(options: ExportOptions) -> bool:
-    """Return True if the field `key` holds a distinct, valid key in every sample."""
+    """Return True if the field `key` has a valid key in every sample, and all keys differ."""
     field = options.fields.get(_KEY)
     if field is None or not field.is_utf8 or field.optional:
         return False

@@ -1,7 +1,7 @@
-"""Maintenance of finished shards and datasets: verify, repair, rewrite, extend, count, compare.
+"""Operate on finished shards and datasets: verify, repair, rewrite, extend, count and compare them.
 
-Names are imported on first use, so that a process that only verifies does not import the code that
-rewrites shards.
+Each public name is imported on first use. A process that only verifies thus does not import the
+code that rewrites shards.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _NAMES = {
     "verify.dataset": ("VerificationReport", "verify_dataset", "verify_shard"),
 }
 _HOMES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
-"""The module of each public name."""
+"""The full name of the module that defines each public name."""
 
 
 def __getattr__(name: str) -> object:

@@ -1,7 +1,8 @@
-"""Add a column: a new field for every sample of a finished dataset, as its next generation.
+"""Add a column, which is a new field of every sample, to a finished dataset.
 
-The values are given as an iterable, or computed shard by shard by a function. They are stored in
-separate shards; existing shards do not change.
+The caller passes the values, or a function that computes the values. They are stored in additional
+shards, one for each shard of the dataset. Existing shards do not change. The result is published
+as the next generation of the dataset.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class _Column(ShardJob):
         self._function, self._batch_size = function, batch_size
 
     def __call__(self, k: int) -> tuple[str, ShardSummary]:
-        """Compute the column of shard k; return the path of its new shard and its summary."""
+        """Write the new shard for shard k of the dataset; return its path and its summary."""
         first = int(self.dataset.starts[k])
         return _write(self._staging, self._schema, self._path, first, self._values(k))
 
@@ -79,7 +80,7 @@ class _Column(ShardJob):
 
 
 def _is_sequence(values: Any) -> bool:
-    """Return True for a sequence that is not text or bytes, and for an array with dimensions."""
+    """Return True if `values` is a sequence, but no text or bytes, or an array with dimensions."""
     if isinstance(values, Sequence):
         return not isinstance(values, str | bytes)
     return isinstance(values, Sized) and getattr(values, "ndim", 0) > 0
@@ -88,9 +89,10 @@ def _is_sequence(values: Any) -> bool:
 def _write(
     staging: Path, schema: Schema, path: str, first: int, values: Iterable[Any]
 ) -> tuple[str, ShardSummary]:
-    """Write values to a new shard in a new folder; return its path and summary.
+    """Write values to a new shard in a new folder; return the path and the summary of the shard.
 
-    `path` and `first` are the dataset and the index of the first sample, for messages.
+    `path` is the path of the dataset, and `first` is the index of the sample to which the first
+    value belongs. Both are for messages.
     """
     folder = staging / secrets.token_hex(8)
     make_folder(folder)
@@ -99,7 +101,7 @@ def _write(
         for row, value in enumerate(values, first):
             try:
                 writer.append({name: value})
-            except SchemaError as error:  # whose message names the unpublished shard
+            except SchemaError as error:  # this error names the new shard, not the dataset
                 raise SchemaError(f"{path}, sample {row}: {error.__cause__ or error}") from error
         return place, writer.close()
 
@@ -117,37 +119,39 @@ def add_column(
     gpus: float = 0,
     progress: Progress | None = None,
 ) -> MaintenanceReport:
-    """Add a field to every sample of a dataset, as its next generation.
+    """Add a field to every sample of a dataset, and publish the result as its next generation.
 
-    Existing files do not change: the new field is stored in a column group, in separate shards.
-    Sample indices, lineage, subsets and statistics stay the same.
+    The new field is stored in additional shards, which form a column group. Existing files do not
+    change. The indices of samples, the dataset's lineage (its id), subsets and statistics stay the
+    same.
 
     Args:
         folder: the dataset.
-        name: the name of the new field; with dots, a field of a nested record.
+        name: the name of the new field. A name with dots is the name of a field in a nested record.
         field: the type of the new field.
-        values: an iterable with one value per sample, in sample order, consumed one at a time; or a
-            function that receives each sample (a dict) and returns its value. The samples passed
-            to a function are verified.
-        batch_size: if given, the function receives a list of at most this many samples of one
-            shard, and returns a sequence with one value for each.
-        workers: the number of processes that call the function. Each receives the function once
-            (lambdas and functions of a notebook included) and processes whole shards. By default,
-            and with 0, this process calls the function; on a cluster, the default is the cluster's
-            number of CPUs.
-        engine: "local", or "ray" to call the function on the machines of a Ray cluster, all of
-            which must see the dataset under this path.
+        values: an iterable or a function. An iterable has one value per sample, in the order of the
+            samples; only one value at a time is taken from the iterable. A function receives a
+            sample, which is a dict, and returns the value for this sample. Samples are verified
+            before the function receives them.
+        batch_size: if given, the function receives a list of samples of one shard instead, and
+            returns a sequence with one value per sample. The list has at most `batch_size` samples.
+        workers: the number of processes that call the function. The function is sent once to each
+            process; lambdas and functions defined in a notebook are possible. A process handles
+            whole shards. By default, and with 0, the calling process calls the function. On a
+            cluster, the default is the number of CPUs of the cluster.
+        engine: "local", or "ray" to call the function on the machines of a Ray cluster. All these
+            machines must be able to access the dataset at the path `folder`.
         address: the address of the Ray cluster, as for `shardio.convert`.
         gpus: the number of GPUs of the cluster that each process gets; may be a fraction.
-        progress: called in this process, at the start and after every shard.
+        progress: called in the calling process, at the start and after every shard.
 
     Raises:
-        InvalidArgument: the number of values differs from the number of samples; or an option is
-            given that applies to functions only.
-        SchemaError: the field exists already, or a value does not match it.
+        InvalidArgument: the number of values differs from the number of samples, or an option that
+            is only for functions is given together with an iterable.
+        SchemaError: the dataset already has the field, or a value does not match the field type.
         DatasetNotFound: there is no dataset at `folder`.
         ShardCorrupt, …: a sample that the function needs cannot be read.
-        DatasetConflict: another writer has published in the meantime; nothing is changed.
+        DatasetConflict: another writer has published in the meantime. Nothing is changed.
         WorkerDied: worker processes crashed twice on the same shard.
     """
     where = _engine_for(values, batch_size, workers, Engine(engine, address, gpus))
@@ -176,7 +180,10 @@ def add_column(
 
 
 def _schema_of(dataset: ShardDataset, previous: Generation, name: str, field: Field) -> Schema:
-    """Return the schema of the new shards; raise SchemaError if the field cannot be added."""
+    """Return the schema of the new shards, which has only the new field.
+
+    Raise SchemaError if the field cannot be added to the dataset.
+    """
     try:
         schema = Schema({name: field})
         if isinstance(field, Mapping):
@@ -190,7 +197,10 @@ def _schema_of(dataset: ShardDataset, previous: Generation, name: str, field: Fi
 def _engine_for(
     values: Values, batch_size: int | None, workers: int | None, engine: Engine
 ) -> Engine:
-    """Check the options that apply to functions, and return the engine."""
+    """Return `engine`; raise InvalidArgument if an option is invalid.
+
+    Without a function, no option may be given.
+    """
     if not callable(values) and (batch_size, workers, engine) != (None, None, LOCAL):
         raise InvalidArgument(
             "batch_size, workers, engine: only for a function; here the values are given"
@@ -203,7 +213,11 @@ def _engine_for(
 
 
 def _values(dataset: ShardDataset, values: Iterable[Any]) -> Iterator[Any]:
-    """Return an iterator over the values; raise InvalidArgument if their count is wrong."""
+    """Return an iterator over the values.
+
+    Raise InvalidArgument if `values` is not iterable, or has a length that is not the number of
+    samples.
+    """
     try:
         if isinstance(values, str | bytes | Mapping | set | frozenset):  # sets have no order
             raise TypeError
@@ -225,7 +239,10 @@ def _add_given(
     values: Iterator[Any],
     progress: Progress | None,
 ) -> None:
-    """Write the values of each shard of the dataset to a new shard."""
+    """Write the values for the samples of each shard to a new shard.
+
+    Raise InvalidArgument if there are too few or too many values.
+    """
     ends = ends_of(shard.n_bytes for shard in dataset.shards)
     report_step(progress, "writing", 0, ends)
     for k, whole in enumerate(dataset.shards):

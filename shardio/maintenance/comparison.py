@@ -1,8 +1,9 @@
-"""Compare two datasets or shards: find the samples that differ, by 64-bit digests.
+"""Compare two datasets or shards, and find the samples that differ.
 
-A *stored* digest is computed from the hashes in the shard, where possible without reading or
-decoding the data. Equal stored digests mean equal values. Different stored digests do not mean
-different values, because equal values may be stored by different codecs or codec versions. A
+Values are compared by digests, which are 64-bit hashes. There are two kinds of digest. A *stored*
+digest is computed from the hashes that a shard stores and, if possible, without reading the data.
+If two stored digests are equal, the values are equal. If two stored digests differ, the values may
+still be equal, because another codec or another version of a codec may have encoded the value. A
 *value* digest is computed from the decoded value and does not depend on the codec.
 """
 
@@ -30,17 +31,18 @@ DigestsOf = Callable[[ShardReader, str, Rows], Digests]
 
 _WORD: Final = 8
 _MISSING: Final = b"None"
-"""The bytes that are hashed for a missing value; they differ from the bytes of every value."""
+"""The bytes that are hashed for a missing value. No value consists of these bytes."""
 
 
 def stored_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
-    """Return a digest of a field for each row, from stored hashes if possible."""
+    """Return a digest of the field `name` for each row, from stored hashes if possible."""
     field = reader.schema[name]
     if name in reader.schema.columns:
         return _column_digests(reader, name, rows)
     entries = reader.records.entries(name, rows)
     kinds = codecs(entries)
-    # With a dictionary, equal stored bytes may decode to different values.
+    # With a compression dictionary, values that differ may have the same stored bytes, because
+    # another shard may have another dictionary.
     if any(BY_CODE[kind].has_dictionary for kind in np.unique(kinds).tolist()):
         return value_digests(reader, name, rows)
     digests = mix(entries["hash"].astype(np.uint64), kinds)
@@ -52,7 +54,7 @@ def stored_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
 
 
 def value_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
-    """Return a digest of the value of a field for each row."""
+    """Return a digest of the decoded value of the field `name` for each row."""
     field = reader.schema[name]
     found = np.empty(len(rows), np.uint64)
     for i, row in enumerate(rows.tolist()):
@@ -63,13 +65,16 @@ def value_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
 
 
 def exact_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
-    """Return digests that are equal for equal values, if both fields have the same definition."""
+    """Return digests that are equal if, and only if, the values of the field `name` are equal.
+
+    Digests of different fields are comparable only if the fields have the same type.
+    """
     of = _column_digests if name in reader.schema.columns else value_digests
     return of(reader, name, rows)
 
 
 def mix(digests: Digests, *others: npt.NDArray[Any]) -> Digests:
-    """Combine several digests into one, row by row."""
+    """Combine several arrays of digests, or of other numbers, into one digest for each row."""
     mixed = digests.copy()
     for other in others:
         mixed ^= other.astype(np.uint64)
@@ -79,15 +84,19 @@ def mix(digests: Digests, *others: npt.NDArray[Any]) -> Digests:
 
 
 def _column_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
-    """Return exact digests of a column."""
+    """Return digests of a column. They differ if, and only if, the values differ."""
     digests = _row_digests(reader, name, rows)
-    if reader.schema.columns[name].optional:  # missing rows are stored as zeros
+    if reader.schema.columns[name].optional:  # the row of a missing value consists of zeros
         return mix(digests, reader.present(name, rows))
     return digests
 
 
 def _row_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
-    """Return a digest for each row: the row's stored hash if there is one, else a new hash."""
+    """Return a digest of the bytes of each row of a column.
+
+    The digest is the stored hash of the row. If several rows share a stored hash, the digest is
+    computed from the bytes of the row.
+    """
     field = reader.schema.columns[name]
     n_bytes = field.row_bytes or 0
     if rows_per_unit(n_bytes, field.stride) == 1:
@@ -102,19 +111,22 @@ def _row_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
 
 
 MAX_LISTED: Final = 10_000
-"""The maximum number of differing samples that are listed; further ones are only counted."""
+"""The maximum length of each list of samples in a report. Further samples are only counted."""
 _CHUNK_ROWS: Final = 1 << 14
 
 
 @dataclass
 class DiffReport:
-    """The differences between `a` and `b`.
+    """The differences between two datasets or shards, with the paths `a` and `b`.
 
-    If both sides have the same number of samples, samples with the same index are compared:
-    `changed` lists the samples that differ, each with its differing fields. Otherwise samples are
-    compared by content, in any order: `only_a` and `only_b` list the indices of the samples that
-    the other side lacks. At most `MAX_LISTED` samples are listed; `n_changed`, `n_only_a` and
-    `n_only_b` count all.
+    If both have the same number of samples, samples with the same index are compared. `changed`
+    then has the index of each sample that differs, and the names of the fields in which it differs.
+
+    Otherwise, the order of the samples is ignored. `only_a` has the indices of the samples in `a`
+    for which there is no equal sample in `b`, and `only_b` the reverse.
+
+    Each list has at most `MAX_LISTED` samples. `n_changed`, `n_only_a` and `n_only_b` are the
+    numbers of all such samples.
     """
 
     a: str
@@ -134,7 +146,7 @@ class DiffReport:
 
     @property
     def is_same(self) -> bool:
-        """True if nothing differs."""
+        """True if there are no differences."""
         fields = self.fields_only_a or self.fields_only_b or self.fields_redefined
         samples = self.n_changed or self.n_only_a or self.n_only_b
         return not (fields or samples or self.classes_differ)
@@ -167,7 +179,10 @@ class _Side:
         return int(self._starts[-1])
 
     def digests(self, of: DigestsOf, name: str, rows: Rows) -> Digests:
-        """Return a digest of a field for each of `rows`, which count across all shards."""
+        """Return a digest of the field `name` for each of `rows`.
+
+        `rows` are indices over all shards. `of` computes the digests for rows of one shard.
+        """
         found = np.zeros(len(rows), np.uint64)
         shards = np.searchsorted(self._starts, rows, side="right") - 1
         for shard in np.unique(shards).tolist():
@@ -177,14 +192,15 @@ class _Side:
 
 
 def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> DiffReport:
-    """Compare two datasets or shards: their fields, classes, and samples in common fields.
+    """Compare two datasets or shards: their fields, their classes and their samples.
 
-    Samples are compared by the hashes stored in the shards; compressed values are decoded only if
-    their hashes differ. The distribution of samples over shards does not matter.
+    Samples are compared in the fields that both sides have. The hashes that the shards store are
+    compared first. Compressed values are decoded only if their hashes differ. How samples are
+    distributed over shards makes no difference.
 
     Raises:
-        DatasetNotFound, ShardCorrupt, …: a dataset or shard cannot be read. Only data that must be
-            read is verified; see `verify_dataset` for the rest.
+        DatasetNotFound, ShardCorrupt, …: a dataset or shard cannot be read. Data that need not be
+            read for the comparison is not verified; `verify_dataset` verifies all data.
         DatasetConflict: another writer removed shards during the comparison.
     """
     report = DiffReport(os.fspath(a), os.fspath(b))
@@ -201,7 +217,7 @@ def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> DiffReport:
 
 
 def _compare_fields(report: DiffReport, a: _Side, b: _Side) -> list[str]:
-    """Record the differences between the fields; return the names that both sides have."""
+    """Record the differences between the fields; return the names of the fields of both sides."""
     report.fields_only_a = [name for name in a.schema if name not in b.schema]
     report.fields_only_b = [name for name in b.schema if name not in a.schema]
     common = [name for name in a.schema if name in b.schema]
@@ -234,7 +250,7 @@ def _compare_by_number(report: DiffReport, a: _Side, b: _Side, names: list[str])
 
 
 def _is_exact(a: _Side, b: _Side, name: str) -> bool:
-    """Return True if different stored digests of a field always imply different values."""
+    """Return True if values of a field always differ when their stored digests differ."""
     if a.schema[name] != b.schema[name]:
         return False
     return name in a.schema.columns or a.schema[name].codec == "raw"
@@ -255,7 +271,7 @@ def _compare_by_content(report: DiffReport, a: _Side, b: _Side, names: list[str]
 
 
 def _whole_digests(side: _Side, of: DigestsOf, names: list[str], rows: Rows) -> Digests:
-    """Return one digest of all fields for each of `rows`."""
+    """Return, for each of `rows`, one digest of all fields in `names`."""
     found = np.zeros(len(rows), np.uint64)
     for places in _chunks(len(rows)):
         part = rows[places]
@@ -265,9 +281,11 @@ def _whole_digests(side: _Side, of: DigestsOf, names: list[str], rows: Rows) -> 
 
 
 def _unmatched(a: Digests, b: Digests) -> tuple[Rows, Rows]:
-    """Return the ascending indices in `a`, and in `b`, of digests that the other side lacks.
+    """Return the indices of digests in `a` without an equal digest in `b`, and the reverse.
 
-    If a digest occurs more often on one side, only the surplus occurrences are returned.
+    Each digest is matched at most once. If a digest occurs more often on one side, the indices of
+    its last occurrences on this side are returned, as many as there are additional ones. Indices
+    are in ascending order.
     """
     known, numbers = np.unique(np.concatenate([a, b]), return_inverse=True)
     of_a, of_b = numbers[: len(a)], numbers[len(a) :]
@@ -276,7 +294,7 @@ def _unmatched(a: Digests, b: Digests) -> tuple[Rows, Rows]:
 
 
 def _last_occurrences(numbers: npt.NDArray[np.intp], wanted: npt.NDArray[np.intp]) -> Rows:
-    """Return the ascending indices of the last `wanted[k]` occurrences of each k in `numbers`."""
+    """Return the indices of the last `wanted[k]` occurrences of each k in `numbers`, ascending."""
     order = np.argsort(numbers, kind="stable")
     ordered = numbers[order]
     ends = np.searchsorted(ordered, ordered, side="right")

@@ -1,7 +1,8 @@
-"""Run a job for each shard of a dataset: in this process, in workers, or on a Ray cluster.
+"""Run a job for each shard of a dataset.
 
-A job is repeated if its process crashes or its machine is lost. A job that writes files therefore
-writes them to a new folder in each attempt.
+Jobs run in the calling process, in worker processes, or on a Ray cluster. If the process of a job
+crashes, or the machine is lost, the job is run again. Therefore a job that writes files creates a
+new folder for the files each time it is run.
 """
 
 from __future__ import annotations
@@ -27,13 +28,19 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 MAX_AHEAD: Final = 3
-"""The maximum number of jobs queued for a worker in advance. With 1, a worker with small shards ran
-out of work while the main process verified a large shard."""
+"""The maximum number of jobs that wait in the queue of a worker while the worker runs another job.
+
+With 1, a worker finished all its small shards, and had no further job, while the main process was
+verifying a large shard.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceProgress:
-    """The progress of an operation; `step` is "verifying", "writing", "counting" or "repairing"."""
+    """The progress of an operation.
+
+    `step` is "verifying", "writing", "counting" or "repairing".
+    """
 
     step: str
     n_shards_done: int
@@ -46,20 +53,25 @@ Progress = Callable[[MaintenanceProgress], None]
 
 
 def ends_of(sizes: Iterable[int]) -> list[int]:
-    """Return the cumulative sizes, starting with 0, for progress reports."""
+    """Return 0, followed by the cumulative sums of `sizes`. `report_step` needs these numbers."""
     return list(accumulate(sizes, initial=0))
 
 
 def report_step(progress: Progress | None, step: str, n_done: int, ends: Sequence[int]) -> None:
-    """Report that n_done shards are done; `ends` are the cumulative sizes from `ends_of`."""
+    """Call `progress`, if given, to report that n_done shards are done.
+
+    `ends` is the result of `ends_of` for the sizes of all shards.
+    """
     if progress is not None:
         progress(MaintenanceProgress(step, n_done, len(ends) - 1, ends[n_done], ends[-1]))
 
 
 class ShardJob:
-    """A job that reads shards of a dataset. It borrows the dataset; other processes reopen it.
+    """A job that reads shards of a dataset.
 
-    The job always reads the same generation, even after later generations are published.
+    In the calling process, the job uses the given dataset without owning it. If the job is pickled,
+    the other process opens the dataset again. It opens the same generation, even if other
+    generations have been published in the meantime.
     """
 
     def __init__(self, dataset: ShardDataset) -> None:
@@ -71,7 +83,7 @@ class ShardJob:
     def dataset(self) -> ShardDataset:
         """The open dataset."""
         if self._dataset is None:
-            # Imported here, because verification needs no code that reads datasets.
+            # Import the class here: verification imports this module, but reads no datasets.
             from shardio.samples.shard_dataset import ShardDataset
 
             self._dataset = ShardDataset(self._place, subset=self._subset, generation=self._number)
@@ -91,7 +103,11 @@ def run_for_shards(
     workers: int | None = None,
     sees: str | os.PathLike[str] | None = None,
 ) -> list[R]:
-    """Run a job for each shard of a dataset, and report progress; return the results in order."""
+    """Run a job for each shard of a dataset; return the results in the order of the shards.
+
+    The job is called with the index of a shard. `step` is the name of the step in progress reports.
+    The other arguments are those of `run_jobs`; `sees` is by default the path of the dataset.
+    """
     ends, found = ends_of(shard.n_bytes for shard in dataset.shards), dict[int, R]()
     report_step(progress, step, 0, ends)
     results = run_jobs(
@@ -119,22 +135,23 @@ def run_jobs(
     takes_part: bool = False,
     on_crash: Callable[[T, WorkerExit], R | None] | None = None,
 ) -> Iterator[tuple[int, R]]:
-    """Run a job for each item; yield the item's index and the result as each job finishes.
+    """Call `function` for each item; yield the index of an item and the result when a call ends.
 
     Args:
-        function: the job; sent by cloudpickle, once per process.
-        items: the index or the name of each shard.
-        workers: the number of processes, over all machines. By default, and with 0, jobs run in
-            this process; on a cluster, the default is the cluster's number of CPUs.
-        engine: the engine that runs the processes.
-        sees: a path that all machines of a cluster must see.
-        preload: the module that worker processes import before they are forked.
-        takes_part: True if this process runs jobs too, besides the workers.
-        on_crash: returns the result of a job that killed its worker, or None for an error.
+        function: the job. It is sent by cloudpickle, once to each process.
+        items: for each shard, its index or its name.
+        workers: the total number of processes on all machines. By default, and with 0, jobs run in
+            the calling process. On a cluster, the default is the number of CPUs of the cluster.
+        engine: the engine that runs the processes: local workers, or a Ray cluster.
+        sees: a path that all machines of a cluster must be able to access.
+        preload: the name of a module that is imported before worker processes are forked.
+        takes_part: True if the calling process runs jobs while the workers run other jobs.
+        on_crash: called if a job has killed its worker. It returns a result for this job; if it
+            returns None, the crash is handled as an error.
 
     Raises:
-        WorkerDied: too many processes crashed, or machines were lost, on one job.
-        Exception: raised by the function.
+        WorkerDied: while one job was run, too many processes crashed or machines were lost.
+        Exception: the function raised an exception.
     """
     if engine.is_ray:
         jobs = iter(enumerate(items))
@@ -159,7 +176,7 @@ def _run_in_workers(
     *,
     takes_part: bool,
 ) -> Iterator[tuple[int, R]]:
-    """Run jobs in worker processes; with `takes_part`, run some in this process too."""
+    """Run jobs in worker processes and, with `takes_part`, also in the calling process."""
 
     def survive(item: T, _: int | None, died: WorkerExit) -> tuple[R, None] | None:
         result = None if on_crash is None else on_crash(item, died)
@@ -180,7 +197,7 @@ def _run_in_workers(
             while waiting and len(under_way) < n_workers * (1 + _n_ahead(len(waiting), n_workers)):
                 number, item = waiting.popleft()
                 under_way[pool.put(item, _named(item))] = number
-            # Run a job here meanwhile: workers take a quarter of a second to start.
+            # Run a job in this process, too: workers take a quarter of a second to start.
             if takes_part and waiting:
                 number, item = waiting.popleft()
                 yield number, function(item)
@@ -195,15 +212,20 @@ def _run_in_workers(
 
 
 def _n_ahead(n_waiting: int, n_workers: int) -> int:
-    """Return the number of jobs to queue in advance per worker.
+    """Return how many jobs may wait in the queue of each worker.
 
-    Towards the end fewer jobs are queued, so that each of the last goes to the first idle worker.
+    When few jobs are left, none of them should wait for a busy worker while another worker is idle.
+    Therefore queues become shorter towards the end.
     """
     return min(MAX_AHEAD, (n_waiting - 1) // (2 * n_workers))
 
 
 def _try(function: Callable[[T], R], item: T) -> tuple[R | None, bytes | None]:
-    """Return the result of a job, or a packed ShardioError or OSError, without its traceback."""
+    """Run a job; return its result and None.
+
+    If the job raises a ShardioError or an OSError, return None and the serialized error, which has
+    no traceback.
+    """
     try:
         return function(item), None
     except (ShardioError, OSError) as error:

@@ -1,8 +1,9 @@
-"""Repair: write the undamaged samples of a dataset or shard to a new dataset, and list the others.
+"""Repair a dataset or shard: write its undamaged samples to a new dataset, and list the lost ones.
 
-The source is only read. A shard without a finding is copied byte for byte. From a damaged shard,
-each readable sample whose hashes are all correct is written again. If the generation is damaged,
-the repair uses its readable parts and the shards in the folder.
+The source is never changed. A shard in which verification finds no error is copied byte for byte.
+From a damaged shard, the samples that can be read and whose hashes are all correct are written to a
+new shard. If the published generation of the source is damaged, the repair uses an older
+generation, or what can be read of a generation together with all shards in the folder.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ from shardio.storage.fs import read_checksummed_json
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A shard file, and its entry in the generation if the entry can be read."""
+    """A shard file that is repaired, with the schema that it should have.
+
+    `named` is the entry for the shard in the generation; None if this entry cannot be read.
+    """
 
     path: str
     schema: Schema
@@ -46,17 +50,20 @@ class Part:
 
     @property
     def name(self) -> str:
-        """The file's name."""
+        """The name of the file."""
         return os.path.basename(self.path)
 
 
 @dataclass(frozen=True, slots=True)
 class RepairPlan:
-    """The plan of a repair: shards, each with the files of its column groups, and the schema.
+    """The files that are repaired, and the metadata that the new dataset gets.
 
-    `unnamed` has the shards that only unreadable generations can list, each with the reason why the
-    repair leaves the shard out. If the shard list of `generation` is damaged, `shards` are those in
-    the folder, and `generation` lists none.
+    `shards` has, for each shard, its file and the files that store added columns for the shard.
+    `schema` has all fields of the samples. `generation` is the generation that is repaired, if one
+    can be read. If only its list of shards is damaged, `shards` are all shards in the folder, and
+    `generation.shards` is empty. `unnamed` are shards in the folder that no readable generation
+    lists, although a damaged later generation may list them. The repair leaves these shards out;
+    the dict maps the name of each shard to the reason.
     """
 
     shards: tuple[tuple[Part, ...], ...]
@@ -66,7 +73,7 @@ class RepairPlan:
 
 
 def _plan(source: str) -> RepairPlan:
-    """Find the shards, and the schema of the samples."""
+    """Return the plan for the repair of `source`, a dataset or a shard."""
     if not os.path.isdir(source):
         schema = _schema_of([source])
         return RepairPlan(((Part(source, schema),),), schema)
@@ -90,7 +97,7 @@ def _plan(source: str) -> RepairPlan:
 
 
 def _last_readable(root: Path) -> Generation | None:
-    """Return the last generation that can be read."""
+    """Return the newest generation that can be read; None if no generation can be read."""
     for number in sorted(_numbers(root), reverse=True):
         with contextlib.suppress(DataError):
             return load_generation(root, number)
@@ -98,7 +105,10 @@ def _last_readable(root: Path) -> Generation | None:
 
 
 def _without_shards(root: Path) -> Generation | None:
-    """Return the last readable generation without its lists, whose files may be damaged."""
+    """Return the newest generation whose JSON can be read, without shards, columns and inputs.
+
+    The lists of shards and inputs may be external lists, whose files may be damaged.
+    """
     for number in sorted(_numbers(root), reverse=True):
         place = root / GENERATIONS / f"{number:06d}.json"
         with contextlib.suppress(DataError, OSError):
@@ -110,13 +120,17 @@ def _without_shards(root: Path) -> Generation | None:
 
 
 def _numbers(root: Path) -> set[int]:
-    """Return the numbers of all generation files, and the number in `dataset.json`."""
+    """Return the numbers of all generation files, and the number that `dataset.json` points to."""
     published = published_in(root)
     return {*generation_numbers(root), *([] if published is None else [published])}
 
 
 def _unnamed(root: Path, generation: Generation) -> dict[str, str]:
-    """Return the shards that only unreadable later generations can list, each with a reason."""
+    """Return `RepairPlan.unnamed` for the repair of `generation`.
+
+    The result has the shards in the folder that no generation up to `generation` lists, if there
+    are later generations, which cannot be read.
+    """
     later = [number for number in _numbers(root) if number > generation.number]
     if not later:
         return {}
@@ -132,7 +146,7 @@ def _unnamed(root: Path, generation: Generation) -> dict[str, str]:
 
 
 def _schema_of(paths: list[str]) -> Schema:
-    """Return the schema of the first shard that has a readable one."""
+    """Return the schema of the first shard in `paths` whose schema can be read."""
     reason: Exception | None = None
     for path in paths:
         try:
@@ -147,9 +161,10 @@ _MAX_REASON: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Samples of one shard, `first` to `last`, lost for the same reason.
+    """Consecutive samples of one shard that are lost for the same reason.
 
-    `first` and `last` are None if even the number of samples in the shard is unknown.
+    `first` and `last` are the indices of the first and the last of these samples in the shard. Both
+    are None if all samples of the shard are lost and the number of its samples is unknown.
     """
 
     first: int | None
@@ -164,7 +179,11 @@ class Loss:
 
 @dataclass
 class ShardRepair:
-    """The outcome for one shard: the kept samples, the restored parts and the losses."""
+    """The outcome of the repair of one shard.
+
+    `n_kept` is the number of samples that were written to the new dataset. `mended` describes the
+    parts of the file that were restored. `losses` lists the lost samples.
+    """
 
     name: str
     n_kept: int = 0
@@ -173,18 +192,22 @@ class ShardRepair:
 
     @property
     def outcome(self) -> str:
-        """The outcome: "sound", "mended" (without loss), "damaged" (some samples lost), "lost"."""
+        """The outcome in one word.
+
+        "sound": nothing was damaged. "mended": the damage was restored, and no sample is lost.
+        "damaged": some samples are lost. "lost": all samples are lost.
+        """
         if self.losses:
             return "damaged" if self.n_kept else "lost"
         return "mended" if self.mended else "sound"
 
     @property
     def n_lost(self) -> int:
-        """The number of lost samples, as far as known."""
+        """The number of lost samples; samples of which the number is unknown are not counted."""
         return sum(loss.n_samples or 0 for loss in self.losses)
 
     def lose(self, row: int, reason: str) -> None:
-        """Record a lost sample; successive calls must have ascending rows."""
+        """Record the loss of the sample at `row`. Call this method in ascending order of rows."""
         last = self.losses[-1] if self.losses else None
         if last and last.last == row - 1 and last.reason == reason:
             self.losses[-1] = Loss(last.first, row, reason)
@@ -192,7 +215,7 @@ class ShardRepair:
             self.losses.append(Loss(row, row, reason))
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON-serializable dict, in the form of an entry of a generation's inputs."""
+        """Return a JSON-serializable dict that can be an entry in the `inputs` of a generation."""
         entry: dict[str, Any] = {"path": self.name, "outcome": self.outcome, "samples": self.n_kept}
         if self.mended:
             entry["mended"] = list(self.mended)
@@ -204,7 +227,7 @@ class ShardRepair:
 
 @dataclass(frozen=True, slots=True)
 class RepairReport:
-    """The outcome of a repair of `source` to `dataset`, shard by shard."""
+    """The outcome of a repair. `source` was repaired, and `dataset` is the new dataset."""
 
     source: str
     dataset: Path
@@ -213,7 +236,7 @@ class RepairReport:
 
     @property
     def n_lost(self) -> int:
-        """The number of lost samples, as far as known."""
+        """The number of lost samples; samples of which the number is unknown are not counted."""
         return sum(shard.n_lost for shard in self.shards)
 
     @property
@@ -241,18 +264,18 @@ def repair(
 ) -> RepairReport:
     """Write every undamaged sample of a dataset or shard to a new dataset at `out`.
 
-    Lost samples and the reasons are listed in the report and in the new dataset's `inputs`.
-    `source` is not changed.
+    The report, and the `inputs` of the new dataset, list the lost samples and the reasons for the
+    losses. `source` is not changed.
 
     Args:
-        source: the folder of a dataset, even if its `dataset.json` is damaged; or a shard.
+        source: the folder of a dataset, whose `dataset.json` may be damaged, or a shard file.
         out: a folder that is missing or empty.
-        shard_bytes: the target size of shards written from the samples of damaged shards.
-        progress: called in this process, at the start and after every shard.
+        shard_bytes: the target size in bytes of new shards. Undamaged shards keep their sizes.
+        progress: called in the calling process, at the start and after every shard.
 
     Raises:
-        DatasetNotFound, ShardNotFound: `source` does not exist.
-        DatasetCorrupt: nothing can be read, not even the schema.
+        DatasetNotFound, ShardNotFound: `source` does not exist, or contains no shard.
+        DatasetCorrupt: no sample can be read, because no schema can be read.
         DatasetExists: `out` is not empty.
         DatasetConflict: another writer removed shards of `source` during the repair.
         OSError: writing failed; nothing is published.
@@ -282,11 +305,14 @@ def _size_of(path: str) -> int:
     try:
         return os.path.getsize(path)
     except OSError:
-        return 0  # a missing file is reported when it is repaired
+        return 0  # the repair of the file reports that the file is missing
 
 
 def _save(parts: Sequence[Part], output: GenerationWriter) -> ShardRepair:
-    """Write the undamaged samples of one shard, and of its column groups, to the new dataset."""
+    """Write the undamaged samples of one shard to the new dataset; return the outcome.
+
+    `parts` has the shard, followed by the files that store added columns for the shard.
+    """
     found = ShardRepair(parts[0].name)
     with ExitStack() as stack:
         readers: list[ShardReader] = []
@@ -295,7 +321,8 @@ def _save(parts: Sequence[Part], output: GenerationWriter) -> ShardRepair:
             try:
                 if len(parts) == 1 and _adopt(part, output, found):
                     return found
-                copy = output.staging / f"mended-{len(readers)}.shard"  # all are open at a time
+                # Use a different name for each part, because all copies are open at the same time.
+                copy = output.staging / f"mended-{len(readers)}.shard"
                 mended = mend(part.path, copy, part.schema)
                 found.mended += tuple(about + note for note in mended.notes)
                 reader = stack.enter_context(ShardReader(mended.path))
@@ -309,14 +336,18 @@ def _save(parts: Sequence[Part], output: GenerationWriter) -> ShardRepair:
 
 
 def _lose_all(part: Part, reason: str, found: ShardRepair) -> None:
-    """Record that all samples of a shard are lost, because `part` cannot be opened."""
+    """Record in `found` that all samples of a shard are lost, because `part` cannot be opened."""
     n = part.named.n_samples if part.named else None
     if n != 0:
         found.losses.append(Loss(None, None, reason) if n is None else Loss(0, n - 1, reason))
 
 
 def _adopt(part: Part, output: GenerationWriter, found: ShardRepair) -> bool:
-    """Copy a shard that is sound and matches its entry; return True if it was copied."""
+    """Copy a shard to the new dataset if it is undamaged; return True if it was copied.
+
+    The shard must also be the shard that the generation lists. The number of copied samples is
+    recorded in `found`.
+    """
     if unreadable_pages(part.path):
         return False
     examined = verify_file(part.path)
@@ -333,7 +364,7 @@ def _adopt(part: Part, output: GenerationWriter, found: ShardRepair) -> bool:
 
 
 def _check_identity(reader: ShardReader, part: Part) -> None:
-    """Raise DatasetCorrupt unless an open shard is the one that the generation names."""
+    """Raise DatasetCorrupt unless an open shard is the shard that the generation lists."""
     if reader.schema != part.schema:
         raise DatasetCorrupt("its schema differs from the dataset's")
     named = part.named
@@ -346,7 +377,10 @@ def _check_identity(reader: ShardReader, part: Part) -> None:
 def _save_samples(
     readers: Sequence[ShardReader], output: GenerationWriter, found: ShardRepair
 ) -> None:
-    """Write the samples whose fields can all be read; each reader provides some of the fields."""
+    """Write the samples of which all fields can be read; record in `found` which are lost.
+
+    Each reader provides some of the fields of all samples.
+    """
     for row in range(min(map(len, readers))):
         sample: dict[str, Any] = {}
         try:
@@ -360,11 +394,15 @@ def _save_samples(
 
 
 def _reason(error: Exception, path: str) -> str:
-    """Return the reason for a loss, without file and offset, so that samples can share it."""
+    """Return the reason for the loss of a sample.
+
+    The text has no file name and no offset, so that many samples can have the same reason.
+    """
     if isinstance(error, ShardCorrupt):
         where = f"field {error.field!r}: " if error.field else ""
         section = f" ({error.section})" if error.section else ""
         return f"{where}{error.what}{section}"[:_MAX_REASON]
     if isinstance(error, SchemaError):
-        return str(error.__cause__ or error)[:_MAX_REASON]  # the cause does not name the new shard
+        # Prefer the message of the cause, because it does not contain the path of the new shard.
+        return str(error.__cause__ or error)[:_MAX_REASON]
     return str(error).removeprefix(f"{path}: ")[:_MAX_REASON]

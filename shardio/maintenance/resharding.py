@@ -1,4 +1,10 @@
-"""Merge datasets, reshard one, or compact its small shards."""
+"""Write the samples of datasets to other shards.
+
+`merge` joins several datasets, `reshard` writes a dataset with shards of another size, and
+`compact` merges the small shards of a dataset. A *generation* is a published state of a dataset,
+which lists the shards. A *column group* is a column that was added to a finished dataset. It is
+stored in additional shards, one for each shard of the dataset.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +34,13 @@ PathName = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceReport:
-    """The generation that an operation published, or the current one if nothing had to be done.
+    """The result of an operation on the dataset in the folder `dataset`.
 
-    `n_rewritten` counts the new shards, and `n_removed` the removed old shards. `n_bytes` includes
-    the shards of column groups, `n_shards` does not.
+    `generation` is the number of the generation that the operation published. If nothing had to be
+    done, it is the number of the generation that was published before. `n_shards` is the number of
+    shards without the shards of column groups, and `n_bytes` is the size of all shards, including
+    the shards of column groups. `n_rewritten` is the number of new shards, and `n_removed` the
+    number of old shards that were removed.
     """
 
     dataset: Path
@@ -50,7 +59,7 @@ class MaintenanceReport:
         n_rewritten: int,
         n_removed: int = 0,
     ) -> Self:
-        """Return the report on a generation of the dataset in `folder`."""
+        """Return the report for `generation` of the dataset in `folder`."""
         return cls(
             Path(folder),
             generation.number,
@@ -76,17 +85,18 @@ def reshard(
 ) -> MaintenanceReport:
     """Write all samples of a dataset, in order, to a new dataset with shards of another size.
 
-    Classes, inputs, subsets and statistics are copied. Every byte is verified first.
+    The new dataset gets the classes, inputs, subsets and statistics of the source. Every byte of
+    the source is verified before samples are written.
 
     Args:
-        source: a dataset.
-        out: a folder that is missing or empty.
-        shard_bytes: the target size of the new shards.
+        source: the folder of a dataset.
+        out: the folder of the new dataset, which must be missing or empty.
+        shard_bytes: the target size of the new shards in bytes.
         workers, progress: as in `merge`.
 
     Raises:
-        InvalidArgument: shard_bytes is not a valid size.
-        DatasetCorrupt: the source is damaged; repair it first.
+        InvalidArgument: shard_bytes is not a positive integer.
+        DatasetCorrupt: the source is damaged. Repair the source first.
         DatasetNotFound, DatasetExists, DatasetConflict: as in `merge`.
     """
     check_shard_bytes(shard_bytes)
@@ -105,7 +115,10 @@ def reshard(
 
 
 def _operation(name: str, shard_bytes: int, *sources: ShardDataset) -> dict[str, Any]:
-    """Return the entry of a generation that names the operation which wrote it."""
+    """Return the value of `Generation.operation`: the name, options and sources of an operation.
+
+    A source is described by its lineage, which is the id of the dataset, and its generation number.
+    """
     found: dict[str, Any] = {"name": name, "options": {"shard_bytes": shard_bytes}}
     if sources:
         found["sources"] = [
@@ -120,7 +133,10 @@ def _append_shards(
     output: GenerationWriter,
     progress: Progress | None,
 ) -> None:
-    """Write the samples of the given shards again."""
+    """Write the samples of some shards to the new shards of `output`.
+
+    `numbers` are the indices of the shards.
+    """
     chosen = list(numbers)
     ends = ends_of(dataset.shards[k].n_bytes for k in chosen)
     report_step(progress, "writing", 0, ends)
@@ -138,26 +154,31 @@ def compact(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> MaintenanceReport:
-    """Merge adjacent small shards of a dataset, as its next generation.
+    """Merge adjacent small shards of a dataset, and publish the result as its next generation.
 
-    A shard is small if it has less than half of `shard_bytes`. Sample indices and lineage stay the
-    same. Files of older generations are kept for processes that read these generations. With
-    `remove_old`, the shards that the published generation does not name are removed: readers of an
-    older generation can still use the shards that they have mapped, and get ShardNotFound for the
-    others. If the dataset has column groups, all shards are rewritten as whole shards. Shards are
-    verified before they are rewritten.
+    A shard is small if its size is less than half of `shard_bytes`. Only small shards that are next
+    to another small shard are merged; the other shards stay as they are. If the dataset has column
+    groups, however, all its samples are written to new shards, which store all fields. Shards are
+    verified before their samples are written again. The indices of the samples and the dataset's
+    lineage (its id) do not change.
+
+    The old shards are kept, because processes may still read an older generation. With
+    `remove_old`, they are removed. A process that reads an older generation can then still use the
+    shards that it has mapped, but gets ShardNotFound when it opens another removed shard.
 
     Args:
-        folder: the dataset.
-        shard_bytes: the target size of the new shards.
-        remove_old: True removes unnamed shards, even if there is nothing to merge.
+        folder: the folder of the dataset.
+        shard_bytes: the target size of the new shards in bytes.
+        remove_old: if True, remove all shards that older generations use and the published
+            generation does not use. This is also done if no shards are merged.
         workers, progress: as in `merge`.
 
     Raises:
-        InvalidArgument: shard_bytes is not a valid size.
+        InvalidArgument: shard_bytes is not a positive integer.
         DatasetNotFound: there is no dataset at `folder`.
-        DatasetCorrupt: a shard to be rewritten is damaged; repair the dataset first.
-        DatasetConflict: another writer has published in the meantime; nothing is changed.
+        DatasetCorrupt: a shard whose samples must be written again is damaged. Repair the dataset
+            first.
+        DatasetConflict: another writer has published in the meantime. Nothing is changed.
     """
     check_shard_bytes(shard_bytes)
     with detect_conflict(folder), ShardDataset(folder) as dataset:
@@ -177,9 +198,10 @@ def compact(
 
 
 def _groups(previous: Generation, shard_bytes: int) -> list[list[int]]:
-    """Group the indices of the shards: adjacent small shards together, each other shard alone.
+    """Return the indices of all shards in groups. The shards of a group are merged.
 
-    If the dataset has column groups, all shards are in one group.
+    Adjacent small shards form one group. Every shard that is not small is a group of its own. If
+    the dataset has column groups, all shards form one group.
     """
     shards = previous.shards
     if previous.column_groups:
@@ -214,7 +236,10 @@ def _compact(
 
 
 def _remove_old(root: Path) -> int:
-    """Remove shards that only older generations name; return the number of removed shards."""
+    """Remove the shards that an older generation uses and the published generation does not use.
+
+    Return the number of removed shards.
+    """
     published = load(root)
     n_removed = 0
     for name in sorted({*_older_names(root, published.number)} - {*published.names}):
@@ -226,7 +251,7 @@ def _remove_old(root: Path) -> int:
 
 def _older_names(root: Path, number: int) -> Iterator[str]:
     for older in range(1, number):
-        with contextlib.suppress(DataError):  # verification reports damaged generations
+        with contextlib.suppress(DataError):  # ignore a damaged generation: verification reports it
             yield from load_generation(root, older).names
 
 
@@ -241,26 +266,31 @@ def merge(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> MaintenanceReport:
-    """Write the samples of `sources`, in their order, to a new dataset at `out`.
+    """Write the samples of all `sources`, one source after another, to a new dataset at `out`.
 
-    All sources must have the same fields. If their class names differ, the new dataset has all
-    class names, in order of first occurrence, and the indices in the field `label` are adapted.
-    Shards that need no change are copied byte for byte; shards with column groups are rewritten as
-    whole shards. Every byte is verified first.
+    All sources must have the same fields. If the sources have different class names, the new
+    dataset has all class names, in the order in which they first occur. The class indices in the
+    field `label` are changed accordingly.
+
+    A shard is copied byte for byte if its samples do not change and its dataset has no column
+    groups. Other samples are written to new shards, which store all fields. Every byte of the
+    sources is verified before samples are written.
 
     Args:
-        out: a folder that is missing or empty.
-        sources: datasets.
-        shard_bytes: the target size of rewritten shards.
-        workers: the number of processes that verify; by default one per usable CPU.
-        progress: called in this process, at the start and after every shard of each step.
+        out: the folder of the new dataset, which must be missing or empty.
+        sources: the folders of datasets.
+        shard_bytes: the target size in bytes of new shards. Copied shards keep their sizes.
+        workers: the number of processes that verify. By default, it is chosen as in
+            `verify_dataset`.
+        progress: called in the calling process, at the start and after every shard of each step.
 
     Raises:
-        InvalidArgument: there is no source, or the sources' fields or classes do not match.
+        InvalidArgument: there is no source, or the fields or classes of the sources do not match.
         DatasetNotFound: a source is not a dataset.
-        DatasetCorrupt: a source is damaged; repair it first.
+        DatasetCorrupt: a source is damaged. Repair the source first.
         DatasetExists: `out` is not empty.
-        DatasetConflict: another writer used `out`, or removed shards of a source, in the meantime.
+        DatasetConflict: in the meantime, another writer has used `out` or removed shards of a
+            source.
     """
     if not sources:
         raise InvalidArgument("merge needs at least one source")
@@ -294,7 +324,10 @@ def _write(
     changes: Sequence[Mapping[int, int] | None],
     output: GenerationWriter,
 ) -> Iterator[None]:
-    """Copy or rewrite the shards one after another; yield before each shard, and at the end."""
+    """Write the samples of all shards to `output`; yield before each shard, and at the end.
+
+    `changes` has, for each dataset, the result of `_renumbering`.
+    """
     for dataset, numbers in zip(datasets, changes, strict=True):
         for k, shard in enumerate(dataset.shards):
             yield
@@ -311,7 +344,7 @@ def _write(
 
 
 def check_same_fields(a: ShardDataset, b: ShardDataset) -> None:
-    """Raise InvalidArgument, naming the fields that differ, unless two datasets have the same."""
+    """Raise InvalidArgument if two datasets have different fields. The message names the fields."""
     if dict(a.schema) == dict(b.schema):
         return
     parts = []
@@ -329,7 +362,10 @@ def _all_classes(datasets: Sequence[ShardDataset]) -> tuple[str, ...]:
 
 
 def _renumbering(dataset: ShardDataset, classes: tuple[str, ...]) -> dict[int, int] | None:
-    """Map each class index of a dataset to its new index; return None if no index changes."""
+    """Return a dict that maps each class index of a dataset to its index in `classes`.
+
+    Return None if no index changes.
+    """
     if dataset.classes == classes[: len(dataset.classes)] and (dataset.classes or not classes):
         return None
     if not dataset.classes:
@@ -348,13 +384,16 @@ def _renumbering(dataset: ShardDataset, classes: tuple[str, ...]) -> dict[int, i
 
 
 def has_labels(schema: Schema) -> bool:
-    """Return True if samples have a label, an integer."""
+    """Return True if the schema has the field `label`, and its values are single integers."""
     label = schema[LABEL].array if LABEL in schema else None
     return label is not None and label.shape == () and "int" in label.dtype
 
 
 def _renumbered(value: Any, numbers: Mapping[int, int], shard: str, row: int) -> Any:
-    """Return the new value of a label; a negative or missing label means no class and is kept."""
+    """Return the new value of a label; `numbers` maps old class indices to new ones.
+
+    A negative or missing label means that the sample has no class. Such a label is kept.
+    """
     if value is None or int(value) < 0:
         return value
     if int(value) not in numbers:
@@ -366,11 +405,11 @@ def _renumbered(value: Any, numbers: Mapping[int, int], shard: str, row: int) ->
 
 
 def _common(values: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the value if all are equal, else an empty mapping."""
+    """Return the first of `values` if all values are equal, else an empty mapping."""
     return values[0] if all(value == values[0] for value in values) else {}
 
 
 def _common_entries(values: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Return the entries that are the same in all mappings."""
+    """Return the entries that all mappings have, with the same value."""
     first, *others = values
     return {k: v for k, v in first.items() if all(other.get(k) == v for other in others)}

@@ -1,11 +1,20 @@
-"""Salvage: read the metadata of a damaged shard, and restore its redundant parts in a copy.
+"""Read the metadata of a damaged shard, and restore redundant parts of the shard in a copy.
 
-The header is stored twice, in the first and in the last page. A second copy of the schema is in the
-dataset's generation. Block and column hashes can be recomputed if the data that they cover is
-intact: a damaged block hash makes a whole shard unreadable, and damaged hashes of columns lose up
-to 512 samples or runs each. Hashes of stream chunks are not recomputed: per damaged byte they lose
-0.5 % of the samples that damaged streams themselves lose. A part is restored only if an undamaged
-hash that is stored elsewhere confirms it. Other damage stays and is detected by reading.
+The following parts of a shard are redundant:
+
+* The header is stored twice, in the first and in the last page.
+* The schema is also stored in the generation of the dataset.
+* The hashes of 4 KiB blocks can be computed again if the data in these blocks is intact. This is
+  important, because a damaged block hash makes the whole shard unreadable.
+* The hashes of the rows of a column can be computed again if the rows are intact. One damaged byte
+  in these hashes would lose up to 512 samples or runs of samples.
+
+The hashes of the chunks of streams (video, audio) are redundant, too, but are not restored: if
+bytes of a shard are damaged at random, these hashes lose only 0.5 % of the number of samples that
+damage of the streams themselves loses.
+
+A part is restored only if an undamaged hash that is stored elsewhere confirms it. Other damage is
+copied, and is detected when the copy is read.
 """
 
 from __future__ import annotations
@@ -54,9 +63,10 @@ _HASH_BYTES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """The readable metadata of one shard; `findings` has the errors, with file offsets.
+    """The metadata of one shard, as far as it can be read.
 
-    A shard without findings can be opened. Unreadable parts are None or empty.
+    `findings` has the errors, with their offsets in the file. A shard without findings can be
+    opened. A part of the metadata that cannot be read is None or empty.
     """
 
     path: str
@@ -67,7 +77,7 @@ class Survey:
     sections: tuple[Section, ...] = ()
 
     def field_of(self, section: Section) -> str | None:
-        """Return the name of the field that a section belongs to, if any."""
+        """Return the name of the field to which a section belongs; None if it belongs to none."""
         if section.field == NO_FIELD:
             return None
         names = list(self.schema or {})
@@ -75,10 +85,10 @@ class Survey:
 
 
 def survey_shard(path: str | os.PathLike[str], *, access: Access = "auto") -> Survey:
-    """Read the metadata of a shard, damaged or not.
+    """Read the metadata of a shard, which may be damaged.
 
     Args:
-        path: the file.
+        path: the path of the file.
         access: as in `verify_shard`.
 
     Raises:
@@ -100,7 +110,10 @@ def survey_shard(path: str | os.PathLike[str], *, access: Access = "auto") -> Su
 
 
 def _survey_damaged(content: Content, path: str, refusal: tuple[Finding, ...]) -> Survey:
-    """Read the remaining metadata of a shard that could not be opened, part by part."""
+    """Read each part of the metadata of a shard that cannot be opened.
+
+    `refusal` has the errors of the attempt to open the shard. They come first in the result.
+    """
     headers = (each for each in _headers(content, path) if isinstance(each, Header))
     header, further = next(headers, None), Findings(path)
     sections: Sections = {}
@@ -123,7 +136,7 @@ def _read_table(content: Content, header: Header, path: str) -> Sections:
 
 @dataclass(frozen=True, slots=True)
 class Mended:
-    """A restored file; `notes` describe the restored parts."""
+    """The result of `mend`: the path of the file to read, and a note for each restored part."""
 
     path: str
     notes: tuple[str, ...] = ()
@@ -131,7 +144,10 @@ class Mended:
 
 @dataclass
 class _Draft:
-    """A damaged shard, and the patches for its copy: a dict from file offset to new bytes."""
+    """A damaged shard, and the changes to make in its copy.
+
+    `patches` maps offsets in the file to the bytes that are written there.
+    """
 
     path: str
     content: memoryview
@@ -144,7 +160,7 @@ class _Draft:
         return self.content[section.offset : section.offset + section.size]
 
     def put(self, offset: int, content: bytes, note: str) -> None:
-        """Replace bytes in the copy and add a note, unless the bytes are equal."""
+        """Add a patch and a note, unless the shard already has these bytes at the offset."""
         if self.content[offset : offset + len(content)] != content:
             self.patches[offset] = content
             if note not in self.notes:
@@ -152,13 +168,15 @@ class _Draft:
 
 
 def mend(path: str, copy: Path, schema: Schema | None = None) -> Mended:
-    """Restore redundant parts in a copy of a shard; return the shard itself if nothing is restored.
+    """Restore the redundant parts of a damaged shard in a copy.
 
-    The shard is only read. The caller removes `copy`, which is replaced if it exists. `schema` is
-    the expected schema, if known.
+    If there is nothing to restore, return the path of the shard itself. The shard is not changed.
+    An existing file at `copy` is replaced, and the caller must remove the copy. `schema` is the
+    schema that the shard should have; None if this is unknown.
 
     Raises:
-        ShardNotFound, ShardIncomplete, ShardCorrupt, ShardUnsupported: nothing can be restored.
+        ShardNotFound, ShardIncomplete, ShardCorrupt, ShardUnsupported: the shard is missing, or so
+            much of it is damaged that its sections cannot be located.
     """
     notes = []
     content, n_holes = _map_readable(path, copy)
@@ -187,7 +205,10 @@ def mend(path: str, copy: Path, schema: Schema | None = None) -> Mended:
 
 
 def schema_of(path: str) -> Schema:
-    """Return the schema of a shard, even if other parts are damaged; raise as `mend` does."""
+    """Return the schema of a shard of which other parts may be damaged.
+
+    The errors are the same as those of `mend`, or of reading a damaged schema.
+    """
     folder = fs.make_temporary_folder(None)
     try:
         content, _ = _map_readable(path, folder / "copy.shard")
@@ -198,9 +219,9 @@ def schema_of(path: str) -> Schema:
 
 
 def _map_readable(path: str, copy: Path) -> tuple[memoryview, int]:
-    """Map a file. If some of its pages are unreadable, map a copy with holes in their place.
+    """Return a memory map of a file, and the number of its pages that the disk cannot read.
 
-    Also return the number of unreadable pages.
+    If there are such pages, the map is of a new file `copy`, in which these pages are zero.
     """
     fs.unlink(copy)
     holes = unreadable_pages(path)
@@ -210,9 +231,10 @@ def _map_readable(path: str, copy: Path) -> tuple[memoryview, int]:
 
 
 def unreadable_pages(path: str) -> list[int]:
-    """Read a whole file, and return the offset of each page that the disk cannot read.
+    """Return the offset of each page of a file that the disk cannot read.
 
-    The file is read by calls of pread, because touching such a page in a mapping kills the process.
+    The whole file is read. It is read by `pread`, because accessing a page that the disk cannot
+    read kills the process if the file is mapped.
     """
     fd = open_shard(path)
     try:
@@ -237,7 +259,7 @@ def _is_readable(fd: int, place: int, n_bytes: int = PAGE) -> bool:
 
 
 def _copy_readable(path: str, copy: Path, holes: set[int]) -> None:
-    """Copy a file page by page, leaving holes for the unreadable pages."""
+    """Copy a file page by page. Pages at the offsets `holes` are not copied and become zeros."""
     with open(path, "rb", buffering=0) as source, fs.create(copy) as target:
         n_bytes = os.fstat(source.fileno()).st_size
         for page in range(0, n_bytes, PAGE):
@@ -248,14 +270,19 @@ def _copy_readable(path: str, copy: Path, holes: set[int]) -> None:
 
 
 def _open_any(content: memoryview, path: str) -> tuple[Header, Sections]:
-    """Return the header of a usable page, and its section table; raise DataError if none is."""
+    """Return the header and the section table of a shard.
+
+    Use the first header, in the first or last page, that is intact and has a table that can be
+    read. Raise DataError if there is no such header.
+    """
     reason: DataError | None = None
     for header in _headers(content, path):
         if isinstance(header, DataError):
             reason = reason or header
             continue
         try:
-            check_place(header, header.file_size, path)  # not the actual size, which may differ
+            # Pass the size in the header: the actual size differs if the file is truncated.
+            check_place(header, header.file_size, path)
             if header.table_offset + header.table_size > len(content):
                 raise ShardCorrupt(
                     "the file is truncated, and its section table is lost: the data cannot be "
@@ -272,7 +299,10 @@ def _open_any(content: memoryview, path: str) -> tuple[Header, Sections]:
 
 
 def _headers(content: Content, path: str) -> Iterator[Header | DataError]:
-    """Yield the header or error of the first page, then of the last page that has a header."""
+    """Yield the header in the first page, then the header in the last page that has one.
+
+    Yield an error instead of a header that is damaged.
+    """
     if content.nbytes < PAGE:
         what, size = "too short to be a shard", content.nbytes
         yield ShardCorrupt(what, code="file_size", path=path, expected=PAGE, found=size)
@@ -285,7 +315,7 @@ def _headers(content: Content, path: str) -> Iterator[Header | DataError]:
 
 
 def _last_header(content: Content) -> Iterator[int]:
-    """Yield the offset of the last page that starts with the magic, if it is not the first page."""
+    """Yield the offset of the last page that starts with MAGIC, unless it is the first page."""
     for page in range(content.nbytes // PAGE * PAGE - PAGE, 0, -PAGE):
         if bytes(content[page : page + len(MAGIC)]) == MAGIC:
             yield page
@@ -293,7 +323,11 @@ def _last_header(content: Content) -> Iterator[int]:
 
 
 def _mend_schema(draft: _Draft, schema: Schema | None) -> Schema | None:
-    """Return the shard's schema, restored from `schema` if the hash matches; None if damaged."""
+    """Return the schema of the shard, after restoring it if it is damaged.
+
+    A damaged schema is replaced by `schema` if the hash of the schema section matches. Otherwise,
+    return None.
+    """
     try:
         return read_schema(draft.content, draft.sections, draft.path)
     except DataError:
@@ -305,7 +339,7 @@ def _mend_schema(draft: _Draft, schema: Schema | None) -> Schema | None:
 
 
 def _mend_block_hashes(draft: _Draft) -> None:
-    """Recompute damaged block hashes over intact data."""
+    """Compute damaged block hashes again if the data that they cover is intact."""
     for section in draft.sections.values():
         target = draft.sections.get((section.of_kind, section.field, 0))
         if section.kind != Kind.BLOCK_HASHES or target is None:
@@ -318,7 +352,11 @@ def _mend_block_hashes(draft: _Draft) -> None:
 
 
 def _mend_column_hashes(draft: _Draft, schema: Schema) -> None:
-    """Recompute each damaged block of column hashes if the rows that it covers are intact."""
+    """Compute damaged hashes of columns again if the rows that they cover are intact.
+
+    The hashes of a column are divided into blocks of 4 KiB, and each block has a hash, too. A block
+    that does not match its hash is replaced if the new hashes of its rows match the block's hash.
+    """
     for name, field_ in schema.columns.items():
         number = schema.field_id(name)
         column = draft.sections.get((int(Kind.COLUMN), number, 0))

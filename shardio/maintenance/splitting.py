@@ -1,4 +1,8 @@
-"""Split a dataset into named subsets, without dividing groups, as its next generation."""
+"""Split a dataset into named subsets.
+
+The samples of a group, which have the same value of a field, go to the same subset. The subsets are
+published with the next generation of the dataset. No shard is written.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,10 @@ _CHUNK_ROWS: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class SplitReport:
-    """The generation with the subsets, and the number of samples and groups in each subset."""
+    """The number of the generation that has the subsets, and the size of each subset.
+
+    `n_samples` and `n_groups` map the name of each subset to its number of samples and of groups.
+    """
 
     dataset: Path
     generation: int
@@ -48,20 +55,22 @@ def split(
 ) -> SplitReport:
     """Assign each sample of a dataset at random to one of several named subsets.
 
-    Existing subsets are replaced. The same samples, parts, group and seed give the same subsets.
+    All existing subsets are removed. The result depends only on the samples, their order, `parts`,
+    `group` and `seed`.
 
     Args:
         folder: the dataset.
-        parts: the name of each subset and its share of the samples; the shares add up to 1. With
-            groups, the shares are met as closely as whole groups in random order allow.
-        group: the name of a field; all samples with the same value in it go to the same subset. By
-            default each sample is assigned independently.
+        parts: maps the name of each subset to its share of the samples. The shares add up to 1. If
+            `group` is given, groups are assigned in random order, and the shares may be met only
+            approximately.
+        group: the name of a field. All samples with the same value of this field go to the same
+            subset. By default, every sample is assigned independently.
         seed: the seed of the assignment, from 0 up.
 
     Raises:
         InvalidArgument: parts, group or seed is invalid, or a subset would be empty.
-        DatasetNotFound, ShardCorrupt, …: the dataset, or the field, cannot be read.
-        DatasetConflict: another writer has published in the meantime; nothing is changed.
+        DatasetNotFound, ShardCorrupt, …: the dataset or the field `group` cannot be read.
+        DatasetConflict: another writer has published in the meantime. Nothing is changed.
     """
     _check_parts(parts)
     if type(seed) is not int or seed < 0:
@@ -122,9 +131,10 @@ def _check_parts(parts: Any) -> None:
 def _groups(
     dataset: ShardDataset, group: str | None
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
-    """Return the group index of each row, and the number of rows of each group.
+    """Return the index of each row's group, and the number of rows of each group.
 
-    Groups are in order of first appearance, so the indices do not depend on the shards.
+    Groups are numbered in the order of their first rows. Therefore the indices do not depend on how
+    the samples are distributed over shards.
     """
     n_rows = len(dataset)
     if group is None:
@@ -144,12 +154,14 @@ def _groups(
 def _allot(
     groups: npt.NDArray[np.intp], counts: npt.NDArray[np.int64], shares: list[float], seed: int
 ) -> npt.NDArray[np.int64]:
-    """Assign each group, in random order, to the part that lacks the most samples.
+    """Return the index of the part to which each group is assigned.
 
-    Return the index of each group's part.
+    Groups are assigned in random order. Each group goes to the part that still lacks the largest
+    number of samples to meet its share.
     """
     numbered, key = np.arange(len(counts)), np.full(len(counts), derive_key(seed), np.uint64)
-    keys = mix(key, numbered, key, key)  # enough rounds to decorrelate the keys of adjacent groups
+    # Mix in the key several times, so that the results for adjacent groups are not correlated.
+    keys = mix(key, numbered, key, key)
     lacking = [share * len(groups) for share in shares]
     numbers = np.zeros(len(counts), np.int64)
     for k in np.argsort(keys, kind="stable").tolist():

@@ -1,4 +1,8 @@
-"""Statistics of a dataset: mean, deviation, range and shapes of numeric fields; class counts."""
+"""Compute statistics of a dataset.
+
+For each numeric field: mean, standard deviation, range, and sizes of dimensions. For each class:
+the number of samples.
+"""
 
 from __future__ import annotations
 
@@ -23,18 +27,24 @@ from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
 
 _CHUNK_ITEMS: Final = 1 << 20
-"""The number of values processed at a time; as float64 they take 8 MiB."""
+"""The number of values that are processed at a time. Converted to float64, they take 8 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatsReport:
-    """The statistics, and the generation that holds them.
+    """The statistics of a dataset or subset, and the number of the generation that stores them.
 
-    `stats` has `samples` and `fields`. Each numeric field has `count` (of values, not of samples),
-    `mean`, `std`, `min`, `max`, `not_finite` (the count of excluded values, which are infinite or
-    NaN), `missing` (the count of samples without a value), `smallest` and `largest` (the smallest
-    and largest size of each dimension). If the dataset has class names and labels, `stats`
-    also has `classes` and `without_class`.
+    `stats["samples"]` is the number of samples. `stats["fields"]` has a dict for each numeric
+    field, with the following entries:
+
+    * `count`, `mean`, `std`, `min`, `max`: the number of finite values, and their statistics. A
+      sample may have many values.
+    * `not_finite`: the number of values that are infinite or NaN.
+    * `missing`: the number of samples without a value.
+    * `smallest`, `largest`: the smallest and the largest size of each dimension.
+
+    If the dataset has class names and labels, `stats["classes"]` has the number of samples of each
+    class, and `stats["without_class"]` the number of samples without a class.
     """
 
     dataset: Path
@@ -60,19 +70,20 @@ def compute_stats(
     engine: EngineName = "local",
     address: str | None = None,
 ) -> StatsReport:
-    """Compute statistics of a dataset or a subset, and store them in the next generation.
+    """Compute statistics of a dataset or a subset, and publish them with the next generation.
 
-    If the same statistics are stored already, nothing is published. All data read is verified.
+    If the current generation already has the same statistics, nothing is published. All data that
+    is read is verified.
 
     Args:
-        folder: the dataset.
-        subset: the name of a subset.
-        progress: called in this process, at the start and after every shard.
-        engine, address: as in `add_column`. The result is the same on a cluster.
+        folder: the folder of the dataset.
+        subset: the name of a subset; by default, the statistics are about all samples.
+        progress: called in the calling process, at the start and after every shard.
+        engine, address: as in `add_column`. The result does not depend on the engine.
 
     Raises:
         InvalidArgument: there is no such subset.
-        ChecksumMismatch, ShardCorrupt: data is damaged; nothing is published.
+        ChecksumMismatch, ShardCorrupt: data is damaged. Nothing is published.
         DatasetNotFound, DatasetConflict: as in `split`.
     """
     where = Engine(engine, address)
@@ -93,7 +104,11 @@ def compute_stats(
 
 
 def _count(dataset: ShardDataset, engine: Engine, progress: Progress | None) -> dict[str, Any]:
-    """Count each shard separately; join the counts in shard order: results are then repeatable."""
+    """Return the statistics of all samples.
+
+    The statistics of each shard are computed separately and then combined in the order of the
+    shards. The result is thus exactly the same each time, in spite of rounding.
+    """
     schema = dataset.schema.items()
     arrays = {name: array for name, field in schema if (array := field.array or field.item)}
     whole = _Counts({name: _Tally(array) for name, array in arrays.items()}, _ClassTally(dataset))
@@ -106,7 +121,10 @@ def _count(dataset: ShardDataset, engine: Engine, progress: Progress | None) -> 
 
 
 class _Counting(ShardJob):
-    """A job that counts the samples of one shard that are in the dataset or its subset."""
+    """A job that computes the statistics of the samples of one shard.
+
+    If the dataset was opened with a subset, only samples of the subset count.
+    """
 
     def __init__(self, dataset: ShardDataset, arrays: Mapping[str, Array]) -> None:
         super().__init__(dataset)
@@ -114,7 +132,7 @@ class _Counting(ShardJob):
         self._rows: Rows | None = None
 
     def __call__(self, k: int) -> _Counts:
-        """Count a shard."""
+        """Return the statistics of shard k."""
         dataset = self.dataset
         found = _Counts({n: _Tally(a) for n, a in self._arrays.items()}, _ClassTally(dataset))
         local = self._rows_in(k)
@@ -127,7 +145,7 @@ class _Counting(ShardJob):
         return found
 
     def _rows_in(self, k: int) -> Rows:
-        """Return the rows of a shard that are counted."""
+        """Return the rows of shard k that are selected from the dataset."""
         dataset, n_samples = self.dataset, self.dataset.shards[k].n_samples
         if dataset.rows.is_plain:
             return np.arange(n_samples)
@@ -140,13 +158,13 @@ class _Counting(ShardJob):
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """The statistics of some samples: a tally for each numeric field, and the class counts."""
+    """The statistics of some samples: one _Tally for each numeric field, and the class counts."""
 
     tallies: dict[str, _Tally]
     by_class: _ClassTally
 
     def join(self, other: _Counts) -> None:
-        """Add the statistics of the following samples."""
+        """Add the statistics of other samples."""
         for name, tally in self.tallies.items():
             tally.join(other.tallies[name])
         self.by_class.join(other.by_class)
@@ -155,7 +173,11 @@ class _Counts:
 def _values(
     reader: ShardReader, name: str, array: Array, rows: Rows
 ) -> Iterator[npt.NDArray[Any] | None]:
-    """Yield a field's values: arrays, of many rows for a column; None for a missing value."""
+    """Yield the values of a field at `rows`.
+
+    Each item is an array whose first dimension counts values, or None for a missing value. If the
+    field is a column, an array has the values of many rows.
+    """
     if name not in reader.schema.columns:
         for row in rows.tolist():
             value = reader.sample(row, [name])[name]
@@ -171,10 +193,11 @@ def _values(
 
 
 class _Tally:
-    """The running mean, deviation and range of a field's values.
+    """The mean, standard deviation and range of the values of a field that were added so far.
 
-    The moments of two sets of values are combined as in T. F. Chan, G. H. Golub, R. J. LeVeque,
-    "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
+    The means and sums of squares of two sets of values are combined as described in T. F. Chan,
+    G. H. Golub, R. J. LeVeque, "Updating formulae and a pairwise algorithm for computing sample
+    variances", 1979.
     """
 
     def __init__(self, field: Array) -> None:
@@ -187,14 +210,14 @@ class _Tally:
         self._largest: list[int] = []
 
     def add(self, values: npt.NDArray[Any] | None) -> None:
-        """Add the values of some samples, one per row; None counts a sample without a value."""
+        """Add values. The first dimension of the array counts values; None is a missing value."""
         if values is None:
             self._n_missing += 1
             return
         self._update_shapes(values.shape[1:])
         if values.dtype.kind == "b":
             values = values.view(np.uint8)
-        if self._dtype == "bfloat16":  # a bfloat16 is the upper half of a float32
+        if self._dtype == "bfloat16":  # the bits of a bfloat16 are the upper half of a float32
             values = (values.astype(np.uint32) << 16).view(np.float32)
         flat = values.reshape(-1)
         for first in range(0, len(flat), _CHUNK_ITEMS):
@@ -234,7 +257,7 @@ class _Tally:
         self._n = total
 
     def join(self, other: _Tally) -> None:
-        """Add the tally of other samples."""
+        """Add the values that were added to another tally."""
         self._n_not_finite += other._n_not_finite
         self._n_missing += other._n_missing
         for shape in (other._smallest, other._largest) if other._smallest is not None else ():
@@ -245,7 +268,7 @@ class _Tally:
         self._combine_moments(other._n, other._mean, other._squares)
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON-serializable dict; unknown or infinite figures are None."""
+        """Return a JSON-serializable dict. A statistic that is unknown or infinite is None."""
         deviation = math.sqrt(self._squares / self._n) if self._n else None
         return {
             "count": self._n,
@@ -265,7 +288,7 @@ def _finite(number: float | None) -> float | None:
 
 
 class _ClassTally:
-    """The number of samples of each class, by the field `label`."""
+    """The number of samples of each class, which is given by the field `label`."""
 
     def __init__(self, dataset: ShardDataset) -> None:
         self._names = dataset.classes
@@ -274,7 +297,7 @@ class _ClassTally:
         self._n_without = 0
 
     def add(self, name: str, values: npt.NDArray[Any] | None) -> None:
-        """Add values of a field; fields other than `label` are ignored."""
+        """Add values of the field `name`. Fields other than `label` are ignored."""
         if name != "label" or not self._is_known:
             return
         if values is None:
@@ -291,7 +314,7 @@ class _ClassTally:
         self._n_without += other._n_without
 
     def as_json(self) -> dict[str, Any]:
-        """Return the counts; an empty dict if the dataset has no classes or labels."""
+        """Return the counts as a dict, which is empty if the dataset has no classes or labels."""
         if not self._is_known:
             return {}
         counts = dict(zip(self._names, self._counts.tolist(), strict=True))

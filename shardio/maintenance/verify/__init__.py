@@ -1,4 +1,4 @@
-"""Verification of every byte: findings, and the list that collects them."""
+"""Verify every byte of shards and datasets. This module defines findings, which are the errors."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from typing import Any, Final
 from shardio.errors import ShardCorrupt, ShardIncomplete, ShardUnsupported
 
 MAX_FINDINGS: Final = 100
-"""The maximum number of findings listed per file; further findings are only counted."""
+"""The maximum number of findings that are listed for a file. Further findings are only counted."""
 _MAX_TEXT: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """An error in a file; attributes that do not apply are None.
+    """An error in a file. Attributes that do not apply to the error are None.
 
-    `code` is the stable name of the broken rule, `sample` the row in the shard, `offset` the byte
-    offset in the file.
+    `code` is the name of the rule of the file format that is broken; names do not change between
+    versions. `sample` is the index of the row in the shard. `offset` is the offset in the file in
+    bytes. `expected` and `found` are the two values that differ.
     """
 
     path: str
@@ -43,7 +44,10 @@ class Finding:
 
 
 class Findings:
-    """The findings of one file: all are counted, the first `MAX_FINDINGS` are kept."""
+    """A collection of the findings of one file.
+
+    All findings are counted. Only the first `MAX_FINDINGS` findings are kept.
+    """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
@@ -59,7 +63,7 @@ class Findings:
         found: object = None,
         **where: Any,
     ) -> None:
-        """Add a finding; `where` has the section, field, sample and offset, if they apply."""
+        """Add a finding. `where` can have the keys `section`, `field`, `sample` and `offset`."""
         self.n_found += 1
         if self.n_found <= MAX_FINDINGS:
             where |= {"expected": _plain(expected), "found": _plain(found)}
@@ -73,11 +77,11 @@ class Findings:
         message: str = "bytes do not match their hash",
         **where: Any,
     ) -> None:
-        """Add a finding for two different hashes."""
+        """Add a finding about a stored hash, `expected`, and the hash of the data, `found`."""
         self.add(code, message, expected=f"{expected:016x}", found=f"{found:016x}", **where)
 
     def add_error(self, error: ShardCorrupt, **where: Any) -> None:
-        """Add a finding for an error; `where` supplies the details that the error itself lacks."""
+        """Add a finding about an error. `where` is used for details that `error` does not have."""
         places = {key: getattr(error, key) for key in ("section", "field", "sample", "offset")}
         known = {key: value for key, value in places.items() if value is not None}
         numbers = {"expected": error.expected, "found": error.found}
@@ -85,7 +89,10 @@ class Findings:
 
     @contextmanager
     def catching(self, **where: Any) -> Iterator[None]:
-        """Catch a shard error raised in the block, and add it as a finding, as `add_error` does."""
+        """Catch an error about a damaged shard in the `with` block, and add it as a finding.
+
+        `where` is used for details that the error does not have.
+        """
         try:
             yield
         except ShardCorrupt as error:
@@ -95,7 +102,7 @@ class Findings:
             self.add(code, str(error).removeprefix(f"{self.path}: "), **where)
 
     def close(self) -> tuple[Finding, ...]:
-        """Return the kept findings; if some were not kept, add a finding with their count."""
+        """Return the kept findings. If there were more, a last finding has their number."""
         more = self.n_found - len(self._kept)
         if not more:
             return tuple(self._kept)
@@ -104,7 +111,7 @@ class Findings:
 
 
 def _plain(value: object) -> int | str | None:
-    """Return a number or short text that JSON can represent."""
+    """Return a value as a number or as a short text, which JSON can represent."""
     if value is None or isinstance(value, int):
         return value if value is None else int(value)
     return _short(value.hex() if isinstance(value, bytes) else str(value))

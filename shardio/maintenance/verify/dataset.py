@@ -1,10 +1,13 @@
 """Verify every byte of a shard, or of all shards of a dataset and of its generations.
 
-Operations that rewrite shards verify the old shards first: new hashes over damaged data would hide
-the damage. Each process verifies one shard at a time. Processes are used rather than threads
-because hashing small rows holds the interpreter lock. Also, touching a mapped page that the disk
-cannot read kills the process: the death of a worker is reported as a finding. If there are workers,
-the main process therefore does not map shards.
+Operations that write the samples of a shard to new shards verify the old shard first. Otherwise,
+new hashes of damaged data would hide the damage.
+
+Each worker process verifies one shard at a time. Processes are used instead of threads for two
+reasons. First, the interpreter lock is held while small rows are hashed. Second, accessing a mapped
+page that the disk cannot read kills the process. If a worker is killed in this way, this is
+reported as a finding. The main process must not be killed: if there are workers and shards are
+mapped, the main process verifies no shard.
 """
 
 from __future__ import annotations
@@ -41,17 +44,18 @@ from shardio.storage.file_access import Access
 from shardio.storage.fs import refuse_links_outside
 
 LITTLE_BYTES: Final = 512 << 20
-"""Below this total size, shards are verified without workers."""
+"""If the total size of all shards is smaller, they are verified without workers by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerificationReport:
     """The outcome of verifying a dataset.
 
-    `unknown` lists files and folders that the dataset does not name, relative to its folder. They
-    are not errors, except that a shard that no generation names is also a finding. If
-    `dataset.json` or the published generation cannot be read, `generation` and `lineage` are None
-    and all shards in the folder are verified. `n_shards` includes the shards of column groups.
+    `unknown` has the paths of files and folders in the dataset's folder that no generation names.
+    They are no errors, with one exception: a shard that no generation names is also a finding.
+    `generation` and `lineage` are the number of the published generation and the dataset's id. If
+    `dataset.json` or the published generation cannot be read, both are None, and all shards in the
+    folder are verified. `n_shards` includes the shards of column groups (added columns).
     """
 
     path: str
@@ -71,14 +75,15 @@ class VerificationReport:
 def verify_shard(
     path: str | os.PathLike[str], *, workers: int = 0, access: Access = "auto"
 ) -> list[Finding]:
-    """Verify every byte of one shard; return the findings, an empty list for a sound shard.
+    """Verify every byte of one shard; return the findings. The list is empty for a sound shard.
 
     Args:
-        path: the file.
-        workers: with 1 or more, verification runs in a separate process.
-        access: "mmap" maps the file. Touching a page that the disk cannot read then kills the
-            process; in a separate process this is reported as a finding. "pread" reads by offset;
-            "auto" does the same, as mapping is not faster for data that is read once.
+        path: the path of the file.
+        workers: if 1 or more, the shard is verified in a separate process.
+        access: "mmap", "pread" or "auto". With "mmap", the file is mapped, and a page that the disk
+            cannot read kills the verifying process. If this is a separate process, its death is
+            reported as a finding. With "pread", the file is read. "auto" means "pread", because
+            mapping is not faster for data that is read once.
 
     Raises:
         InvalidArgument: workers is negative, or `access` is not "auto", "mmap" or "pread".
@@ -90,8 +95,10 @@ def verify_shard(
     if not workers:
         return list(verify_file(path, access).findings)
     place = Path(path)
-    with contextlib.suppress(ShardIncomplete):  # reported as a finding below
-        open_content(os.fspath(place), "pread")  # raise ShardNotFound here, not as a finding
+    # Raise ShardNotFound here, because below it would become a finding. An incomplete shard should
+    # become a finding.
+    with contextlib.suppress(ShardIncomplete):
+        open_content(os.fspath(place), "pread")
     found = verify_all(place.parent, [place.name], 1, None, access)
     return list(found[place.name].findings)
 
@@ -104,9 +111,10 @@ def verify_all(
     access: Access = "pread",
     engine: Engine = LOCAL,
 ) -> dict[str, VerifiedShard]:
-    """Verify shards of a folder, as `verify_dataset` does; return the result for each name.
+    """Verify the shards `names` in a folder; return a dict with the result for each name.
 
-    A shard that cannot be read is a finding.
+    The other arguments are those of `verify_dataset`. A shard that is missing or cannot be read
+    gives a finding instead of an error.
     """
     sizes = [_size_of(root / name) for name in names]
     n_bytes = sum(sizes)
@@ -142,11 +150,15 @@ def _size_of(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError:
-        return 0  # a missing or unreadable shard is reported when it is verified
+        return 0  # the verification of the shard reports that it is missing or unreadable
 
 
 def _unreadable(root: Path, name: str, died: WorkerExit) -> VerifiedShard | None:
-    """Return the finding if a worker was killed by SIGBUS because it touched an unreadable page."""
+    """Return the result for a shard whose verification killed a worker by SIGBUS.
+
+    The kernel sends SIGBUS to a process that accesses a mapped page that cannot be read. Return
+    None if the worker died for another reason.
+    """
     if died.signal != signal.SIGBUS:
         return None
     findings = Findings(root / name)
@@ -169,26 +181,31 @@ def verify_dataset(
     engine: EngineName = "local",
     address: str | None = None,
 ) -> VerificationReport:
-    """Verify every byte of every shard of a dataset, its generations, and their consistency.
+    """Verify every byte of every shard of a dataset, and its generations.
+
+    Also check that the shards are the shards that the published generation lists.
 
     Args:
-        folder: the dataset.
-        workers: the number of processes, at most one per shard; with 0 all work is done in this
-            process. By default, if the shards have less than half a GiB in total, this process
-            alone; else one per usable CPU, including this process unless shards are mapped.
-        progress: called in this process, at the start and after every shard.
-        access: how shards are read, as in `verify_shard`.
-        engine: "local", or "ray" to use the machines of a Ray cluster, all of which must see the
-            dataset under this path; `workers` is then their total number of processes.
+        folder: the folder of the dataset.
+        workers: the number of worker processes; at most one per shard is started. With 0, the
+            calling process verifies all shards. By default, the calling process verifies the shards
+            alone if they have less than half a GiB in total. Otherwise one process per usable CPU
+            verifies them; the calling process is one of these unless shards are mapped.
+        progress: called in the calling process, at the start and after every shard.
+        access: the method of reading shards, as in `verify_shard`.
+        engine: "local", or "ray" to use the machines of a Ray cluster. All these machines must be
+            able to access the dataset at the path `folder`. `workers` is then the total number of
+            processes on all machines.
         address: the address of the Ray cluster, as for `shardio.convert`.
 
     Raises:
         DatasetNotFound: there is no dataset in `folder`.
-        InvalidArgument: workers is negative, `access` is invalid, or it is "mmap" on a cluster,
-            where an unreadable page could not be recognized.
+        InvalidArgument: `workers` is negative, `access` is invalid, or `access` is "mmap" on a
+            cluster. On a cluster, a page that the disk cannot read could not be told from other
+            reasons for the death of a process.
         DatasetConflict: another writer has removed shards of the generation in the meantime. This
-            is not damage: verify the generation that is published now.
-        WorkerDied: a worker was killed for another reason than unreadable bytes.
+            is not damage. Verify the generation that is published now.
+        WorkerDied: a worker died, and the reason was not a page that the disk cannot read.
     """
     _check_workers(workers)
     where = Engine(engine, address)
@@ -207,7 +224,7 @@ def verify_dataset(
     else:
         names = [name for name in unknown if name.endswith(".shard")]
         unknown = []
-    # The files of column groups come last; do not count their samples again.
+    # The shards of column groups come last. Do not count their samples, which are counted already.
     n_whole = len(published.shards) if published else len(names)
     examined = verify_all(root, names, workers, progress, access, where)
     if published is not None:
@@ -228,10 +245,10 @@ def verify_dataset(
 
 
 def _verify_generations(root: Path) -> tuple[list[Generation], list[Finding]]:
-    """Check `dataset.json` and all generations up to the published one.
+    """Check `dataset.json` and all generations up to the published generation.
 
-    Return the readable generations, the published one last. If the published one is unreadable,
-    return an empty list.
+    Return the generations that can be read, in ascending order, and the findings. If `dataset.json`
+    or the published generation cannot be read, no generations are returned.
     """
     try:
         published = load(root)
@@ -254,7 +271,11 @@ def _verify_generations(root: Path) -> tuple[list[Generation], list[Finding]]:
 
 
 def _check_inputs(generations: Sequence[Generation]) -> list[Finding]:
-    """Read each external list of inputs once; opening a dataset does not read them."""
+    """Read the inputs of all generations that are in external lists; return the findings.
+
+    Loading a generation does not read these files. Each file is read once, even if several
+    generations refer to it.
+    """
     findings = []
     lists = (generation.inputs for generation in generations)
     for inputs in {each.part: each for each in lists if isinstance(each, InputList)}.values():
@@ -266,7 +287,7 @@ def _check_inputs(generations: Sequence[Generation]) -> list[Finding]:
 
 
 def _departure(root: Path) -> list[Finding]:
-    """Return a finding if the dataset was removed or damaged during verification."""
+    """Return a finding if `dataset.json` or its generation was removed or damaged meanwhile."""
     try:
         load(root)
     except DatasetNotFound:
@@ -283,7 +304,11 @@ def _manifest_finding(path: Path, error: Exception) -> Finding:
 
 
 def _check_lineage(root: Path, generation: Generation, published: Generation) -> list[Finding]:
-    """Compare a generation's lineage with the lineage of the first generation."""
+    """Check the lineage of a generation, which is the id of the dataset.
+
+    The lineage of the first generation is a hash of its content. All other generations must have
+    the lineage of the published generation.
+    """
     expected = published.lineage
     if generation.number == 1:
         expected = lineage_of(generation.schema, generation.shards)
@@ -295,7 +320,7 @@ def _check_lineage(root: Path, generation: Generation, published: Generation) ->
 
 
 def _unknown(root: Path, generations: Sequence[Generation]) -> list[str]:
-    """Return the entries of the folder that no generation names."""
+    """Return the relative paths of files and folders in `root` that no generation names."""
     known = {POINTER, GENERATIONS}
     known |= {name for generation in generations for name in generation.names}
     found = [name for name in sorted(os.listdir(root)) if name not in known]
@@ -308,9 +333,9 @@ def _unknown(root: Path, generations: Sequence[Generation]) -> list[str]:
 
 
 def _names_of_next(root: Path, published: Generation) -> set[str]:
-    """Return the shards of a complete generation that is not published yet.
+    """Return the names of the shards of the next generation, if its file already exists.
 
-    The writer may be about to publish the generation, so these shards do not count as unknown.
+    A writer may be about to publish this generation. Therefore its shards are no findings.
     """
     with contextlib.suppress(DatasetCorrupt, ShardUnsupported):
         return {*load_generation(root, published.number + 1).names}
@@ -324,7 +349,7 @@ def _stray(path: Path) -> Finding:
 def _disagreements(
     root: Path, published: Generation, examined: dict[str, VerifiedShard]
 ) -> list[Finding]:
-    """Compare the shards with their entries in the generation."""
+    """Compare the shards with their entries in the generation; return the findings."""
     found: list[Finding] = []
     for shard, schema in published.files:
         actual, findings = examined[shard.name], Findings(root / shard.name)
@@ -347,7 +372,7 @@ def _disagreements(
 
 
 _NO_DAMAGE = {"unknown_shard"}
-"""Codes of findings about the folder that do not concern the dataset's own samples."""
+"""The codes of findings that do not concern the samples of the dataset."""
 
 
 def require_sound(
@@ -356,10 +381,10 @@ def require_sound(
     progress: Progress | None,
     names: Sequence[str] | None = None,
 ) -> None:
-    """Verify every byte of a dataset, or only of the shards named.
+    """Verify every byte of a dataset or, with `names`, only of the shards with these names.
 
     Raises:
-        DatasetCorrupt: verification has findings; the message quotes the first.
+        DatasetCorrupt: there are findings. The message quotes the first finding.
     """
     if names is None:
         report = verify_dataset(folder, workers=workers, progress=progress)

@@ -1,4 +1,9 @@
-"""Check every byte of the payload: index entries, the layout, hashes and values of records."""
+"""Verify the payload of a shard, and the index of the payload.
+
+The payload is the section with the values of varying size. A stored value is called a record. The
+index has one entry per record: its hash, offset, codec, and its sizes before and after compression.
+The records of a row, one for each such field, are next to each other.
+"""
 
 from __future__ import annotations
 
@@ -47,16 +52,20 @@ from shardio.maintenance.verify.window import (
 )
 
 CHUNK_ENTRIES: Final = 1 << 14
-"""The number of index entries processed together."""
+"""The number of index entries that are processed at a time."""
 
 
 Present = dict[str, npt.NDArray[Any]]
-"""For each optional field, a mask of the samples that have a value."""
+"""A dict from the name of each optional field to a mask of the samples that have a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Payload:
-    """The shared state of the checks below; `shapes` has the dimensions of each field's records."""
+    """The arguments that all checks in this module share.
+
+    `section` is the section of the payload, and `index` the section of the index. `shapes` has the
+    stored dimensions of the records of each field, with one row per sample.
+    """
 
     content: Content
     schema: Schema
@@ -69,7 +78,7 @@ class _Payload:
     fields: list[tuple[str, Field]]
 
     def place(self, first_row: int, i: int, offset: int) -> dict[str, Any]:
-        """Return the details of a finding about the i-th record after the start of a row."""
+        """Return the details of a finding about record i, counted from the first of `first_row`."""
         row, number = divmod(first_row * len(self.fields) + i, len(self.fields))
         where = {"field": self.fields[number][0], "sample": row}
         return {"section": self.section.name, **where, "offset": offset}
@@ -77,12 +86,12 @@ class _Payload:
 
 @dataclass(slots=True)
 class _Walk:
-    """The state of a pass over the records in file order."""
+    """The state that is passed from one chunk of index entries to the next."""
 
     end: int = 0
-    """The offset in the payload at which the last record ends; -1 if unknown."""
+    """The offset in the payload at which the last record ends; -1 if its entry is invalid."""
     features: Required = Required(0)
-    """The features that the records need."""
+    """The features that a reader must support to decode the records so far."""
 
 
 def verify_payload(
@@ -93,7 +102,10 @@ def verify_payload(
     present: Present,
     findings: Findings,
 ) -> None:
-    """Check a payload whose sections have valid offsets and sizes."""
+    """Verify the payload and its index; add the findings to `findings`.
+
+    All sections must have valid offsets and sizes.
+    """
     shapes = {}
     for name, field in schema.records.items():
         shapes[name] = np.empty((header.n_samples, 0), np.uint64)
@@ -118,7 +130,7 @@ def verify_payload(
         _check_tiling(payload, walk, first_row, entries, bad)
         for k, verifier in streams.items():
             verifier.check(first_row, entries[k :: len(fields)], bad[k :: len(fields)])
-            bad[k :: len(fields)] = True  # skip streams below: they are fully checked here
+            bad[k :: len(fields)] = True  # `_check_records` must skip streams: they are checked now
         _check_records(payload, walk, first_row, entries, bad)
     for verifier in streams.values():
         verifier.close()
@@ -128,7 +140,7 @@ def verify_payload(
 def _check_whole(
     walk: _Walk, section: Section, digest: int, header: Header, findings: Findings
 ) -> None:
-    """Check the totals of all records."""
+    """Check the end of the last record, the hash of all hashes, and the required features."""
     if walk.end not in (-1, section.size):
         findings.add(
             "tiling",
@@ -156,7 +168,11 @@ def _check_whole(
 def _dictionaries(
     content: Content, schema: Schema, sections: Sections, findings: Findings
 ) -> dict[str, Dictionary | None]:
-    """Return the compression dictionaries; for an unusable one, return None and add a finding."""
+    """Return the compression dictionary of each field whose codec can have one.
+
+    The value is None if the field has no dictionary, or if the dictionary is invalid. In the second
+    case, a finding is added.
+    """
     found: dict[str, Dictionary | None] = {}
     for name, field in schema.records.items():
         if SPECS[field.codec].has_dictionary:
@@ -169,7 +185,10 @@ def _dictionaries(
 
 
 def _chunks(content: Content, index: Section, n_fields: int) -> Iterator[tuple[int, Entries]]:
-    """Yield copies of the index in chunks of whole rows, each with the index of its first row."""
+    """Yield the entries of the index in chunks, each with the number of its first row.
+
+    A chunk has the entries of whole rows. The entries are a copy, which may be modified.
+    """
     n_rows = max(1, CHUNK_ENTRIES // n_fields)
     for first in range(0, index.count, n_rows * n_fields):
         n_entries = min(n_rows * n_fields, index.count - first)
@@ -177,7 +196,7 @@ def _chunks(content: Content, index: Section, n_fields: int) -> Iterator[tuple[i
 
 
 def _broken(payload: _Payload, first_row: int, entries: Entries) -> npt.NDArray[np.bool_]:
-    """Return a mask of the invalid entries, and add a finding for each."""
+    """Return a mask of the invalid entries; add a finding for each invalid entry."""
     fields = payload.fields
     bad = np.zeros(len(entries), np.bool_)
     for k, (_, field) in enumerate(fields):
@@ -198,7 +217,11 @@ def _broken(payload: _Payload, first_row: int, entries: Entries) -> npt.NDArray[
 def _check_tiling(
     payload: _Payload, walk: _Walk, first_row: int, entries: Entries, bad: npt.NDArray[np.bool_]
 ) -> None:
-    """Check that each record begins where the previous one ends, except for zero padding."""
+    """Check that each record begins where the previous record ends.
+
+    Padding is allowed between two records if the second record must be aligned. The padding must be
+    zero.
+    """
     fields = payload.fields
     offsets = entries["offset"].astype(np.int64)
     ends = offsets + stored_bytes(entries).astype(np.int64)
@@ -229,7 +252,10 @@ def _check_tiling(
 def _check_records(
     payload: _Payload, walk: _Walk, first_row: int, entries: Entries, bad: npt.NDArray[np.bool_]
 ) -> None:
-    """Check each record's hash, and that the record decodes to a value of its field."""
+    """Check the hash of each record, and that the record can be decoded to a value of its field.
+
+    Records whose entries are invalid according to the mask `bad` are skipped.
+    """
     fields, content, numbers = payload.fields, payload.content, np.flatnonzero(~bad)
     if not len(numbers):
         return
@@ -266,9 +292,10 @@ def _check_records(
 def _need_only_hash(
     payload: _Payload, first_row: int, numbers: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask of the records that are valid if they are raw and match their hash.
+    """Return a mask of the records for which no check but that of the hash is needed.
 
-    Other records, such as any record of an optional field, need more checks than their hash.
+    The mask applies to records that are stored without compression. For example, all records of an
+    optional field need another check: a record may be stored only if the sample has a value.
     """
     fields, found = payload.fields, np.zeros(len(numbers), np.bool_)
     for k, (name, field) in enumerate(fields):
@@ -280,7 +307,10 @@ def _need_only_hash(
 
 
 def _need_only_utf8(payload: _Payload, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Return a mask of the records of mandatory fields that only need to be UTF-8."""
+    """Return a mask of the records that are valid if their hash matches and they are UTF-8.
+
+    The mask applies to records that are stored without compression.
+    """
     fields = payload.fields
     plain = [field.is_utf8 and name not in payload.present for name, field in fields]
     found: npt.NDArray[np.bool_] = np.array(plain)[numbers % len(fields)]
@@ -288,7 +318,11 @@ def _need_only_utf8(payload: _Payload, numbers: npt.NDArray[np.int64]) -> npt.ND
 
 
 class _Part(NamedTuple):
-    """A run of adjacent records, from `first` to before `last`, and its byte range in the file."""
+    """Consecutive records that are read together.
+
+    `first` is the index of the first record, and `last` is the index after the last record. `start`
+    and `end` are the offsets of the first byte in the file, and of the byte after the last byte.
+    """
 
     first: int
     last: int
@@ -299,7 +333,10 @@ class _Part(NamedTuple):
 def _parts(
     starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], n_bytes: int
 ) -> tuple[list[_Part], npt.NDArray[np.int64]]:
-    """Split records into parts of about n_bytes; also return the start of each record's part."""
+    """Divide records into parts of about n_bytes, in which the records are next to each other.
+
+    Return the parts and, for each record, the offset in the file at which its part starts.
+    """
     gaps = starts[1:] - ends[:-1]
     is_cut = np.diff(np.cumsum(ends - starts) // n_bytes) > 0
     is_cut |= (gaps < 0) | (gaps >= RECORD_ALIGNMENT)
@@ -318,7 +355,11 @@ def _check_content(
     codec: int,
     n_bytes: int,
 ) -> None:
-    """Check that a record whose hash is correct decodes to a value of its field."""
+    """Check that a record can be decoded to a value of its field. Its hash must be correct.
+
+    `number` is the index of the field among the fields with records. `place` is the offset of the
+    record in the file, `stored` its stored bytes, and `n_bytes` its size after decompression.
+    """
     name, field = payload.fields[number]
     dims, dictionary = payload.shapes[name][row], payload.dictionaries.get(name)
     try:

@@ -1,9 +1,12 @@
-"""Verify every byte of one shard: header pages, hashes, padding, columns, records, values.
+"""Verify every byte of one shard.
 
-Opening a shard checks everything whose cost does not depend on the number of samples, and reading
-checks the data that is read. Verification checks the rest too: both header pages, all hashes, all
-padding, that the records fill the payload without gaps or overlaps, and that each value is valid
-for its field. After a finding, verification continues where the following data can be located.
+A reader of a shard checks less. When it opens the shard, it makes all checks whose time does not
+depend on the number of samples. When it reads data, it checks this data. Verification makes all
+checks: both pages with a header, all hashes, and all padding are checked. Records (values of
+varying size) must follow each other without gaps or overlaps. Each value must be valid for the type
+of its field.
+
+After a finding, verification continues if the offsets of the remaining data are still known.
 """
 
 from __future__ import annotations
@@ -50,13 +53,15 @@ from shardio.storage.file_access import Access, FileState
 
 
 def _chunks(n_samples: int, stride: int, per_unit: int) -> Iterator[tuple[int, int]]:
-    """Yield the first row and the row count of each window, which has whole units and pages.
+    """Yield the first row and the number of rows of each window of a column.
 
-    If whole units and pages take much more than WINDOW_BYTES, windows have whole units only.
+    A window is a range of rows that is verified at a time. It consists of whole units: a unit is a
+    row, or several rows, with one hash. If this does not make windows much larger than
+    WINDOW_BYTES, each window also consists of whole pages.
     """
     unit = stride * per_unit
     n_bytes = math.lcm(unit, PAGE)
-    # Round, so that the size of the window is as near as possible to WINDOW_BYTES.
+    # Round the quotient, so that the size of a window is as near as possible to WINDOW_BYTES.
     n_whole = (WINDOW_BYTES + n_bytes // 2) // n_bytes
     step = (n_whole * n_bytes // unit or WINDOW_BYTES // unit or 1) * per_unit
     for first in range(0, n_samples, step):
@@ -64,9 +69,10 @@ def _chunks(n_samples: int, stride: int, per_unit: int) -> Iterator[tuple[int, i
 
 
 class _ColumnVerifier:
-    """A check of one column, whose sections have valid offsets and sizes, window by window.
+    """A check of one column. The sections of the column must have valid offsets and sizes.
 
-    `present` is a mask of the samples that have a value; the rows of other samples must be zero.
+    `present` is a mask of the samples that have a value; None if all samples must have one. The row
+    of a sample without a value must be zero.
     """
 
     def __init__(
@@ -86,10 +92,14 @@ class _ColumnVerifier:
         self._per_unit = rows_per_unit(self._row_bytes, self._stride)
         self._window = memoryview(b"")
         self._units: list[memoryview] = []
-        """The units of the window; cached because splitting takes as long as hashing 3 KB each."""
+        """The units of the last window.
+
+        They are kept for the next window, which often is the same memoryview object. Creating the
+        view of a unit takes as long as hashing 3 KB.
+        """
 
     def check(self, n_samples: int) -> None:
-        """Check all hashes, padding and values."""
+        """Check all hashes, all padding and all values of the column."""
         hashes = self._content.items(self._hashes, U64)
         if (found := hash_bytes(hashes.data)) != self._column.hash:
             what = "a section's hash does not match its unit hashes"
@@ -105,7 +115,7 @@ class _ColumnVerifier:
             self._check_bytes(window, first, n_rows)
 
     def _check_units(self, window: memoryview, first: int, expected: bytes) -> None:
-        """Check the hashes of a window of whole rows that starts at row `first`."""
+        """Compare the units of a window with their expected hashes; `first` is the first row."""
         if window is not self._window:
             self._window, self._units = window, self._split_into_units(window)
         for i, wanted, found in differing(self._units, expected):
@@ -123,7 +133,7 @@ class _ColumnVerifier:
         return [window[start : start + n_hashed] for start in starts]
 
     def _check_bytes(self, window: memoryview, first: int, n_rows: int) -> None:
-        """Check that padding and the rows of missing values are zero, and that bools are 0 or 1."""
+        """Check that padding and rows of missing values are zero, and that each bool is 0 or 1."""
         row_bytes, present = self._row_bytes, self._present
         if present is None and row_bytes == self._stride and self._field.dtype != "bool":
             return
@@ -146,7 +156,7 @@ class _ColumnVerifier:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedShard:
-    """The findings of one shard, and the metadata that could be read."""
+    """The findings of one shard, and its metadata. Metadata that could not be read is None."""
 
     findings: tuple[Finding, ...]
     n_bytes: int
@@ -156,12 +166,12 @@ class VerifiedShard:
 
 
 def verify_file(path: str | os.PathLike[str], access: Access = "pread") -> VerifiedShard:
-    """Check every byte of a shard.
+    """Verify every byte of a shard.
 
     Args:
-        path: the file.
-        access: with "pread", an unreadable part of the file is a finding; with "mmap", reading it
-            raises SIGBUS.
+        path: the path of the file.
+        access: "pread" or "mmap". If the disk cannot read a part of the file, this is a finding
+            with "pread". With "mmap", the process is killed by SIGBUS.
 
     Raises:
         ShardNotFound: there is no such file.
@@ -180,7 +190,10 @@ def verify_file(path: str | os.PathLike[str], access: Access = "pread") -> Verif
 
 
 def verify_or_report(root: Path, access: Access, name: str) -> VerifiedShard:
-    """Verify a shard in a folder; report a missing or unreadable file as a finding."""
+    """Verify the shard `name` in the folder `root`.
+
+    If the file is missing or cannot be read, return a finding instead of raising an error.
+    """
     findings = Findings(root / name)
     try:
         return verify_file(root / name, access)
@@ -195,7 +208,7 @@ def verify_or_report(root: Path, access: Access, name: str) -> VerifiedShard:
 
 
 def _check_unchanged(path: str, opened: FileState) -> Finding | None:
-    """Return a finding if a file changed while it was verified, else None."""
+    """Return a finding if a file changed after it was opened, else None."""
     try:
         now = FileState.of(os.stat(path))
     except OSError as error:
@@ -208,7 +221,7 @@ def _check_unchanged(path: str, opened: FileState) -> Finding | None:
 
 
 def verify_bytes(whole: Bytes, path: str) -> VerifiedShard:
-    """Check every byte of a shard in memory or in a file; `path` names it in the findings."""
+    """Verify every byte of a shard in memory or in a file; findings have the path `path`."""
     content, findings = Content(whole), Findings(path)
     known = VerifiedShard((), content.n_bytes)
     try:
@@ -224,7 +237,11 @@ def verify_bytes(whole: Bytes, path: str) -> VerifiedShard:
 
 
 def _audit_headers(content: Content, findings: Findings) -> Header | None:
-    """Check the first and the last page; return the header if it is valid and fits the file."""
+    """Check the headers in the first and in the last page.
+
+    Return the header if both pages are the same and the header matches the size of the file. If
+    only one of the pages is damaged, return the header of the other page.
+    """
     size, path = content.n_bytes, findings.path
     if size < 2 * PAGE:
         if not any(content.bytes[: min(size, PAGE)]):
@@ -272,7 +289,7 @@ def _header_at(content: Content, offset: int, name: str, findings: Findings) -> 
 
 
 def _audit_sections(content: Content, header: Header, findings: Findings) -> Schema | None:
-    """Check the section table and all sections; return the schema if it can be read."""
+    """Check the table of sections and all sections; return the schema, or None if it is damaged."""
     path, end = findings.path, header.table_offset + header.table_size
     content.check_zeros(end, header.file_size - PAGE, findings, section="section table")
     sections: Sections = {}
@@ -295,7 +312,7 @@ def _audit_sections(content: Content, header: Header, findings: Findings) -> Sch
         return schema
     names = list(schema)
     for section in sections.values():
-        # In section kinds of later versions, the field index may have another meaning.
+        # Later versions may have kinds of sections in which `section.field` is no field index.
         field = names[section.field] if section.field < len(names) else None
         _verify_section_hashes(content, section, sections, field, findings)
     n_samples = header.n_samples
@@ -311,7 +328,10 @@ def _audit_sections(content: Content, header: Header, findings: Findings) -> Sch
 def _verify_section_hashes(
     content: Content, section: Section, sections: Sections, field: str | None, findings: Findings
 ) -> None:
-    """Check a section with a hash of its own; for block hashes, also the data that they cover."""
+    """Compare a section with its hash if this is the hash of all bytes of the section.
+
+    If the section has the hashes of the 4 KiB blocks of another section, check this section too.
+    """
     if section.kind == Kind.BLOCK_HASHES:
         content.check_hash(section, findings, field)
         target = sections[section.of_kind, section.field, 0]
@@ -327,7 +347,10 @@ def _verify_section_hashes(
 def _verify_validity(
     content: Content, schema: Schema, sections: Sections, n_samples: int, findings: Findings
 ) -> Present:
-    """Check that no validity bit after the last sample is set; return each field's mask."""
+    """Return, for each optional field, a mask of the samples that have a value.
+
+    The masks are stored as bits. Add a finding if a bit after the bit of the last sample is set.
+    """
     present: Present = {}
     for name in schema.optional:
         section = sections[Kind.VALIDITY, schema.field_id(name), 0]

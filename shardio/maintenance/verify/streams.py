@@ -1,4 +1,9 @@
-"""Verify that a record whose hash is correct is a valid value of its field, streams included."""
+"""Verify the values of optional fields, of text fields, and of streams.
+
+A stream is a video or audio record: packets of encoded data, and parameters. The stream table has a
+row for each sample. The packets of all streams of a field are listed in one table, and the hashes
+of the 64 KiB chunks of these streams in another table.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +37,10 @@ from shardio.maintenance.verify.window import U64, WINDOW_BYTES, Content, differ
 
 
 def are_texts(parts: Iterable[Any]) -> bool:
-    """Return True if all buffers are UTF-8.
+    """Return True if all buffers in `parts` are UTF-8.
 
-    The loop runs in C, without a bytecode per buffer; it does not find out which buffer is invalid.
+    The loop over the buffers runs in C, without executing bytecode for each buffer. Therefore it
+    does not tell which buffer is invalid.
     """
     try:
         deque(map(str, parts, repeat("utf-8")), maxlen=0)
@@ -44,10 +50,12 @@ def are_texts(parts: Iterable[Any]) -> bool:
 
 
 def check_absent(dims: npt.NDArray[np.uint64] | None, n_bytes: int) -> None:
-    """Check that a sample without a value for a field has no data for it.
+    """Check that no data is stored for a field of a sample that has no value for this field.
+
+    `dims` are the stored dimensions, and `n_bytes` is the size of the record.
 
     Raises:
-        ShardCorrupt: the sample has data. The caller adds field, sample and offset.
+        ShardCorrupt: data is stored. The caller adds field, sample and offset to the error.
     """
     if n_bytes or (dims is not None and dims.any()):
         what = "the sample lacks a value for the field, but has a record or a shape"
@@ -58,12 +66,15 @@ _UNKNOWN: Final = -1
 
 
 class StreamAudit:
-    """A check of the streams of one field, in order of rows. It borrows its arguments.
+    """A check of all streams of one field, row by row.
 
     Args:
-        content: the shard; its sections have valid offsets and sizes.
-        name: the field, of type Video or Audio.
-        present: a mask of the samples that have a value; None if the field is mandatory.
+        content: the bytes of the shard; borrowed.
+        schema: the schema of the shard.
+        sections: the sections of the shard, which must have valid offsets and sizes.
+        name: the name of the field, which has the type Video or Audio.
+        present: a mask of the samples that have a value; None if all samples must have one.
+        findings: the collection to which findings are added.
     """
 
     def __init__(
@@ -85,10 +96,17 @@ class StreamAudit:
         self._packets = sections[Kind.PACKETS, number, 0]
         self._hashes = sections[Kind.CHUNK_HASHES, number, 0]
         self._next = {"first_packet": 0, "first_chunk": 0}
-        """The expected values of the next row of the table; _UNKNOWN after an invalid row."""
+        """The values that the next row of the stream table must have.
+
+        After an invalid row, they are _UNKNOWN.
+        """
 
     def check(self, first_row: int, entries: Entries, bad: npt.NDArray[np.bool_]) -> None:
-        """Check the streams of rows from `first_row` on, except those with invalid entries."""
+        """Check the streams of consecutive rows, of which the first is `first_row`.
+
+        `entries` are the index entries of the streams. A stream whose entry is invalid according to
+        the mask `bad` is skipped.
+        """
         lines = self._content.items(self._streams, STREAM_DTYPE, first_row, len(entries)).copy()
         sizes = entries["n_bytes"]
         wrong = invalid_streams(lines, sizes, self._packets.count, self._hashes.count)
@@ -109,7 +127,7 @@ class StreamAudit:
                 self._check_stream(row, line, offset, n_bytes, int(entries["hash"][i]))
 
     def close(self) -> None:
-        """Check that every packet and every chunk belongs to a stream."""
+        """Check that no packet and no chunk hash is left after the last stream."""
         for key, section in (("first_packet", self._packets), ("first_chunk", self._hashes)):
             if self._next[key] not in (_UNKNOWN, section.count):
                 self._findings.add(
@@ -129,7 +147,7 @@ class StreamAudit:
             raise ShardCorrupt("a stream that is present has no bytes", code="validity", found=0)
 
     def _check_counting(self, row: int, line: np.void, n_bytes: int) -> None:
-        """Check that the row's packets and chunks follow those of the previous row."""
+        """Check that the packets and chunks of a stream follow those of the previous stream."""
         counts = {"first_packet": int(line["n_packets"]), "first_chunk": n_chunks(n_bytes)}
         for key, count in counts.items():
             expected, found = self._next[key], int(line[key])
@@ -139,7 +157,7 @@ class StreamAudit:
             self._next[key] = found + count
 
     def _place(self, section: Section, row: int, offset: int) -> dict[str, Any]:
-        """Return the details of a finding."""
+        """Return the details of a finding about the stream of a row."""
         return {"section": section.name, "field": self._name, "sample": row, "offset": offset}
 
     def _add_finding(self, code: str, what: str, row: int, **numbers: Any) -> None:
@@ -150,14 +168,18 @@ class StreamAudit:
     def _check_stream(
         self, row: int, line: np.void, offset: int, n_bytes: int, expected: int
     ) -> None:
-        """Check hashes, packets and parameters of a stream whose table row is valid."""
+        """Check the hashes, packets and parameters of a stream whose row in the table is valid.
+
+        `offset` is the offset of the stream in the file, and `n_bytes` is its size. `expected` is
+        the hash in the index entry of the stream.
+        """
         n_before = self._findings.n_found
         self._check_hashes(row, int(line["first_chunk"]), offset, n_bytes, expected)
         n_parameters = int(line["parameter_bytes"])
         n_data = n_bytes - n_parameters - int(line["extradata_bytes"])
         self._check_packets(row, line, n_data)
         if self._findings.n_found != n_before:
-            return  # do not interpret damaged bytes
+            return  # the stream is damaged: do not interpret its bytes
         parameters = bytes(self._content.bytes[offset : offset + n_parameters])
         if (wrong := _parameters_error(parameters)) is not None:
             self._findings.add("parameters", wrong, **self._place(self._payload, row, offset))

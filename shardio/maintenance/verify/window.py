@@ -1,4 +1,7 @@
-"""Read the bytes of a shard once for verification, front to back, in a sliding window."""
+"""Read a shard for verification: from front to back, and each byte once.
+
+A *window* is the range of bytes of the file that is processed at a time.
+"""
 
 from __future__ import annotations
 
@@ -19,30 +22,39 @@ from shardio.storage.content import Content as Bytes
 from shardio.storage.file_access import Access, choose_access, drop_pages
 
 CHUNK_BYTES: Final = 16 << 20
-"""The number of mapped bytes after which `forget` is called; a longer record is finished first."""
+"""The number of bytes of a mapped file after which `Content.forget` is called.
+
+If a single record is longer, the method is called after the record.
+"""
 
 DIGEST_BYTES: Final = 8
-"""The number of bytes that `differing` compares at a time."""
+"""The size of a hash in the form that `differing` compares."""
 
 WINDOW_BYTES: Final = 512 << 10
-"""The number of bytes to process together, so that they stay in the CPU cache. A longer row or
-record is processed as a whole."""
+"""The approximate size of a window. Bytes of this number stay in the CPU cache.
+
+A longer row or record forms a window of its own.
+"""
 
 U64: Final = np.dtype("<u8")
 _SEGMENTS: Final = getattr(zstandard, "BufferWithSegments", None)
 
 
 def access_once(access: Access) -> Access:
-    """Return the access mode for bytes that are read once: "pread" for "auto".
+    """Return the access method for a file that is read once. For "auto", this is "pread".
 
-    For such bytes pread is as fast as mapping, and an unreadable page does not kill the process.
+    For such a file, "pread" is as fast as mapping. A page that the disk cannot read does not kill
+    the process, as it would if the file were mapped.
     """
     chosen = choose_access(os.curdir, access)
     return "pread" if access == "auto" else chosen
 
 
 class Content:
-    """A shard's bytes, mapped or read from a file; borrowed. No view may outlive this object."""
+    """The bytes of a shard, which is mapped or read.
+
+    The mapped or open file is borrowed. Views must not be used after this object is deleted.
+    """
 
     def __init__(self, whole: Bytes) -> None:
         self.bytes = whole
@@ -53,21 +65,23 @@ class Content:
         self._unforgotten = 0
 
     def window(self, start: int, end: int) -> memoryview:
-        """Return the bytes from start to end, valid until the next call overwrites them.
+        """Return the bytes of the file from `start` to `end`.
 
-        If the next window is in the same memory, the next call returns the same view.
+        If the file is not mapped, the result is a view of a buffer, and the next call overwrites
+        the buffer. If two successive results have the same position and size in the buffer, both
+        are the same memoryview object. Callers can thus keep what they have computed from it.
 
         Raises:
-            ShardChanged: an unmapped file has become shorter.
-            OSError: an unmapped file cannot be read.
+            ShardChanged: the file is not mapped, and has become shorter.
+            OSError: the file is not mapped, and cannot be read.
         """
         if isinstance(self.bytes, memoryview):
             self._unforgotten += end - start
             if self._unforgotten > CHUNK_BYTES:
                 self.forget()
             return self.bytes[start:end]
-        # Start reading at a page boundary, in the file and in the buffer: otherwise some processors
-        # copy at a quarter of the speed.
+        # Start reading at the start of a page of the file, and write to the start of a page of the
+        # buffer. Otherwise, some processors copy at a quarter of the speed.
         skipped = start % PAGE
         n_bytes = skipped + end - start
         if self._buffer.nbytes < n_bytes:
@@ -79,7 +93,10 @@ class Content:
         return self._window
 
     def forget(self) -> None:
-        """Drop the pages read so far from this process's memory; they stay in the page cache."""
+        """Remove the pages that were read so far from this process's memory, if the file is mapped.
+
+        The pages stay in the page cache of the kernel.
+        """
         self._unforgotten = 0
         if isinstance(self.bytes, memoryview):
             drop_pages(self.bytes)
@@ -87,14 +104,18 @@ class Content:
     def items(
         self, section: Section, dtype: Any, first: int = 0, n: int | None = None
     ) -> npt.NDArray[Any]:
-        """Return n items of a section, by default all from `first`; a view of the map, or read."""
+        """Return n items of a section as an array, from the item `first` on.
+
+        By default, all further items are returned. If the file is mapped, the array is a view of
+        the map.
+        """
         size = np.dtype(dtype).itemsize
         n = section.size // size - first if n is None else n
         start = section.offset + first * size
         return np.frombuffer(self.bytes[start : start + n * size], dtype, n)
 
     def check_hash(self, section: Section, findings: Findings, field: str | None) -> None:
-        """Compare a section with its hash."""
+        """Add a finding if a section does not match its hash."""
         found = hash_bytes(self.bytes[section.offset : section.offset + section.size])
         if found != section.hash:
             findings.add_hash(
@@ -102,7 +123,7 @@ class Content:
             )
 
     def check_zeros(self, start: int, end: int, findings: Findings, **where: Any) -> None:
-        """Check that padding bytes are zero."""
+        """Add a finding if the bytes from `start` to `end`, which are padding, are not all zero."""
         padding = bytes(self.bytes[start:end])
         if padding.count(0) != len(padding):
             at = len(padding) - len(padding.lstrip(b"\0"))
@@ -112,7 +133,10 @@ class Content:
     def check_blocks(
         self, target: Section, hashes: Section, findings: Findings, field: str | None
     ) -> None:
-        """Compare each block of an index section with its hash."""
+        """Add a finding for each block of 4 KiB of `target` that does not match its hash.
+
+        `hashes` is the section with the hashes of the blocks.
+        """
         expected, end = self.items(hashes, U64), target.offset + target.size
         step = WINDOW_BYTES // BLOCK_BYTES
         for first in range(0, len(expected), step):
@@ -126,7 +150,10 @@ class Content:
 
 
 def _new_buffer(n_bytes: int) -> memoryview:
-    """Return page-aligned memory, in huge pages if available, which saves 1 ms of page faults."""
+    """Return memory that starts at a page. If possible, it consists of huge pages.
+
+    Huge pages save 1 ms of page faults.
+    """
     buffer = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(AttributeError, OSError):  # not available on this system or kernel
         buffer.madvise(mmap.MADV_HUGEPAGE)
@@ -134,15 +161,16 @@ def _new_buffer(n_bytes: int) -> memoryview:
 
 
 def digests_of(hashes: npt.NDArray[np.uint64]) -> bytes:
-    """Return hashes in the form that `differing` compares, DIGEST_BYTES each."""
+    """Return hashes in the form that `differing` compares: DIGEST_BYTES bytes for each hash."""
     return hashes.astype(">u8").tobytes()
 
 
 def parts_of(window: memoryview, ranges: npt.NDArray[np.uint64]) -> Iterable[Any]:
-    """Return the parts of a window at the (start, length) in each row of `ranges`.
+    """Return parts of a window as objects with the buffer interface.
 
-    The parts are objects with the buffer interface, made by zstandard's BufferWithSegments if
-    available: slicing a memoryview takes half as long as hashing 30 KB.
+    Each row of `ranges` has the start and the length of a part. If zstandard has the class
+    BufferWithSegments, it creates the parts. Slicing a memoryview for each part would be slower: it
+    takes half as long as hashing 30 KB.
     """
     if _SEGMENTS is not None:
         parts: Iterable[Any] = _SEGMENTS(window, ranges)
@@ -152,10 +180,11 @@ def parts_of(window: memoryview, ranges: npt.NDArray[np.uint64]) -> Iterable[Any
 
 
 def differing(parts: Iterable[Any], expected: bytes) -> list[tuple[int, int, int]]:
-    """Return the index, expected hash and found hash of each part whose hash differs.
+    """Return the index, the expected hash and the actual hash of each part that does not match.
 
-    The loop runs in C. Executing bytecode and creating an int for each part would take as long as
-    hashing a row of 3 KB.
+    `expected` has the expected hashes of all parts, in the form that `digests_of` returns. The loop
+    over the parts runs in C: executing bytecode and creating an int for each part would take as
+    long as hashing a row of 3 KB.
     """
     found = b"".join(map(digest_bytes, parts))
     if found == expected:
