@@ -39,9 +39,10 @@ _Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class ColumnLocation:
-    """The location of a column: a file, the offset of the first row, and the number of rows.
+    """The location of a column in the file at `path`.
 
-    `file` is the state that the file at `path` is expected to have; None if any state is accepted.
+    `offset` is the offset of the first row in the file, and `n_rows` is the number of rows. `file`
+    is the state that the file must have; if it is None, only the size of the file is checked.
     """
 
     path: str
@@ -85,7 +86,8 @@ class ColumnRange:
         self.maps_per_shard = 1 if used == max(n_steps, default=1) * step else 2
         """The number of memory maps that the kernel counts for each part.
 
-        The mapped file is one. Reserved addresses between it and the next part are another.
+        The mapped file is one map. If the file does not fill the whole part, the reserved addresses
+        after the file are another map.
         """
         self._stride, self._is_scattered = stride, False
         self._address = reserve(self.n_bytes)
@@ -94,7 +96,7 @@ class ColumnRange:
         ends: _Numbers = np.cumsum(np.array(n_steps, np.int64))
         self.slots: _Numbers = (ends - n_steps) * (step // stride)
         self._mapped: dict[int, int] = {}
-        """The number of mapped bytes of each part into which a file is mapped."""
+        """For each part into which a file is mapped, the number of mapped bytes."""
         raw = (ctypes.c_ubyte * self.n_bytes).from_address(self._address)
         n_slots = self.n_bytes // stride
         self.rows: npt.NDArray[np.uint8] = np.frombuffer(memoryview(raw), np.uint8)[
@@ -190,7 +192,7 @@ class MappedRows(ColumnRange):
             self._scratch = np.empty((self._n_at_once, stride), np.uint8)
 
     def place(self, rows: Rows, shards: Rows) -> Rows:
-        """Return the index of each row within the address range.
+        """Return, for each row, its index in the array `self.rows`.
 
         `rows` are indices in the dataset, and `shards` are the indices of the shards of these rows.
         """
@@ -198,7 +200,10 @@ class MappedRows(ColumnRange):
         return slots
 
     def copy(self, slots: Rows, rows: Rows, shards: Rows, out: RowBytes) -> None:
-        """Copy row i of `rows` to `out[i]`, for all i; `slots` is the result of `place`."""
+        """Copy the row with the index `rows[i]` to `out[i]`, for all i.
+
+        `slots` is the result of `place` for these rows.
+        """
         step = self._n_at_once
         if len(slots) <= step:
             self._copy_slice(slots, out)
@@ -266,7 +271,10 @@ class PooledRows(MappedRows):
         return rows
 
     def copy(self, slots: Rows, rows: Rows, shards: Rows, out: RowBytes) -> None:
-        """Copy row i of `rows` to `out[i]`, for all i; all `shards` must be attached."""
+        """Copy the row with the index `rows[i]` to `out[i]`, for all i.
+
+        All `shards` must be attached.
+        """
         super().copy(rows + self._shift.take(shards), rows, shards, out)
 
 
@@ -298,7 +306,7 @@ class FileRows:
         return rows
 
     def copy(self, slots: Rows, rows: Rows, shards: Rows, out: RowBytes) -> None:
-        """Read row i of `rows` into `out[i]`, for all i.
+        """Read the row with the index `rows[i]` into `out[i]`, for all i.
 
         Raises:
             ShardChanged: a file has changed since it was opened. The error names the file, the row

@@ -110,7 +110,8 @@ def add_external_list(
 ) -> dict[str, Any]:
     """Add an external list to `parts`; return the reference to the list as JSON.
 
-    `parts` maps the names of files that are to be written to their contents.
+    `parts` maps the names of files that will be written to their contents. `content` is the content
+    of the list's file, and `count` is the number of entries of the list.
     """
     id = content_id(content).hex()
     parts[list_file_name(id, kind)] = content

@@ -1,4 +1,4 @@
-"""Copy the rows of one column that a batch needs, from all shards of a dataset, and verify them.
+"""Copy the rows of one column that a batch needs, from all shards, and verify these rows.
 
 If files are mapped, the columns of all shards are in one address range. One `np.take` then copies
 all rows of a batch directly into the shared memory of the batch. Otherwise, the rows are read into
@@ -90,9 +90,10 @@ class ColumnGather:
         self._hashes: MappedRows | FileRows | None = None
         if self._by_row and verify != "off":
             self._hashes = self._new_rows(DIMENSION.size, DIMENSION.size)
-        # Each array has a number for every shard. Added to the index of a unit in the shard's
-        # column, of a row in the dataset, or of a 4 KiB block of the column's hashes, the number
-        # gives the position of a mark.
+        # Each of the three arrays has one number per shard. The number is added to an index, and
+        # the sum is the position of a mark. The index is that of a unit in the shard's column
+        # (`_mark_shift`), of a row in the dataset (`_row_mark_shift`), or of a block of 4 KiB of
+        # the column's hashes (`_block_shift`).
         self._mark_shift: Rows = np.full(len(counts), _UNKNOWN)
         self._row_mark_shift, self._block_shift = self._mark_shift.copy(), self._mark_shift.copy()
         self._is_open = np.zeros(len(counts), np.bool_)
@@ -167,9 +168,10 @@ class ColumnGather:
 
     @property
     def _max_together(self) -> int:
-        """The maximum number of shards to open for one copy.
+        """The maximum number of shards that are opened for one copy.
 
-        With half of the limit on open files, opening these shards evicts none of them.
+        This is half of the limit on open files. Therefore none of these shards is evicted while the
+        others are opened.
         """
         return max(1, (self._files.max_open or 1) // 2)
 
@@ -189,7 +191,7 @@ class ColumnGather:
         Raises:
             ChecksumMismatch: data is damaged. The error names file, field, sample and offset. `out`
                 may contain the damaged data.
-            ShardChanged: a file has changed. Only files that are not mapped raise this error:
+            ShardChanged: a file has changed. This error is raised only if files are not mapped:
                 reading a mapped file that was truncated kills the process.
         """
         if self._is_partial and not self._open_shards(shards):
@@ -245,7 +247,7 @@ class ColumnGather:
         """Set `_all_verified` to True if all units of the column have been verified.
 
         This method is called for each batch in which nothing had to be verified. Because looking at
-        all marks takes long, only the calls number 32, 64, 128, … look at the marks.
+        all marks takes long, only the 32nd, 64th, 128th, … call looks at the marks.
         """
         self._n_verified_batches += 1
         if self._n_verified_batches < self._next_check:
@@ -260,7 +262,7 @@ class ColumnGather:
         )
 
     def _row_slices(self, places: Rows, n_rows: int) -> list[slice]:
-        """Return a slice for each index in `places`: the bytes of this row in the flat output."""
+        """Return, for each row index in `places`, the slice of the flat output that has the row."""
         size = self._row_bytes
         for j in range(len(self._slices), n_rows):
             self._slices.append(slice(j * size, (j + 1) * size))

@@ -108,7 +108,7 @@ class ColumnGroup:
         return next(iter(self.schema))
 
     def fits(self, shards: Sequence[ShardSummary]) -> bool:
-        """Return True if each shard of the column has as many samples as its shard in `shards`."""
+        """Return True if the column has as many shards as `shards`, with the same sample counts."""
         return np.array_equal(sample_counts(self.shards), sample_counts(shards))
 
 
@@ -230,7 +230,7 @@ class Generation:
         lineage: the id that all generations of the dataset share; see `lineage_of`.
         schema: the schema of `shards`, without the columns in `column_groups`.
         shards: the shards of the dataset, without the shards of column groups.
-        classes: the names of the classes. A label is an index into them.
+        classes: the names of the classes. A label is an index into this tuple.
         inputs: the files that the conversion read, each with the outcome of reading it. `inputs`
             and `converter` contain no absolute paths, times or names of hosts.
         converter: the converter's name, its versions, and its options that affect the data.
@@ -307,10 +307,10 @@ class Generation:
 
 
 def lineage_of(schema: Schema, shards: Sequence[ShardSummary]) -> str:
-    """Return the lineage of a dataset, its id.
+    """Return the lineage of a dataset, which is its id.
 
-    `schema` and `shards` are those of the first generation. The lineage is a hash of the schema and
-    of the ids of the shards.
+    `schema` and `shards` are the schema and the shards of the first generation. The lineage is a
+    hash of the schema and of the ids of the shards.
     """
     ids = shard_ids(shards)
     return f"{hash_bytes(schema.to_json() + ids):016x}"
@@ -453,7 +453,10 @@ _OPTIONAL: Final = {"subsets": dict, "stats": dict, "operation": dict, "column_g
 
 
 def _check_kinds(content: dict[str, Any], place: Path) -> None:
-    """Check that every entry has exactly the expected type: isinstance takes a bool as an int."""
+    """Check that every entry has exactly the expected type.
+
+    `isinstance` would not be exact, because it accepts a bool as an int.
+    """
     for key, kind in _KINDS.items():
         is_external = key in (SHARDS, INPUTS) and type(content.get(key)) is dict
         if type(content.get(key)) is not kind and not is_external:

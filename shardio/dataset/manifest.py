@@ -124,7 +124,7 @@ def publish(
     view: Mapping[str, Any] = ROWS,
     **details: Any,
 ) -> Generation:
-    """Publish the first generation of a dataset. Its shards must already be in `folder`, complete.
+    """Publish the first generation of a dataset. All shards must already be complete in `folder`.
 
     `details` are further attributes of the Generation: converter, subsets, stats, operation.
 
@@ -165,7 +165,7 @@ def publish_next(
     """Publish the generation that follows `previous`.
 
     `changes` are the attributes of the Generation that differ from `previous`: shards,
-    column_groups, classes, …. All shards in `changes` must already be in `folder`, complete.
+    column_groups, classes, …. All shards in `changes` must already be complete in `folder`.
     Processes that read `previous` are not affected.
 
     Raises:
@@ -224,7 +224,7 @@ def _recover(root: Path, *, is_alone: bool) -> Generation:
     number = published.number + 1
     place = root / GENERATIONS / f"{number:06d}.json"
     if is_alone:
-        if place.exists():  # the writer of this file was killed, or it would hold the lock
+        if place.exists():  # the writer was killed: a running writer would hold the lock
             unlink(place)
         remove_temporary_files(root)
         remove_unreferenced(root / GENERATIONS)
@@ -307,9 +307,10 @@ def _publish(
 
 
 def withdraw(folder: str | os.PathLike[str], lineage: str) -> None:
-    """Remove the first generation of a dataset that is not published, if it has this lineage.
+    """Remove the first generation of an unpublished dataset if its lineage is `lineage`.
 
-    Also remove unreferenced external lists and, if it is empty then, the folder of generations.
+    Also remove external lists to which no generation refers. Finally, remove the folder of
+    generations if it is empty.
     """
     root = Path(folder)
     ours: Generation | None = None

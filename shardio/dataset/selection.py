@@ -1,7 +1,7 @@
 """Represent the rows of a dataset that were selected: all rows, a set of rows, or a list of rows.
 
-The index of a row counts all rows of a dataset, over all its shards. The *position* of a row is its
-index among the selected rows.
+Rows have indices that count over all shards of a dataset. The *position* of a row is its index
+among the selected rows.
 """
 
 from __future__ import annotations
@@ -292,14 +292,14 @@ class RowSelection:
 
     @property
     def state(self) -> Any:
-        """The state that pickling adds to the arguments of the constructor.
+        """The state that is pickled in addition to the arguments of the constructor.
 
-        `restore` applies the state to another selection that was constructed in the same way.
+        `restore` applies this state to a selection that was constructed with the same arguments.
         """
         return (self._view,)
 
     def restore(self, state: Any) -> None:
-        """Restore the `state` of a selection that was constructed in the same way."""
+        """Restore the `state` of a selection that was constructed with the same arguments."""
         (self._view,) = state
 
 

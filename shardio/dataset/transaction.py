@@ -1,4 +1,4 @@
-"""Add all new files of an operation to a dataset, or none; create a folder completely, or not.
+"""Make all new files of an operation appear in a dataset together, or none of the files.
 
 An operation writes new files in a *staging folder*, which is hidden and locked. When all files are
 complete, each file gets its final name as a second link (`link_staged`). Then a generation that
@@ -64,11 +64,11 @@ PathName = str | os.PathLike[str]
 
 @contextlib.contextmanager
 def detect_conflict(folder: PathName, before: int | None = None) -> Iterator[None]:
-    """Raise DatasetConflict instead of an error in the `with` block that another writer has caused.
+    """Raise DatasetConflict if another writer has caused an error in the `with` block.
 
-    The other writer must have published a generation, and removed files of the generation that the
-    block reads. `before` is the number of this generation; by default, it is the generation that is
-    published at the start of the block.
+    This is assumed if the other writer has published a generation, and files of the generation that
+    the block reads are missing. `before` is the number of the generation that the block reads; by
+    default, it is the generation that is published at the start of the block.
     """
     before = published_in(folder) if before is None else before
     try:
@@ -235,7 +235,7 @@ def undo(root: Path, staging: Path, *, is_private: bool = False) -> None:
 
 
 def _unlink(root: Path, inodes: set[int]) -> None:
-    """Remove the files in `root` with one of `inodes`, unless a generation names the shard."""
+    """Remove each file in `root` whose inode is in `inodes`, unless a generation names the file."""
     found = {entry.name: entry.stat(follow_symlinks=False).st_ino for entry in os.scandir(root)}
     names = [name for name, inode in found.items() if inode in inodes]
     if not names:
@@ -304,11 +304,11 @@ _NOT_EMPTY_ERRNOS: Final = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
 
 
 class StagedFolder:
-    """A new folder, `folder`, which `publish` renames to `out` when it is complete.
+    """A new folder at the path `folder`, which `publish` renames to `out`.
 
-    The folder is created in a staging folder beside `out`. At the end of the `with` block, the
-    staging folder is removed. `marker` is the name of a file that every complete folder of this
-    kind contains.
+    The caller writes all files before it calls `publish`. `folder` is in a staging folder beside
+    `out`. At the end of the `with` block, the staging folder is removed. `marker` is the name of a
+    file that every complete folder of this kind contains.
     """
 
     def __init__(self, out: Path, marker: str) -> None:

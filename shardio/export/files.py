@@ -1,4 +1,4 @@
-"""Export a dataset as a folder of files, with one file per value, and a table of all samples."""
+"""Export a dataset as a folder of files, such as images, and a table of all samples."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ A disk syncs several files in about the time of one file: 1,000 small files took
 class FilesExporter:
     """An exporter that writes files such as CLASS/NAME.jpg, and the table `samples.jsonl`.
 
-    The table has one line of JSON per sample. It has the values of small fields, and the paths of
-    the files of other fields. If several fields are stored as files, each of these fields has a
-    folder. NAME is the text in the field `source` without its suffix, if this field is exported;
-    otherwise, it is the index of the sample. CLASS is the name of the sample's class, if the field
-    `label` is exported and the dataset has class names.
+    The table has one line of JSON per sample. A line has the values of small fields, and the paths
+    of the files that store the other values. If several fields are stored as files, each of these
+    fields has a folder. NAME is the path in the field `source` without its suffix, if this field is
+    exported; otherwise, NAME is the index of the sample. CLASS is the name of the sample's class,
+    if the field `label` is exported and the dataset has class names.
     """
 
     def __init__(self, options: ExportOptions) -> None:

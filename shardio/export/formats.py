@@ -43,7 +43,10 @@ class ExportOptions:
 
     @property
     def muxing(self) -> dict[str, Callable[[Any], Any]]:
-        """Functions that turn the streams (video, audio) of a field into media files, by field."""
+        """The function that turns a stream (video, audio) into a media file, by name of field.
+
+        Only fields of streams have an entry.
+        """
         return {name: mux for name, field in self.fields.items() if field.is_streamed}
 
     def refuse(self, reasons: Mapping[str, str]) -> None:

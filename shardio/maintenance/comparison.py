@@ -84,7 +84,7 @@ def mix(digests: Digests, *others: npt.NDArray[Any]) -> Digests:
 
 
 def _column_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
-    """Return digests of a column. They differ if, and only if, the values differ."""
+    """Return digests of a column that are equal if, and only if, the values are equal."""
     digests = _row_digests(reader, name, rows)
     if reader.schema.columns[name].optional:  # the row of a missing value consists of zeros
         return mix(digests, reader.present(name, rows))
@@ -217,7 +217,7 @@ def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> DiffReport:
 
 
 def _compare_fields(report: DiffReport, a: _Side, b: _Side) -> list[str]:
-    """Record the differences between the fields; return the names of the fields of both sides."""
+    """Record the differences between the fields; return the names of the fields that both have."""
     report.fields_only_a = [name for name in a.schema if name not in b.schema]
     report.fields_only_b = [name for name in b.schema if name not in a.schema]
     common = [name for name in a.schema if name in b.schema]
@@ -281,11 +281,10 @@ def _whole_digests(side: _Side, of: DigestsOf, names: list[str], rows: Rows) -> 
 
 
 def _unmatched(a: Digests, b: Digests) -> tuple[Rows, Rows]:
-    """Return the indices of digests in `a` without an equal digest in `b`, and the reverse.
+    """Return the indices of digests in `a` that have no equal digest in `b`, and the reverse.
 
-    Each digest is matched at most once. If a digest occurs more often on one side, the indices of
-    its last occurrences on this side are returned, as many as there are additional ones. Indices
-    are in ascending order.
+    If a digest occurs n more times on one side than on the other side, the indices of its last n
+    occurrences are returned. All indices are in ascending order.
     """
     known, numbers = np.unique(np.concatenate([a, b]), return_inverse=True)
     of_a, of_b = numbers[: len(a)], numbers[len(a) :]

@@ -39,7 +39,8 @@ verifying a large shard.
 class MaintenanceProgress:
     """The progress of an operation.
 
-    `step` is "verifying", "writing", "counting" or "repairing".
+    `step` is "verifying", "writing", "counting" or "repairing". The numbers count the shards of
+    this step, and their sizes in bytes.
     """
 
     step: str

@@ -1,6 +1,7 @@
-"""Repair a dataset or shard: write its undamaged samples to a new dataset, and list the lost ones.
+"""Repair a dataset or shard.
 
-The source is never changed. A shard in which verification finds no error is copied byte for byte.
+The undamaged samples are written to a new dataset, and the lost samples are listed. The source is
+never changed. A shard in which verification finds no error is copied byte for byte.
 From a damaged shard, the samples that can be read and whose hashes are all correct are written to a
 new shard. If the published generation of the source is damaged, the repair uses an older
 generation, or what can be read of a generation together with all shards in the folder.
@@ -377,7 +378,7 @@ def _check_identity(reader: ShardReader, part: Part) -> None:
 def _save_samples(
     readers: Sequence[ShardReader], output: GenerationWriter, found: ShardRepair
 ) -> None:
-    """Write the samples of which all fields can be read; record in `found` which are lost.
+    """Write the samples of which all fields can be read; record the other samples as lost.
 
     Each reader provides some of the fields of all samples.
     """

@@ -163,8 +163,9 @@ def compact(
     lineage (its id) do not change.
 
     The old shards are kept, because processes may still read an older generation. With
-    `remove_old`, they are removed. A process that reads an older generation can then still use the
-    shards that it has mapped, but gets ShardNotFound when it opens another removed shard.
+    `remove_old`, the old shards are removed. A process that reads an older generation can then
+    still use the shards that it has mapped. If it opens another shard that was removed, it gets
+    ShardNotFound.
 
     Args:
         folder: the folder of the dataset.
@@ -344,7 +345,7 @@ def _write(
 
 
 def check_same_fields(a: ShardDataset, b: ShardDataset) -> None:
-    """Raise InvalidArgument if two datasets have different fields. The message names the fields."""
+    """Raise InvalidArgument if `a` and `b` have different fields. The message lists differences."""
     if dict(a.schema) == dict(b.schema):
         return
     parts = []

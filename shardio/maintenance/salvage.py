@@ -7,11 +7,11 @@ The following parts of a shard are redundant:
 * The hashes of 4 KiB blocks can be computed again if the data in these blocks is intact. This is
   important, because a damaged block hash makes the whole shard unreadable.
 * The hashes of the rows of a column can be computed again if the rows are intact. One damaged byte
-  in these hashes would lose up to 512 samples or runs of samples.
+  in these hashes can cause the loss of 512 samples, or of 512 runs of samples that share a hash.
 
-The hashes of the chunks of streams (video, audio) are redundant, too, but are not restored: if
-bytes of a shard are damaged at random, these hashes lose only 0.5 % of the number of samples that
-damage of the streams themselves loses.
+The hashes of the chunks of streams (video, audio) are redundant, too, but are not restored. If
+bytes of a shard are damaged at random, damaged chunk hashes cause the loss of far fewer samples
+than damaged streams: only 0.5 % of their number.
 
 A part is restored only if an undamaged hash that is stored elsewhere confirms it. Other damage is
 copied, and is detected when the copy is read.

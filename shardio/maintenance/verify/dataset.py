@@ -201,8 +201,8 @@ def verify_dataset(
     Raises:
         DatasetNotFound: there is no dataset in `folder`.
         InvalidArgument: `workers` is negative, `access` is invalid, or `access` is "mmap" on a
-            cluster. On a cluster, a page that the disk cannot read could not be told from other
-            reasons for the death of a process.
+            cluster. If a process on a cluster dies, it is unknown whether the reason was a page
+            that the disk cannot read.
         DatasetConflict: another writer has removed shards of the generation in the meantime. This
             is not damage. Verify the generation that is published now.
         WorkerDied: a worker died, and the reason was not a page that the disk cannot read.

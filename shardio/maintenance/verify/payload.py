@@ -78,7 +78,10 @@ class _Payload:
     fields: list[tuple[str, Field]]
 
     def place(self, first_row: int, i: int, offset: int) -> dict[str, Any]:
-        """Return the details of a finding about record i, counted from the first of `first_row`."""
+        """Return the details of a finding about a record at `offset` in the file.
+
+        `i` is the index of the record, counted from the first record of the row `first_row`.
+        """
         row, number = divmod(first_row * len(self.fields) + i, len(self.fields))
         where = {"field": self.fields[number][0], "sample": row}
         return {"section": self.section.name, **where, "offset": offset}

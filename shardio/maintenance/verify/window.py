@@ -22,7 +22,7 @@ from shardio.storage.content import Content as Bytes
 from shardio.storage.file_access import Access, choose_access, drop_pages
 
 CHUNK_BYTES: Final = 16 << 20
-"""The number of bytes of a mapped file after which `Content.forget` is called.
+"""The number of bytes that are read from a mapped file before `Content.forget` is called.
 
 If a single record is longer, the method is called after the record.
 """
@@ -69,7 +69,7 @@ class Content:
 
         If the file is not mapped, the result is a view of a buffer, and the next call overwrites
         the buffer. If two successive results have the same position and size in the buffer, both
-        are the same memoryview object. Callers can thus keep what they have computed from it.
+        are the same memoryview object. Callers can then use slices of the first result again.
 
         Raises:
             ShardChanged: the file is not mapped, and has become shorter.
@@ -169,8 +169,8 @@ def parts_of(window: memoryview, ranges: npt.NDArray[np.uint64]) -> Iterable[Any
     """Return parts of a window as objects with the buffer interface.
 
     Each row of `ranges` has the start and the length of a part. If zstandard has the class
-    BufferWithSegments, it creates the parts. Slicing a memoryview for each part would be slower: it
-    takes half as long as hashing 30 KB.
+    BufferWithSegments, this class creates the parts. Otherwise, a memoryview is sliced, which takes
+    half as long for each part as hashing 30 KB.
     """
     if _SEGMENTS is not None:
         parts: Iterable[Any] = _SEGMENTS(window, ranges)
