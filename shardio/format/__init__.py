@@ -1,1 +1,1 @@
-"""Bytes to values and back: the shard format, without files, maps or processes."""
+"""The shard format: conversion of values to bytes and back. This package opens no files."""

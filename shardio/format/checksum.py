@@ -1,18 +1,22 @@
-"""The bytes that each hash covers.
+"""The hashes in a shard, and the bytes that each hash covers.
 
-Hashes are xxh3-64 (seed 0), kept as unsigned 64-bit integers. There are four kinds of unit, and
-every section belongs to one of them:
+A hash is xxh3-64 with seed 0, stored as an unsigned 64-bit integer. A *unit* is a piece of a
+section that has its own hash. There are five kinds of unit:
 
-* a **row** of a column whose rows have at least `ROW_HASH_MIN` bytes: the row's own bytes (the
-  padding up to the stride is not hashed, but must be zero);
-* a **run** of a column with smaller rows: as many whole strides as fit in `RUN_BYTES`;
-* a **block** of `BLOCK_BYTES` of an index section (the last one may be shorter);
-* a **chunk** of `CHUNK_BYTES` of the record of a stream (the last one may be shorter), so that a
-  clip needs only the chunks that it touches. The index entry has the hash of the chunks' hashes.
+* a **row** of a column, if the rows have at least `ROW_HASH_MIN` bytes. The hash does not cover the
+  padding between the row and the next one, but this padding must be zero;
+* a **run** of rows of a column with smaller rows: as many rows as fit in `RUN_BYTES`. The hash
+  covers the rows and their padding;
+* a **block** of `BLOCK_BYTES` of an index section, which is a small section that locates or
+  describes data. The last block of a section may be shorter;
+* a **record** of the payload, unless it is a stream (a video or audio). Its hash is in its index
+  entry;
+* a **chunk** of `CHUNK_BYTES` of the record of a stream, so that a reader of a clip verifies only
+  the chunks that it reads. The last chunk of a record may be shorter. The index entry of the record
+  has the hash of the hashes of all its chunks.
 
-Every other record of the payload is covered by the hash in its index entry. Bytes are hashed only
-once: the hash of a section with unit hashes is the hash of its unit hashes, as little-endian
-integers.
+The section table has a hash for each section. Bytes are not hashed twice: if a section consists of
+units, its hash is the hash of the hashes of these units, as little-endian integers.
 """
 
 from __future__ import annotations
@@ -36,29 +40,29 @@ digest_bytes = xxhash.xxh3_64_digest
 """xxh3-64 as 8 bytes, the most significant one first."""
 
 Hasher = xxhash.xxh3_64
-"""An incremental xxh3-64."""
+"""The class of an xxh3-64 hash to which bytes are added step by step."""
 
 
 def content_id(table: bytes) -> bytes:
     """Return the 16 bytes that identify a shard: xxh3-128 of its section table.
 
-    The table contains the hashes of all sections.
+    The section table contains the hashes of all sections, so the id depends on all hashed bytes.
     """
     return xxhash.xxh3_128_digest(table)
 
 
 def rows_per_unit(row_bytes: int, stride: int) -> int:
-    """Return how many rows of a column share one hash."""
+    """Return the number of rows of a column that share one hash."""
     return 1 if row_bytes >= ROW_HASH_MIN else max(1, RUN_BYTES // stride)
 
 
 def n_units(n_rows: int, row_bytes: int, stride: int) -> int:
-    """Return the number of hashes of a column of n_rows."""
+    """Return the number of hashes of a column with n_rows."""
     return -(-n_rows // rows_per_unit(row_bytes, stride))
 
 
 def n_blocks(n_bytes: int) -> int:
-    """Return the number of block hashes of an index section of n_bytes."""
+    """Return the number of block hashes of an index section that has n_bytes."""
     return -(-n_bytes // BLOCK_BYTES)
 
 
@@ -68,7 +72,7 @@ def block_hashes(content: memoryview) -> Iterable[int]:
 
 
 def n_chunks(n_bytes: int) -> int:
-    """Return the number of chunk hashes of a stream's record of n_bytes."""
+    """Return the number of chunk hashes of a stream whose record has n_bytes."""
     return -(-n_bytes // CHUNK_BYTES)
 
 
@@ -89,7 +93,10 @@ def show_hashes(expected: int, found: int) -> dict[str, Any]:
 
 
 def blocks_touched(starts: npt.NDArray[np.int64], n_bytes: int) -> npt.NDArray[np.int64]:
-    """Return the blocks that contain the n_bytes from each of `starts`: unique, ascending."""
+    """Return the indices of the blocks that contain the n_bytes from each of `starts` on.
+
+    The indices are unique and ascend. `n_bytes` is at most the size of a block.
+    """
     first = starts // BLOCK_BYTES
     last = (starts + (n_bytes - 1)) // BLOCK_BYTES
     return distinct(np.concatenate([first, last]))
@@ -98,7 +105,8 @@ def blocks_touched(starts: npt.NDArray[np.int64], n_bytes: int) -> npt.NDArray[n
 def distinct(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return the unique numbers, ascending.
 
-    Used instead of np.unique, whose first call imports numpy.ma: 35 ms before the first batch.
+    np.unique is not used, because its first call imports numpy.ma. This takes 35 ms, and would
+    delay the first batch.
     """
     ordered = np.sort(numbers)
     is_first = np.ones(len(ordered), np.bool_)

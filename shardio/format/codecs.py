@@ -1,12 +1,13 @@
-"""Codecs of records: raw, or one zstd frame with or without a dictionary.
+"""The codecs of records: raw (not compressed), and zstd with or without a dictionary.
 
-If the codec does not shrink a record, the record is stored raw. The index entry of each record
-therefore has the codec. `SPECS` lists the codecs that fields can have. No other code distinguishes
-codecs, except for the handling of dictionaries.
+A compressed record is one zstd frame. If compression makes a record no smaller, the record is
+stored raw, although its field has another codec. The index entry of each record therefore contains
+the codec of the record. `SPECS` has the codecs that a field can have. Code outside of this module
+does not distinguish codecs, except where it handles dictionaries.
 
-Before anything is allocated, the content size that a zstd frame declares must equal the size in the
-index entry. python-zstandard's `max_output_size` alone gives no protection, because the size in the
-frame header takes precedence.
+A zstd frame declares the size of its content. A record is refused before memory is allocated for it
+unless this size equals the size in the index entry. The option `max_output_size` of
+python-zstandard would not protect a reader, because the size in the frame takes precedence over it.
 """
 
 from __future__ import annotations
@@ -25,25 +26,32 @@ from shardio.errors import InsufficientMemory, ShardCorrupt
 from shardio.format.layout import Required
 
 ZSTD_LEVEL: Final = 3
-"""zstd's default. The same input gives the same bytes only with this level and zstd version."""
+"""The default level of zstd. The same records give the same compressed bytes only if the level and
+the version of zstd are the same."""
 
 ZSTD_MAX_RATIO: Final = 1 << 15
-"""The maximum compression ratio of zstd: a block of 4 bytes yields at most 128 KiB, so no frame
-decompresses to more than 2^15 times its size. Index entries beyond this ratio are refused, which
-bounds the memory that a damaged entry can make a reader allocate.
+"""The maximum compression ratio of zstd. In a zstd frame, a block of 4 bytes yields at most
+128 KiB, so no frame decompresses to more than 2^15 times its size. A reader refuses an index entry
+with a larger ratio. A damaged index entry can therefore make the reader allocate only a limited
+amount of memory.
 """
 
 MAX_DICTIONARY_BYTES: Final = 1 << 20
+"""The maximum size of a dictionary that a reader accepts."""
 _DICTIONARY_BYTES: Final = 64 << 10
+"""The maximum size of a dictionary that `train_dictionary` returns."""
 _SAMPLE_BYTES: Final = 2 << 20
-"""Bytes of a field to train a dictionary on. Training takes 0.25 s; more data does not help."""
+"""The maximum size of the records on which a dictionary is trained. Training on 2 MiB takes 0.25 s,
+and more data makes the dictionary no better."""
 _MIN_SAMPLES: Final = 16
+"""The minimum number of records on which a dictionary is trained."""
 _SAMPLE_PER_DICTIONARY: Final = 16
-"""Minimum bytes of training data per byte of dictionary; a larger one would memorize the data."""
+"""The minimum number of bytes of training data per byte of the dictionary. With less data, the
+dictionary would be a copy of the data."""
 
 
 class Codec(IntEnum):
-    """Stable codes of codecs, stored in index entries and schemas."""
+    """The codes of codecs in index entries and schemas. A code never changes its meaning."""
 
     RAW = 0
     ZSTD = 1
@@ -51,7 +59,10 @@ class Codec(IntEnum):
 
 
 class _Contexts(threading.local):
-    """The zstd contexts of one thread. They cannot be shared, and take 1 ms to create."""
+    """A compressor and a decompressor for each thread, because threads cannot share them.
+
+    They are kept, because creating them and using them first takes up to 1 ms.
+    """
 
     def __init__(self, content: bytes = b"") -> None:
         known = None
@@ -64,12 +75,13 @@ class _Contexts(threading.local):
 
 
 class Dictionary:
-    """A zstd dictionary trained on a field's records; safe to use from any thread.
+    """A zstd dictionary that was trained on the records of a field. Thread-safe.
 
-    Frames compressed with the dictionary declare its `id`.
+    A zstd frame that was compressed with the dictionary contains the `id` of the dictionary.
 
     Raises:
-        ShardCorrupt: the content is not a zstd dictionary, or has no id. The error has no place.
+        ShardCorrupt: the content is not a zstd dictionary, or has no id. The error has no path,
+            field or offset; the caller adds them.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -85,9 +97,12 @@ class Dictionary:
 
 
 Compress = Callable[[memoryview, Dictionary | None], tuple[int, memoryview]]
-"""A function that compresses a record; returns the codec for its index entry, and the bytes."""
+"""A function that compresses a record, with a dictionary or without one (None). It returns the code
+of the codec for the index entry of the record, and the compressed bytes."""
 Decompress = Callable[[memoryview, int, Dictionary | None], bytes]
-"""A function that returns the content of a record; raises ShardCorrupt if its size differs."""
+"""A function that decompresses a record. Its arguments are the stored bytes, the size of the
+content, and the dictionary or None. It returns the content, and raises ShardCorrupt if the content
+has another size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +113,10 @@ class CodecSpec:
         name: the public name, as in `Array(codec=name)`.
         code: the stable code in schemas, and in the index entries of compressed records.
         compress: the function that compresses a record; None to store records unchanged.
-        decompress: the function that decompresses records with this code; None if unchanged.
+        decompress: the function that decompresses records with this code; None if the records are
+            stored unchanged.
         max_ratio: the maximum compression ratio.
-        others: further codes that records of a field with this codec may have, besides raw.
+        others: the codes that records of a field with this codec may have, besides `code` and raw.
         has_dictionary: True if each field with this codec has a section with a dictionary.
         required_by_field: the features that a reader needs for a field with this codec.
         required_by_record: the features that a reader needs for a record with this code.
@@ -120,13 +136,15 @@ class CodecSpec:
 _plain = _Contexts()
 
 cached_dictionary = functools.lru_cache(maxsize=64)(Dictionary)
-"""Return a Dictionary; equal content gives the same object, as contexts take 0.2 ms to create."""
+"""Return the Dictionary that has the given content. The same content gives the same object, because
+creating the compressor and decompressor of a dictionary takes 0.2 ms."""
 
 
 def train_dictionary(records: Sequence[bytes | memoryview]) -> bytes:
-    """Return a dictionary for similar records, at most 64 KiB; b"" if there is too little data.
+    """Train a dictionary on records of one field; return the content of the dictionary.
 
-    Deterministic. At most the first 2 MiB of the records are used.
+    The dictionary has at most 64 KiB. If there is too little data, return b"". The same records
+    give the same dictionary. At most the first 2 MiB of the records are used.
     """
     samples: list[bytes | bytearray | memoryview] = []
     n_bytes = 0
@@ -147,7 +165,10 @@ def train_dictionary(records: Sequence[bytes | memoryview]) -> bytes:
 def encode(
     record: memoryview, codec: int, dictionary: Dictionary | None = None
 ) -> tuple[int, memoryview]:
-    """Return the codec for the record's index entry, and the bytes to store."""
+    """Compress a record with a codec; return the codec for its index entry, and the bytes to store.
+
+    The returned codec is raw if compression makes the record no smaller.
+    """
     compress = BY_CODE[codec].compress
     if compress is None:
         return Codec.RAW, record
@@ -158,10 +179,13 @@ def encode(
 def decode(
     stored: memoryview, codec: int, n_bytes: int, dictionary: Dictionary | None = None
 ) -> bytes | memoryview:
-    """Return the content of a record, `n_bytes` long; `stored` itself if the record is raw.
+    """Return the content of a record, which has `n_bytes`.
+
+    `stored` has the stored bytes of the record. If the record is raw, `stored` itself is returned.
 
     Raises:
-        ShardCorrupt: the content does not have n_bytes. The caller adds the place.
+        ShardCorrupt: the content does not have n_bytes. The error has no path, field or offset; the
+            caller adds them.
         InsufficientMemory: n_bytes cannot be allocated.
     """
     decompress = BY_CODE[codec].decompress
@@ -169,7 +193,10 @@ def decode(
 
 
 def check_dictionary(stored: memoryview, dictionary: Dictionary) -> None:
-    """Raise ShardCorrupt if a frame declares no dictionary; decompression refuses a wrong one."""
+    """Raise ShardCorrupt unless a zstd frame declares that it was compressed with `dictionary`.
+
+    Decompression refuses a frame that declares another dictionary, but not one that declares none.
+    """
     declared = zstandard.get_frame_parameters(stored).dict_id
     if declared != dictionary.id:
         what = "the zstd frame does not declare its field's dictionary"
@@ -177,7 +204,7 @@ def check_dictionary(stored: memoryview, dictionary: Dictionary) -> None:
 
 
 def _compress(record: memoryview, dictionary: Dictionary | None) -> tuple[int, memoryview]:
-    """Compress a record, with its field's dictionary if there was enough data to train one."""
+    """Compress a record, with the dictionary of its field if the field has one."""
     code = Codec.ZSTD if dictionary is None else Codec.ZSTD_DICTIONARY
     contexts = _plain if dictionary is None else dictionary.contexts
     return code, memoryview(contexts.compressor.compress(record))
@@ -219,7 +246,7 @@ def _decompress(stored: memoryview, n_bytes: int, contexts: _Contexts) -> bytes:
 SPECS: Final[dict[str, CodecSpec]] = {}
 """The codecs by name."""
 BY_CODE: Final[dict[int, CodecSpec]] = {}
-"""The codecs by the code of their records."""
+"""The codecs by code."""
 
 for _spec in (
     CodecSpec("raw", Codec.RAW),
@@ -245,4 +272,4 @@ for _spec in (
     SPECS[_spec.name] = BY_CODE[_spec.code] = _spec
 
 RECORD_FEATURES: Final = functools.reduce(or_, (s.required_by_record for s in SPECS.values()))
-"""The features that depend on the codecs of the records, not on the schema."""
+"""The features of a shard that depend on the codecs of its records, and not on its schema."""

@@ -1,10 +1,13 @@
-"""The header page and the section table: structs, packing, unpacking and validation.
+"""The header page and the section table of a shard: structs, packing, unpacking and validation.
 
-A shard is: header page, data and index sections, schema, section table, and the header page again.
-Sections begin on page boundaries, are padded with zeros, and cover the file without gaps or
-overlaps. Each rule that `unpack_header`, `check_place` and `unpack_table` check has its own error
-code.
-`docs/reference/format.md` is the specification; a test compares its tables with these structs.
+A shard consists of the header page, sections of data and of indexes, the section with the schema,
+the section table, and a copy of the header page. A section begins at a page boundary, and zeros pad
+it to the next page boundary. The sections follow each other without gaps or overlaps.
+`unpack_header`, `check_place` and `unpack_table` check these and further rules. Each rule has an
+error code of its own.
+
+`docs/reference/format.md` is the specification of the format; a test compares the tables in it with
+the structs in this module.
 """
 
 from __future__ import annotations
@@ -21,29 +24,33 @@ from shardio.format.checksum import content_id, hash_bytes, show_hashes
 
 PAGE: Final = 4096
 MAGIC: Final = b"\x89SHD\r\n\x1a\n"
-"""Contains a non-ASCII byte, CR LF, ^Z and LF, as PNG's signature does: text-mode transfers damage
-these bytes."""
+"""The first bytes of every shard. Like the signature of PNG, they contain a non-ASCII byte, CR LF,
+^Z and LF. A transfer in text mode changes at least one of these bytes, so that a reader notices."""
 MAJOR: Final = 1
 MINOR: Final = 0
 
 HEADER: Final = struct.Struct("<8sHHIQQQQQQQ16s")
-"""magic, major, minor, page size, required and optional features, samples, file size, table
-offset, table size, table hash, id; followed by the hash of these bytes."""
+"""The fields at the start of the header page: magic bytes, major and minor version, page size,
+required features, optional features, number of samples, file size, offset, size and hash of the
+section table, id."""
 HEADER_HASH: Final = struct.Struct("<Q")
+"""The hash of the fields in HEADER, which follows them."""
 SECTION: Final = struct.Struct("<HHHHQQQQQ")
-"""kind, field, kind of the covered section, zero, offset, size, count, stride, hash."""
+"""An entry of the section table: kind, field, kind of the covered section, zero, offset, size,
+count, stride, hash."""
 
 NO_FIELD: Final = 0xFFFF
+"""The field id of sections that do not belong to one field, such as the payload."""
 MAX_SECTIONS: Final = 1 << 14
 MAX_SAMPLES: Final = 1 << 48
 MAX_SCHEMA_BYTES: Final = 4 << 20
 MAX_FILE_BYTES: Final = 1 << 62
 FIRST_OPTIONAL_KIND: Final = 0x8000
-"""Readers may skip sections of unknown kinds whose code is this or higher."""
+"""A reader may skip a section of an unknown kind if the code of the kind is at least this."""
 
 
 class Kind(IntEnum):
-    """The kind of a section's content. Codes are stable."""
+    """The kind of a section, which says what the section contains. Codes never change."""
 
     SCHEMA = 1
     COLUMN = 2
@@ -63,7 +70,7 @@ _KIND_NAMES: Final = {int(kind): kind.name.lower() for kind in Kind}
 
 
 class Required(IntFlag):
-    """Features without which a shard cannot be read. `BUILT` lists the implemented ones."""
+    """Features that a reader must support to read a shard. `BUILT` has those supported here."""
 
     ZSTD = 1 << 0
     ZSTD_DICTIONARY = 1 << 1
@@ -88,7 +95,7 @@ BUILT: Final = (
     | Required.VIDEOS
     | Required.AUDIO
 )
-"""The required features that this version reads."""
+"""The features that this version of shardio supports."""
 
 
 def padded(n_bytes: int) -> int:
@@ -100,8 +107,10 @@ def padded(n_bytes: int) -> int:
 class Section:
     """One entry of the section table.
 
-    `size` is the number of stored bytes without padding; `count` and `stride` describe the items;
-    `of_kind` is the kind that a BLOCK_HASHES section covers, and 0 elsewhere.
+    `field` is the id of a field, or NO_FIELD. `size` is the number of bytes without padding.
+    `count` is the number of items, and `stride` the size of an item in bytes, or 0 if items differ
+    in size. A section of the kind BLOCK_HASHES has the hashes of another section, and `of_kind` is
+    the kind of that section; in other sections, `of_kind` is 0.
     """
 
     kind: int
@@ -120,7 +129,7 @@ class Section:
 
     @property
     def end(self) -> int:
-        """The offset at which the next section begins."""
+        """The offset at which the next section, or the section table, begins."""
         return self.offset + padded(self.size)
 
     @property
@@ -137,7 +146,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The first and last page of a shard."""
+    """The fields of the header page, which is both the first and the last page of a shard."""
 
     n_samples: int
     file_size: int
@@ -150,7 +159,7 @@ class Header:
     minor: int = MINOR
 
     def pack(self) -> bytes:
-        """Return the whole page: fields, hash, zeros."""
+        """Return the header page: the fields, their hash, and zeros."""
         features, sizes = (self.required, self.optional), (self.n_samples, self.file_size)
         table = self.table_offset, self.table_size, self.table_hash
         fields = HEADER.pack(MAGIC, MAJOR, self.minor, PAGE, *features, *sizes, *table, self.id)
@@ -163,11 +172,13 @@ def pack_table(sections: Sequence[Section]) -> bytes:
 
 
 _Corrupt = Callable[..., ShardCorrupt]
-"""A function that returns the error for a broken rule, with path and section."""
+"""A function that returns the error for a shard that breaks a rule; adds path and section to it."""
 
 
 def unpack_header(page: bytes, path: str, *, offset: int = 0) -> Header:
-    """Unpack one header page, which is at `offset` in the file, and validate it on its own.
+    """Unpack a header page and validate it, without regard to the rest of the file.
+
+    `offset` is the offset of the page in the file.
 
     Raises:
         ShardIncomplete: the page was never written.
@@ -187,7 +198,7 @@ def unpack_header(page: bytes, path: str, *, offset: int = 0) -> Header:
         what = "this is no shard: wrong magic bytes"
         raise corrupt(what, code="magic", offset=offset, expected=MAGIC, found=magic)
     if major != MAJOR:
-        # Checked before the hash: another major version may keep its hash elsewhere.
+        # Check the version before the hash: another major version may keep the hash elsewhere.
         raise ShardUnsupported(
             f"{path}: format version {major}.{minor}, this shardio reads version {MAJOR}; "
             "read it with a shardio that knows that version"
@@ -216,7 +227,10 @@ def _check_rest_of_page(page: bytes, offset: int, corrupt: _Corrupt) -> None:
 
 
 def check_required(required: int, path: str) -> None:
-    """Raise ShardUnsupported for features that this version does not read; name all of them."""
+    """Raise ShardUnsupported if `required` has a feature that this version does not support.
+
+    The message names all such features.
+    """
     missing = required & ~int(BUILT)
     if not missing:
         return
@@ -229,7 +243,10 @@ def check_required(required: int, path: str) -> None:
 
 
 def check_place(header: Header, actual_size: int, path: str) -> None:
-    """Compare the header with the file's real size, and bound the section table."""
+    """Raise ShardCorrupt unless the header fits the actual size of the file.
+
+    The section table must be inside of the file, directly before the last page.
+    """
     corrupt = functools.partial(
         ShardCorrupt, path=path, section="header", expected=header.file_size
     )
@@ -251,9 +268,10 @@ def check_place(header: Header, actual_size: int, path: str) -> None:
 
 
 def unpack_table(table: bytes, header: Header, path: str) -> tuple[Section, ...]:
-    """Unpack the section table; check its hash and id, unique keys, and that there are no gaps.
+    """Unpack the section table; raise ShardCorrupt if it is invalid.
 
-    `header` is the header of the same file, already checked by `check_place`.
+    The table must match the hash and the id in the header. The keys of the sections must be unique,
+    and the sections must follow each other without gaps. `check_place` must have checked `header`.
     """
     corrupt = functools.partial(ShardCorrupt, path=path, section="section table")
     _check_table_bytes(table, header, corrupt)
@@ -278,7 +296,7 @@ def unpack_table(table: bytes, header: Header, path: str) -> tuple[Section, ...]
 
 
 def _check_table_bytes(table: bytes, header: Header, corrupt: _Corrupt) -> None:
-    """Compare the whole table with its hash and with the shard's id."""
+    """Raise ShardCorrupt unless the table matches the hash and the id in the header."""
     at, found = header.table_offset, hash_bytes(table)
     if found != header.table_hash:
         what, hashes = (
@@ -294,10 +312,10 @@ def _check_table_bytes(table: bytes, header: Header, corrupt: _Corrupt) -> None:
 def _check_extent(
     section: Section, place: int, offset: int, header: Header, corrupt: _Corrupt
 ) -> None:
-    """Check that a section begins where the previous one ends, and ends before the table.
+    """Raise ShardCorrupt unless a section begins at `place` and ends before the section table.
 
-    `place` is the end of the previous section; `offset` is the file offset of the section's entry
-    in the table.
+    `place` is the end of the previous section. `offset` is the file offset of the section's entry
+    in the section table.
     """
     if section.offset != place:
         code = "overlap" if section.offset < place else "hole"

@@ -1,8 +1,8 @@
-"""The schema: the fields of a sample, by name.
+"""The schema of a shard: the fields of a sample, by name.
 
-Reader and writer both depend on this module; `types` has the field types. A schema is stored as
-canonical JSON (UTF-8, keys sorted, no spaces) with stable integer codes for types, dtypes and
-codecs; `docs/reference/format.md` lists them.
+The package `types` has the types of fields. A shard stores its schema as canonical JSON (UTF-8,
+keys sorted, no spaces). The JSON has integer codes for types, dtypes and codecs, which never change
+their meaning; `docs/reference/format.md` lists these codes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from shardio.format.types.text import canonical_json, read_json
 MAX_FIELDS: Final = 1024
 MAX_NAME_BYTES: Final = 255
 _SHOWN: Final = 40
-"""The number of characters of an overlong name to show in messages."""
+"""The number of characters that messages show of a name that is too long."""
 
 
 class Schema(Mapping[str, Field]):
     """The fields of a sample, by name, in the order given. Immutable.
 
-    A name with dots is a field of a nested record: `{"camera": {"id": Text()}}` and `{"camera.id":
-    Text()}` are the same schema, and `camera` is a *group*.
+    A field whose name has dots is a field of a nested record: `{"camera": {"id": Text()}}` and
+    `{"camera.id": Text()}` are the same schema, and the nested record `camera` is a *group*.
 
     Raises:
         SchemaError: there is no field, a name is not allowed, or a value is not a field type.
@@ -79,11 +79,14 @@ class Schema(Mapping[str, Field]):
         return len(self._fields)
 
     def keys(self) -> KeysView[str]:
-        """Return the names as a view of a dict, which is compared quickly."""
+        """Return the names of the fields as a view of a dict, which can be compared quickly.
+
+        The view that Mapping itself returns is slower.
+        """
         return self._fields.keys()
 
     def items(self) -> ItemsView[str, Field]:
-        """Return names and fields as a view of a dict, which is iterated quickly."""
+        """Return the names and the fields as a view of a dict, which is iterated quickly."""
         return self._fields.items()
 
     def __eq__(self, other: object) -> bool:
@@ -96,12 +99,12 @@ class Schema(Mapping[str, Field]):
         return f"Schema({self._fields!r})"
 
     def field_id(self, name: str) -> int:
-        """Return the stable integer of a field in section tables."""
+        """Return the id of a field in section tables: its position in the schema."""
         return self._ids[name]
 
     @cached_property
     def optional(self) -> tuple[str, ...]:
-        """The fields that a sample may lack."""
+        """The names of the fields that a sample may lack."""
         return tuple(name for name, field in self.items() if field.optional)
 
     @cached_property
@@ -133,7 +136,7 @@ class Schema(Mapping[str, Field]):
             self._flatten(f"{name}.{key}", inner, found)
 
     def to_json(self) -> bytes:
-        """Return the canonical bytes that a shard stores."""
+        """Return the schema as canonical JSON, which is stored in a shard."""
         return self._json
 
     @cached_property
@@ -146,7 +149,7 @@ class Schema(Mapping[str, Field]):
         """Parse a schema from the bytes of a shard.
 
         Raises:
-            SchemaError: the bytes are not canonical JSON, or break a rule.
+            SchemaError: the bytes are not canonical JSON, or not a valid schema.
             ShardUnsupported: a type, dtype or codec is unknown to this version.
         """
         try:
@@ -211,9 +214,10 @@ def _too_long(name: str) -> SchemaError:
 
 
 def _is_printable(name: str) -> bool:
-    """Return True if a name has no control or similar characters.
+    """Return True if a name has no control characters and other unprintable characters.
 
-    Characters unknown to this Python's tables are accepted: a newer Python may have written them.
+    Characters that are unknown to this Python's version of Unicode are accepted, because a newer
+    Python may have written the name.
     """
     return name.isprintable() or all(
         c.isprintable() or unicodedata.category(c) == "Cn" for c in name

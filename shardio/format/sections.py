@@ -1,12 +1,14 @@
 """The sections of a shard: their plan, and the entries of the payload's index.
 
-`plan` lists the sections that a shard must have, with their item counts and item sizes. The writer
-writes these sections in this order, except that one data section may be streamed first. A reader
-accepts no other sections. Verification numbers the units in this order.
+`plan` returns the sections that a shard must have, with the number and the size of the items in
+each section. The writer writes the sections in the order of the plan, except that one section of
+data may be streamed to the file before all others. A reader accepts no further sections, except
+sections of optional kinds.
 
-The index has one entry per (row, record field). With m record fields, the entry of row r and record
-field k has the index r * m + k. No code here loops over samples; the bounds of all entries are
-checked in one vectorised pass.
+Some fields are stored as columns, the others as records: one record per sample. The *payload* is
+the section of all records, and the *index* has an entry for each record. If m fields are stored as
+records, the record of field k (from 0 to m - 1) in row r has the entry r * m + k. No function in
+this module loops over the samples: the entries of many records are checked at once, by NumPy.
 """
 
 from __future__ import annotations
@@ -26,11 +28,14 @@ from shardio.format.types.field import MAX_RECORD_BYTES, Field
 from shardio.format.types.streams import PACKET, STREAM
 
 ENTRY: Final = struct.Struct("<QQQQ")
-"""offset in the payload, stored bytes | codec << 48, raw bytes, hash of the stored bytes."""
+"""An index entry: the offset of the record in the payload; the number of stored bytes and the codec
+(stored bytes | codec << 48); the number of bytes after decompression; the hash of the stored
+bytes."""
 ENTRY_DTYPE: Final = np.dtype(
     [("offset", "<u8"), ("stored", "<u8"), ("n_bytes", "<u8"), ("hash", "<u8")]
 )
 DIMENSION: Final = struct.Struct("<Q")
+"""A stored dimension or hash."""
 
 _SIZE_BITS: Final = 48
 _SIZE_MASK: Final = np.uint64((1 << _SIZE_BITS) - 1)
@@ -38,12 +43,12 @@ Entries = npt.NDArray[np.void]
 
 
 def pack_entry(offset: int, n_stored: int, codec: int, n_bytes: int, hash_: int) -> bytes:
-    """Return the 32 bytes of one entry."""
+    """Return the 32 bytes of an index entry."""
     return ENTRY.pack(offset, n_stored | codec << _SIZE_BITS, n_bytes, hash_)
 
 
 def stored_bytes(entries: Entries) -> npt.NDArray[np.uint64]:
-    """Return the stored size of each record in the payload."""
+    """Return the stored size of each record, in bytes."""
     found: npt.NDArray[np.uint64] = np.bitwise_and(entries["stored"], _SIZE_MASK)
     return found
 
@@ -57,10 +62,11 @@ def codecs(entries: Entries) -> npt.NDArray[np.uint64]:
 def invalid_entries(entries: Entries, field: Field, payload_bytes: int) -> npt.NDArray[np.bool_]:
     """Return a mask of the invalid entries; the checks cannot overflow.
 
-    In a valid entry the codec is allowed for the field and the record is inside the payload. A raw
-    record is aligned, and its two sizes are equal. A compressed record is smaller than its content,
-    but not by more than the codec's maximum ratio. A present record of a field of fixed size has
-    this size, and present media are not empty.
+    In a valid entry, the codec is allowed for the field, and the record is inside of the payload. A
+    raw record is aligned, and the two sizes in its entry are equal. A compressed record is smaller
+    than its content, but not by more than the maximum ratio of the codec. If all values of the
+    field have the same size, the record has this size. If records of the field are never empty, the
+    record is not empty. In an optional field, a record may be empty in any case.
     """
     stored, kinds, offsets = stored_bytes(entries), codecs(entries), entries["offset"]
     raw, spec = kinds == Codec.RAW, SPECS[field.codec]
@@ -86,7 +92,7 @@ def invalid_entries(entries: Entries, field: Field, payload_bytes: int) -> npt.N
 
 
 def first_invalid(entries: Entries, field: Field, payload_bytes: int) -> int | None:
-    """Return the index of the first invalid entry, or None."""
+    """Return the index of the first invalid entry; None if all entries are valid."""
     if field.codec == "raw" and _are_raw(entries, field, payload_bytes):
         return None
     bad = invalid_entries(entries, field, payload_bytes)
@@ -94,16 +100,17 @@ def first_invalid(entries: Entries, field: Field, payload_bytes: int) -> int | N
 
 
 def _are_raw(entries: Entries, field: Field, payload_bytes: int) -> bool:
-    """Return True if all entries are valid and raw; takes half the time of `invalid_entries`.
+    """Return True if all entries are raw and a quick test proves that they are valid.
 
-    The codec of a raw record is 0, so `stored` is the plain size and must equal `n_bytes`. Size and
+    The test takes half the time of `invalid_entries`. The codec of a raw record is 0. The number
+    `stored` of its entry is therefore just its size, and must equal `n_bytes`. The size and the
     offset are at most payload_bytes, which is below 2^48, so their sum does not overflow.
     """
     sizes, offsets = entries["n_bytes"], entries["offset"]
     if not len(entries) or payload_bytes > _SIZE_MASK or field.alignment > 1:
         return False
     if field.is_never_empty and not sizes.all():
-        return False  # a missing value of an optional field
+        return False  # allowed only in an optional field, which `invalid_entries` checks
     fit = max(sizes.max(), offsets.max()) <= payload_bytes
     return bool(
         fit and (offsets + sizes).max() <= payload_bytes and (entries["stored"] == sizes).all()
@@ -111,29 +118,36 @@ def _are_raw(entries: Entries, field: Field, payload_bytes: int) -> bool:
 
 
 Key = tuple[int, int, int]
-"""(kind of the section, field id, kind of the covered section for BLOCK_HASHES, else 0)."""
+"""The key of a section: its kind, its field id, and a third number. For a section of the kind
+BLOCK_HASHES, this number is the kind of the section that the hashes cover; otherwise it is 0."""
 Sections = dict[Key, Section]
 COUNTED: Final[dict[int, int]] = {Kind.PACKETS: PACKET.size, Kind.CHUNK_HASHES: DIMENSION.size}
-"""The kinds whose item count cannot be computed from the schema, mapped to the bytes of an item."""
+"""The kinds of sections whose number of items depends on the streams in the shard, so that `plan`
+cannot compute it. The values are the sizes of an item in bytes."""
 Counts = npt.NDArray[np.int64]
 
 
 class SectionSpec(NamedTuple):
-    """A section that a shard must have; `stride` is 0 if its items differ in size."""
+    """A section that a shard must have.
+
+    `n_items` is the number of items in the section. `stride` is the size of an item in bytes, or 0
+    if the items differ in size.
+    """
 
     key: Key
     n_items: int
     stride: int
 
 
-@functools.lru_cache(maxsize=64)  # shards of a dataset often have equally many samples
+@functools.lru_cache(maxsize=64)  # many shards of a dataset have the same number of samples
 def plan(
     schema: Schema, n_samples: int, counts: tuple[tuple[Key, int], ...] = ()
 ) -> tuple[SectionSpec, ...]:
-    """Return the sections of a shard of n_samples, in the order of the file.
+    """Return the sections of a shard with n_samples, in the order in which they are in the file.
 
-    Each index section is followed by its BLOCK_HASHES section. `counts` has the item counts of
-    `COUNTED` sections by key; missing ones are 0.
+    *Index sections* are small sections that locate or describe the data. Each of them is followed
+    by the section of its block hashes. `counts` has the key and the number of items of each section
+    whose kind is in `COUNTED`. A section that is missing in `counts` has no items.
     """
     counted = dict(counts)
     ids, n_records = schema.field_id, n_samples * len(schema.records)
@@ -187,16 +201,17 @@ HASHED_UNITS: Final[dict[int, int]] = {
     Kind.INDEX: 0,
     Kind.CHUNK_HASHES: 0,
 }
-"""The kinds with one verification unit per item, mapped to the count of additional units.
+"""The kinds of sections whose items contain the hash of a unit each, mapped to a number of further
+units. (Units are the pieces of a shard that are verified by a hash; see `checksum`.)
 
-A section of block hashes is itself one unit, which comes before the units of its items.
+A section of block hashes is itself a further unit, which comes before the units of its items.
 """
 
 
 def max_units(schema: Schema, n_samples: Counts, n_bytes: Counts) -> Counts:
-    """Return an upper bound of the number of verification units for each of several shards.
+    """Return, for each of several shards, an upper bound of the number of units with a hash.
 
-    `n_samples` and `n_bytes` are the sizes of each shard, in samples and in bytes.
+    For each shard, `n_samples` has the number of samples, and `n_bytes` the size in bytes.
     """
     found: Counts = np.zeros(len(n_samples), np.int64)
     for n in distinct(n_samples).tolist():
