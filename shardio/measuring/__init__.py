@@ -1,6 +1,8 @@
-"""Measurements of a dataset on this machine: loading speed, its limit, and what to change.
+"""Measurements of a dataset on this machine: how fast it loads, and what limits the speed.
 
-`stored` measures the result of a conversion.
+`measure` times a loader, and `conclusion` finds the limit and the options to change. `stored`
+measures a dataset that was just converted: how fast samples are read, and how much the pictures
+differ from the originals.
 """
 
 from __future__ import annotations

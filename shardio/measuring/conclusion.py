@@ -1,4 +1,4 @@
-"""Conclusions from measurements: the limit of a loader's speed, and the option to change."""
+"""Conclusions from measurements of a loader: what limits the speed, and which option to change."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from typing import Any, Final
 from shardio._base.statistics import LoadingStats
 
 _MAX: Final = 0.75
-"""A thread or the workers count as the limit if they are busy for at least this share of time."""
+"""The main process, or the workers together, are the limit if they are busy for at least this share
+of the time."""
 _NEAR_LIMIT: Final = 0.7
-"""Memory counts as the limit from this share of the plain copying speed on."""
+"""Copying memory is the limit if batches arrive at this share, or more, of the copying speed."""
 _CACHED: Final = 0.9
+"""If less than this share of the files was in the page cache, reading is limited by storage."""
 _IDLE: Final = 0.1
+"""If the CPUs of the machine are idle for less than this share of the time, they are the limit."""
 _SMALL_BATCH_BYTES: Final = 256 << 10
+"""For batches smaller than this, requesting a batch takes longer than copying it."""
 
 
 class Limit(StrEnum):
-    """The resource that limits a loader's speed."""
+    """The process, resource or step that limits the speed of a loader."""
 
     MAIN = "the main process"
     COPY = "copying memory"
@@ -33,19 +37,23 @@ class Limit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The measurements of a loop without a body, from which a conclusion is drawn.
+    """The measurements of a loop over a loader, from which a conclusion is drawn.
+
+    The loop does nothing with the batches, so that only the loader takes time.
 
     Args:
         stats: the statistics of one or more iterations.
-        n_workers: the number of the loader's workers; 0 for none.
-        n_cpus: the number of CPUs available to this process.
-        main_cpu_s: the CPU time of the thread that iterates.
-        copy_bytes_per_s: the maximum copying speed of the machine.
-        verify: the dataset's `verify` option: when hashes are checked.
-        cached_share: the share of the files in the page cache before the run; None if unknown.
-        idle_share: the idle share of the machine's CPU time; None if unknown.
-        tried: all worker counts that were measured; none is faster than `n_workers`.
-        fits: True if the files fit into the available memory.
+        n_workers: the number of worker processes of the loader; 0 for none.
+        n_cpus: the number of CPUs that this process may use.
+        main_cpu_s: the CPU time of the thread that iterates over the loader.
+        copy_bytes_per_s: the speed at which this machine copies memory, measured with one thread
+            per worker.
+        verify: the option `verify` of the dataset, which determines when hashes are checked.
+        cached_share: the share of the files that was in the page cache before the measurement; None
+            if unknown.
+        idle_share: the share of the CPU time of this machine that was idle; None if unknown.
+        tried: all numbers of workers that were measured.
+        fits: True if the files of the dataset fit into the available memory.
     """
 
     stats: LoadingStats
@@ -62,7 +70,10 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """The limit, the figures that show it, and advice, the most effective first."""
+    """The limit of a loader, a text with the figures that show it, and advice on what to change.
+
+    The most effective advice comes first.
+    """
 
     limit: Limit
     because: str
@@ -74,7 +85,7 @@ class Conclusion:
 
 
 def conclude(figures: Figures) -> Conclusion:
-    """Draw a conclusion from the figures of at least one batch."""
+    """Draw a conclusion from figures, which must be those of at least one batch."""
     stats, n_workers = figures.stats, figures.n_workers
     elapsed_s = max(stats.elapsed_s, 1e-9)
     speed = stats.n_bytes / elapsed_s
@@ -109,7 +120,10 @@ def _main_limits(figures: Figures, main: float) -> Conclusion:
 
 
 def _workers_limit(figures: Figures, busy: float) -> Conclusion:
-    """Return the conclusion if the workers, or without any the main process, are always busy."""
+    """Return the conclusion if filling the batches is the limit.
+
+    The workers fill the batches. Without workers, the main process does.
+    """
     stats = figures.stats
     whole_s = max(stats.filling_s, 1e-9)
     phases = {
@@ -167,7 +181,10 @@ def _advice_on(limit: Limit, figures: Figures) -> tuple[str, ...]:
 
 
 def _round_trips_limit(figures: Figures, busy: float, main: float) -> Conclusion:
-    """Return the conclusion if processes wait for one another, or for a CPU."""
+    """Return the conclusion if neither the main process nor the workers are always busy.
+
+    The processes then wait for one another, or for a CPU.
+    """
     because = (
         f"no process is always busy: workers fill batches {busy:.0%} of the time, and the main "
         f"process is busy {main:.0%} of the time"

@@ -1,4 +1,10 @@
-"""Measure the loading speed of a dataset, and compare it with plain copies of memory."""
+"""Measure the speed at which a dataset is loaded, and the speed at which memory is copied.
+
+Batches cannot arrive faster than their bytes are copied, so that the second speed is a limit of the
+first one. For each number of workers, the samples are read twice. The first reading shows the speed
+with the page cache as it was. The samples are then in memory, and the warm readings, which repeat
+the first one, show the highest speed of the loader.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +33,19 @@ from shardio.samples.view import SampleView
 from shardio.storage.file_access import PAGE_BYTES, is_cached
 
 _SOURCE_BYTES: Final = 64 << 20
-"""The size of the memory to copy from; larger than a CPU's caches."""
+"""The size of the memory from which bytes are copied, which is larger than the caches of a CPU."""
 _MIN_COPY_BYTES: Final = 1 << 20
+"""The minimum number of bytes that are copied at once."""
 _N_PROBES: Final = 256
+"""The number of random pages of the files for which `cached_share` asks if they are cached."""
 
 
 def copy_bytes_per_s(n_threads: int, block_bytes: int, *, seconds: float) -> float:
-    """Measure the speed of copying memory into reused blocks of at least 1 MiB, one per thread."""
+    """Measure how many bytes per second `n_threads` threads copy together, for `seconds`.
+
+    As in a loader, each thread copies into the same block of memory again and again. The size of
+    this block is `block_bytes`, but at least 1 MiB and at most 64 MiB.
+    """
     size = min(_SOURCE_BYTES, max(block_bytes, _MIN_COPY_BYTES))
     source = np.ones(_SOURCE_BYTES, np.uint8)
     blocks = [np.ones(size, np.uint8) for _ in range(n_threads)]
@@ -54,9 +66,10 @@ def copy_bytes_per_s(n_threads: int, block_bytes: int, *, seconds: float) -> flo
 
 
 def cached_share(paths: Sequence[str]) -> float | None:
-    """Estimate the share of some files that is in the page cache, from random probes.
+    """Estimate which share of the content of files is in the page cache.
 
-    Return None if the file system does not support the probes, or the files are empty.
+    The estimate is the share of cached pages among random pages of the files. Return None if all
+    files are empty, or if the file system does not report which pages are cached.
     """
     sizes = [os.path.getsize(path) for path in paths]
     if not sum(sizes):
@@ -78,7 +91,10 @@ def cached_share(paths: Sequence[str]) -> float | None:
 
 
 def cpu_times() -> tuple[int, int] | None:
-    """Return the idle and total time of this machine's CPUs; None if unknown."""
+    """Return the idle time and the total time of this machine's CPUs, in ticks since it started.
+
+    Return None if the times are unknown.
+    """
     try:
         with open("/proc/stat", encoding="ascii") as file:
             times = [int(word) for word in file.readline().split()[1:9]]
@@ -88,25 +104,31 @@ def cpu_times() -> tuple[int, int] | None:
 
 
 def idle_share(before: tuple[int, int] | None, after: tuple[int, int] | None) -> float | None:
-    """Return the share of idle CPU time between two results of `cpu_times`."""
+    """Return the share of the CPU time that was idle between two calls of `cpu_times`.
+
+    `before` and `after` are the results of the calls. Return None if the share is unknown.
+    """
     if before is None or after is None or after[1] == before[1]:
         return None
     return (after[0] - before[0]) / (after[1] - before[1])
 
 
 _COPY_SHARE: Final = 0.05
-"""The duration of one measurement of copying, as a share of a run's duration. The result is the
-fastest of several measurements."""
+"""The duration of one measurement of copying, as a share of the duration of one reading."""
 _N_COPY_TIMES: Final = 3
+"""The number of measurements of copying. The fastest one counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadingRun:
-    """The figures for one worker count: a first reading and warm readings of the same samples.
+    """The figures for one number of workers.
 
-    `main_cpu_s` is the CPU time of the iterating thread during the warm readings, `idle_share` the
-    idle share of the machine's CPU time, and `limit_bytes_per_s` the copying speed with one thread
-    per worker.
+    Some samples are read once, and then repeatedly while they are in memory. `first` are the
+    statistics of the first reading, and `warm` those of all repeated (warm) readings together.
+    During the warm readings, `main_cpu_s` is the CPU time of the thread that iterates over the
+    loader, and `idle_share` is the share of the machine's CPU time that was idle, or None if it is
+    unknown. `first_main_cpu_s` and `first_idle_share` are the same figures for the first reading.
+    `limit_bytes_per_s` is the speed at which memory is copied with one thread per worker.
     """
 
     n_workers: int
@@ -134,7 +156,7 @@ class LoadingRun:
         return _rate(self.first.n_samples, self.first)
 
     def as_json(self) -> dict[str, Any]:
-        """Return all figures as JSON values."""
+        """Return all figures, including the rates, as JSON values."""
         rates = ("samples_per_s", "bytes_per_s", "first_samples_per_s")
         names = [*rates, *(field.name for field in fields(self))]
         stats = {"first": self.first.as_json(), "warm": self.warm.as_json()}
@@ -143,10 +165,12 @@ class LoadingRun:
 
 @dataclass(frozen=True, slots=True)
 class LoadingReport:
-    """The measurements and conclusions.
+    """The measurements of a dataset, and the conclusions from them.
 
-    `conclusion` is about the warm readings of the fastest run, `first_conclusion` about the first
-    reading of the first run. `trace` is the trace of a separate short run, if requested.
+    `runs` has the figures for each number of workers. `conclusion` is the conclusion from the warm
+    readings of the fastest run, and `first_conclusion` that from the first reading of the first
+    run. `cached_share` is the share of the dataset's files that was in the page cache at the start;
+    None if unknown. `trace` is the trace of a separate short run, or None if none was requested.
     """
 
     path: str
@@ -161,11 +185,11 @@ class LoadingReport:
 
     @property
     def best(self) -> LoadingRun:
-        """The run with the fastest warm readings."""
+        """The run with the most samples per second in its warm readings."""
         return max(self.runs, key=lambda run: run.samples_per_s)
 
     def as_json(self) -> dict[str, Any]:
-        """Return all figures as JSON values, without the trace."""
+        """Return all figures and conclusions as JSON values, without the trace."""
         return {
             "path": self.path,
             "n_samples": self.n_samples,
@@ -189,21 +213,23 @@ def measure_loading(
     progress: Callable[[int], None] | None = None,
     **options: Any,
 ) -> LoadingReport:
-    """Measure how fast a dataset loads on this machine, and find the limit.
+    """Measure how fast a dataset loads on this machine, and find what limits the speed.
 
-    For each number of workers, samples are read for `seconds`, at most one epoch; then the same
-    samples are read again for `seconds`. Only the first reading of the first run uses the page
-    cache as it was. Later runs check hashes again, but read from memory.
+    There is one run for each number of workers. In a run, samples are first read for `seconds`, but
+    for one epoch at most. Then the same samples are read again, repeatedly, for `seconds`. The
+    first reading of the first run shows the speed with the page cache as it was. In later runs, the
+    files are in the page cache, but the first reading still checks all hashes.
 
     Args:
-        dataset: a folder, an open dataset, or a view of one.
-        batch_size: as in ShardLoader.
-        n_workers: the counts of worker processes to try; by default 0, 1, 2, 4 and so on, up to
+        dataset: a folder, an open dataset, or a view of a dataset.
+        batch_size: the number of samples per batch.
+        n_workers: the numbers of worker processes to try; by default 0, 1, 2, 4 and so on, up to
             the number of CPUs.
-        seconds: the duration of each half of a run.
-        wants_trace: True to trace a run with the fastest worker count as well.
-        progress: called with the worker count before each run.
-        **options: other options of the loader, such as transform. By default, shuffle is True and
+        seconds: the duration of the first reading of a run, and of its repeated readings together.
+        wants_trace: True to record a trace as well, in a separate run with the number of workers
+            that was fastest.
+        progress: a function that is called before each run, with the number of workers.
+        **options: other options of ShardLoader, such as transform. By default, shuffle is True and
             output is "numpy".
 
     Raises:
@@ -270,7 +296,10 @@ def measure_loading(
 
 
 def _worker_counts(given: Any, n_cpus: int) -> list[int]:
-    """Return the given counts; by default 0, powers of two below the number of CPUs, and that."""
+    """Return the numbers of workers to try, which are those in `given`.
+
+    If `given` is None, return 0, the powers of two below `n_cpus`, and `n_cpus`.
+    """
     if given is None:
         return [0, *(1 << k for k in range(n_cpus.bit_length()) if 1 << k < n_cpus), n_cpus]
     if isinstance(given, int):
@@ -289,7 +318,8 @@ def _run(
 ) -> LoadingRun:
     with ShardLoader(dataset, batch_size, num_workers=n_workers, **options) as loader:
         start = loader.state_dict()
-        _iterate(loader, 1, None)  # start the workers
+        # Read one batch to start the workers, and go back to the beginning of the epoch.
+        _iterate(loader, 1, None)
         loader.load_state_dict(start)
         before, begin_s = cpu_times(), time.thread_time()
         n_batches = _iterate(loader, len(loader), seconds)
@@ -301,7 +331,8 @@ def _run(
         warm, main_cpu_s, end_s = LoadingStats(), 0.0, time.perf_counter() + seconds
         before = cpu_times()
         while not warm.n_batches or time.perf_counter() < end_s:
-            loader.load_state_dict(start)  # read the same samples, which are now in memory
+            # Read the same samples again. Their files are in memory now.
+            loader.load_state_dict(start)
             begin_s = time.thread_time()
             _iterate(loader, n_batches, None)
             main_cpu_s += time.thread_time() - begin_s
@@ -316,7 +347,7 @@ def _run(
 
 
 def _iterate(loader: ShardLoader, n_batches: int, seconds: float | None) -> int:
-    """Read up to n_batches batches within `seconds`; return how many were read."""
+    """Read `n_batches` batches, or fewer if `seconds` have passed; return how many were read."""
     n_taken, end_s = 0, None if seconds is None else time.perf_counter() + seconds
     for _ in loader:
         n_taken += 1
@@ -328,7 +359,10 @@ def _iterate(loader: ShardLoader, n_batches: int, seconds: float | None) -> int:
 def _trace(
     dataset: OpenDataset | SampleView, batch_size: int, n_workers: int, options: dict[str, Any]
 ) -> Trace:
-    """Return a trace of warm batches from a separate loader, because tracing costs time."""
+    """Return a trace of a separate loader, because tracing makes loading slower.
+
+    The loader reads for up to a second before the trace starts, so that the samples are in memory.
+    """
     with ShardLoader(dataset, batch_size, num_workers=n_workers, **options) as loader:
         start = loader.state_dict()
         _iterate(loader, len(loader), 1.0)

@@ -1,4 +1,7 @@
-"""Measurements of a converted dataset: the PSNR of its pictures, and its reading speed."""
+"""Measurements of a dataset after its conversion: the speed of reading, and the loss of pictures.
+
+The loss is measured as the PSNR of stored pictures against the original files, in dB.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +26,21 @@ from shardio.format.types.streams import EncodedStream
 from shardio.media import AudioDecoder, ClipDecoder, decode_image
 from shardio.samples.shard_dataset import ShardDataset
 
-_MAX_COMPARED: Final = 5  # files
-_MAX_ROWS: Final = 24
-_MAX_TAKEN: Final = 200
-_BEST_DB: Final = 100.0  # instead of infinity, for equal pixels
+_MAX_COMPARED: Final = 5  # the maximum number of files whose PSNR is measured
+_MAX_ROWS: Final = 24  # the maximum number of different rows that are read
+_MAX_TAKEN: Final = 200  # the maximum number of samples that are read
+_BEST_DB: Final = 100.0  # the PSNR of equal pictures, which would be infinite
 
 
 @dataclass(frozen=True, slots=True)
 class StoredReport:
     """Measurements of some samples of a converted dataset.
 
-    `samples_per_s` is the number of random samples of the dataset's default view that one core
-    reads and decodes per second. `psnr_db` maps the name of an input to the PSNR of its stored
-    pictures against the source; the dict is empty if the conversion is lossless, or the loss is
-    unknown.
+    `samples_per_s` is the number of random samples that one thread reads and decodes per second. In
+    a dataset of videos whose default view is clips, such a sample is a random clip; otherwise it is
+    a row of the dataset. `psnr_db` maps the names of some inputs to the PSNR of their stored
+    pictures against the original pictures. The dict is empty if the conversion is lossless, or if
+    the converter cannot measure the loss.
     """
 
     samples_per_s: float
@@ -44,14 +48,17 @@ class StoredReport:
 
 
 def source_bytes(report: ConversionReport) -> int:
-    """Return the total size of the inputs that have samples."""
+    """Return the total size of the inputs that gave samples to the conversion."""
     return sum(one.n_bytes for one in report.inputs if one.n_samples)
 
 
 def measure_stored(
     report: ConversionReport, src: str | os.PathLike[str], *, seconds: float = 0.5
 ) -> StoredReport | None:
-    """Measure some samples of the dataset converted from `src`; return None if it is empty.
+    """Measure some of the samples that a conversion of `src` has added to a dataset.
+
+    `report` is the report on the conversion. Reading is timed for `seconds`, or until 200 samples
+    are read. Return None if the conversion has added no samples.
 
     Raises:
         ShardioError, OSError: the dataset or an input cannot be read.
@@ -66,13 +73,13 @@ def measure_stored(
 
 
 def _spread(items: Sequence[Any], n: int) -> list[Any]:
-    """Return at most `n` evenly spaced items."""
+    """Return at most `n` of the items, at equal distances."""
     n = min(n, len(items))
     return [items[(2 * k + 1) * len(items) // (2 * n)] for k in range(n)]
 
 
 def _rate(dataset: ShardDataset, rows: Sequence[int], seconds: float) -> float:
-    """Measure how many random samples this thread reads and decodes per second."""
+    """Measure and return how many random samples this thread reads and decodes per second."""
     draw, view = random.Random(0), dataset.view
     chosen = rows if len(rows) <= _MAX_ROWS else draw.sample(rows, _MAX_ROWS)
     with ClipDecoder() as decoder, AudioDecoder() as sounds:
@@ -97,7 +104,11 @@ def _take(
     sounds: AudioDecoder,
     draw: random.Random,
 ) -> Callable[[], None]:
-    """Return a function that reads and decodes one row, or a random clip of its video."""
+    """Return a function that reads and decodes the row `row` of the dataset.
+
+    If the row has a video and the default view of the dataset is clips, each call of the function
+    decodes a random clip of this video instead.
+    """
     video = next((name for name, f in dataset.schema.items() if f.medium == "video"), None)
     if video is not None and view["kind"] == "clips":
         stream = dataset[row][video]
@@ -134,7 +145,7 @@ def _take_clip(
 def _compared(
     dataset: ShardDataset, report: ConversionReport, src: str
 ) -> Iterator[tuple[str, float]]:
-    """Yield the name and PSNR of some inputs."""
+    """Yield the names of some inputs, each with the PSNR of its stored pictures."""
     kind, options, _ = inherit_options(load(report.dataset), report.kind, {})
     converter = make_converter(kind or report.kind, options)
     root = parse_pattern(src).root
@@ -148,7 +159,7 @@ def _compared(
 
 
 def _converted(report: ConversionReport) -> Iterator[tuple[InputReport, int]]:
-    """Yield the inputs that have samples, each with the row of the input's first sample."""
+    """Yield the reports on inputs that gave samples, each with the row of its first sample."""
     row = report.n_samples_before
     for one in report.inputs:
         if one.outcome == "converted" and one.n_samples:

@@ -1,1 +1,1 @@
-"""Converters of named arrays: one sample per file, or per row."""
+"""Converters of files that contain named arrays: one sample per file, or one sample per row."""

@@ -1,6 +1,8 @@
-"""Samples from named arrays in any file format: one sample per file, or per row.
+"""Samples from files of named arrays, whatever the format of the files.
 
-Arrays that a library reads by slices are read in blocks of rows aligned to their chunks.
+Each file becomes one sample, or each row becomes one sample. A row is an entry along the first axis
+of all arrays of a file. Some libraries store an array in chunks, which are decoded as a whole. The
+rows of such an array are read in ranges that consist of complete chunks.
 """
 
 from __future__ import annotations
@@ -29,14 +31,19 @@ from shardio_converters.schema_spec import (
 )
 
 _BLOCK_BYTES: Final = 4 << 20
-_MAX_BLOCK_BYTES: Final = 256 << 20  # for rows that share chunks; larger chunks are read repeatedly
+"""The size of the rows that are read at once, if a chunk is not larger."""
+_MAX_BLOCK_BYTES: Final = 256 << 20
+"""The maximum size of the rows that are read at once. A larger chunk is read several times."""
 _MAX_PLAIN_BYTES: Final = 1 << 30
+"""The size up to which the declared size of an array is accepted without further checks."""
 _MAX_DIMS: Final = 16
-_MAX_RATIO: Final = 1000  # roughly the best ratio of deflate
+_MAX_RATIO: Final = 1000
+"""The maximum ratio of the declared size of an array to the size of its file. The compression
+`deflate` reaches about this ratio at best."""
 
 
 TEXT: Final = "text"
-"""The `dtype` of arrays of strings."""
+"""The value of `NamedArray.dtype` for arrays of strings."""
 _REFUSED: Final = {
     "O": "objects, which are a pickle, which can run any code: store numbers or strings",
     "V": "a structured dtype, or plain bytes: store each of its fields as an array",
@@ -50,9 +57,10 @@ Shape = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class NamedArray(ABC):
-    """An array in a file; `dtype` is shardio's name, or `TEXT` for strings.
+    """An array in a file.
 
-    The last dimension of `shape` is None if the length of rows varies.
+    `dtype` is shardio's name of the dtype, or `TEXT` if the elements are strings. If the rows are
+    vectors of different lengths, the last dimension of `shape` is None.
     """
 
     name: str
@@ -65,14 +73,16 @@ class NamedArray(ABC):
 
     @abstractmethod
     def rows(self) -> Iterator[Any]:
-        """Yield the entries along the first axis."""
+        """Yield the rows, which are the entries along the first axis."""
 
 
 @dataclass(frozen=True)
 class BlockArray(NamedArray):
-    """An array that is read by slices: `read` returns the rows of a slice, or all rows for `()`.
+    """An array of which a library reads any range of rows.
 
-    `chunk_rows` is the number of rows that are read and decoded together.
+    `read` is a function: for a slice, it returns these rows, and for `()`, it returns the whole
+    array. `row_bytes` is the size of a row in memory. `chunk_rows` is the number of rows in a
+    chunk, which the library always reads and decodes as a whole.
     """
 
     read: Callable[[Any], Any]
@@ -85,7 +95,10 @@ class BlockArray(NamedArray):
         return found
 
     def rows(self) -> Iterator[Any]:
-        """Yield the rows, read by whole chunks: row by row, each chunk is decoded many times."""
+        """Yield the rows, of which several are read at once.
+
+        If the rows were read one by one, the library would decode a chunk again for every row.
+        """
         n_rows = self.shape[0] or 0
         row_bytes = max(1, self.row_bytes)
         n_block = max(1, _BLOCK_BYTES // row_bytes // self.chunk_rows) * self.chunk_rows
@@ -95,7 +108,11 @@ class BlockArray(NamedArray):
 
 
 def refuse_bomb(what: str, n_bytes: int, n_stored: int) -> None:
-    """Reject an array whose declared size is implausible for the size of its file."""
+    """Raise MediaError if an array is implausibly large for its file, which is then damaged.
+
+    `n_bytes` is the size of the array that the file declares, `n_stored` is the size of the file,
+    and `what` is the name of the array for the message.
+    """
     if n_bytes > max(_MAX_PLAIN_BYTES, n_stored * _MAX_RATIO):
         raise MediaError(
             f"{what}: declares {n_bytes:,} bytes, but {n_stored:,} are stored; expected "
@@ -104,7 +121,11 @@ def refuse_bomb(what: str, n_bytes: int, n_stored: int) -> None:
 
 
 def dtype_name(dtype: np.dtype[Any], what: str, refused: Mapping[str, str] = _REFUSED) -> str:
-    """Return shardio's name of a NumPy dtype; `refused` explains kinds that cannot be stored."""
+    """Return shardio's name of a NumPy dtype, or `TEXT`; raise MediaError if there is none.
+
+    `what` is the name of the array for the message. `refused` maps kinds of dtypes, as in
+    `dtype.kind`, to explanations for the message.
+    """
     if dtype.kind in "UT":
         return TEXT
     if dtype.name not in DTYPES:
@@ -115,16 +136,21 @@ def dtype_name(dtype: np.dtype[Any], what: str, refused: Mapping[str, str] = _RE
 
 @dataclass(frozen=True, kw_only=True)
 class ArraySamples(InferringConverter):
-    """A converter base that makes samples of named arrays; subclasses open the files.
+    """A base class of converters that make samples of named arrays; subclasses open the files.
 
-    With `rows`, each row along the first axis, which all arrays of a file share, is a sample, with
-    its number in `row`; otherwise, each file is a sample. By default, fields are inferred: the
-    first file determines dtypes and numbers of dimensions, dimensions that differ vary, and arrays
-    missing in some files are optional.
+    If `rows` is True, each row is a sample: it has one entry along the first axis of every array of
+    a file, and its index in the field `row`. All arrays of a file must then have the same number of
+    rows. If `rows` is False, each file is a sample.
+
+    If the option `fields` is not given, the fields are inferred from the files. An array must have
+    the same number of dimensions in all files. Where the sizes of a dimension differ, the field
+    accepts any size. If the dtypes are different types of numbers, the field has a dtype that can
+    store all of them. If an array is missing in some files, its field is optional.
     """
 
-    what: ClassVar[str]  # a plain-language name of the files
-    rows_of_many: ClassVar[bool]  # True if several files may be read by rows by default
+    what: ClassVar[str]  # the name of the kind of files, for messages
+    # True if several files are read by rows by default. Otherwise only a single file is.
+    rows_of_many: ClassVar[bool]
 
     rows: bool | None = None
     """One sample per row; with --no-rows one per file (default: rows for a single file, and for
@@ -135,20 +161,27 @@ class ArraySamples(InferringConverter):
         super().__post_init__()
 
     def check_field(self, name: str, word: str, field: Field) -> None:
-        """Check that a field is an array or text."""
+        """Raise InvalidArgument unless a field that the user has declared is an array or text."""
         if not (field.array or field.is_utf8):
             raise InvalidArgument(f"field {name!r}: found {word!r}; expected an array, or text")
 
     @abstractmethod
     def open(self, source: Input, files: ExitStack) -> Sequence[NamedArray] | None:
-        """Return the arrays of a file, readable until `files` is closed; None for other files."""
+        """Return the arrays of a file, or None if the file is not of the converter's kind.
+
+        The arrays can be read until `files` is closed, which closes the file.
+        """
 
     def name_of(self, source: Input) -> str:
         """Return the value of the field `source`."""
         return source.name
 
     def fitted(self, inputs: Sequence[Input]) -> Self:
-        """Return the converter with `rows` and `fields` inferred from the inputs."""
+        """Return a converter in which missing options `rows` and `fields` are inferred from files.
+
+        The fields are inferred for both values of `rows`, because `rows` itself depends on whether
+        the arrays of every file have the same number of rows.
+        """
         if self.rows is not None and self.fields is not None:
             return self
         merged = {by_rows: SchemaInference("arrays", widens=True) for by_rows in (False, True)}
@@ -167,7 +200,9 @@ class ArraySamples(InferringConverter):
             if arrays:
                 agree = agree and _n_rows(arrays) is not None
                 for by_rows, inference in merged.items():
-                    try:  # a file that differs from earlier files is reported when it is read
+                    # If a file does not agree with earlier files, ignore the error here. The file
+                    # is reported as broken when its samples are read.
+                    try:
                         inference.add(_samples_of(arrays, rows=by_rows))
                     except MediaError as error:
                         reasons[by_rows] = reasons[by_rows] or f"; {one.name}: {error}"
@@ -196,14 +231,14 @@ class ArraySamples(InferringConverter):
             for sample in self._samples(arrays):
                 sample.update(about)
                 if has_row:
-                    # An np.int64, because a plain int would take a range check.
+                    # Use np.int64: for an int, the writer would have to check the range.
                     sample["row"] = np.int64(n_samples)
                 yield sample
                 n_samples += 1
         return Outcome("converted") if n_samples else Outcome("empty", "holds no row")
 
     def about(self) -> Mapping[str, str]:
-        """Return the specs of the fields added to the arrays."""
+        """Return the specs of the fields that samples have besides the arrays."""
         return {**super().about(), "row": "int64"} if self.rows else super().about()
 
     def _samples(self, arrays: Sequence[NamedArray]) -> Iterator[dict[str, Any]]:
@@ -215,7 +250,7 @@ class ArraySamples(InferringConverter):
             yield dict(zip(names, values, strict=True))
 
     def _made(self, array: NamedArray) -> Callable[[npt.NDArray[Any]], Any]:
-        """Return a function that converts entries of an array to values of its field."""
+        """Return a function that converts a row or a whole array to a value of the field."""
         field = self.schema()[array.name].array
         if field and field.dtype != array.dtype:
             return partial(_widened, array, field.dtype)
@@ -235,7 +270,11 @@ class ArraySamples(InferringConverter):
 
 
 def _samples_of(arrays: Sequence[NamedArray], *, rows: bool) -> dict[str, tuple[str, Shape]]:
-    """Return the dtype and shape that each array of a file has within one sample."""
+    """Return the dtype and shape of each array in one sample, by name.
+
+    Without `rows`, this is the shape of the whole array; with `rows`, that of a row. Raise
+    MediaError if such samples cannot be made of the arrays.
+    """
     check_names((each.name for each in arrays), "arrays")
     if rows and _n_rows(arrays) is None:
         shapes = ", ".join(f"{each.name!r} {each.shape}" for each in arrays)
@@ -257,7 +296,10 @@ def _samples_of(arrays: Sequence[NamedArray], *, rows: bool) -> dict[str, tuple[
 
 
 def _n_rows(arrays: Sequence[NamedArray]) -> int | None:
-    """Return the common number of rows; None if numbers differ or arrays have no rows."""
+    """Return the number of rows of all arrays, or None if the arrays do not have the same number.
+
+    An array without dimensions has no rows.
+    """
     lengths = {each.shape[0] if each.shape else None for each in arrays}
     return lengths.pop() if len(lengths) == 1 else None
 
@@ -270,7 +312,10 @@ def _widened(array: NamedArray, dtype: str, value: npt.NDArray[Any]) -> npt.NDAr
 
 
 def _value(array: NamedArray, value: npt.NDArray[Any]) -> Any:
-    """Return the value for a field; for strings, the only element of the array."""
+    """Return a row or a whole array as the value of its field.
+
+    For strings, the value is the only element of the array.
+    """
     if array.dtype != TEXT:
         return np.asarray(value, order="C")
     text = str(value)
@@ -282,7 +327,10 @@ def _value(array: NamedArray, value: npt.NDArray[Any]) -> Any:
 
 
 def check_text(array: npt.NDArray[Any], what: str) -> None:
-    """Check that fixed-length strings contain only valid characters; NumPy fails on others."""
+    """Raise MediaError if strings of fixed length contain a number that is not a character.
+
+    NumPy fails when it reads such a string.
+    """
     if array.dtype.kind == "U" and array.nbytes:
         numbers = np.ascontiguousarray(array).reshape(-1).view(f"{array.dtype.byteorder}u4")
         if (most := int(numbers.max())) > sys.maxunicode:

@@ -1,6 +1,7 @@
-"""Datasets of HDF5 files: one sample per row, or per file.
+"""The converter of HDF5 files: one sample per row, or one sample per file.
 
-Data outside of the file (external storage, links to other files) is never read.
+HDF5 calls an array in a file a dataset. Data that a file keeps in other files (external storage and
+external links) is never read.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from shardio_converters.schema_spec import DTYPES, STEP_S
 
 SUFFIXES: Final = (".h5", ".hdf5", ".he5", ".nxs")
 DAMAGE: Final = (OSError, RuntimeError, ValueError, KeyError, TypeError, MemoryError)
-"""The exceptions that h5py raises for damaged files; it has no error classes of its own."""
+"""The exceptions that h5py raises for damaged files. h5py has no error classes of its own."""
 
 _REFUSED: Final = {
     "O": "a reference, or variable-length elements that are not numbers",
@@ -41,27 +42,36 @@ _REFUSED: Final = {
 
 @dataclass(frozen=True)
 class _Kind:
-    """The element type of a dataset: shardio's name of the dtype; if ragged, of arrays of it."""
+    """The type of the elements of an HDF5 dataset.
+
+    `dtype` is shardio's name of the dtype. If `is_ragged` is True, each element is a vector of
+    numbers of this dtype, and the vectors have different lengths.
+    """
 
     dtype: str
     is_ragged: bool = False
 
 
 def _walk(h5py: Any, file: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every dataset once with its path, sorted; soft links within the file are ignored."""
+    """Yield the path and the dataset for every dataset of a file.
+
+    The entries of each group are visited in the order of their names. A dataset with several paths
+    (hard links) is yielded once. Soft links are ignored, because they lead to datasets of the same
+    file. An external link, which leads to another file, raises MediaError.
+    """
     seen: set[int] = set()
     waiting: list[tuple[str, Any]] = [("", file)]
     while waiting:
         path, one = waiting.pop()
         address = h5py.h5o.get_info(one.id).addr
-        if address in seen:  # already reached by another hard link
+        if address in seen:  # This dataset or group has another path, which was visited before.
             continue
         seen.add(address)
         if isinstance(one, h5py.Dataset):
             yield path, one
             continue
         if not isinstance(one, h5py.Group):
-            continue  # a named datatype, which has no data
+            continue  # This is a named datatype, which has no data.
         below = []
         names = list(one)
         if unnamed := [name for name in names if not isinstance(name, str)]:
@@ -77,7 +87,10 @@ def _walk(h5py: Any, file: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _open(h5py: Any, dataset: Any, path: str, place: str) -> BlockArray:
-    """Validate a dataset before any of its data is read."""
+    """Return a dataset as an array that can be read; check it before any of its data is read.
+
+    `path` is the path of the dataset in the file, and `place` is the path of the file.
+    """
     name = path.replace("/", ".")
     plist = dataset.id.get_create_plist()
     if plist.get_layout() == h5py.h5d.VIRTUAL or plist.get_external_count():
@@ -112,7 +125,7 @@ def _open(h5py: Any, dataset: Any, path: str, place: str) -> BlockArray:
 def _kind_of(h5py: Any, dataset: Any, path: str) -> _Kind:
     try:
         dtype = dataset.dtype
-    except TypeError as error:  # such as times, and integers of 3 bytes
+    except TypeError as error:  # h5py raises it for times and for integers of 3 bytes, for example.
         raise MediaError(f"dataset {path!r}: found a type that NumPy lacks: {error}") from error
     if h5py.check_string_dtype(dtype) is not None:
         return _Kind(TEXT)
@@ -130,7 +143,10 @@ def _kind_of(h5py: Any, dataset: Any, path: str) -> _Kind:
 
 
 def _read(dataset: Any, path: str, kind: _Kind, which: Any) -> Any:
-    """Read some rows, or all for `()`, as little-endian numbers."""
+    """Read rows of a dataset as strings or little-endian numbers.
+
+    `which` is a slice of rows, or `()` for the whole dataset.
+    """
     with Damage(DAMAGE, f"dataset {path!r}"):
         found = (dataset.asstr() if kind.dtype == TEXT else dataset)[which]
     if kind.dtype == TEXT:
@@ -146,9 +162,10 @@ def _plain(found: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Hdf5(ArraySamples):
-    """A converter that makes samples of the datasets of HDF5 files; `a/b` becomes the field `a.b`.
+    """A converter that makes samples of the datasets of HDF5 files.
 
-    By default files are read by rows if all datasets of every file have the same number of rows.
+    The dataset at the path `a/b` becomes the field `a.b`. By default, each row is a sample if in
+    every file all datasets have the same number of rows. Otherwise, each file is a sample.
     """
 
     kind: ClassVar[str] = "hdf5"
@@ -158,18 +175,18 @@ class Hdf5(ArraySamples):
     step_s: ClassVar[float] = STEP_S
 
     def open(self, source: Input, files: ExitStack) -> Sequence[BlockArray] | None:
-        """Return the datasets of a file by path; None if the file is not HDF5."""
+        """Return the datasets of a file; None if the file is not HDF5."""
         h5py = import_module("h5py")
         with contextlib.suppress(ModuleNotFoundError):
-            import_module("hdf5plugin")  # registers more filters, if it is installed
+            import_module("hdf5plugin")  # If this package is installed, it registers more filters.
         with open(source.path, "rb"):
-            pass  # raises OSError with the system's reason
+            pass  # If the file cannot be opened, `open` gives the reason, but h5py does not.
         if not h5py.is_hdf5(source.path):
             if source.name.lower().endswith(SUFFIXES):
                 raise MediaError("not HDF5: signature not found")
             return None
         with Damage(DAMAGE):
-            # No lock: nothing is written, and the conversion detects files that change.
+            # Do not lock the file: it is only read, and the conversion detects if it changes.
             file = files.enter_context(h5py.File(source.path, "r", locking=False))
             return [_open(h5py, one, where, source.path) for where, one in _walk(h5py, file)]
 

@@ -1,6 +1,7 @@
-"""Arrays from .npy, .npz and .safetensors: one sample per file, or per row.
+"""The converter of .npy, .npz and .safetensors files: one sample per file, or one sample per row.
 
-The files are parsed here, without pickle, and read whole or by rows.
+This module parses the files itself, and never uses pickle. An array is read as a whole or in ranges
+of rows.
 """
 
 from __future__ import annotations
@@ -31,13 +32,19 @@ NOT_ZIP: Final = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
     *(EOFError, NotImplementedError, RuntimeError, ValueError),
 )
-"""The exceptions that `zipfile` raises for damaged archives, besides OSError for a bad offset."""
-_BLOCK_BYTES: Final = 1 << 20  # the size of rows read at a time
+"""The exceptions that `zipfile` raises for damaged archives. In addition, it raises OSError for an
+invalid offset."""
+_BLOCK_BYTES: Final = 1 << 20  # the size of the rows that are read at once
 
 
 @dataclass(frozen=True)
 class StoredArray(NamedArray):
-    """An array of which `begin` opens a reader; `numpy` is the dtype in the file."""
+    """An array whose numbers are stored one after another in a file.
+
+    `begin` is a function that returns a file object, from which the first number is read first.
+    `numpy` is the dtype in the file, including its byte order. `is_fortran` is True if the numbers
+    are in Fortran order.
+    """
 
     shape: tuple[int, ...]
     numpy: np.dtype[Any]
@@ -53,7 +60,10 @@ class StoredArray(NamedArray):
         return found.T if self.is_fortran else found
 
     def rows(self) -> Iterator[npt.NDArray[Any]]:
-        """Yield the entries along the first axis; an array in Fortran order is read whole."""
+        """Yield the rows, which are the entries along the first axis.
+
+        In Fortran order, the numbers of a row are not adjacent. Such an array is read as a whole.
+        """
         if self.is_fortran:
             yield from self.whole()
             return
@@ -68,19 +78,22 @@ class StoredArray(NamedArray):
 
 
 class FileSlice:
-    """A range of bytes of an open file that can be read like a file. It borrows the file."""
+    """A range of bytes of an open file, which can be read like a file of its own.
+
+    The caller owns the open file and closes it.
+    """
 
     def __init__(self, file: IO[bytes], start: int, n_bytes: int) -> None:
         self._fd, self._at, self._end = file.fileno(), start, start + n_bytes
 
     def read(self, n_bytes: int) -> bytes:
-        """Read up to `n_bytes`, fewer at the end of the range."""
+        """Read `n_bytes` bytes, or fewer if the range ends before."""
         data = os.pread(self._fd, min(n_bytes, self._end - self._at), self._at)
         self._at += len(data)
         return data
 
     def readinto(self, buffer: memoryview) -> int:
-        """Fill a buffer as far as bytes are left; return the number of bytes read."""
+        """Read bytes into a buffer, but not beyond the end of the range; return their number."""
         n_bytes = os.preadv(self._fd, [buffer[: self._end - self._at]], self._at)
         self._at += n_bytes
         return n_bytes
@@ -89,13 +102,16 @@ class FileSlice:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the file open for its other readers."""
+        """Do nothing: the file stays open, because other arrays are read from it too."""
 
 
 def _read(
     file: IO[bytes] | FileSlice, dtype: np.dtype[Any], shape: tuple[int, ...], name: str
 ) -> npt.NDArray[Any]:
-    """Read the next numbers in C order, as little-endian."""
+    """Read numbers from the current position of a file into a little-endian array in C order.
+
+    `dtype` is the dtype in the file, and `name` is the name of the array for messages.
+    """
     try:
         found = np.empty(shape, dtype)
     except (MemoryError, ValueError) as error:
@@ -119,19 +135,23 @@ def _fill(file: IO[bytes] | FileSlice, view: memoryview, name: str) -> None:
 
 
 def _check_end(file: IO[bytes] | FileSlice, name: str) -> None:
-    """Check that the data ends; for a member of a .npz, this also verifies its checksum."""
+    """Check that a file has no more bytes after an array.
+
+    For an array in a .npz, reading up to the end also makes `zipfile` verify the checksum.
+    """
     if file.read(1):
         raise MediaError(f"array {name!r}: bytes follow it; expected the end of the file")
 
 
 SUFFIXES: Final = (".npy", ".npz", ".safetensors")
 Header = tuple[tuple[int, ...], bool, np.dtype[Any]]
-"""Shape, True for Fortran order, and dtype."""
+"""The header of a .npy: the shape, True if the order is that of Fortran, and the dtype."""
 
 ONLY: Final = "array"
-"""The field name of the one array of a .npy file."""
+"""The name of the field for the array of a .npy file, which contains only one array."""
 _NPY_MAGIC: Final = b"\x93NUMPY"
-_MAX_HEADER: Final = 100_000_000  # the limit of the safetensors library for a header, in bytes
+_MAX_HEADER: Final = 100_000_000
+"""The maximum size of the header of a .safetensors file in bytes, as in the safetensors library."""
 _TENSORS: Final = {
     "BOOL": "bool",
     "I8": "int8",
@@ -154,7 +174,11 @@ _NOT_NPY: Final = (
 
 
 def array_in(data: bytes, name: str, n_bytes: int) -> StoredArray:
-    """Return the array of a .npy of `n_bytes`; `data` is the whole file or its beginning."""
+    """Return the array of a .npy file that is in memory.
+
+    `data` is the file or only its beginning, and `n_bytes` is the size of the whole file. The
+    values of the array can only be read if `data` is the whole file.
+    """
     file = io.BytesIO(data)
     header = _read_header(file, name)
     start = file.tell()
@@ -196,7 +220,7 @@ def _npy_array(
 
 
 def _read_header(file: IO[bytes], name: str) -> Header:
-    """Read the header and leave the file at the first number."""
+    """Read the header of a .npy. The position of the file is then that of the first number."""
     try:
         version = np.lib.format.read_magic(file)
         if version not in ((1, 0), (2, 0), (3, 0)):
@@ -209,7 +233,11 @@ def _read_header(file: IO[bytes], name: str) -> Header:
 
 @lru_cache(maxsize=64)  # files usually share one header
 def _parse_header(version: tuple[int, int], header: bytes) -> Header:
-    """Parse a header; versions 2 and 3 differ in the characters allowed in field names."""
+    """Parse the header of a .npy.
+
+    A header of version 3 is parsed like one of version 2. The only difference is that names of
+    fields in structured dtypes may have more characters, and such dtypes are not supported.
+    """
     read = np.lib.format.read_array_header_2_0
     if version == (1, 0):
         read = np.lib.format.read_array_header_1_0
@@ -220,7 +248,11 @@ def _parse_header(version: tuple[int, int], header: bytes) -> Header:
 
 
 def _open_tensors(file: IO[bytes]) -> list[StoredArray]:
-    """Return the tensors of a safetensors file: length of a JSON header, the header, the data."""
+    """Return the tensors of a .safetensors file.
+
+    The file contains the length of a header, the header, which is JSON, and the data of the
+    tensors.
+    """
     n_bytes = os.fstat(file.fileno()).st_size
     if n_bytes < 8:
         raise MediaError(f"{n_bytes} bytes; expected at least 8, the length of the header")
@@ -251,7 +283,11 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _tensor(name: str, entry: Any, file: IO[bytes], start: int) -> tuple[int, int, StoredArray]:
-    """Return a tensor from its header entry: dtype, shape and offsets after the header."""
+    """Return the first and last offset of a tensor, and the tensor.
+
+    `entry` is the entry about the tensor in the header. It has the dtype, the shape and the
+    offsets, which are relative to the end of the header, at byte `start` of the file.
+    """
     begins, ends = entry["data_offsets"]
     shape = tuple(entry["shape"])
     if any(type(n) is not int or n < 0 for n in (begins, ends, *shape)):
@@ -270,9 +306,11 @@ def _tensor(name: str, entry: Any, file: IO[bytes], start: int) -> tuple[int, in
 
 @dataclass(frozen=True, kw_only=True)
 class Arrays(ArraySamples):
-    """A converter that makes samples of arrays, which keep their names; a .npy is named `array`.
+    """A converter that makes samples of the arrays in .npy, .npz and .safetensors files.
 
-    By default a single file is read by rows if possible.
+    The name of an array is the name of its field. The array of a .npy has no name; its field is
+    `array`. By default, each file is a sample. If there is only one file, and all its arrays have
+    the same number of rows, each row is a sample.
     """
 
     kind: ClassVar[str] = "arrays"
@@ -281,7 +319,10 @@ class Arrays(ArraySamples):
     rows_of_many: ClassVar[bool] = False
 
     def open(self, source: Input, files: ExitStack) -> Sequence[StoredArray] | None:
-        """Return the arrays of a file, recognized by name or first bytes; None for another kind."""
+        """Return the arrays of a file; None if it is not a file of this kind.
+
+        The kind is recognized by the suffix of the name, and a .npy also by its first bytes.
+        """
         suffix = next((each for each in SUFFIXES if source.name.lower().endswith(each)), "")
         with Damage(NOT_ZIP):
             if suffix == ".npz":

@@ -1,6 +1,7 @@
-"""Arrays of Zarr stores: one sample per row, or per store.
+"""The converter of Zarr stores: one sample per row, or one sample per store.
 
-Reads versions 2 and 3 of the format, in folders or as .zarr.zip.
+A Zarr store is a folder, or a file .zarr.zip, that contains arrays. Arrays are in folders of the
+store, with a metadata file and a file per chunk. Versions 2 and 3 of the format are supported.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ from shardio_converters.arrays.npy import ONLY
 from shardio_converters.files import Damage, named_path
 
 ROOTS: Final = ("zarr.json", ".zgroup", ".zarray")
-"""The names of metadata files of a store, group or array, in order of precedence."""
+"""The names of the metadata files of stores, groups and arrays. The file of this kind in the folder
+of a store is the root file of the store; if there are several, it is the first in this order."""
 ZIP: Final = ".zarr.zip"
 
-_MAX_TEXT: Final = 16 << 20  # bytes of a metadata file
+_MAX_TEXT: Final = 16 << 20  # the maximum size of a metadata file in bytes
 _DAMAGE: Final = (
     *(OSError, EOFError, RuntimeError, ValueError, TypeError, LookupError, MemoryError),
     *(AttributeError, AssertionError, ArithmeticError, BufferError),
@@ -50,14 +52,18 @@ _DAMAGE: Final = (
 
 @dataclass(frozen=True)
 class _Store:
-    """An open store: its reader, its files by path in the store, and its size in bytes.
+    """An open store.
 
-    `path_of` maps the folder of an array to the path by which zarr finds it.
+    `zarr` is the module, and `store` is zarr's object for the store. `names` are the paths of all
+    files in the store, relative to the store. `read(name, n_bytes)` returns up to `n_bytes` bytes
+    from the beginning of a file, and `size(name)` returns the size of a file. `n_bytes` is the size
+    of the whole store. `path_of` is a function that returns the path by which zarr finds an array;
+    its argument is the folder of the array.
     """
 
     zarr: Any
     store: Any
-    read: Callable[[str, int], bytes]  # reads at most that many bytes of a file
+    read: Callable[[str, int], bytes]
     size: Callable[[str], int]
     names: Sequence[str]
     n_bytes: int
@@ -69,7 +75,11 @@ def _tail(name: str) -> str:
 
 
 def _store_of(name: str, roots: Mapping[str, str]) -> str | None:
-    """Return the root file of the store whose folder contains a file at any depth, or None."""
+    """Return the root file of the store that contains the file `name`; None if there is none.
+
+    `roots` maps the folders of stores to the root files of the stores. A store contains all files
+    in its folder and in the folders below.
+    """
     parts = name.split("/")[:-1]
     folders = ("/".join(parts[:n]) for n in range(len(parts) + 1))
     return next((roots[folder] for folder in folders if folder in roots), None)
@@ -98,7 +108,9 @@ def _open_zip(zarr: Any, source: Input, files: ExitStack) -> _Store:
     names = archive.namelist()
     if len({*names}) < len(names):
         raise MediaError("damaged: two members of the archive have one name")
-    for member in archive.infolist():  # check the names: a misnamed chunk would count as missing
+    # Opening a member checks its name. zarr would treat a chunk with a damaged name as missing: its
+    # elements would get the fill value of the array.
+    for member in archive.infolist():
         archive.open(member).close()
 
     def read(name: str, n_bytes: int) -> bytes:
@@ -114,12 +126,16 @@ def _open_zip(zarr: Any, source: Input, files: ExitStack) -> _Store:
 
 
 def _close(store: Any) -> None:
-    with contextlib.suppress(AttributeError):  # zarr cannot close a store before reading from it
+    # zarr raises AttributeError if a store is closed from which nothing was read.
+    with contextlib.suppress(AttributeError):
         store.close()
 
 
 def _arrays_of(found: _Store) -> dict[str, dict[str, Any]]:
-    """Return the metadata of each array by folder. Consolidated metadata is ignored."""
+    """Return a dict from the folders of all arrays to the metadata of the arrays.
+
+    A store may also have consolidated metadata, a copy of all metadata in one file. It is ignored.
+    """
     arrays: dict[str, dict[str, Any]] = {}
     for name in found.names:
         if _tail(name) not in ROOTS:
@@ -154,7 +170,10 @@ def _description(found: _Store, name: str) -> dict[str, Any]:
 
 
 def _refuse_pickle(content: Any, name: str) -> None:
-    """Reject the pickle codec of numcodecs, which would run code from chunks."""
+    """Raise MediaError if an array uses the pickle codec, which would run code from its chunks.
+
+    `content` is the metadata of the array or a part of it. `name` is the metadata file.
+    """
     if isinstance(content, dict):
         for key in ("id", "name"):
             if "pickle" in str(content.get(key, "")):
@@ -165,7 +184,10 @@ def _refuse_pickle(content: Any, name: str) -> None:
 
 
 def _open_array(found: _Store, folder: str, about: dict[str, Any]) -> BlockArray:
-    """Validate an array before any of its data is read."""
+    """Return an array that can be read; check it before any of its data is read.
+
+    `folder` is the folder of the array in the store, and `about` is the metadata of the array.
+    """
     what = f"array {folder or ONLY!r}"
     version = about.get("zarr_format")
     array = found.zarr.open_array(
@@ -174,7 +196,8 @@ def _open_array(found: _Store, folder: str, about: dict[str, Any]) -> BlockArray
     checks = partial(_check_blosc, found, folder, {"codecs": [about.get("compressor")], **about})
     dtype, shape = array.dtype, array.shape
     known = dtype_name(dtype, what)
-    pieces = array.shards or array.chunks  # the unit that is read and decoded at once
+    # The shape of the part that is read and decoded as a whole: a shard, if chunks are in shards.
+    pieces = array.shards or array.chunks
     n_bytes = max(prod(shape), prod(pieces)) * dtype.itemsize
     refuse_bomb(what, n_bytes, found.n_bytes)
     return BlockArray(
@@ -188,7 +211,10 @@ def _open_array(found: _Store, folder: str, about: dict[str, Any]) -> BlockArray
 
 
 def _check_blosc(found: _Store, folder: str, about: Mapping[str, Any]) -> None:
-    """Check that Blosc chunks have their declared length; the decoder would read past the end."""
+    """Check that every Blosc chunk of an array has the length that its header declares.
+
+    If the chunk were shorter, the decoder would read beyond its end.
+    """
     last = (about.get("codecs") or [None])[-1] or {}
     if "blosc" not in (last.get("id"), last.get("name")):
         return
@@ -204,7 +230,10 @@ def _check_blosc(found: _Store, folder: str, about: Mapping[str, Any]) -> None:
 
 
 def _read(array: Any, what: str, check: Callable[[], None], which: Any) -> npt.NDArray[Any]:
-    """Read some rows, or all for `()`, as little-endian numbers."""
+    """Read rows of an array as strings or little-endian numbers.
+
+    `which` is a slice of rows, or `()` for the whole array. `check` is called first.
+    """
     check()
     with Damage(_DAMAGE, what):
         found = np.asarray(array[which])
@@ -215,10 +244,11 @@ def _read(array: Any, what: str, check: Callable[[], None], which: Any) -> npt.N
 
 @dataclass(frozen=True, kw_only=True)
 class Zarr(ArraySamples):
-    """A converter that makes samples of Zarr stores; `a/b` becomes the field `a.b`.
+    """A converter that makes samples of the arrays in Zarr stores.
 
-    A store that is a single array has the field `array`. By default stores are read by rows if all
-    arrays of every store have the same number of rows.
+    The array in the folder `a/b` of a store becomes the field `a.b`. If the store itself is an
+    array, its field is `array`. By default, each row is a sample if in every store all arrays have
+    the same number of rows. Otherwise, each store is a sample.
     """
 
     kind: ClassVar[str] = "zarr"
@@ -227,7 +257,7 @@ class Zarr(ArraySamples):
     rows_of_many: ClassVar[bool] = True
 
     def parts(self, inputs: Sequence[Input]) -> Mapping[str, Sequence[str]]:
-        """Map each input at the root of a store folder to the other inputs in that folder."""
+        """Return a dict from the root file of each store folder to the other files of the store."""
         names = sorted(one.name for one in inputs)
         roots: dict[str, str] = {}
         at_root = [name for name in names if _tail(name) in ROOTS]
@@ -242,10 +272,10 @@ class Zarr(ArraySamples):
         return found
 
     def open(self, source: Input, files: ExitStack) -> Sequence[BlockArray] | None:
-        """Return the arrays of a store by path; None if the input is not a store."""
+        """Return the arrays of a store; None if the input is no .zarr.zip and no root file."""
         zarr = import_module("zarr")
         with Damage(_DAMAGE), warnings.catch_warnings():
-            # Ignore warnings about features that other versions of zarr may not support.
+            # Ignore the warnings of zarr that other versions may not support a feature of a store.
             warnings.simplefilter("ignore")
             if source.name.lower().endswith(ZIP):
                 found = _open_zip(zarr, source, files)
@@ -256,7 +286,7 @@ class Zarr(ArraySamples):
             return [_open_array(found, *each) for each in _arrays_of(found).items()]
 
     def name_of(self, source: Input) -> str:
-        """Return the name of the store: the name of its folder or zip file."""
+        """Return the value of the field `source`: the name of the store's folder or zip file."""
         if source.name.lower().endswith(ZIP):
             return source.name
         folder = os.path.dirname(source.name)

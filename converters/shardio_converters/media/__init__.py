@@ -1,1 +1,1 @@
-"""Converters of audio, images and videos, which store the original files or their pixels."""
+"""Converters of audio, images and videos: they store the files, or pixels in another form."""

@@ -1,6 +1,6 @@
-"""The converter of audio files, which stores their packets unchanged.
+"""The converter of audio files, which stores the encoded packets of the files unchanged.
 
-`AudioTrack` is the audio of a video, for the converter of videos.
+`AudioTrack` is the audio track of a video file, which the converter of videos uses.
 """
 
 from __future__ import annotations
@@ -26,11 +26,10 @@ _NO_SOUND = "no sound"
 
 @dataclass(frozen=True, kw_only=True)
 class AudioFiles(Converter):
-    """A converter that makes a sample of the first audio track of each file.
+    """A converter that makes one sample of each file, from the file's first audio track.
 
-    Every packet is decoded once, to detect damaged files.
-
-    Fields: `audio`; `label` int64; `source`, the file's path relative to the source folder.
+    Every packet is decoded once, to detect damaged files. A sample has the fields `audio`, `label`
+    (int64), and `source`, which is the path of the file relative to the source folder.
     """
 
     kind: ClassVar[str] = "audio"
@@ -41,7 +40,7 @@ class AudioFiles(Converter):
         return Schema({"audio": Audio(), "label": Array("int64"), "source": Text()})
 
     def libraries(self) -> Mapping[str, str]:
-        """Return the versions of PyAV and FFmpeg, which determine the result."""
+        """Return the versions of PyAV and FFmpeg, which determine the stored bytes."""
         return library_versions()
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
@@ -56,7 +55,7 @@ class AudioFiles(Converter):
 
 
 def is_media(source: Input) -> bool:
-    """Return True if a file is video or audio by its first bytes or suffix."""
+    """Return True if the first bytes or the suffix of a file are those of video or audio."""
     promised = has_media_suffix(source.name)
     with open_media(source, is_promised=promised) as file:
         return promised or has_media_signature(file.read(HEAD_BYTES))
@@ -66,9 +65,12 @@ _AUDIO_FACTS = {"codec": "codec", "rate": "rate", "layout": "layout", "audio_str
 
 
 class AudioTrack:
-    """The first audio track of a video file, if the file has one and it is wanted.
+    """The first audio track of a video file, if audio is to be stored.
 
-    A damaged track is dropped; the video is stored without it.
+    `is_wanted` is True if audio is to be stored. `stream` is the track; None if audio is not to be
+    stored, if the file has no audio, or if the track is damaged. `failure` is the error if the
+    track is damaged. The samples are then made without audio, and the outcome of the file is
+    broken, so that the samples are discarded unless `keep_partial` is set.
     """
 
     def __init__(self, path: str, *, is_wanted: bool) -> None:
@@ -81,25 +83,35 @@ class AudioTrack:
             self.failure = error
 
     def whole(self) -> dict[str, EncodedStream | None]:
-        """Return the audio field of a sample that is a whole video."""
+        """Return the field `audio` of a sample that is a whole video; empty if not wanted."""
         return {"audio": self.stream} if self._is_wanted else {}
 
     def part(self, begin: Fraction, seconds: Fraction) -> dict[str, EncodedStream | None]:
-        """Return the audio field of a clip that begins at a time on the video's clock."""
+        """Return the field `audio` of a sample that is a clip; empty if audio is not wanted.
+
+        The clip begins at the time `begin` of the video, in seconds, and has a duration of
+        `seconds`.
+        """
         if not self._is_wanted:
             return {}
         stream = self.stream
         return {"audio": None if stream is None else part_of(stream, begin, seconds)}
 
     def facts(self) -> dict[str, Any]:
-        """Return the recorded facts about the track; None if the file has none."""
+        """Return the entry `sound` of the file's report: the facts about the track, or None.
+
+        Return no entry if audio is not wanted.
+        """
         if not self._is_wanted:
             return {}
         return {"sound": None if self.stream is None else facts_of(self.stream)}
 
 
 def facts_of(stream: EncodedStream) -> dict[str, Any]:
-    """Return the recorded facts about an audio stream; `streams` if the file has several."""
+    """Return the facts about an audio stream that are reported, such as its codec and rate.
+
+    If the file has several audio streams, their number is reported as `streams`.
+    """
     parameters = stream.parameters
     return {name: parameters[key] for key, name in _AUDIO_FACTS.items() if key in parameters}
 
@@ -107,12 +119,16 @@ def facts_of(stream: EncodedStream) -> dict[str, Any]:
 def with_sound(
     samples: Generator[Mapping[str, Any], None, Outcome], sound: AudioTrack
 ) -> Generator[Mapping[str, Any], None, Outcome]:
-    """Yield the samples of a file; return their outcome with facts about the audio added."""
+    """Yield the samples of a video file; return their outcome with facts about the audio added.
+
+    If the audio is damaged, the outcome is broken.
+    """
     outcome = yield from samples
     if sound.failure is not None:
-        # Record the facts even so: the frames before the damage may be kept, with their audio.
-        if outcome.kind == "broken":
+        if outcome.kind == "broken":  # The video is damaged too; the report gives this reason.
             return outcome
         reason = str(sound.failure).removeprefix(f"{sound.path}: ")
         return Outcome("broken", reason, outcome.detail)
+    # Add the facts even if the video is broken: the frames before the damage may be kept, together
+    # with their audio.
     return Outcome(outcome.kind, outcome.reason, {**outcome.detail, **sound.facts()})

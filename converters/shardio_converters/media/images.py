@@ -1,4 +1,4 @@
-"""The converter of images, which stores the original files, or JPEGs or pixels of a given size."""
+"""The converter of images, which stores the original files, new JPEGs, or decoded pixels."""
 
 from __future__ import annotations
 
@@ -40,17 +40,18 @@ _HEAD_BYTES: Final = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Images(Converter):
-    """A converter that makes a sample of each image, which it decodes to detect damaged files.
+    """A converter that makes one sample of each image.
 
-    With `size`, the short side is scaled to `size` pixels and the centre is cropped square;
-    without it, images keep their displayed size.
+    Every image is decoded once, to detect damaged files. If `size` is given, the image is scaled so
+    that its short side has `size` pixels, and the central square is stored. Otherwise, the image
+    keeps the size at which it is displayed.
 
-    Stores:
-        original: the file, byte for byte; no `size`.
-        jpeg: a JPEG of the pixels, with `quality` from 1 to 100.
-        raw: the pixels, uint8 (height, width, 3), RGB.
+    A sample has the fields `image`, `label` (int64), and `source`, which is the path of the file
+    relative to the source folder. `store` determines what `image` contains:
 
-    Fields: `image`; `label` int64; `source`, the file's path relative to the source folder.
+    * `original`: the file, byte for byte. `size` cannot be given.
+    * `jpeg`: a JPEG of the decoded pixels, with the quality `quality`, from 1 to 100.
+    * `raw`: the decoded pixels, as a uint8 array of shape (height, width, 3) in RGB.
     """
 
     kind: ClassVar[str] = "images"
@@ -85,7 +86,7 @@ class Images(Converter):
         return Schema({"image": image, "label": Array("int64"), "source": Text()})
 
     def libraries(self) -> Mapping[str, str]:
-        """Return the versions of the decoders, which determine the pixels."""
+        """Return the versions of the libraries that decode images and so determine the pixels."""
         return {name: version(name) for name in ("pillow", "simplejpeg")}
 
     def samples(self, source: Input) -> Generator[Mapping[str, Any], None, Outcome]:
@@ -98,9 +99,10 @@ class Images(Converter):
         return Outcome("converted", detail=asdict(facts))
 
     def error(self, source: Input, sample: Mapping[str, Any]) -> tuple[float, int] | None:
-        """Compare the pixels of a stored image with its source at the stored size.
+        """Compare the pixels of a stored image with those of its file, scaled to the stored size.
 
-        Return the sum of squared differences and the number of values; None for a lossless store.
+        Return the sum of the squared differences, and the number of compared values. Return None if
+        the image is stored without loss.
         """
         if self.store != "jpeg" or (data := _read(source)) is None:
             return None
@@ -123,7 +125,10 @@ class Images(Converter):
 
 
 def _read(source: Input) -> bytes | None:
-    """Return the bytes of a file if it is an image by its first bytes or suffix; else None."""
+    """Return the bytes of a file, or None if neither its suffix nor its first bytes are an image's.
+
+    A file that has the suffix of an image is never None, even if it is damaged.
+    """
     promised = has_image_suffix(source.name)
     with open_media(source, is_promised=promised) as file:
         head = file.read(_HEAD_BYTES)

@@ -1,6 +1,7 @@
 """The converter of videos, which stores whole videos, or clips of decoded frames.
 
-Contains the options of each store, the encoders, and the converter.
+The option `store` of the converter selects how frames are stored, such as `h264` or `raw`. Each
+such way is called a store.
 """
 
 from __future__ import annotations
@@ -45,12 +46,13 @@ from shardio_converters.options import check_choice, check_flag, check_number
 
 STORES: Final = ("raw", "jpeg", "h264", "packets")
 CODECS: Final = {"h264": (19, 51), "hevc": (20, 51), "av1": (30, 63)}
-"""Default crf and largest crf by codec."""
+"""The default crf and the largest possible crf of each codec."""
 JPEG_QUALITY: Final = 90
 GOP: Final = 16
 
 LIMITS: Final = {"frames": 1 << 31, "stride": 1 << 31, "step": 1 << 62, "size": MAX_SIDE}
-"""The largest value of each option. The span of a clip, frames * stride, must fit in 64 bits."""
+"""The largest value of each option. With these limits, the product of frames and stride fits in 64
+bits."""
 _STORES_OF: Final = {
     "codec": ("h264",),
     "gop": ("h264",),
@@ -58,12 +60,18 @@ _STORES_OF: Final = {
     "check": ("packets",),
     "fps": ("raw", "jpeg", "h264"),
 }
-_MIN_CODED: Final = 16  # pixels; encoders reject smaller frames
-_MAX_CODED: Final = 8192  # pixels; the largest size that all encoders accept
+_MIN_CODED: Final = 16
+"""The minimum size of an encoded frame in pixels, because encoders reject smaller frames."""
+_MAX_CODED: Final = 8192
+"""The maximum size of an encoded frame in pixels, because not all encoders accept larger frames."""
 
 
 def settled(options: Any) -> Mapping[str, Any]:
-    """Return the options with defaults filled in and equivalent values normalised."""
+    """Check all options; return the final values of those options that have to be changed.
+
+    Missing options get their defaults. If different values of an option have the same meaning, one
+    of these values replaces the others.
+    """
     found = {"step": options.step}
     if options.step is None:
         found["step"] = options.frames * options.stride
@@ -81,7 +89,7 @@ def settled(options: Any) -> Mapping[str, Any]:
     check_flag("check", options.check)
     check_flag("audio", options.audio)
     if options.audio is False:
-        found["audio"] = None  # as if the option had not been given
+        found["audio"] = None  # False means the same as an option that is not given.
     if store == "h264":
         found |= _coded(options)
     if store == "jpeg":
@@ -119,7 +127,7 @@ def _rate(fps: Any) -> Fraction:
     return rate
 
 
-_COMPARED: Final = 32  # frames
+_COMPARED: Final = 32  # the maximum number of frames that `Videos.error` compares
 _FACTS: Final = {
     "codec": "codec",
     "stream": "stream",
@@ -132,16 +140,18 @@ _FACTS: Final = {
     "rotation": "rotation",
     "sample_aspect": "pixel_aspect",
 }
-"""Names of the recorded facts about an unchanged stream, by stream parameter."""
+"""The parameters of a stream that are reported for a video whose packets are stored unchanged. The
+keys are the names of the parameters, and the values are their names in the report."""
 
 
 def encoded(
     encoder: StreamEncoder | JpegEncoder, pictures: Iterable[tuple[int, Pixels | None]], name: str
 ) -> tuple[EncodedStream, int, MediaError | None]:
-    """Encode frames up to the end or an error.
+    """Encode frames until there are no more or decoding fails.
 
-    Return the stream, the number of frames whose time was replaced because it did not increase, and
-    the error.
+    `pictures` yields times and frames; frames that are None are ignored. `name` is the path of the
+    video for messages. Return the encoded stream, the number of frames that got another time
+    because the times did not increase, and the error at which decoding failed, or None.
     """
     rising, failure = MonotonicTimestamps(), None
     try:
@@ -161,27 +171,33 @@ VIEW_KEYS: Final = ("frames", "stride", "step")
 
 @dataclass(frozen=True, kw_only=True)
 class Videos(Converter):
-    """A converter that stores videos whole, or as clips of `frames` frames, `stride` apart.
+    """A converter that stores whole videos, or clips of decoded frames.
 
-    A clip starts every `step` frames, by default where the previous clip ends. The short side is
-    scaled to `size` pixels, then the centre is cropped square. `fps` takes the first frame of each
-    interval of 1 / `fps` seconds, and no frame twice.
+    A clip has `frames` frames. Each frame of a clip is `stride` frames of the video after the
+    previous one. A new clip starts every `step` frames; by default, it starts where the previous
+    clip ends. Frames are scaled so that their short side has `size` pixels, and the central square
+    is used. If `fps` is given, the time of a video is divided into intervals of 1 / `fps` seconds,
+    and only the first frame of each interval is used.
 
-    Stores:
-        h264: the default. A sample is a video, re-encoded at `size` by `codec`, with a keyframe
-            every `gop` frames. Lossy: `quality` is the codec's crf, lower is better.
-        raw: a sample is a clip of exact pixels. `frames` uint8 (frames, size, size, 3), RGB; `pts`
-            int64 (frames,), the times in units of `time_base` int64 (2,), a fraction of a second as
-            numerator and denominator.
-        jpeg: a sample is a video, each frame a JPEG at `size`; `quality` is 1 to 100.
-        packets: a sample is a video with unchanged packets; clips of it are decoded at `size`.
-            `check` decodes every frame once.
+    `store` determines what a sample is:
 
-    Samples that are videos have the field `frames`; the default view of the dataset yields the
-    clips that `raw` would store. All samples have `label` int64, and `source`, the file's path
-    relative to the source folder. With `audio` they have an optional field `audio`: the unchanged
-    packets of the file's first audio track, with times on the clock of the video. A clip has the
-    packets around it.
+    * `h264` (the default): a whole video, encoded again by `codec` with frames of `size`. Every
+      `gop`-th frame is a keyframe. The encoding is lossy; `quality` is the crf of the codec, and a
+      lower value is better.
+    * `jpeg`: a whole video, in which each frame is a JPEG of `size`. `quality` is from 1 to 100.
+    * `packets`: a whole video, as the unchanged packets of the file. Clips are scaled to `size`
+      when they are decoded. If `check` is True, every frame is decoded once to find damage.
+    * `raw`: a clip, as the exact pixels of its frames.
+
+    A whole video is in the field `frames`. The default view of the dataset consists of the clips
+    that `raw` would store. For `raw`, the field `frames` is a uint8 array of shape (frames, size,
+    size, 3) in RGB. The field `pts` (int64) has the times of the frames. Their unit is the fraction
+    of a second whose numerator and denominator are in the field `time_base` (int64).
+
+    All samples have the fields `label` (int64) and `source`, which is the path of the file relative
+    to the source folder. If `audio` is True, they also have the optional field `audio`, with the
+    unchanged packets of the file's first audio track. Its times are on the same clock as those of
+    the video. The audio of a clip has all packets that are needed to decode the time of the clip.
     """
 
     kind: ClassVar[str] = "videos"
@@ -212,7 +228,8 @@ class Videos(Converter):
     """Also store the audio, its packets untouched."""
 
     def __post_init__(self) -> None:
-        # Record defaults like given values: options that give the same bytes are equal.
+        # Set missing options to their defaults. Two converters that store the same bytes then have
+        # equal options in the datasets that record them.
         for name, value in settled(self).items():
             object.__setattr__(self, name, value)
 
@@ -233,14 +250,17 @@ class Videos(Converter):
         )
 
     def view(self) -> Mapping[str, Any]:
-        """Return the default view: the clips that `raw` would store."""
+        """Return the default view of the dataset: clips, or rows if each row is a clip already."""
         if self.store == "raw":
             return {"kind": "rows"}
         numbers = {name: getattr(self, name) for name in VIEW_KEYS}
         return {"kind": "clips", **numbers, "size": [self.size, self.size]}
 
     def libraries(self) -> Mapping[str, str]:
-        """Return the versions of PyAV, FFmpeg and the encoder, which determine the pixels."""
+        """Return the versions of PyAV, FFmpeg and simplejpeg, which determine the stored bytes.
+
+        Raise UnsupportedEnvironment if this FFmpeg does not have the encoder.
+        """
         found = dict(library_versions())
         if self.store == "jpeg":
             found["simplejpeg"] = version("simplejpeg")
@@ -294,7 +314,10 @@ class Videos(Converter):
     def _whole(
         self, source: Input, sound: AudioTrack
     ) -> Generator[Mapping[str, Any], None, Outcome]:
-        """Yield a file as one video; if the file is damaged, with the frames before the damage."""
+        """Yield the sample of a file, which is a whole video.
+
+        If the file is damaged, the video has the frames before the damage.
+        """
         failure: MediaError | None = None
         if self.store == "packets":
             stream, facts = self._packets(source.path)
@@ -320,9 +343,10 @@ class Videos(Converter):
         return Outcome("converted", detail={**detail, "clips": n_clips})
 
     def error(self, source: Input, sample: Mapping[str, Any]) -> tuple[float, int] | None:
-        """Compare the first frames of a stored video with its source at the stored size.
+        """Compare the first frames of a stored video with those of its file, at the stored size.
 
-        Return the sum of squared differences and the number of values; None for a lossless store.
+        Return the sum of the squared differences, and the number of compared values. Return None if
+        the frames are stored without loss.
         """
         if self.store in ("raw", "packets"):
             return None
@@ -336,7 +360,7 @@ class Videos(Converter):
         return float((difference**2).sum()), found.size
 
     def _packets(self, path: str) -> tuple[EncodedStream, dict[str, Any]]:
-        """Demux a file; return the stream and the facts to record."""
+        """Read the packets of a file; return them as a stream, and the facts to report."""
         stream = demux(path, check=self.check)
         short, long = sorted((stream.width, stream.height))
         if 2 * long * self.size >= short * (2 * MAX_SIDE + 1):
@@ -349,12 +373,13 @@ class Videos(Converter):
         return stream, {name: known[key] for key, name in _FACTS.items() if key in known}
 
     def _pictures(self, video: VideoFile, pixels: str) -> Iterator[tuple[int, Pixels | None]]:
-        """Return the frames of a file at the stored size and rate."""
+        """Return the frames of a file that are stored, at the stored size, with their times."""
         found = video.pictures(self.size, pixels=pixels)
         return found if self.fps is None else picked(found, video.time_base, Fraction(self.fps))
 
     def _encoder(self, time_base: Fraction) -> StreamEncoder | JpegEncoder:
-        size, made = self.size, settled(self)  # without None for the options of this encoder
+        # In the result of `settled`, the options of the encoder are never None.
+        size, made = self.size, settled(self)
         if self.store == "jpeg":
             return JpegEncoder(size, size, time_base, quality=made["quality"])
         codec, gop, crf = made["codec"], made["gop"], made["quality"]
@@ -366,15 +391,15 @@ class Videos(Converter):
 
     @property
     def _step(self) -> int:
-        return self.step or 1  # set by __post_init__
+        return self.step or 1  # `step` is never None here, because __post_init__ sets it.
 
     @property
     def _span(self) -> int:
-        """The number of frames of the file from the first to the last frame of a clip."""
+        """The number of frames of the video from the first to the last frame of a clip."""
         return (self.frames - 1) * self.stride + 1
 
     def _is_used(self, n: int) -> bool:
-        """Return True if the n-th frame belongs to a clip; other frames need not be converted."""
+        """Return True if the frame with the index `n` is in a clip, and so must be converted."""
         first = max(0, -(-(n - self._span + 1) // self._step))
         return any(
             (n - k * self._step) % self.stride == 0 for k in range(first, n // self._step + 1)
@@ -384,7 +409,12 @@ class Videos(Converter):
 def picked(
     frames: Iterable[tuple[int, Pixels | None]], time_base: Fraction, rate: Fraction
 ) -> Iterator[tuple[int, Pixels | None]]:
-    """Yield the first frame of each interval of 1 / `rate` seconds, with times unchanged."""
+    """Yield the first frame of each interval of 1 / `rate` seconds, with its time unchanged.
+
+    `frames` yields the times and frames of a video, with times in units of `time_base` seconds. The
+    first interval begins at the first frame. If the times start again in the middle of the video,
+    the intervals continue as if the times had increased.
+    """
     ticks, rising = 1 / (rate * time_base), MonotonicTimestamps()
     begin: int | None = None
     latest = -1
@@ -398,7 +428,10 @@ def picked(
 
 
 class _Clips:
-    """A splitter of frames into windows of `span` frames, one every `step` frames."""
+    """An iterable of the ranges of `span` consecutive frames from which clips are made.
+
+    A range starts every `step` frames. `n_frames` is the number of frames read so far.
+    """
 
     def __init__(self, frames: Iterator[tuple[int, Pixels | None]], span: int, step: int) -> None:
         self._frames, self._span, self._step = frames, span, step
