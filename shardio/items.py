@@ -1,7 +1,8 @@
-"""Load arbitrary items in worker processes: the interface of tinyloader.
+"""Load arbitrary items in worker processes, with the interface of the package tinyloader.
 
-A `Loader` loads one item. The function `load` runs the loader in this process. `load_with_workers`
-runs it in worker processes, receives the arrays in shared memory, and returns an `ItemIteration`.
+Users define a `Loader`, which loads one item at a time. The function `load` runs a loader in this
+process. `load_with_workers` runs a loader in worker processes and returns an `ItemIteration`, an
+iterator over the loaded values; their arrays are in shared memory.
 """
 
 from __future__ import annotations
@@ -31,36 +32,44 @@ __all__ = ["ItemIteration", "Loader", "SharedMemoryShim", "load", "load_with_wor
 class Loader(ABC):
     """An interface for loading items in three steps: make a request, load it, finish the result.
 
-    `make_request` and `post_process` run in the process and thread that iterates. `load` runs in a
-    worker, on a copy of the loader that is made when the worker starts; changes to the copy do not
-    reach this process.
+    `make_request` and `post_process` run in the process and the thread that iterate over the items.
+    `load` runs in a worker, as a method of a copy of the loader. The copy is made when the worker
+    starts, and changes to the copy have no effect on the loader in this process.
     """
 
     @abstractmethod
     def make_request(self, item: Any) -> Any:
-        """Return the argument of `load` for an item: a small value that can be pickled."""
+        """Return the argument of `load` for an item: a small value that can be pickled.
+
+        The argument is called a request.
+        """
 
     @abstractmethod
     def load(self, request: Any) -> Any:
-        """Load a request: return a tuple of arrays, or any other value that can be pickled."""
+        """Load the item of a request; return a tuple of arrays or another value to be pickled."""
 
     @abstractmethod
     def post_process(self, response: Any) -> Any:
-        """Turn the result of `load` into the value that the loop yields.
+        """Turn the result of `load` into the value that the iteration yields.
 
-        Arrays in `response` are in shared memory and stay valid for as long as they are held.
+        `response` is the result of `load`. Its arrays are in shared memory, and stay valid as long
+        as they are referenced.
         """
 
     def shutdown(self) -> None:  # noqa: B027  # most loaders hold nothing
-        """Release the loader's resources in this process; called once loading has ended."""
+        """Release the resources of the loader in this process.
+
+        An ItemIteration calls this once, when it has ended. The function `load` does not call it.
+        """
 
 
 class ItemIteration(Closing, Generator[Any, None, None]):
     """The iterator that `load_with_workers` returns: a generator and a context manager.
 
-    Workers start on entering the `with` block, or with the first item. They stop when the iterator
-    is exhausted, fails, is closed or is garbage-collected. The loader's `shutdown` is called then
-    or, in a `with` block, at the end of the block.
+    Workers start when a `with` block with the iterator is entered or, without such a block, when
+    the first item is requested. They stop when the iterator is exhausted, fails, is closed or is
+    garbage-collected. The `shutdown` method of the loader is called after that; in a `with` block,
+    it is called at the end of the block.
     """
 
     def __init__(
@@ -98,16 +107,19 @@ class ItemIteration(Closing, Generator[Any, None, None]):
         return self._body
 
     def send(self, value: None) -> Any:
-        """Return the next item, as `__next__` does.
+        """Return the value of the next item, as `__next__` does; `value` is ignored.
 
         Raises:
-            Exception: raised by the loader or the source, with a note that names the item.
+            Exception: the loader or the source of items has raised this exception; a note in it
+                names the item.
             BatchTimeout: the item was not loaded within `timeout_s`.
-            WorkerDied: two workers crashed while loading the item.
+            WorkerDied: two workers crashed while they loaded the item.
             ClosedError: the iteration was closed before its end.
-            InvalidArgument: another thread, or the source itself, is already in this call.
+            InvalidArgument: another thread is inside this call, or the call is nested because the
+                source of items has requested an item of this iteration.
         """
-        with self._single_caller:  # a second caller gets an error; the first call continues
+        # If a second thread enters, it gets an error, and the call of the first thread continues.
+        with self._single_caller:
             return self._next()
 
     def _next(self) -> Any:
@@ -121,12 +133,15 @@ class ItemIteration(Closing, Generator[Any, None, None]):
             raise
 
     def throw(self, *raised: Any) -> Any:
-        """End the iteration, and raise the exception."""
+        """End the iteration, and raise the given exception."""
         self._finish()
         return super().throw(*raised)
 
     def _finish(self) -> None:
-        """End the iteration; shut the loader down, unless the end of a `with` block will do so."""
+        """End the iteration, and stop the workers.
+
+        Also shut the loader down, unless the end of a `with` block will do this.
+        """
         self._is_over = True
         if self._is_within and self._task_pool is not None:
             self._body = None
@@ -135,19 +150,22 @@ class ItemIteration(Closing, Generator[Any, None, None]):
             self.close()
 
     def close(self) -> None:
-        """Stop the workers without waiting for their calls. Loaded items stay valid. Idempotent."""
+        """Stop the workers without waiting for running calls of `load`. Idempotent.
+
+        Values that were yielded stay valid.
+        """
         self._is_closed = True
         self._body = None
         if self._end is not None:
             self._end()
 
     def stats(self) -> ItemStats:
-        """Return the figures so far; also after `close`."""
+        """Return the figures of the iteration so far. This works after `close`, too."""
         return ItemStats() if self._task_pool is None else self._task_pool.stats
 
     @property
     def skipped(self) -> tuple[SkippedItem, ...]:
-        """The items skipped so far, with on_error="skip"."""
+        """The items that have been skipped so far; empty unless on_error="skip" is given."""
         return () if self._task_pool is None else tuple(self._task_pool.error_budget.skipped)
 
 
@@ -158,10 +176,12 @@ def _values(
     feed = _Feed(task_pool, loader, source)
     ready: list[tuple[int, Any]] = []
     while _await_next(task_pool, feed, ready, timeout_s):
-        # Do not bind the value to a name, which would keep it alive until the next one is loaded.
+        # Do not bind the value to a variable: the variable would keep the value alive until the
+        # next value is loaded.
         yield _post_process(loader, feed.given, *ready.pop())
     if feed.failures:
-        raise feed.failures.pop()  # keep no reference: the traceback refers to this frame
+        # Keep no other reference to the exception, because its traceback refers to this frame.
+        raise feed.failures.pop()
 
 
 def _await_next(
@@ -170,7 +190,10 @@ def _await_next(
     ready: list[tuple[int, Any]],
     timeout_s: float | None,
 ) -> bool:
-    """Append the next loaded item to `ready`, waiting for it; return False if there are no more."""
+    """Wait for the next loaded item, and append it to `ready`.
+
+    Return False, without an item, at the end of the iteration.
+    """
     begin_s, left_s = time.monotonic(), timeout_s
     feed.fill()
     while (found := task_pool.take()) is None:
@@ -194,12 +217,15 @@ class _Feed:
     ) -> None:
         self._task_pool, self._loader, self._source = task_pool, loader, source
         self.given: dict[int, Any] = {}
-        """The items in flight, by index."""
+        """The items that are being loaded, by their indices."""
         self.failures: list[Exception] = []
-        """The exception that ended the source, raised after the items that came before it."""
+        """The exception that ended the source, if there is one.
+
+        It is raised after the values of all items before it were yielded.
+        """
 
     def fill(self) -> None:
-        """Put items into the pool while it has room."""
+        """Put items into the pool as long as the pool has room."""
         while self._task_pool.has_room:
             try:
                 self._put_next()
@@ -231,11 +257,11 @@ def _post_process(loader: Loader, given: dict[int, Any], number: int, response: 
 
 
 def _call_method(loader: Loader, method: str, argument: Any, number: int, item: Any) -> Any:
-    """Return the result of a method that runs in this process; errors name method and item."""
+    """Call a method of the loader in this process; errors name the method and the item."""
     try:
         return getattr(loader, method)(argument)
     except (StopIteration, StopAsyncIteration, GeneratorExit) as error:
-        # As it is, it would end the iteration.
+        # An exception of these types would end the iteration as if there were no more items.
         message = f"{_named(loader, method)} raised {type(error).__name__}"
         raise TransformError(f"{message}, item {number} ({shortened(item)})") from error
     except Exception as error:
@@ -248,7 +274,7 @@ def _named(loader: Loader, method: str) -> str:
 
 
 def _iterator(items: Any) -> Iterator[Any]:
-    """Return an iterator over `items`; raise InvalidArgument for a path or a non-iterable."""
+    """Return an iterator over `items`; raise InvalidArgument if they are a path or not iterable."""
     refuse_path("items", items)
     try:
         return iter(items)
@@ -257,7 +283,10 @@ def _iterator(items: Any) -> Iterator[Any]:
 
 
 def _end(task_pool: TaskPool | InlinePool, loader: Any, owner_pid: int) -> None:
-    """Stop the workers, then shut the loader down, except in a forked child, which owns neither."""
+    """Stop the workers, and then shut the loader down.
+
+    Do nothing in a forked child, because the workers and the loader belong to process `owner_pid`.
+    """
     if os.getpid() == owner_pid:
         try:
             task_pool.close()
@@ -272,12 +301,15 @@ _METHODS: Final = ("make_request", "load", "post_process")
 
 
 class SharedMemoryShim(Loader):
-    """A wrapper around a loader, for compatibility with tinyloader; it does not change the loader.
+    """A wrapper around a loader, for compatibility with tinyloader.
+
+    Every method calls the method of the wrapped loader.
 
     Args:
         loader: the wrapped loader.
         smm: a SharedMemoryManager or None; ignored.
-        memory_pool_block_count: the value if `load_with_workers` is called without this option.
+        memory_pool_block_count: the value of the option with this name in calls of
+            `load_with_workers` that do not pass the option.
     """
 
     def __init__(self, loader: Loader, smm: Any, memory_pool_block_count: int | None) -> None:
@@ -303,10 +335,11 @@ class SharedMemoryShim(Loader):
 
 
 def load(loader: Loader, items: Iterable[Any]) -> Generator[Any, None, None]:
-    """Load items one by one, on demand, in this process.
+    """Load items in this process, each item when it is requested; yield the loaded values.
 
     Raises:
-        Exception: raised by the loader or the source, with a note that names the item.
+        Exception: the loader or the source of items has raised this exception; a note in it names
+            the item.
     """
     _check_loader(loader)
     task_pool = InlinePool(loader.load, is_called=_named(loader, "load"))
@@ -327,22 +360,25 @@ def load_with_workers(
     memory_bytes: int | None = None,
     start_method: Start = "zygote",
 ) -> ItemIteration:
-    """Load items in worker processes; yield the results of `post_process`, item by item.
+    """Load items in worker processes; return an iterator over the results of `post_process`.
 
     Args:
-        loader: the loader; pickled once, by cloudpickle.
-        items: an iterable, possibly endless; it is read only a bounded number of items ahead.
-        num_worker: the number of processes; 0 loads in this process. By default the number of CPUs
-            available to this process.
-        shared_memory_enabled: ignored; arrays always pass through shared memory.
-        memory_pool_block_count: the maximum number of items in flight. The default, two per
-            worker plus two, is also the minimum: it replaces lower values.
-        order: the order of the results: "input" or "completion".
-        on_error: "raise" the first failure of `load`, or "skip" the item.
+        loader: the loader; it is pickled once, by cloudpickle.
+        items: an iterable, which may be endless. Only a limited number of items are taken from it
+            before their values are requested; see `memory_pool_block_count`.
+        num_worker: the number of processes; with 0, items are loaded in this process. By default
+            the number of CPUs available to this process.
+        shared_memory_enabled: ignored; arrays are always sent through shared memory.
+        memory_pool_block_count: the maximum number of items that are taken from `items`, but not
+            yielded yet. The default is two per worker plus two; lower values are raised to this
+            number.
+        order: the order of the results: "input" for the order of `items`, or "completion" for the
+            order in which items are ready.
+        on_error: "raise" to raise the first failure of `load`, or "skip" to skip the item.
         max_skips: with "skip", the number of items that may be skipped.
         timeout_s: the maximum time to wait for an item; None for no limit.
-        memory_bytes: the budget for shared memory, and the limit for one item; by default half of
-            the available memory.
+        memory_bytes: the budget for shared memory, and the maximum size of one item; by default
+            half of the available memory.
         start_method: the start method of workers: "zygote" or "spawn".
 
     Raises:

@@ -41,73 +41,85 @@ from shardio.storage.remote.connection import RemoteOptions
 
 
 class ShardLoader(Closing):
-    """Iterates over the batches of a dataset; every iteration is one epoch.
+    """An iterable over the batches of a dataset; every iteration is one epoch.
 
-    The batches are a pure function of dataset, seed and epoch: the same for any number of workers
-    and any prefetch. Workers start in the constructor and run until `close()`, the end of the
-    `with` block, or the end of the loader or the process. A loop may be left early. A loader
-    belongs to one process. Its iterators may be used in several threads, each by one thread at a
+    The batches depend only on the dataset, the options, the seed and the epoch. They are the same
+    for any number of workers and any `prefetch`. Workers start in the constructor. They run until
+    `close()`, the end of the `with` block, the garbage collection of the loader, or the end of the
+    process. A loop over the loader may be left early. A loader can only be used in the process that
+    created it. Its iterators may be used in any thread, but an iterator only in one thread at a
     time.
 
     Args:
         dataset: a folder; the URL of a dataset in an object store (s3://, gs://, az://, https://);
             an open dataset (`shardio.open`, `shardio.mix`); or a view of one (`dataset.clips`,
-            `dataset.pack`). The loader opens an open dataset again, with the same verification and
-            cache. A dataset with videos is loaded as the clips that its conversion chose. For
-            batches that a server decodes, see `shardio.connect`.
+            `dataset.pack`). If it is open already, the loader opens it again, with the same
+            verification and cache. A dataset with videos is loaded as clips, by default as those
+            that were chosen when it was converted. For batches that a server decodes, see
+            `shardio.connect`.
         batch_size: the number of samples in a batch.
         fields: the fields to read, by default all; other fields are not read.
-        shuffle: True or "full" permutes all samples, differently each epoch; "blocks" permutes
-            within windows of 256 MiB, for data larger than memory; "shards" within windows of 8
-            shards; False keeps the order.
+        shuffle: True or "full" permutes all samples, with a different permutation in each epoch.
+            "blocks" only permutes samples within windows of 256 MiB (consecutive samples of this
+            total size), for data larger than memory; "shards" within windows of 8 shards. False
+            keeps the order.
         seed: the seed of the order and of the transform's generators, from 0 up.
-        sampler: the indices of an epoch's samples in order, with or without repetitions; a torch
-            sampler, iterated for each epoch with the global generators seeded; or a function that
-            maps the number of an epoch to such indices, always the same for an epoch. A
-            `shardio.WeightedSampler` draws samples by their weights.
+        sampler: the indices of the samples of an epoch in their order, with or without repetitions.
+            Pass a sequence of indices; a torch sampler, which is iterated for each epoch with the
+            global generators seeded; or a function that returns the indices for the number of an
+            epoch, always the same ones for the same epoch. A `shardio.WeightedSampler` draws
+            samples by their weights.
         num_workers: the number of worker processes; by default the number of CPUs that this process
-            may use. 0 does all work in this process, with the same batches.
-        transform: `f(sample)` or `f(sample, rng)`, from a dict of fields to a dict of fields, run
-            in the workers. The arrays in `sample` are read-only. `rng` is a NumPy Generator seeded
-            by (seed, epoch, position), and so are the global generators of Python, NumPy and torch
-            (on the CPU). All results must have the fields, dtypes and shapes of the first result.
-        batch_transform: `f(batch)` or `f(batch, rng)`, from a dict of the arrays and lists of a
-            whole batch to another dict, run in the workers. The position of the first sample seeds
-            its generators, so its draws depend on batch_size, rank and world_size.
+            may use. With 0, this process does all the work, and the batches are the same.
+        transform: a function `f(sample)` or `f(sample, rng)`, which gets a sample as a dict of
+            fields and returns a dict of fields. It runs in the workers. The arrays in `sample` are
+            read-only. `rng` is a NumPy Generator seeded by (seed, epoch, position). The global
+            generators of Python, NumPy and torch (on the CPU) are seeded in the same way. All
+            results must have the fields, dtypes and shapes of the first result.
+        batch_transform: a function `f(batch)` or `f(batch, rng)`, which gets the arrays and lists
+            of a whole batch as a dict and returns another dict. It runs in the workers. Its
+            generators are seeded by the position of the first sample of the batch. Its random
+            numbers therefore depend on batch_size, rank and world_size.
         output: "tinygrad", "torch" or "jax" for tensors or arrays of these frameworks, or "numpy".
-        device: the name of the tensors' device; for tinygrad also a tuple of names, to shard along
-            the batch. By default the CPU for torch, otherwise the default of tinygrad or JAX.
-        tail: "short" delivers the last, incomplete batch as it is; "drop" leaves it out; "pad"
-            fills it up with copies of its rows, for which `batch.valid` is False. The default is
-            "pad" with several ranks, otherwise "short".
-        rank, world_size: the rank of this process and the number of ranks, as in torch.distributed;
-            batch_size is per rank. By default taken from the environment of torchrun, mpirun or
-            srun, otherwise 0 of 1. Ranks share seed and dataset; together they load one epoch.
-        prefetch: the number of blocks filled ahead, beyond one per worker; by default 2 or, for
-            blocks of at most 1 MiB, 10 plus 7 per worker.
+        device: the name of the device of the tensors. For tinygrad, a tuple of names is also
+            accepted; each batch is then split over these devices along its first axis. The default
+            is the CPU for torch, otherwise the default device of tinygrad or JAX.
+        tail: the treatment of the last batch if it is incomplete. "short" delivers it as it is;
+            "drop" leaves it out; "pad" fills it up with copies of its rows, for which `batch.valid`
+            is False. The default is "pad" with several ranks, otherwise "short".
+        rank, world_size: the rank of this process and the number of ranks, as in torch.distributed.
+            By default, both are taken from the environment that torchrun, mpirun or srun sets, and
+            without these they are 0 and 1. All ranks must use the same seed and dataset; together
+            they load one epoch, and each of them loads batches of `batch_size` samples.
+        prefetch: the number of blocks (each is the memory of a batch) that are filled ahead of the
+            loop, in addition to one block per worker. The default is 2; for blocks of at most
+            1 MiB, it is 10 plus 7 per worker.
         memory_bytes: the budget for all blocks; by default half of the available memory.
-        on_error: "raise", or "skip" to replace a failing sample by a substitute, which is drawn at
-            random; `batch.valid` is False in its row, and `batch.skipped` names the failing sample
-            and the reason.
-        max_skips: the number of samples of an epoch that may fail, required with "skip"; one more
-            raises TooManySkipped.
+        on_error: "raise" to raise errors, or "skip" to replace a failing sample by a substitute,
+            which is a randomly drawn sample. In the row of the substitute, `batch.valid` is False;
+            `batch.skipped` names the failing sample and the reason.
+        max_skips: with "skip", the number of samples of an epoch that may fail; it must be given.
+            If more samples fail, TooManySkipped is raised.
         timeout_s: the time that the loop waits for a batch before it raises BatchTimeout, whose
-            message shows what every worker is doing; None for no limit. Without workers there is
-            no timeout.
-        reuse: True if a batch may become invalid as soon as the next one is requested, which is
+            message describes the activity of every worker; None for no limit. Without workers,
+            there is no timeout.
+        reuse: True if a batch may become invalid as soon as the next batch is requested. This is
             faster.
-        collate: the way to combine arrays of different shapes: "stack" (different shapes are an
-            error, except in fields that the dataset declares as varying, which become lists), "pad"
-            (with zeros at the end, and `NAME_mask`), "ragged" (concatenated, with `NAME_offsets`)
-            or "list"; a dict from fields to one of these or to the shape to pad to; or
-            `f(samples)`, from a list of dicts to a dict.
-        start_method: the way to start workers: "zygote" forks them from a small process of shardio;
-            "spawn" executes an interpreter for each; "thread" uses threads of this program. The
-            batches are the same.
-        decode: True delivers pictures as pixels, uint8 (height, width, 3), stacked if all have the
-            same size, otherwise combined according to `collate`; videos as clips; and sound as
-            samples, with `NAME_span` for the range that is not padding. False delivers the bytes of
-            the files. A dict decides field by field: True, False, or for sound a `shardio.Sound`.
+        collate: the way to combine the arrays of a field into a batch if their shapes may differ.
+            With "stack", different shapes are an error, except in fields that the dataset declares
+            as varying: these become lists. "pad" pads the arrays with zeros at the end, and adds a
+            field `NAME_mask`. "ragged" concatenates the arrays, and adds a field `NAME_offsets`.
+            "list" makes lists. A dict maps each field to one of these names, or to the shape to
+            which its arrays are padded. A function `f(samples)` gets the samples of a batch as a
+            list of dicts, and returns the batch as a dict.
+        start_method: the way to start workers. "zygote" forks them from a small process of shardio;
+            "spawn" executes a new interpreter for each worker; "thread" uses threads of this
+            program. The batches are the same.
+        decode: True delivers decoded media. Pictures are pixels, uint8 (height, width, 3); they are
+            stacked if all have the same size, and otherwise combined according to `collate`. Videos
+            are clips. Sound is an array of audio samples, and a field `NAME_span` has the range of
+            this array that is not padding. False delivers the bytes of the files. A dict maps each
+            field to True, to False or, for sound, to a `shardio.Sound`.
 
     Raises:
         InvalidArgument: an option is invalid; the message lists the accepted values.
@@ -145,7 +157,7 @@ class ShardLoader(Closing):
         start_method: StartMethod = "zygote",
         decode: Decode = True,
     ) -> None:
-        # The signature documents the options; their record checks them.
+        # The signature lists the options for users; LoaderOptions checks their values.
         self._options = options = LoaderOptions.of(locals())
         view, media = resolve_view(_open(dataset, options.num_workers), fields, decode)
         self._trace: Trace | None = None
@@ -191,14 +203,17 @@ class ShardLoader(Closing):
     def view(self) -> SampleView:
         """The view of the dataset; closed with the loader.
 
-        `loader.view[i]` is a sample as the view has it; `fields`, `decode`, `transform` and
-        `collate` of the loader do not apply.
+        `loader.view[i]` is a sample of this view. The options `fields`, `decode`, `transform` and
+        `collate` of the loader have no effect on it.
         """
         return self._engine.view
 
     @property
     def epoch(self) -> int:
-        """The epoch of the latest iteration; 0 at first. `load_state_dict` sets the next epoch."""
+        """The index of the epoch of the latest iteration; 0 before the first iteration.
+
+        After `load_state_dict`, the index of the epoch that the next iteration will resume.
+        """
         return self._epochs.number
 
     def __repr__(self) -> str:
@@ -212,11 +227,11 @@ class ShardLoader(Closing):
         )
 
     def __len__(self) -> int:
-        """Return the number of batches of a whole epoch, for this rank."""
+        """Return the number of batches of a whole epoch that this rank loads."""
         return self._epochs.n_batches
 
     def __iter__(self) -> Iterator[Batch]:
-        """Start the next epoch, or resume the epoch given to `load_state_dict`."""
+        """Start the next epoch, or resume the epoch of a state given to `load_state_dict`."""
         return self._iterate()
 
     def _iterate(self) -> LoaderIterator:
@@ -227,10 +242,11 @@ class ShardLoader(Closing):
         return LoaderIterator(self, self._engine, self._assembler, iteration)
 
     def progress(self, title: str | None = None, *, file: TextIO | None = None) -> ProgressBar:
-        """Iterate, as `iter(loader)` does, and show the progress.
+        """Start the next epoch, as `iter(loader)` does; return an iterator that shows the progress.
 
-        On a terminal, show a bar with batches, rate, time left, and the share of the time that the
-        loop waits; otherwise write a line every ten seconds, and one at the end.
+        On a terminal, show a bar with the number of batches, the rate, the time left, and the share
+        of the time during which the loop waits. Otherwise, write a line every ten seconds, and a
+        line at the end.
 
         Args:
             title: the text before the bar; the epoch by default.
@@ -248,41 +264,43 @@ class ShardLoader(Closing):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for `load_state_dict` to resume after the loop's current batch.
+        """Return the progress of the latest iteration as a state for `load_state_dict`.
 
-        The state is a small dict of JSON values, equal on all ranks after the same step: save it
-        with the model. It describes the latest iteration; a batch counts as consumed once the loop
-        has received it.
+        The iteration will resume after the batch that the loop received last; this batch counts as
+        consumed. The state is a small dict of JSON values, to be saved with the model. After the
+        same step, it is equal on all ranks.
         """
         return self._epochs.state(self.view)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next iteration resume with the first sample that was not consumed in `state`.
 
-        num_workers, batch_size, rank and world_size may differ. An epoch that began before the
-        dataset grew ends with the samples of that time; the next epoch has all samples.
+        num_workers, batch_size, rank and world_size may differ from those of the loader that
+        returned the state. If samples were appended to the dataset after the epoch had begun, the
+        resumed epoch does not contain them; the next epoch does.
 
         Raises:
-            InvalidArgument: the state is invalid, or belongs to another dataset, subset, seed or
-                order.
+            InvalidArgument: the state is invalid, or belongs to a loader with another dataset,
+                subset, seed or order.
         """
         self._epochs.load_state(state, self.view)
 
     def stats(self) -> LoaderStats:
         """Return the loading figures of the latest iteration, and of all iterations together.
 
-        The figures are collected at no cost; call this at any time, even from another thread or
-        after `close`. See `LoadingStats` for each figure.
+        `LoadingStats` describes each figure. Loaders always collect the figures, at no noticeable
+        cost. This method may be called at any time, also in another thread and after `close`.
         """
         latest, total = self._engine.stats(self._epochs.latest)
         return LoaderStats(self.epoch, self._options.num_workers, latest, total)
 
     def trace(self, path: str | os.PathLike[str] | None = None) -> Trace:
-        """Record, inside a `with` block, when workers fill batches and what the loop does.
+        """Return a context manager that records the work of the workers and of the loop.
 
-        `with loader.trace("trace.json"):` around a loop writes a file for https://ui.perfetto.dev.
-        It covers the iterations that begin inside the block: the latest 512 batches of each worker,
-        and the latest 4,096 of the loop. Without a path, call `trace.save(path)` after the block.
+        `with loader.trace("trace.json"):` around a loop writes a file that https://ui.perfetto.dev
+        can show. The trace covers the iterations that begin inside the block: of these, the latest
+        512 batches of each worker, and the latest 4,096 batches that the loop received. If no
+        `path` is given, call `save(path)` of the context manager after the block.
 
         Raises:
             InvalidArgument: the loader is being traced already.
@@ -301,10 +319,10 @@ class ShardLoader(Closing):
 def _open(
     dataset: str | os.PathLike[str] | OpenDataset | SampleView, n_workers: int
 ) -> OpenDataset | SampleView:
-    """Open the dataset or the view of a loader, with files of its own.
+    """Open the dataset of a loader, or reopen the given dataset or view with its own open files.
 
-    From an object store, workers download whole shards, while the main process reads small ranges;
-    without workers, the main process downloads whole shards.
+    If the dataset is in an object store, workers download whole shards, and the main process only
+    reads small ranges. Without workers, the main process downloads whole shards.
     """
     if is_address(dataset):
         raise InvalidArgument(

@@ -1,7 +1,8 @@
 """MapView: a map-style dataset over shards, for torch's DataLoader.
 
-A sample has the same content as in a ShardLoader: fields are selected, media decoded, and the
-transform applied. MapView is for code that has to keep its DataLoader; a ShardLoader copies less.
+A sample of a MapView has the same content as a sample in a batch of a ShardLoader: `fields` are
+selected, media are decoded, and the transform is applied. Use MapView only in code that must keep
+its DataLoader, because a ShardLoader copies less data.
 """
 
 from __future__ import annotations
@@ -31,23 +32,24 @@ _OPTIONS: Final = ("fields", "transform", "decode")
 
 
 class MapView(Closing):
-    """Samples by index: `view[i]`, or several at once, as DataLoader requests them.
+    """A collection of samples by index: `view[i]` is sample i.
 
-    The view can be pickled or inherited by a fork; each worker of a DataLoader opens the dataset
-    again. `transform` may be a lambda or closure. Arrays are writable copies.
+    `__getitems__` loads several samples at once; DataLoader uses this method. A MapView can be
+    pickled, and it can be used in a forked process. Each worker of a DataLoader opens the dataset
+    again. `transform` may be a lambda or a closure. The arrays of a sample are writable copies.
 
     Args:
         dataset: a folder, an open dataset, or a view of one, such as `dataset.clips(frames=16)`;
             not a mixture.
         options: the options of ShardLoader that define a sample: `fields`, `transform` and
             `decode`. The seed of the transform's random numbers is drawn from Python's global
-            generator, which DataLoader seeds per worker.
+            random generator, which DataLoader seeds differently in each worker.
 
     Raises:
         InvalidArgument: an option is invalid, or `dataset` is a mixture.
-        TypeError: an option is not one of these three.
-        DatasetNotFound, …: opening the dataset failed.
-        IndexError, TypeError: (later) an index is out of range or not an integer.
+        TypeError: an option is not `fields`, `transform` or `decode`.
+        DatasetNotFound, …: the dataset cannot be opened.
+        IndexError, TypeError: (from `view[i]`) an index is out of range or not an integer.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class MapView(Closing):
         self._dataset: Any = dataset
         if isinstance(dataset, str | os.PathLike):
             path = local_path(dataset_path(dataset))
-            # Absolute, for processes with another working directory
+            # An absolute path is also valid in processes with another working directory.
             self._dataset = path if is_url(path) else os.path.abspath(path)
         self._options = options
         self._loader: ShardLoader | None = None
@@ -102,7 +104,7 @@ class MapView(Closing):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Iterable[int]) -> list[dict[str, Any]]:
-        """Return the samples with these indices, in this order, loaded as one batch."""
+        """Return the samples with the given indices, in the given order; load them as one batch."""
         numbers = [operator.index(index) for index in indices]
         for number in numbers:
             if not -self._n <= number < self._n:
@@ -117,16 +119,18 @@ class MapView(Closing):
         return samples
 
     def _loader_for(self, n_rows: int) -> ShardLoader:
-        """Return a loader owned by this process, with a batch size of at least n_rows."""
+        """Return a loader that this process has created, with a batch size of at least n_rows."""
         if self._closed:
             raise ClosedError("the view is closed")
         if self._loader is None or self._pid != os.getpid() or self._batch_size < n_rows:
             if self._loader is not None and self._pid == os.getpid():
                 self._loader.close()
             elif self._loader is not None:
-                # The loader belongs to the parent process: keep it from being collected here.
+                # The loader belongs to the parent process, and must not be garbage-collected in
+                # this process.
                 self._inherited = self._loader
-            # Each worker draws a seed: with a common seed, all would draw the same numbers.
+            # Each worker draws its own seed. With a common seed, the transforms in all workers
+            # would draw the same random numbers.
             seed = random.getrandbits(63)
             self._loader = self._new_loader(n_rows, lambda _: np.array(self._indices), seed)
             self._pid, self._batch_size = os.getpid(), n_rows
@@ -150,5 +154,5 @@ def _unpacked(kind: type[MapView], packed: bytes) -> MapView:
 
 
 def _copied(value: Any) -> Any:
-    """Return the value, or a copy if it is an array: valid after its batch, and writable."""
+    """Return the value or, if it is an array, a writable copy that stays valid after the batch."""
     return np.array(value) if isinstance(value, np.ndarray | np.generic) else value

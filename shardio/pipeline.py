@@ -2,7 +2,7 @@
 
     source ─▶ preprocess, many at once ─▶ batches ─▶ aggregate ─▶ transfer ─▶ buffer ─▶ the loop
 
-Functions run in threads or in processes; async functions run in one event loop.
+The user's functions run in threads or in processes; async functions run in one event loop.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _UNUSED: Final = PipelineStats((), 0, (), 0.0, 0.0, 0.0)
 
 
 class PipelineIterations(Closing):
-    """The base of DataLoader and Pipeline: starts and tracks iterations."""
+    """The base class of DataLoader and Pipeline, which starts iterations and ends them."""
 
     def __init__(
         self, supply: PipelineSource, n_skips: int | None, n_buffered: int, timeout_s: float | None
@@ -59,7 +59,10 @@ class PipelineIterations(Closing):
         note: Callable[[SourceItem | None], None],
         start: PipelineStart | None = None,
     ) -> Iterator[Any]:
-        """Start an iteration; `note` gets the source item of each result, and None at the end."""
+        """Start an iteration over `source`.
+
+        The iterator calls `note` with the source item of each result, and with None at the end.
+        """
         self._check_open()
         with interrupts_held():
             line = PipelineRunner(
@@ -80,7 +83,7 @@ class PipelineIterations(Closing):
             raise ClosedError(f"this {type(self).__name__} was closed")
 
     def stats(self) -> PipelineStats:
-        """Return the figures of the latest iteration; empty before the first."""
+        """Return the figures of the latest iteration; before it, all are 0 or empty."""
         return _UNUSED if self._latest is None else self._latest.stats()
 
     def close(self) -> None:
@@ -91,7 +94,11 @@ class PipelineIterations(Closing):
 
 
 class _Iteration:
-    """An iterator over results; the runner ends when it is exhausted, fails or is collected."""
+    """An iterator over the results of a runner, which ends the runner.
+
+    The runner is ended when the iterator is exhausted, fails or is garbage-collected. `note` is
+    called with the source item of each result, and with None at the end.
+    """
 
     def __init__(
         self,
@@ -131,7 +138,10 @@ def _piped(
     name: str | None = None,
     thread_group: str = "threads",
 ) -> PipeStep:
-    """Return a step that calls a function, the value of `argument`; check all options."""
+    """Return a step that calls `function`; check the function and all options.
+
+    `argument` is the name of the parameter that has the function as its value.
+    """
     call = user_call(argument, function)
     if not isinstance(name, str | None):
         raise InvalidArgument(f"name must be a string; found {shortened(name)}")
@@ -150,7 +160,7 @@ def _piped(
 
 
 def _one_for_one(step: PipeStep) -> PipeStep:
-    """Return the step; raise InvalidArgument if it may yield several results for an item."""
+    """Return the step; raise InvalidArgument if the step may yield several results for an item."""
     if step.call.yields_many:
         raise InvalidArgument(
             f"{step.name} must return one result; only the preprocessor may be a generator function"
@@ -165,16 +175,18 @@ def _each_of(items: Iterable[Any]) -> Iterator[Any]:
 class Pipeline(PipelineIterations):
     """A source of items and a chain of concurrent steps that process them.
 
-    Every method returns a new Pipeline and leaves this one unchanged. Each `for` loop over it is
-    a new iteration of the source:
+    The methods that add steps return a new Pipeline, and leave this one unchanged. Each `for` loop
+    over a pipeline iterates over its source again:
 
         pipeline = Pipeline(paths).pipe(decode, concurrency=4).aggregate(32).pipe(stack).sink(3)
         for batch in pipeline: ...
 
     Args:
-        source: an iterable or async iterable; iterated again for every iteration of the pipeline.
-        on_error: "raise" the exception of a function with a note that names the item, or "skip"
-            the item; `stats()` lists skipped items. Exceptions of the source are always raised.
+        source: an iterable or async iterable of items, which is iterated anew for every iteration
+            of the pipeline.
+        on_error: "raise" to raise the exception of a function, with a note that names the item; or
+            "skip" to drop the item. `stats()` lists skipped items. Exceptions of the source are
+            always raised.
         max_skips: with "skip", the number of calls in one iteration that may fail.
 
     Raises:
@@ -203,13 +215,15 @@ class Pipeline(PipelineIterations):
         """Add a step that calls a function with every item.
 
         Args:
-            function: a function of an item. It returns a result, or None to drop the item. Each
-                value that a generator function yields becomes an item. Async functions and async
-                generators run in an event loop. A mapping or a sequence is indexed by the item.
-            concurrency: the maximum number of items processed at once.
+            function: a function of an item, which returns a result, or None to drop the item. If it
+                is a generator function, each value that it yields becomes an item. Async functions
+                and async generators run in an event loop. If it is a mapping or a sequence, the
+                result is the value that it has at the item, as a key or an index.
+            concurrency: the maximum number of items that are processed at the same time.
             executor: None for threads; "process" for worker processes, which return arrays through
                 shared memory; or an Executor that the caller owns.
-            order: the order of the results: "completion", or "input" for the order of the items.
+            order: the order of the results: "completion" for the order in which they are ready, or
+                "input" for the order of the items.
             name: the name of the step in errors and statistics; by default the function's name.
         """
         given = getattr(function, "__name__", None) or type(function).__name__
@@ -226,18 +240,24 @@ class Pipeline(PipelineIterations):
         )
 
     def aggregate(self, n: int, *, drop_last: bool = False) -> Pipeline:
-        """Collect items into lists of `n`; `drop_last` drops a shorter last list."""
+        """Add a step that collects items into lists of `n`.
+
+        If `drop_last` is True, the last list is dropped if it is shorter.
+        """
         drop = one_of("drop_last", drop_last, (True, False))
         return self._with(BatchStep(count("n", n, 1), drop))
 
     def disaggregate(self) -> Pipeline:
-        """Replace each item by its elements, one by one."""
+        """Add a step that replaces each item, an iterable, by the elements of the item."""
         thread_group = f"step {len(self._steps)}"
         step = _piped("function", _each_of, name="disaggregate", thread_group=thread_group)
         return self._with(step)
 
     def sink(self, buffer: int = _BUFFER, *, timeout: float | None = None) -> Pipeline:
-        """Buffer up to `buffer` results; the loop waits at most `timeout` seconds for each."""
+        """Return a pipeline that buffers up to `buffer` results for the loop.
+
+        The loop waits at most `timeout` seconds for each result; None sets no limit.
+        """
         made = self._with()
         made._n_buffered = count("buffer", buffer, 1)
         made._timeout_s = seconds("timeout", timeout)
@@ -252,10 +272,12 @@ class Pipeline(PipelineIterations):
         return made
 
     def __iter__(self) -> Iterator[Any]:
-        """Start an iteration of the source.
+        """Start an iteration over the source.
 
-        The iterator raises an exception of a function in place of its result, BatchTimeout if a
-        result is late, TooManySkipped and WorkerDied. After an exception the iterator is exhausted.
+        If a function raises an exception, the iterator raises it in place of the function's result.
+        The iterator also raises BatchTimeout if a result is late, TooManySkipped if more calls than
+        allowed have failed, and WorkerDied if worker processes crash. After an exception, the
+        iterator is exhausted.
         """
         return self._iterate(self._supply.source, lambda origin: None)
 
@@ -264,21 +286,25 @@ class DataLoader(PipelineIterations):
     """A loader that preprocesses items, collects them into batches and aggregates each batch.
 
     Args:
-        src: an iterable or async iterable; iterated again for every iteration of the loader. A
-            one-shot iterable, such as a generator, is exhausted after the first iteration.
+        src: an iterable or async iterable of items, which is iterated anew for every iteration of
+            the loader. An iterable that can only be iterated once, such as a generator, has no
+            items left after the first iteration.
         preprocessor: a function of an item, sync or async, or a mapping in which the item is looked
-            up. It returns None to drop the item; a generator function yields any number of results.
-        batch_size: the number of results in a list; None passes them on one by one.
+            up. The function returns None to drop the item. A generator function yields any number
+            of results for an item.
+        batch_size: the number of results that are collected into a list (a batch); None to pass on
+            the results one by one.
         drop_last: True to drop the last list if it is shorter.
-        aggregator: a function of a list, or of a result if `batch_size` is None. Sync or async.
-        transfer_fn: a function of an aggregated result; all calls are made in one thread.
+        aggregator: a function of a list or, if `batch_size` is None, of a single result. It may be
+            sync or async.
+        transfer_fn: a function of a result of the aggregator; all calls are made in one thread.
         buffer_size: the maximum number of finished results that wait for the loop.
-        num_threads: the number of threads shared by preprocessor and aggregator.
+        num_threads: the number of threads, which the preprocessor and the aggregator share.
         timeout: the maximum time to wait for a result, in seconds; None for no limit.
         output_order: "completion" for the order in which items are ready, or "input" for the order
             of the source.
-        executor: the executor of the preprocessor, as in `Pipeline.pipe`, with `num_threads`
-            workers.
+        executor: the executor that runs the preprocessor, as in `Pipeline.pipe`. It runs up to
+            `num_threads` calls at the same time.
         on_error, max_skips: as in `Pipeline`.
 
     Raises:
@@ -330,13 +356,13 @@ class DataLoader(PipelineIterations):
             steps.append(_one_for_one(step))
         self._steps = tuple(steps)
         self._position, self._loaded = ResumePosition(), ResumePosition()
-        self._current: object = None  # identifies the iteration whose position state_dict reports
+        # An object that identifies the iteration whose position `state_dict` returns.
+        self._current: object = None
 
     def __iter__(self) -> Iterator[Any]:
-        """Start an iteration of `src`, or resume at the position given to `load_state_dict`.
+        """Start an iteration over `src`, or resume at the position given to `load_state_dict`.
 
-        The iterator raises an exception of a function in place of its result, BatchTimeout if a
-        result is late, TooManySkipped and WorkerDied. After an exception the iterator is exhausted.
+        The docstring of `Pipeline.__iter__` describes the exceptions that the iterator raises.
         """
         self._check_open()
         source, begin = self._supply.begin_at(self._loaded)
@@ -350,11 +376,13 @@ class DataLoader(PipelineIterations):
         return self._iterate(source, note, PipelineStart(begin.item, begin.n_passed_over))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the latest iteration, after the last result that it yielded.
+        """Return the position of the latest iteration as a state for `load_state_dict`.
+
+        The position is after the last result that the iteration yielded.
 
         Raises:
-            InvalidArgument: `output_order` is not "input", or the source cannot resume in the
-                middle.
+            InvalidArgument: `output_order` is not "input", or an iteration over the source cannot
+                resume in the middle.
         """
         self._check_order()
         return self._supply.state_of(self._position)
@@ -363,8 +391,8 @@ class DataLoader(PipelineIterations):
         """Make the next iteration start at the position in `state`, a result of `state_dict`.
 
         Raises:
-            InvalidArgument: `state` is invalid or belongs to another source, or an iteration cannot
-                resume (see `state_dict`).
+            InvalidArgument: `state` is invalid or belongs to another source, `output_order` is not
+                "input", or an iteration over the source cannot resume in the middle.
         """
         self._check_order()
         self._loaded = self._position = self._supply.position_in(state)
@@ -378,7 +406,7 @@ class DataLoader(PipelineIterations):
             )
 
     def __len__(self) -> int:
-        """Return the number of results of an iteration if no item is dropped or skipped.
+        """Return the number of results that an iteration has if no item is dropped or skipped.
 
         Raises:
             TypeError: the source has no length, or the preprocessor is a generator function.
@@ -394,5 +422,7 @@ class DataLoader(PipelineIterations):
         n_whole, n_left = divmod(n_items, self._n_per_result)
         return n_whole + (n_left > 0 and not self._drops_last)
 
-    def __bool__(self) -> bool:  # True even for an empty source, or one without a length
+    # Without this method, Python would call `__len__`, which is 0 for an empty source, and raises
+    # an exception for a source without a length.
+    def __bool__(self) -> bool:
         return True

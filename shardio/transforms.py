@@ -3,9 +3,10 @@
     transform = Compose(RandomResizedCrop(112), HorizontalFlip(), Normalize(mean, std))
     loader = shardio.ShardLoader("out/", batch_size=32, transform=transform)
 
-A picture is uint8 (height, width, 3), a clip uint8 (frames, height, width, 3). Parameters are drawn
-once per sample and apply to all its pictures and clips. Random numbers come from the sample's
-generator, so results do not depend on the worker that fills the batch.
+A picture is a uint8 array of shape (height, width, 3); a clip is a uint8 array of shape (frames,
+height, width, 3). The random parameters of a transform are drawn once per sample, and apply to all
+pictures and clips of the sample. They are drawn from a generator that is seeded for the sample, so
+they do not depend on the worker that fills the batch.
 """
 
 from __future__ import annotations
@@ -31,22 +32,23 @@ Change = Callable[[Pixels], npt.NDArray[Any]]
 
 
 class PictureTransform(ABC):
-    """A transform of the pictures and clips of a sample, with one draw for all of them.
+    """A transform of the pictures and clips of a sample, with the same parameters for all of them.
 
     The transform is called as f(sample, rng). It returns a new sample in which the named `fields`
-    are changed, by default all uint8 arrays of shape (height, width, 3) or (frames, height, width,
-    3); other fields are unchanged.
+    are changed, and all other fields are unchanged. By default, it changes all uint8 arrays of
+    shape (height, width, 3) or (frames, height, width, 3).
 
     Raises:
-        InvalidArgument: from the constructor, for invalid parameters.
-        SchemaError: from the call, if a field is missing or not a picture.
+        InvalidArgument: (from the constructor) a parameter is invalid.
+        SchemaError: (from the call) a field is missing, or is not a picture or a clip; or the
+            pictures and clips of a sample have different sizes.
     """
 
     def __init__(self, fields: str | Sequence[str] | None) -> None:
         self._fields = None if fields is None else _names(fields)
 
     def __call__(self, sample: Mapping[str, Any], rng: np.random.Generator) -> dict[str, Any]:
-        """Return a copy of the sample with its pictures changed by one draw."""
+        """Draw parameters; return a copy of the sample with its pictures and clips changed."""
         made = dict(sample)
         pictures = self._pictures(sample)
         if not pictures:
@@ -59,10 +61,10 @@ class PictureTransform(ABC):
 
     @abstractmethod
     def _draw(self, height: int, width: int, rng: np.random.Generator) -> Change:
-        """Draw the change for the pictures of one sample, which all have this size."""
+        """Draw parameters; return a function that changes a picture or clip of this size."""
 
     def _pictures(self, sample: Mapping[str, Any]) -> dict[str, Pixels]:
-        """Return the pictures of a sample, without the missing ones of optional fields."""
+        """Return the pictures and clips to change, without missing values of optional fields."""
         if self._fields is None:
             found = {name: value for name, value in sample.items() if _is_picture(value)}
             if not found:
@@ -134,13 +136,13 @@ def _describe(sample: Mapping[str, Any]) -> str:
 
 
 class Compose:
-    """A chain of transforms, each called with the result of the previous one.
+    """A chain of transforms, each of which is called with the result of the previous one.
 
-    User functions from dict to dict, called as f(sample) or f(sample, rng), may be among them. All
-    draw from the same generator, in order.
+    A transform may also be a user function that is called as f(sample) or f(sample, rng), and
+    returns a dict. All transforms draw from the same generator, one after another.
 
     Raises:
-        InvalidArgument: no transform is given, or one has other parameters.
+        InvalidArgument: no transform is given, or a transform cannot be called in this way.
     """
 
     def __init__(self, *transforms: Callable[..., Mapping[str, Any]]) -> None:
@@ -161,30 +163,32 @@ class Compose:
 Floats = npt.NDArray[np.floating[Any]]
 
 _GREY: Final = np.array([0.299, 0.587, 0.114])
-"""The weights of red, green and blue in luma (BT.601)."""
+"""The weights of red, green and blue in luma, the grey level of a pixel (BT.601)."""
 _TO_YIQ: Final = np.array([_GREY, [0.5959, -0.2746, -0.3213], [0.2115, -0.5227, 0.3112]])
 _FROM_YIQ: Final = np.linalg.inv(_TO_YIQ)
 _CHUNK_PIXELS: Final = 8192
 """The number of pixels to convert at once.
 
-The floats of a chunk fit into a core's cache; converting a clip in chunks takes little more than
-half the time of converting it as a whole.
+The floats of so few pixels fit into a core's cache. Converting a clip in such chunks takes little
+more than half the time of converting the clip as a whole.
 """
 
 
 class ColorJitter(PictureTransform):
     """Random changes of brightness, contrast, saturation and hue.
 
-    The distributions are those of torchvision's ColorJitter. For a parameter x, the factor of
-    brightness, contrast or saturation is uniform from max(0, 1 - x) to 1 + x; the shift of hue is
-    uniform from -x to x, where 1 is a full turn. A pair instead of x sets the two bounds.
+    The distributions are those of torchvision's ColorJitter. If a parameter is a number x, the
+    factor of brightness, contrast or saturation is uniform from max(0, 1 - x) to 1 + x, and the
+    shift of hue is uniform from -x to x, where 1 is a full turn. If a parameter is a pair of
+    numbers, these are the bounds of the factor or of the shift.
 
-    Brightness scales all levels. Contrast scales their distance from the mean grey of the picture
-    or clip, saturation the distance of each pixel from its own grey. Hue rotates colours around the
-    grey axis and keeps their luma, as in NVIDIA DALI; torchvision rotates them in HSV, which takes
-    much longer. All four are applied as one linear map of a pixel's levels, which are rounded and
-    clipped once. Without clipping in between, the order of the changes makes no difference, so no
-    order is drawn.
+    A level is the value of a pixel in one channel. Brightness scales all levels. Contrast scales
+    the distance of all levels from the mean grey of the picture or clip. Saturation scales the
+    distance of the levels of a pixel from the grey of this pixel. Hue rotates colours around the
+    grey axis and does not change their luma, as in NVIDIA DALI; torchvision rotates colours in HSV,
+    which takes much longer. All four changes are applied together, as one linear map of the levels
+    of a pixel, and the results are rounded and clipped once. Because nothing is clipped between the
+    changes, their order makes no difference, and no random order is drawn.
 
     Raises:
         InvalidArgument: a parameter is not valid.
@@ -210,7 +214,8 @@ class ColorJitter(PictureTransform):
         self._hue = _check_bounds("hue", hue, least=-0.5, most=0.5)
 
     def _draw(self, height: int, width: int, rng: np.random.Generator) -> Change:
-        # Always draw four numbers, so that no parameter changes the draws of the others.
+        # Always draw four numbers. Otherwise, a change of one parameter would change the random
+        # numbers for the others.
         brightness, contrast, saturation = (rng.uniform(*factor) for factor in self._factors)
         angle = 2 * math.pi * rng.uniform(*self._hue)
         colours = brightness * contrast * _colour_map(saturation, angle)
@@ -225,13 +230,13 @@ class ColorJitter(PictureTransform):
 class Normalize(PictureTransform):
     """Conversion of levels to floats: (level / 255 - `mean`) / `std`, per channel.
 
-    Use Normalize last: the other transforms take uint8.
+    Use Normalize as the last transform, because the other transforms only accept uint8.
 
     Args:
-        mean, std: three numbers, or one for all channels; for levels from 0 to 1, as in
-            torchvision.
+        mean, std: three numbers, or one number for all channels. They refer to levels from 0 to 1,
+            as in torchvision.
         dtype: the dtype of the result.
-        fields: the names of the pictures; all by default.
+        fields: the names of the fields to change; by default all pictures and clips.
 
     Raises:
         InvalidArgument: a parameter is not valid.
@@ -259,7 +264,8 @@ class Normalize(PictureTransform):
         return self._normalized
 
     def _normalized(self, pixels: Pixels) -> Floats:
-        # Process whole rows: NumPy is four times slower if it broadcasts over three channels.
+        # Multiply whole rows of a picture: NumPy is four times slower if it broadcasts arrays of
+        # three channels.
         width = pixels.shape[-2]
         rows = np.ascontiguousarray(pixels).reshape(-1, width * 3)
         made = np.multiply(rows, np.tile(self._scale, width), dtype=np.float32)
@@ -268,7 +274,7 @@ class Normalize(PictureTransform):
 
 
 def _colour_map(saturation: float, angle: float) -> Floats:
-    """Return the matrix for saturation and hue, by which colours (R, G, B) are multiplied."""
+    """Return the matrix that changes the saturation and the hue of a colour (R, G, B)."""
     cos, sin = saturation * math.cos(angle), saturation * math.sin(angle)
     turned = np.array([[1, 0, 0], [0, cos, sin], [0, -sin, cos]])  # from red towards green
     found: Floats = _FROM_YIQ @ turned @ _TO_YIQ
@@ -323,17 +329,18 @@ _MAX_SIDE: Final = 16384
 class RandomResizedCrop(PictureTransform):
     """A crop of random area, aspect ratio and position, resized to `size`.
 
-    The box is drawn as in torchvision, after C. Szegedy et al., "Going deeper with convolutions"
-    (2014): the share of the picture's area is uniform between the bounds of `scale`, the aspect
-    ratio is log-uniform between the bounds of `ratio`, and the position is uniform. If the box does
-    not fit into the picture, another is drawn; after ten tries, the largest centred box that
-    `ratio` allows is used. Resizing is linear, with antialiasing when shrinking.
+    The box of the crop is drawn as in torchvision, after C. Szegedy et al., "Going deeper with
+    convolutions" (2014). The area of the box as a share of the picture's area is uniform between
+    the bounds of `scale`, the aspect ratio is log-uniform between the bounds of `ratio`, and the
+    position is uniform. If the box does not fit into the picture, another box is drawn. After ten
+    tries, the largest centred box that `ratio` allows is used. Resizing is linear; a picture that
+    becomes smaller is antialiased.
 
     Args:
         size: (height, width) of the result in pixels, or one number for both.
-        scale: the bounds of the crop's share of the picture's area.
-        ratio: the bounds of width / height.
-        fields: the names of the pictures; all by default.
+        scale: the bounds of the area of the crop, as a share of the picture's area.
+        ratio: the bounds of the aspect ratio, width / height, of the crop.
+        fields: the names of the fields to change; by default all pictures and clips.
 
     Raises:
         InvalidArgument: a parameter is not valid.
@@ -353,14 +360,14 @@ class RandomResizedCrop(PictureTransform):
         self._scale = _check_bounds("scale", scale, least=1e-6, most=1.0)
         low, high = _check_bounds("ratio", ratio, least=1e-3, most=1e3)
         self._ratio, self._log_ratio = (low, high), (math.log(low), math.log(high))
-        # Pillow itself is only imported where pictures are resized.
+        # Only check that Pillow is installed. It is imported when a picture is resized.
         if importlib.util.find_spec("PIL") is None:
             raise UnsupportedEnvironment(
                 f"{type(self).__name__} needs Pillow: {install_hint('images')}"
             )
 
     def box(self, height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
-        """Draw a crop for a picture of this size; return its top, left, height and width."""
+        """Draw a box in a picture of `height` and `width`; return (top, left, height, width)."""
         for _ in range(_MAX_TRIES):
             area = rng.uniform(*self._scale) * height * width
             aspect = math.exp(rng.uniform(*self._log_ratio))
@@ -407,7 +414,8 @@ class HorizontalFlip(PictureTransform):
 
 
 def _mirror(pixels: Pixels) -> Pixels:
-    # Move pixels of three bytes, which takes less than half the time of single bytes.
+    # Move whole pixels of three bytes. This takes less than half of the time of moving single
+    # bytes.
     whole = np.ascontiguousarray(pixels).view("V3")
     return np.ascontiguousarray(whole[..., ::-1, :]).view(np.uint8)
 

@@ -1,4 +1,7 @@
-"""The order of a loader's epochs, its progress, and its state for another process."""
+"""The order of samples in the epochs of a loader, and the loader's progress as a saveable state.
+
+A position is an index into the samples of an epoch, in the order in which they are loaded.
+"""
 
 from __future__ import annotations
 
@@ -43,24 +46,30 @@ _ELSEWHERE: Final = {
     "lineage": "the state belongs to another dataset: ",
     "view": "the state belongs to another selection or view of the dataset: ",
 }
-"""A plain sentence for differences in values that only shardio computes."""
+"""For values that users do not choose, a plain explanation of a difference between two states."""
 
 
 class LoaderState(NamedTuple):
-    """The progress of an epoch: `position` of its `n_samples` samples in `order` are consumed."""
+    """The progress of an epoch of `n_samples` samples, which are loaded in the order `order`.
+
+    The samples before `position` have been consumed, on all ranks together.
+    """
 
     epoch: int
     position: int
     n_samples: int
     order: Order
     tokens: tuple[int, ...] | None = None
-    """The token count of each source when the epoch began, if last tokens are padded."""
+    """The token count of each source of the dataset at the beginning of the epoch.
+
+    None unless the samples are windows of tokens, and the last window of a source is padded.
+    """
 
 
 def state_of(
     progress: LoaderState, view: SampleView, epoch_sampler: EpochSampler
 ) -> dict[str, Any]:
-    """Return the progress of an epoch as JSON values, from which `progress_of` restores it."""
+    """Return the progress of an epoch as JSON values; `progress_of` is the inverse."""
     state = {
         "version": _VERSION,
         "epoch": progress.epoch,
@@ -74,7 +83,10 @@ def state_of(
 
 
 def _identity(view: SampleView, epoch_sampler: EpochSampler, order: Order) -> dict[str, Any]:
-    """Return everything that determines which sample is at a position; None without effect."""
+    """Return the values that determine which sample is at each position of an epoch.
+
+    The value of an option that has no effect on the order is None.
+    """
     lineage, seed = view.dataset.lineage, epoch_sampler.seed
     found = {"lineage": lineage, "view": view.identity, "seed": seed}
     found |= dict.fromkeys(("shuffle", "sampler", "weights", "replacement", "mixing", "per_video"))
@@ -82,10 +94,11 @@ def _identity(view: SampleView, epoch_sampler: EpochSampler, order: Order) -> di
 
 
 def progress_of(state: object, view: SampleView, epoch_sampler: EpochSampler) -> LoaderState:
-    """Return the progress recorded in a state.
+    """Return the progress that `state_of` recorded in a state.
 
     Raises:
-        InvalidArgument: the state is invalid, or belongs to a loader of other data or options.
+        InvalidArgument: the state is invalid, or belongs to a loader with another dataset or
+            different options.
     """
     if not isinstance(state, Mapping) or state.get("version") != _VERSION:
         found = state.get("version") if isinstance(state, Mapping) else state
@@ -119,9 +132,9 @@ def progress_of(state: object, view: SampleView, epoch_sampler: EpochSampler) ->
 def _tokens(
     state: Mapping[str, Any], view: WindowView, had: tuple[int, ...] | None
 ) -> tuple[int, ...]:
-    """Return the token count of each source at the start of the state's epoch.
+    """Return the token count of each source at the beginning of the epoch in `state`.
 
-    `had` is the window count of each source at that time; None if it is unknown.
+    `had` is the number of windows of each source at that time; None if it is unknown.
     """
     found, now = state.get("tokens"), view.windows.n_tokens
     if isinstance(found, list | tuple) and len(found) == len(now):
@@ -139,22 +152,32 @@ def _count(state: Mapping[str, Any], name: str) -> int:
 
 
 class EpochSampler:
-    """The samples of each epoch and their order; refuses those that do not fit the dataset."""
+    """The samples of each epoch, and their order.
+
+    Raises:
+        InvalidArgument: the shuffle mode or the sampler does not fit the dataset.
+    """
 
     def __init__(self, view: SampleView, options: LoaderOptions) -> None:
         self.samples, self.seed = samples_of(view), options.seed
         self._sampler = options.sampler
         self._tokens = view.stream_tokens
         self._draw: Callable[..., Positions] | None = None
-        """A function that draws the samples of an epoch without replacement."""
+        """A function that draws the samples of an epoch without replacement, by their weights.
+
+        None unless a WeightedSampler without replacement is used.
+        """
         self._origin: dict[str, Any] = {}
-        """The options that determine weighted draws."""
+        """The values that determine weighted draws; they are part of the state of the loader."""
         self._latest: tuple[int, Listed] | None = None
-        """The latest epoch whose samples were listed, and its order."""
+        """The epoch whose samples were listed last, and the order of that epoch."""
         self.order: Order | None = None
-        """The order of epochs that begin now; None if the samples of each epoch must be listed."""
+        """The order of every epoch that begins now.
+
+        None if an epoch has its own list of samples, which must be computed when the epoch begins.
+        """
         self.n_at_most: int | None = None
-        """The number of positions of any epoch that begins now; None if unknown."""
+        """The number of positions of every epoch that begins now; None if it is unknown."""
         if isinstance(self._sampler, WeightedSampler):
             Listed.check(self.samples)
             self._set_weights(self._sampler, _checked(self._sampler.weights, self.samples.n))
@@ -173,11 +196,14 @@ class EpochSampler:
             self.n_at_most = self.order.n_positions(self.samples)
 
     def order_of(self, epoch: int) -> Order:
-        """Return the order of an epoch that begins now."""
+        """Return the order of epoch `epoch` if it begins now."""
         return self._listed(epoch) if self.order is None else self.order
 
     def _listed(self, epoch: int) -> Listed:
-        """List the samples of an epoch and return its order; the latest epoch is cached."""
+        """List the samples of an epoch; return the order that this list defines.
+
+        The result for the epoch that was listed last is cached.
+        """
         if self._latest is None or self._latest[0] != epoch:
             numbers = self._sampled(epoch) if self._draw is None else self._draw(epoch=epoch)
             origin = self._origin or {"sampler": _hash_of(numbers)}
@@ -186,16 +212,16 @@ class EpochSampler:
         return self._latest[1]
 
     def n_positions(self, epoch: int) -> int:
-        """Return the number of positions of an epoch that begins now."""
+        """Return the number of positions of epoch `epoch` if it begins now."""
         n = self.n_at_most
         return self.order_of(epoch).n_positions(self.samples) if n is None else n
 
     def beginning(self, epoch: int) -> LoaderState:
-        """Return the progress at the start of an epoch that begins now."""
+        """Return the progress at the start of epoch `epoch` if it begins now."""
         return LoaderState(epoch, 0, self.n_positions(epoch), self.order_of(epoch), self._tokens)
 
     def _set_weights(self, sampler: WeightedSampler, weights: npt.NDArray[np.float64]) -> None:
-        """Make every epoch draw its samples by these weights."""
+        """Make every epoch draw its samples by `weights`, the checked weights of `sampler`."""
         self._origin = {"weights": _hash_of(weights), "replacement": sampler.replacement}
         self.n_at_most = n = _count_draws(sampler, weights)
         if sampler.replacement:
@@ -205,7 +231,10 @@ class EpochSampler:
             self._draw = functools.partial(draw_without_replacement, weights, n, seed=self.seed)
 
     def _check_sampler(self) -> None:
-        """Check that the sampler yields positions, and the same positions for the same epoch."""
+        """Check that the sampler yields indices of samples.
+
+        Also check that it yields the same indices when it is iterated for the same epoch again.
+        """
         listed = self._listed(0)
         if holds_positions(self._sampler):
             self.order = listed
@@ -230,10 +259,10 @@ class EpochSampler:
 
 
 def _iterated(sampler: Any, *, seed: int, epoch: int) -> list[Any]:
-    """Iterate a sampler for an epoch, with the global generators seeded for this epoch.
+    """Iterate a sampler for an epoch, with the global random generators seeded for this epoch.
 
-    Samplers that draw from these generators, as torch's do, then yield the same samples on all
-    ranks and in a resumed epoch.
+    A sampler that draws from the global generators, as the samplers of torch do, then yields the
+    same samples on all ranks, and again when the epoch is resumed.
     """
     with GENERATOR_LOCK.held():
         seed_generators(SampleGenerators(seed, OF_SAMPLERS).key(epoch, 0))
@@ -243,7 +272,7 @@ def _iterated(sampler: Any, *, seed: int, epoch: int) -> list[Any]:
 
 
 def _checked(weights: Any, n: int) -> npt.NDArray[np.float64]:
-    """Return a copy of the weights as floats; check them for n samples."""
+    """Return a copy of the weights as floats; check that they are valid weights of n samples."""
     what = f"weights must be {n} numbers from 0 up, one for each sample, not all 0"
     try:
         if is_masked(weights):
@@ -294,12 +323,15 @@ class Epochs:
         """The latest iteration; None before the first one, and after `load_state`."""
         self._options = options
         self._next: LoaderState | int = 0
-        """The progress at which a loaded state resumes the next epoch, or that epoch's index."""
+        """The next epoch: the progress from a loaded state, or else the index of the epoch."""
         self._has_warned = False
 
     @property
     def number(self) -> int:
-        """The index of the latest epoch; before the first iteration, of the next epoch."""
+        """The index of the latest epoch.
+
+        Before the first iteration, and after `load_state`, the index of the next epoch.
+        """
         if self.latest is not None:
             return self.latest.plan.epoch
         return self._next.epoch if isinstance(self._next, LoaderState) else self._next
@@ -320,7 +352,7 @@ class Epochs:
         return self.latest
 
     def _warn_of_no_batch(self, start: LoaderState) -> None:
-        """Warn, once per loader, if tail="drop" leaves no batch of a whole epoch."""
+        """Warn, once per loader, if a whole epoch has no batch because of tail="drop"."""
         asked, n = self._options, start.n_samples
         if asked.tail != "drop" or self._has_warned or start.position or not n:
             return
@@ -329,11 +361,15 @@ class Epochs:
             warn_of_no_batch(start.epoch, n, asked.batch_size, asked.world_size)
 
     def state(self, view: SampleView) -> dict[str, Any]:
-        """Return the progress of the latest epoch, for `load_state`."""
+        """Return the progress of the latest epoch as a state for `load_state`."""
         return state_of(self._progress(), view, self.epoch_sampler)
 
     def load_state(self, state: Mapping[str, Any], view: SampleView) -> None:
-        """Make the next iteration resume where `state` was returned; see `progress_of`."""
+        """Make the next iteration resume at the progress in `state`.
+
+        Raises:
+            InvalidArgument: see `progress_of`.
+        """
         self._next = progress_of(state, view, self.epoch_sampler)
         self.latest = None
 

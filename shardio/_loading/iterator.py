@@ -1,4 +1,8 @@
-"""An iterator over one epoch of a loader: filled blocks become batches; progress can be shown."""
+"""An iterator over one epoch of a loader, which makes batches of the blocks that workers fill.
+
+A block is a piece of shared memory with the values of one batch. `ProgressBar` is a second
+iterator, around the first, which shows the progress.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +33,18 @@ if TYPE_CHECKING:
 
 
 _EVERY_BLOCK: Final = -1
-"""A key in place of a block's index, for tensors that receive the batches of all blocks."""
+"""The key in place of the index of a block, for tensors into which all batches are copied."""
 
 
 class BatchAssembler:
-    """Assembles the batches of a loader from the blocks that its engine fills and owns.
+    """A maker of batches from the blocks that the loader's engine owns and its workers fill.
 
-    The adapter converts arrays to tensors; with None, batches have arrays. If `reuses` is True, a
-    batch is valid only until the next one is requested.
+    Args:
+        engine: the engine; borrowed.
+        adapter: converts arrays to tensors; None if batches should contain arrays.
+        dataset: the dataset.
+        reuses: True if a batch need not stay valid when the next batch is requested.
+        most_skips: the number of samples that may be skipped in an iteration.
     """
 
     def __init__(
@@ -56,7 +64,11 @@ class BatchAssembler:
         }
 
     def hand_over(self, delivered: Delivered, iteration: EpochIteration) -> Batch:
-        """Return a filled block as the batch for the loop."""
+        """Return the batch in a filled block.
+
+        Raises:
+            TooManySkipped: too many samples were skipped in this iteration.
+        """
         layout = iteration.layout
         number, step, n_rows, heap_bytes = delivered
         skipped: tuple[Skipped, ...] = ()
@@ -78,7 +90,8 @@ class BatchAssembler:
         batch = Batch(
             layout, block, n_rows, values, epoch, step, self._paths, self._beside, skipped
         )
-        iteration.n_handed_over = step + 1  # last: from now on the batch counts as consumed
+        # This comes last, because the batch counts as consumed from now on.
+        iteration.n_handed_over = step + 1
         return batch
 
     def _values(
@@ -94,9 +107,10 @@ class BatchAssembler:
     def _lane(
         self, layout: BlockLayout, number: int, n_rows: int, block: npt.NDArray[np.uint8]
     ) -> dict[str, Any]:
-        """Return the arrays or tensors for reuse=True.
+        """Return the arrays or tensors of a batch for reuse=True, which are used again later.
 
-        There is one set per block or, if tensors are copies, one set for all blocks.
+        If they share the memory of a block, every block has its own arrays or tensors. If tensors
+        are copies instead, all blocks are copied into the same tensors.
         """
         lanes = self._engine.pool.kept
         if self._adapter is not None and not self._adapter.aliases:
@@ -116,7 +130,10 @@ class BatchAssembler:
         return values
 
     def _private_copy(self, number: int, n_bytes: int) -> npt.NDArray[np.uint8]:
-        """Copy the batch out of its block, because all available blocks are held."""
+        """Return a copy of the first `n_bytes` of block `number`.
+
+        The batch gets the copy, because the program holds all other blocks.
+        """
         pool = self._engine.pool
         copy = pool.copy(number, n_bytes)
         if pool.n_copies == 1:
@@ -130,10 +147,10 @@ class BatchAssembler:
 
 
 class LoaderIterator:
-    """An iterator over one epoch of a loader, which it keeps alive.
+    """An iterator over one epoch of a loader. It keeps the loader alive.
 
-    When the iterator is exhausted, fails or is garbage-collected, its tasks are cancelled and its
-    blocks are freed.
+    When the iterator is exhausted, fails or is garbage-collected, its iteration is cancelled: the
+    remaining tasks are dropped, and the blocks are freed.
     """
 
     def __init__(
@@ -163,7 +180,8 @@ class LoaderIterator:
                 timer.left_ns += now_ns() - began_ns
                 return batch
         except BaseException as error:
-            if not isinstance(error, Exception):  # Ctrl-C may have lost a batch
+            # Ctrl-C may have interrupted the delivery after the engine had given the batch away.
+            if not isinstance(error, Exception):
                 self._engine.mark_torn()
             self._end()
             raise
@@ -181,10 +199,11 @@ _LINE_EVERY_S: Final = 10.0
 
 
 class ProgressBar:
-    """An iterator over batches that shows the progress, and keeps no reference to a batch.
+    """An iterator that yields the batches of another iterator, and shows the progress.
 
-    On a terminal, the progress is a bar, otherwise occasional lines. `n_batches` counts the whole
-    epoch, and `n_done` the batches consumed before this iteration.
+    It keeps no reference to a batch. If `file` is a terminal, the progress is shown as a bar,
+    otherwise as a line from time to time. `n_batches` is the number of batches of the whole epoch,
+    and `n_done` is the number of batches that were consumed before this iteration.
     """
 
     def __init__(
@@ -204,7 +223,7 @@ class ProgressBar:
         self._bar = _bar(self._file, title, n_batches, n_done) if self._file.isatty() else None
         self._every_s = _LINE_EVERY_S if self._bar is None else _EVERY_S
         self._next_s = time.monotonic() + self._every_s
-        # Restore the terminal even if the loop is left early.
+        # The finalizer restores the terminal, even if the program leaves the loop early.
         self._stop = weakref.finalize(self, _stop, self._bar)
 
     def __iter__(self) -> Self:
@@ -224,12 +243,12 @@ class ProgressBar:
         return batch
 
     def _show(self) -> None:
-        """Show the progress; ignore an output that cannot be written."""
+        """Show the progress. Errors of writing are ignored."""
         stats = self._stats()
         elapsed_s = stats.elapsed_s or 1.0
         rate = f"{stats.n_samples / elapsed_s:,.0f} samples/s"
         note = f"{rate}, waiting {stats.waiting_s / elapsed_s:.0%} of the time"
-        # Errors mean that the terminal is gone, or that the file is closed.
+        # An error means that the terminal is gone, or that the file is closed.
         with contextlib.suppress(OSError, ValueError):
             if self._bar is None:
                 done = f"{self._n_done:,} of {self._n_batches:,} batches"
@@ -242,7 +261,7 @@ class ProgressBar:
 
 
 def _writable(title: str, file: TextIO) -> str:
-    """Escape the characters of a title that the encoding of a file lacks."""
+    """Return the title with those characters escaped that the encoding of `file` lacks."""
     encoding = getattr(file, "encoding", None) or "utf-8"
     return title.encode(encoding, "backslashreplace").decode(encoding)
 
@@ -264,7 +283,7 @@ def _bar(file: TextIO, title: str, n_batches: int, n_done: int) -> Progress:
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
         console=Console(file=file),
-        auto_refresh=False,  # no thread: the loop itself refreshes the bar
+        auto_refresh=False,  # do not start a thread: `_show` refreshes the bar
     )
     bar.add_task(title, total=n_batches, completed=n_done, note="")
     bar.start()

@@ -1,4 +1,4 @@
-"""The options of a loader: parameters for users, internally one frozen and checked record."""
+"""The options of a loader, which users pass as parameters, as a frozen record of checked values."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ OnError = Literal["raise", "skip"]
 _ON_ERROR: Final = get_args(OnError)
 _MAX_RANKS: Final = 1 << 24
 _LONGEST_S: Final = 1_000_000
-"""The longest timeout; the kernel counts milliseconds in 31 bits."""
+"""The longest timeout. The kernel counts a timeout in milliseconds, as a number of 31 bits."""
 
 TORCH_HABITS: Final = {
     "batch_sampler": "pass the order of samples as sampler=, and batch_size",
@@ -60,7 +60,7 @@ TORCH_HABITS: Final = {
     "weights": "write sampler=shardio.WeightedSampler(weights)",
     "worker_init_fn": "workers need no seeding: write transform(sample, rng), and draw from rng",
 }
-"""Options of torch's DataLoader, each with what to write instead for a ShardLoader."""
+"""For each of these options of torch's DataLoader, advice for users of a ShardLoader."""
 _OPEN_OPTIONS: Final = (
     "access",
     "cache",
@@ -73,9 +73,10 @@ _OPEN_OPTIONS: Final = (
 
 
 def dataset_habits(call: str) -> dict[str, str]:
-    """Return options of datasets and their views, each with what to write instead.
+    """Return advice for users who pass an option of `shardio.open` or of a view to a loader.
 
-    `call` is the call that has none of them, with {} in the place of the dataset.
+    The result maps the name of each such option to a text that says what to write instead. `call`
+    is a correct call of the loader as a format string, in which {} stands for the dataset.
     """
     calls = {name: f"shardio.open(path, {name}=…)" for name in _OPEN_OPTIONS}
     calls |= dict.fromkeys(("select", "indices", "mask"), "shardio.open(path).select(…)")
@@ -100,7 +101,10 @@ def one_of(name: str, value: Any, known: tuple[Any, ...]) -> Any:
 
 
 def refuse_path(name: str, value: Any) -> None:
-    """Refuse a path or text where items are expected: each character would be an item."""
+    """Raise InvalidArgument if `value`, an iterable of items, is a path or a text.
+
+    Iterating over a text would yield its characters as items.
+    """
     if not isinstance(value, str | bytes | bytearray | os.PathLike):
         return
     path = os.fsdecode(bytes(value)) if isinstance(value, bytes | bytearray) else os.fspath(value)
@@ -112,7 +116,10 @@ def refuse_path(name: str, value: Any) -> None:
 
 
 def place_among_ranks(rank: Any, world_size: Any) -> tuple[int, int]:
-    """Return the rank of this process and the number of ranks, as given or set by a launcher."""
+    """Return the rank of this process and the number of ranks; check both.
+
+    If the arguments are None, the values come from the environment that a launcher has set.
+    """
     if (rank is None) != (world_size is None):
         raise InvalidArgument(
             f"rank and world_size belong together; found rank={rank!r}, world_size={world_size!r}"
@@ -127,7 +134,7 @@ def place_among_ranks(rank: Any, world_size: Any) -> tuple[int, int]:
 
 
 def warn_of_no_batch(epoch: int, n_samples: int, batch_size: int, world_size: int) -> None:
-    """Warn that tail="drop" leaves an epoch with samples but without a batch."""
+    """Warn that an epoch with samples has no batch because of tail="drop"."""
     step = f"{batch_size * world_size} of a step" + f" of {world_size} ranks" * (world_size > 1)
     warnings.warn(
         f"epoch {epoch} has no batch: tail='drop' leaves out all of its {n_samples} samples, which "
@@ -139,7 +146,10 @@ def warn_of_no_batch(epoch: int, n_samples: int, batch_size: int, world_size: in
 
 
 def most_skips(on_error: Any, max_skips: Any) -> int | None:
-    """Return how many samples of an epoch may be skipped; None if errors are raised."""
+    """Return the number of samples of an epoch that may be skipped; check both options.
+
+    Return None if errors are raised instead.
+    """
     skips = one_of("on_error", on_error, _ON_ERROR) == "skip"
     if max_skips is None:
         if skips:
@@ -157,7 +167,7 @@ def most_skips(on_error: Any, max_skips: Any) -> int | None:
 
 
 def seconds(name: str, value: Any) -> float | None:
-    """Return a number of seconds, or None for no limit; check the value."""
+    """Return a number of seconds as a float, or None for no limit; check the value."""
     if value is None:
         return None
     is_number = isinstance(value, int | float | np.integer | np.floating)
@@ -169,7 +179,10 @@ def seconds(name: str, value: Any) -> float | None:
 
 
 def user_function(name: str, function: Any, given: str) -> Any:
-    """Return the function; raise InvalidArgument unless it takes (given) or (given, rng)."""
+    """Return the function; check that it can be called with (given) or with (given, rng).
+
+    `given` is the name of the first parameter in messages.
+    """
     if function is not None and not callable(function):
         raise InvalidArgument(f"{name} must be callable; found {function!r}")
     if function is not None:
@@ -178,7 +191,7 @@ def user_function(name: str, function: Any, given: str) -> Any:
 
 
 def check_devices(collation: Collation, device: Any) -> None:
-    """Check that batches can be sharded if there are several devices."""
+    """Check that batches can be split over the devices if `device` has several."""
     rules = collation.others, *collation.named.values()
     if isinstance(device, tuple | list) and any(rule.kind == "ragged" for rule in rules):
         raise InvalidArgument(
@@ -195,7 +208,7 @@ def _collation(name: str, asked: Any) -> Collation:
 
 
 def device_or_none(device: Any, output: str) -> Any:
-    """Return a device name, a tuple of names, or None for the default; check the value."""
+    """Return the name of a device, a tuple of names, or None for the default; check the value."""
     if device is None:
         return None
     if output == "numpy":
@@ -215,7 +228,7 @@ Collate = (
 )
 _START_METHODS: Final = ("zygote", "spawn", "thread")
 _MAX_WORKERS: Final = 1024
-"""The maximum number of workers. Each worker takes file descriptors and 10 MB of memory."""
+"""The maximum number of workers. A worker takes several file descriptors and 10 MB of memory."""
 
 
 Decode = bool | Mapping[str, bool | Sound]
@@ -231,9 +244,10 @@ class Media:
 
 
 def _option(check: Callable[..., Any], *args: Any, default: Callable[[], Any] | None = None) -> Any:
-    """Declare an option whose checked value is the result of `check(name, value, *args)`.
+    """Declare an option that is checked by the function `check`.
 
-    If `default` is given, None is replaced by the result of `default`, which is not checked.
+    The value of the option in the record is the result of `check(name, value, *args)`. If `default`
+    is given and the value is None, the result of `default()` is used instead, without a check.
     """
 
     def checked(name: str, value: Any) -> Any:
@@ -244,7 +258,9 @@ def _option(check: Callable[..., Any], *args: Any, default: Callable[[], Any] | 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
-    """The options of a ShardLoader, checked and with defaults filled in; see ShardLoader.
+    """The options of a ShardLoader, checked and with the defaults filled in.
+
+    The docstring of ShardLoader describes the options.
 
     Raises:
         InvalidArgument: an option is invalid; the message names the option, the accepted values and
@@ -276,7 +292,7 @@ class LoaderOptions:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Self:
-        """Return the options among the arguments of a loader."""
+        """Return the options from `arguments`, all arguments of a loader by their names."""
         return cls(**{each.name: arguments[each.name] for each in fields(cls)})
 
     def __post_init__(self) -> None:
@@ -303,12 +319,14 @@ class LoaderOptions:
 def resolve_view(
     given: OpenDataset | SampleView, fields: Any, decode: Any
 ) -> tuple[SampleView, Media]:
-    """Return the view that a loader loads, and the fields that it reads and decodes.
+    """Return the view whose samples a loader loads, and the fields that it reads and decodes.
 
-    For a dataset, return its default view: clips if a video is decoded, otherwise rows.
+    If `given` is a dataset and not a view, the view is the default view of the dataset: clips if a
+    video is decoded, otherwise rows.
 
     Raises:
-        InvalidArgument: fields do not exist, or cannot be combined with each other or the view.
+        InvalidArgument: a field does not exist, or the fields cannot be combined with each other or
+            with the view.
     """
     dataset = given.dataset if isinstance(given, SampleView) else given
     if isinstance(dataset, Mixture):
@@ -339,7 +357,10 @@ def resolve_view(
 
 
 def _decoded(decode: Any, names: Sequence[str], schema: Schema) -> dict[str, Any]:
-    """Return, for each image, audio or video field, whether and how it is decoded."""
+    """Return, for each image, audio or video field among `names`, the way in which it is decoded.
+
+    The way is True, False or a Sound.
+    """
     media = [name for name in names if schema[name].medium]
     if decode is True or decode is False:
         return dict.fromkeys(media, decode)
@@ -365,7 +386,7 @@ def _decoded(decode: Any, names: Sequence[str], schema: Schema) -> dict[str, Any
 
 
 def _default_view(dataset: OpenDataset, videos: Sequence[str]) -> SampleView:
-    """Return the view that a loader loads by default; `videos` are the video fields to decode."""
+    """Return the default view of a dataset; `videos` are the video fields to decode."""
     if not videos:
         return RowView(dataset)
     if len(videos) > 1:
@@ -384,7 +405,10 @@ def _default_view(dataset: OpenDataset, videos: Sequence[str]) -> SampleView:
 
 
 def _check_collation(collation: Collation, view: SampleView, media: Media) -> None:
-    """Check a collation against the fields of samples; clips are checked later, by their sizes."""
+    """Check that a collation fits the fields of samples.
+
+    Clips are not checked here, because the check needs their sizes, which are read later.
+    """
     if isinstance(view, ClipView):
         return
     chosen = Schema({name: view.dataset.schema[name] for name in media.fields})
@@ -403,11 +427,12 @@ def batch_spec_of(
         InvalidArgument: the collation or the decoded audio do not fit the dataset.
         ShardCorrupt: the lengths of audio could not be read.
     """
-    # Unless batches are padded, a block needs no more rows than an epoch has positions.
+    # A block needs at most as many rows as an epoch has positions, unless batches are padded.
     is_whole = n_at_most is None or options.tail == "pad"
     most = options.batch_size if is_whole else max(1, n_at_most or 0)
     dataset = view.dataset
-    if options.transform is None:  # otherwise its result decides
+    # With a transform, the fields of its result are collated, and these are not known yet.
+    if options.transform is None:
         _check_collation(options.collate, view, media)
     selection, tables = dataset.rows.row_list, view.tables().items()
     return BatchSpec(

@@ -1,4 +1,4 @@
-"""Download an iteration's shards before they are needed, in the order of their use."""
+"""Download the shards of an iteration before workers need them, in the order of their use."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _SAMPLES_AT_ONCE: Final = 1 << 14
 
 
 class RemotePrefetch:
-    """Downloads shards for a loader's latest iteration ahead of use; does nothing for folders.
+    """A downloader of the shards of a loader's latest iteration, ahead of their use.
 
-    `order` is the order of epochs; None if a sampler determines it.
+    It does nothing if the dataset is a folder. `order` is the order of the samples in all epochs;
+    None if each epoch has its own list of samples.
 
     Raises:
         InvalidArgument: an epoch needs more bytes at the same time than the cache may hold.
@@ -32,9 +33,15 @@ class RemotePrefetch:
         self._dataset, self._batch_spec = dataset, batch_spec
         self._ahead: Prefetcher | None = None
         self._at_once = 0
-        """The bytes of the files that an iteration uses at one time, which must fit the cache."""
+        """The number of bytes of files that an iteration uses at the same time.
+
+        The cache must have room for these files.
+        """
         self._here = set[str]()
-        """The paths of downloaded files, which stay in the cache if all files fit into it."""
+        """The paths of the files that have been downloaded.
+
+        If all files of the dataset fit into the cache, these files stay there.
+        """
         self._is_done = not dataset.remote_storages
         if not self._is_done and order is not None and not self._all_fit():
             most, by_shard = self._most_bytes(), self._sizes().reshape(-1, len(dataset.shards))
@@ -42,7 +49,7 @@ class RemotePrefetch:
             self._at_once = order.check_cache(by_shard.sum(axis=0), most, room)
 
     def follow(self, iteration: EpochIteration, view: SampleView) -> None:
-        """Download for an iteration, and stop downloading for the previous one."""
+        """Start to download the shards of an iteration; stop the downloads for the previous one."""
         if self._is_done or self._has_all():
             return
         if self._ahead is not None:
@@ -58,7 +65,7 @@ class RemotePrefetch:
         self._ahead = Prefetcher(wanted, reached, most_ahead, self._here)
 
     def _has_all(self) -> bool:
-        """Return True if there is nothing left to download."""
+        """Return True if all files have been downloaded, and will stay in the cache."""
         files = remote_files(self._dataset, self._batch_spec.fields)
         self._is_done = self._all_fit() and all(
             storage.path_of(summary) in self._here for storage, summary in files
@@ -69,14 +76,17 @@ class RemotePrefetch:
         return remote_sizes(self._dataset, self._batch_spec.fields)
 
     def _most_bytes(self) -> int:
-        """Return the smallest size limit of the caches, in bytes."""
+        """Return the number of bytes that the smallest of the caches may hold."""
         return min(storage.max_bytes for storage in self._dataset.remote_storages)
 
     def _all_fit(self) -> bool:
         return all(storage.fits(self._sizes()) for storage in self._dataset.remote_storages)
 
     def end_with(self, close: Callable[[], None]) -> None:
-        """Stop downloading; call `close`, which closes the engine, while downloads are ending."""
+        """Stop all downloads and call `close`, which closes the engine.
+
+        The last downloads may still be ending while `close` runs; wait for them afterwards.
+        """
         if self._ahead is not None:
             self._ahead.cancel()
         try:
@@ -85,14 +95,16 @@ class RemotePrefetch:
             if self._ahead is not None:
                 self._ahead.close()
                 for storage in self._dataset.remote_storages:
-                    # The last downloads may have opened files again after the engine closed them
+                    # After the engine has closed the files, the last downloads may have opened
+                    # some of them again.
                     storage.close()
 
 
 def _wanted(view: SampleView, batch_spec: BatchSpec, plan: EpochPlan) -> Iterator[PrefetchRequest]:
-    """Yield the files that an iteration needs, in the order of the first steps that need them.
+    """Yield the files that an iteration needs, ordered by the first step that needs each of them.
 
-    A file is yielded again after a long gap.
+    A file that is needed again after a long gap is yielded again, because the cache may have
+    dropped it.
     """
     partition, dataset = plan.partition, view.dataset
     index_planner = IndexPlanner(view, seed=batch_spec.seed)

@@ -1,4 +1,4 @@
-"""The sources of DataLoader and Pipeline, and the positions from which an iteration can resume."""
+"""The sources of DataLoader and Pipeline, and the positions at which an iteration can resume."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ class MapIterator:
 
     Args:
         mapping: a mapping or a sequence; the keys of a sequence are 0, 1, ….
-        sampler: an iterable of keys, iterated again for every iteration; None for all keys in
-            order. To resume in the middle of an iteration, the sampler must repeat its keys.
+        sampler: an iterable of keys, which is iterated anew for every iteration; None for all keys
+            in order. An iteration can only resume in the middle if the sampler yields the same keys
+            again.
 
     Raises:
         InvalidArgument: `mapping` cannot be indexed, or `sampler` cannot be iterated.
@@ -47,7 +48,10 @@ class MapIterator:
         return len(self._mapping if self._sampler is None else self._sampler)  # type: ignore[arg-type]
 
     def iterate_from(self, index: int) -> Iterator[Any]:
-        """Yield the values from the key at position `index` on, without looking up earlier keys."""
+        """Yield the values of the keys from position `index` on.
+
+        The values of earlier keys are not looked up.
+        """
         for place, key in enumerate(self._keys()):
             if place >= index:
                 yield self._mapping[key]
@@ -59,25 +63,35 @@ class MapIterator:
 
 
 class ResumePosition(NamedTuple):
-    """A position: `item` items and `n_passed_over` results of the next item have been yielded."""
+    """A position in an iteration.
+
+    All results of the first `item` items have been yielded, and `n_passed_over` results of the next
+    item.
+    """
 
     item: int = 0
     n_passed_over: int = 0
     source_state: Any = None
-    """The result of the source's `state_dict`, if it has one."""
+    """The result of the source's method `state_dict`, if the source has this method."""
 
     @classmethod
     def behind(cls, origin: SourceItem | None) -> Self:
-        """Return the position after a result; None stands for the end of an iteration."""
+        """Return the position after the result of `origin`, an item of the source.
+
+        None stands for the end of an iteration, after which the next one starts at the first item.
+        """
         if origin is None:
             return cls()
-        if origin.n_given:  # more results of a generator may follow
+        if origin.n_given:  # the item went to a generator function, which may yield more results
             return cls(origin.last, origin.n_given, origin.before)
         return cls(origin.last + 1, 0, origin.after)
 
 
 class PipelineSource:
-    """The source of an iteration, and its positions; `name` is its name in messages."""
+    """The source of items of an iteration, and the positions in it.
+
+    `name` is the name of the source in messages.
+    """
 
     def __init__(self, name: str, source: Iterable[Any] | AsyncIterable[Any]) -> None:
         refuse_path(name, source)
@@ -97,11 +111,15 @@ class PipelineSource:
 
     @property
     def n_items(self) -> int | None:
-        """The number of items; None if the source has no length."""
+        """The number of items of the source; None if the source has no length."""
         return len(self.source) if hasattr(self.source, "__len__") else None
 
     def begin_at(self, position: ResumePosition) -> tuple[Any, ResumePosition]:
-        """Return an iterable from a position on, and the position with the state of the source."""
+        """Return an iterable over the items from a position on, and the position.
+
+        If the source has a `state_dict`, the returned position contains the state of the source,
+        and the iterable yields a SourcePosition for each item.
+        """
         if self._has_state:
             if position.source_state is not None:
                 self.source.load_state_dict(position.source_state)
@@ -116,7 +134,7 @@ class PipelineSource:
         return rest, position
 
     def _watched(self) -> Iterator[SourcePosition]:
-        """Yield each item with the states of the source before and after it."""
+        """Yield each item, together with the states of the source before and after the item."""
         items = iter(self.source)
         before = self.source.state_dict()
         for item in items:
@@ -125,7 +143,7 @@ class PipelineSource:
             before = after
 
     def state_of(self, position: ResumePosition) -> dict[str, Any]:
-        """Return the state for a position."""
+        """Return a position as a state, from which `position_in` restores the position."""
         self._check_positions()
         state = position.source_state
         if state is None and self._has_state:
@@ -139,7 +157,12 @@ class PipelineSource:
         }
 
     def position_in(self, state: Any) -> ResumePosition:
-        """Return the position in a state; refuse one that is invalid or of another source."""
+        """Return the position in a state.
+
+        Raises:
+            InvalidArgument: the state is invalid or belongs to another source, or an iteration of
+                this source cannot resume.
+        """
         self._check_positions()
         kept = {"version", "item", "n_passed_over", "n_items", "source"}
         if not isinstance(state, Mapping) or set(state) != kept or state["version"] != _VERSION:
@@ -165,6 +188,7 @@ class PipelineSource:
 
 
 def _is_iterable(value: Any) -> bool:
-    # An object with only __getitem__ is iterated with 0, 1, …. Look at the type: a class has the
-    # attributes of its instances, but is not iterable itself.
+    # Python iterates an object that has __getitem__ but not __iter__ with the indices 0, 1, ….
+    # Look at the type of the value: if the value is itself a class, it has the attribute __iter__
+    # of its instances, although the class cannot be iterated.
     return hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__")

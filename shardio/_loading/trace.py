@@ -1,7 +1,8 @@
 """A trace of a loader: the times at which workers filled batches, and the activities of the loop.
 
-The file has Google's Trace Event Format, JSON with times in microseconds. There is a row for each
-worker, a row for the main process, and a graph of the number of ready batches.
+The file is JSON in Google's Trace Event Format, with times in microseconds. A viewer shows a row
+for each worker, a row for the main process, and a graph of the number of ready batches: batches
+that are filled, but not delivered to the loop yet.
 """
 
 from __future__ import annotations
@@ -23,15 +24,19 @@ from shardio.errors import InvalidArgument
 from shardio.storage.fs import create
 
 Event = dict[str, Any]
-"""One event of the file."""
+"""One event of the trace file, as a JSON object."""
 
 _N_DELIVERIES: Final = 4096
 _MAIN: Final = 0
-"""The row of the main process; worker k has row k + 1."""
+"""The index of the row of the main process; the row of worker k has the index k + 1."""
 
 
 class Delivery(NamedTuple):
-    """The times at which the loop requested and received a batch, and the time it waited, in ns."""
+    """The delivery of the batch of step `step` to the loop; all times are in ns.
+
+    The loop requested the batch at `asked_ns`, waited for workers for `waited_ns`, and received the
+    batch at `got_ns`. `pass_ns` is the time at which the iteration began, and identifies it.
+    """
 
     pass_ns: int
     step: int
@@ -43,13 +48,13 @@ class Delivery(NamedTuple):
 class Trace:
     """A recording of a loader's work during a `with` block.
 
-    It covers the iterations that begin inside the block: the latest 512 batches of each worker, and
-    the latest 4,096 batches of the loop.
+    The recording covers the iterations that begin inside the block: of these, the latest 512
+    batches of each worker, and the latest 4,096 batches that the loop received.
 
     Args:
         engine: the engine of the loader; borrowed.
-        path: the file, opened at the start and written at the end, even after an exception; None
-            if the caller calls `save`.
+        path: the path of the file to write; None if the caller will call `save`. The file is opened
+            at the beginning of the block, and written at its end, even after an exception.
     """
 
     def __init__(self, engine: Engine, path: str | os.PathLike[str] | None = None) -> None:
@@ -96,7 +101,7 @@ class Trace:
         return _TracedIterator(loader, engine, assembler, iteration, pass_ns, self._deliveries)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the trace to a file, replacing an earlier one. Call it after the `with` block."""
+        """Write the trace to a file; replace an existing file. Call it after the `with` block."""
         with _open(path) as file:
             self._write(file)
 
@@ -104,7 +109,7 @@ class Trace:
         json.dump({"traceEvents": self.events(), "displayTimeUnit": "ms"}, file)
 
     def events(self) -> list[Event]:
-        """Return the events of the file. Call it after the `with` block."""
+        """Return all events of the trace. Call it after the `with` block."""
         found: list[Event] = [_metadata("process_name", "shardio", _MAIN)]
         found.append(_metadata("thread_name", "main", _MAIN))
         for worker, fillings in enumerate(self._fillings):
@@ -116,13 +121,17 @@ class Trace:
         return found
 
     def _events_of_filling(self, one: FillRecord, row: int) -> Iterator[Event]:
-        """Yield a batch that a worker filled, and its phases, whose true order is not known."""
+        """Yield an event for a batch that a worker filled, and one for each phase of the filling.
+
+        Only the total time of each phase is known, so the phases are shown one after another.
+        """
         whole_ns = one.end_ns - one.start_ns
         details: dict[str, int] = {"step": one.step}
         if one.pass_ns in self._epochs:
             details["epoch"] = self._epochs[one.pass_ns]
         yield self._span(f"batch {one.step}", row, one.start_ns, whole_ns, details)
-        # Only one record in seven is timed; with few records, the estimate may exceed the total.
+        # The times of the phases are estimates, because only one record in seven is timed. If there
+        # are few records, an estimate may be longer than the whole filling.
         check_ns = min(one.check_ns, whole_ns)
         decode_ns = min(one.decode_ns, whole_ns - check_ns)
         transform_ns = min(one.transform_ns, whole_ns - check_ns - decode_ns)
@@ -138,7 +147,7 @@ class Trace:
                 start_ns += phase_ns
 
     def _events_of_main(self) -> Iterator[Event]:
-        """Yield the main process's work for each batch, and the loop's body after it."""
+        """Yield events for the main process's work on each batch, and for the loop's body."""
         deliveries = list(self._deliveries)
         for i, one in enumerate(deliveries):
             details = {"step": one.step, "epoch": self._epochs[one.pass_ns]}
@@ -146,13 +155,14 @@ class Trace:
             yield self._span("waiting", _MAIN, one.asked_ns, one.waited_ns, details)
             over_ns = one.got_ns - waited_until_ns
             yield self._span("handing over", _MAIN, waited_until_ns, over_ns, details)
-            # If iterations alternate, the time to the next batch is not the duration of the body.
+            # The body lasts from the receipt of this batch to the next request, but only if the
+            # next request belongs to the same iteration.
             if i + 1 < len(deliveries) and deliveries[i + 1].pass_ns == one.pass_ns:
                 body_ns = deliveries[i + 1].asked_ns - one.got_ns
                 yield self._span("the loop's body", _MAIN, one.got_ns, body_ns, details)
 
     def _ready_counts(self) -> Iterator[Event]:
-        """Yield the number of ready batches at every change."""
+        """Yield an event with the number of ready batches at every change of this number."""
         got_ns = {(one.pass_ns, one.step): one.got_ns for one in self._deliveries}
         latest: dict[int, int] = {}
         for one in self._deliveries:
@@ -160,7 +170,7 @@ class Trace:
         changes = []
         for filled in (one for fillings in self._fillings for one in fillings):
             key = filled.pass_ns, filled.step
-            # Batches delivered before the first recorded delivery do not count.
+            # Skip a batch that the loop received before the first recorded delivery.
             if key in got_ns or filled.step > latest.get(filled.pass_ns, -1):
                 changes.append((filled.end_ns, 1))
                 if key in got_ns:
