@@ -1,4 +1,4 @@
-"""The registry of field types. All code that depends on a field's type is in its class."""
+"""The field types and their registry. Code that depends on a type is in the class of the type."""
 
 from __future__ import annotations
 
@@ -32,4 +32,4 @@ __all__ = [
 FIELD_TYPES: Final[dict[int, type[Field]]] = {
     kind.code: kind for kind in (Array, Bytes, Text, Json, List, Image, Video, Audio)
 }
-"""The field types by their stable code."""
+"""The field types by their codes in stored schemas."""

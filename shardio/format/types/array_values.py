@@ -1,7 +1,7 @@
-"""Convert values that users pass for arrays, and encode them as stored.
+"""Convert the values that users pass for fields of arrays to the arrays that are stored.
 
-Torch tensors are converted and masked arrays are refused. Torch is not imported; tensors are
-recognized by the name of the class.
+Tensors of torch are converted; masked arrays are refused. This module does not import torch: it
+recognizes a tensor by the name of its class.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ if TYPE_CHECKING:
     from shardio.format.types.arrays import Array
 
 PLAIN_TYPES: Final = frozenset((np.ndarray, str, bytes, bool, int, float, dict, type(None)))
-"""The types of most values; none is a masked array or a tensor."""
+"""The types of most values. A value whose exact type is one of these is neither a masked array nor
+a tensor."""
 _BFLOAT16_BITS: Final = np.dtype("<u2", metadata={"bits of": "bfloat16"})
-"""The dtype of arrays made from bfloat16 tensors: uint16 with metadata that marks it."""
+"""The dtype of arrays that were made from bfloat16 tensors: uint16, with metadata which says that
+the integers are the bits of bfloat16 numbers."""
 
 
 def is_of(value: object, package: str, name: str) -> bool:
-    """Return True if a value's class, or a base class, has this name and is from `package`."""
+    """Return True if the class of a value, or one of its bases, is `name` of `package`."""
     return any(
         kind.__name__ == name and str(kind.__module__).partition(".")[0] == package
         for kind in type(value).__mro__
@@ -37,15 +39,16 @@ def is_bfloat16_bits(dtype: np.dtype[Any]) -> bool:
 
 
 def format_dtype(dtype: np.dtype[Any]) -> str:
-    """Return a dtype's name for messages; "bfloat16" for the bits of bfloat16."""
+    """Return the name of a dtype for messages: "bfloat16" if `is_bfloat16_bits` of the dtype."""
     return "bfloat16" if is_bfloat16_bits(dtype) else str(dtype)
 
 
 def tensor_to_array(name: str, tensor: Any) -> npt.NDArray[Any]:
     """Return an array that shares the memory of a torch tensor on the CPU.
 
-    A bfloat16 tensor becomes a uint16 array of its bits, recognized by `is_bfloat16_bits`. A tensor
-    on another device, a sparse one, or one of a dtype that NumPy lacks is refused.
+    A tensor of bfloat16 becomes an array of uint16 with the bits of the numbers, which
+    `is_bfloat16_bits` recognizes. SchemaError is raised for a tensor on another device, for a
+    sparse tensor, and for a tensor with a dtype that NumPy lacks. `name` is the name of the field.
     """
     device, layout = tensor.device.type, str(tensor.layout)
     if device != "cpu":
@@ -79,10 +82,10 @@ def is_masked(value: object) -> bool:
 
 
 def refuse_masked(place: str, value: object, depth: int = 1) -> None:
-    """Raise SchemaError if a value is a masked array, or a list that has one among its elements.
+    """Raise SchemaError if a value is a masked array, or is a list that contains a masked array.
 
-    `place` names the field at the start of the message. `depth` levels of lists and tuples are
-    searched.
+    The message begins with `place`, which names the field. Lists and tuples are searched `depth`
+    levels deep.
     """
     if is_masked(value):
         raise SchemaError(
@@ -95,10 +98,11 @@ def refuse_masked(place: str, value: object, depth: int = 1) -> None:
 
 
 def tensors_to_arrays(name: str, value: Any, depth: int) -> Any:
-    """Replace torch tensors in a value by arrays; return a value without tensors unchanged.
+    """Return a value in which the tensors of torch are replaced by arrays.
 
-    `depth` levels of lists and tuples are searched; one with a tensor is returned as a new list.
-    Masked arrays, and tensors that cannot become arrays, are refused.
+    A value without tensors is returned itself. Lists and tuples are searched `depth` levels deep; a
+    new list replaces each list or tuple with a tensor. Raises SchemaError for a tensor that cannot
+    become an array, and for a masked array.
     """
     refuse_masked(f"field {name!r}", value, 0)
     if is_of(value, "torch", "Tensor"):
@@ -112,8 +116,9 @@ def tensors_to_arrays(name: str, value: Any, depth: int) -> Any:
 def encode_array(name: str, field: Array, value: object) -> npt.NDArray[Any]:
     """Return `value` as a C-contiguous little-endian array of the field's dtype and shape.
 
-    Values are never changed: a value outside the dtype's kind or range is refused. Only Python
-    numbers are rounded, to the precision of a floating-point field.
+    Raises SchemaError if a number is of another kind than the dtype or out of its range, because
+    storing it would change it. There is one exception: in a field of floating-point numbers, Python
+    numbers are rounded to the precision of the field.
     """
     found = _as_dtype(name, field, value)
     fits = found.ndim == len(field.shape) and all(
@@ -124,7 +129,8 @@ def encode_array(name: str, field: Array, value: object) -> npt.NDArray[Any]:
             f"field {name!r}: expected shape {_show(field.shape)}, found {_show(found.shape)}"
         )
     whole: npt.NDArray[Any] = np.ascontiguousarray(found).reshape(found.shape)
-    if field.dtype == "bool" and (whole.view(np.uint8) > 1).any():  # other bytes viewed as bool
+    # An array of bool can contain other bytes than 0 and 1 if it is a view of other memory.
+    if field.dtype == "bool" and (whole.view(np.uint8) > 1).any():
         raise SchemaError(f"field {name!r}: a bool in it is neither 0 nor 1")
     return whole
 
@@ -141,8 +147,8 @@ def _as_dtype(name: str, field: Array, value: object) -> npt.NDArray[Any]:
     if isinstance(value, np.ndarray | np.generic):
         found = np.asarray(value)
         if field.dtype == "bfloat16":
-            # Accept only arrays of bits: casting the number 1 to uint16 would give the bits of the
-            # smallest denormal.
+            # Accept only arrays of the bits of bfloat16 numbers. If the number 1 were cast to
+            # uint16, the result would be the bits of the smallest denormal.
             if found.dtype.name == "bfloat16":
                 return found.view(wanted)
             if found.dtype.newbyteorder("<") == wanted:
@@ -177,7 +183,10 @@ def _refuse_rounding(name: str, given: npt.NDArray[Any], cast: npt.NDArray[Any])
 
 
 def _converted(found: npt.NDArray[Any], field: Array) -> npt.NDArray[Any]:
-    """Return numbers from Python objects in the field's dtype; NumPy itself would wrap some."""
+    """Return Python numbers, which NumPy has put into the array `found`, in the field's dtype.
+
+    Raises an exception for numbers out of range, some of which NumPy itself would wrap around.
+    """
     wanted = field.numpy
     if found.size == 0 and found.dtype.kind == "f":
         return found.astype(wanted)

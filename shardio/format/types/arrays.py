@@ -1,13 +1,13 @@
 """The field types of numbers: arrays, and lists of arrays.
 
-`row_encoder` and `record_encoder` return functions for one field. They encode common types of
-values directly, in a tenth of the time; all other values go through `encode_array`, which gives the
-same bytes. A list of arrays is stored as
+`row_encoder` and `record_encoder` return a function that encodes the values of one field. The
+function encodes values of common types directly, which takes a tenth of the time. It passes all
+other values to `encode_array`, which gives the same bytes. The record of a list of arrays is
 
     | count: u64 | count x varying dimensions: u64 | zeros up to a multiple of 64 | the arrays |
 
-with the arrays back to back in C order. The record contains the shapes of its arrays, so it can be
-copied and decoded without any other section.
+The arrays are stored back to back, in C order. The record contains the shapes of its arrays, so
+that it can be copied and decoded without any other section.
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ if TYPE_CHECKING:
 
 MAX_DIMS: Final = 16
 COLUMN_ALIGNMENT: Final = 64
+"""The alignment of the rows of a column, in bytes, unless the rows are smaller."""
 RECORD_ALIGNMENT: Final = 64
-"""The alignment of raw array records, in bytes, so that they can be used in place."""
+"""The alignment of uncompressed records of arrays, in bytes; views of the records need it."""
 VARYING: Final = -1
 """The code of a varying dimension in the stored schema."""
 
 
 class DType(IntEnum):
-    """Stable codes of element types; the codes from FLOAT8_E4M3 on are reserved."""
+    """The codes of dtypes in stored schemas. The codes from FLOAT8_E4M3 on are not used yet."""
 
     BOOL = 1
     INT8 = 2
@@ -72,17 +73,17 @@ class DType(IntEnum):
 
 
 DTYPES: Final[dict[str, DType]] = {d.name.lower(): d for d in DType if d < DType.FLOAT8_E4M3}
-"""The element types that can be stored, by their dtype names in the public API."""
+"""The dtypes that can be stored, by their names in the public API."""
 
 
 @functools.cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the little-endian NumPy dtype for elements of `name`; bfloat16 becomes uint16."""
+    """Return the little-endian dtype of NumPy for a name of DTYPES; bfloat16 becomes uint16."""
     return np.dtype("uint16" if name == "bfloat16" else name).newbyteorder("<")
 
 
 _COPIED_BYTES: Final = 4 << 10
-"""Arrays with fewer bytes are copied, which is faster than creating a view."""
+"""Arrays with fewer bytes are copied, because this is faster than creating a view."""
 _NUMBERS: Final[dict[str, tuple[type, str]]] = {
     "bool": (bool, "<?"),
     "int8": (int, "<b"),
@@ -96,9 +97,8 @@ _NUMBERS: Final[dict[str, tuple[type, str]]] = {
     "float32": (float, "<f"),
     "float64": (float, "<d"),
 }
-"""For each dtype, the Python type that `struct` packs as NumPy does, and its format.
-
-`struct` refuses values that are out of range."""
+"""For each dtype, a type of Python numbers, and the format with which `struct` packs such a number
+into the same bytes as NumPy. `struct` refuses numbers that are out of range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +106,13 @@ class Array(Field):
     """A field of numbers.
 
     Args:
-        dtype: one of `DTYPES`. In NumPy, bfloat16 is uint16 (its bits); tinygrad bitcasts it.
+        dtype: one of `DTYPES`. NumPy has no bfloat16; arrays of NumPy are uint16 and contain the
+            bits of the numbers, and tensors of tinygrad are bitcast to bfloat16.
         shape: dimensions from 1 up; None for a dimension that varies between samples and may be 0.
-        codec: "raw", "zstd" or "zstd_dictionary"; compression is per record. A raw array of fixed
-            shape is stored as a column, which is read without touching other fields, by one gather
-            per batch.
-        optional: True if a sample may have None here.
+        codec: "raw", "zstd" or "zstd_dictionary". Each value is compressed separately. If the codec
+            is "raw" and the shape is fixed, the field is stored as a column. One gather per batch
+            reads a column, and does not touch the other fields.
+        optional: True if a sample may lack a value of the field; the value is None then.
 
     Raises:
         SchemaError: an unknown dtype or codec, or an invalid dimension.
@@ -154,17 +155,17 @@ class Array(Field):
 
     @property
     def column(self) -> Array | None:
-        """The array itself if it is stored as a column rather than record by record."""
+        """This type itself if the field is stored as a column; None if it is stored as records."""
         return self if self.is_fixed and self.codec == "raw" else None
 
     @property
     def array(self) -> Array:
-        """The array itself."""
+        """This type itself, because each value is an array."""
         return self
 
     @property
     def stored_dims(self) -> tuple[int, ...]:
-        """The varying dimensions."""
+        """The positions of the varying dimensions."""
         return tuple(d for d, n in enumerate(self.shape) if n is None)
 
     @property
@@ -186,7 +187,10 @@ class Array(Field):
 
     @property
     def stride(self) -> int:
-        """The bytes from one row of the column to the next; a multiple of 64 for larger rows."""
+        """The distance between the starts of two rows of the column, in bytes.
+
+        This is the size of a row; above 64, it is rounded up to a multiple of 64.
+        """
         n_bytes = self.row_bytes
         if n_bytes is None:
             raise SchemaError("an array of varying shape has no stride")
@@ -226,7 +230,7 @@ class Array(Field):
         return (0,) * len(self.shape)
 
     def filled_shape(self, dims: Dims) -> tuple[int, ...]:
-        """Return the shape with `dims` in place of the varying dimensions, unchecked."""
+        """Return the shape with `dims`, which is not checked, in place of varying dimensions."""
         rest = iter(dims.tolist())
         return tuple(next(rest) if d is None else d for d in self.shape)
 
@@ -245,11 +249,11 @@ class Array(Field):
         return shape
 
     def _extent(self, shape: tuple[int, ...]) -> int:
-        """Return the bytes that NumPy addresses for an array: dimensions of 0 count as 1."""
+        """Return the size in bytes that NumPy computes for a shape, in which 0 counts as 1."""
         return self.numpy.itemsize * math.prod(d or 1 for d in shape)
 
     def decode(self, record: Content, shape: tuple[int, ...]) -> Any:
-        """Return the array, a view of its record; read-only if the record is read-only."""
+        """Return the array as a view of its record; read-only if the record is read-only."""
         return np.frombuffer(record, self.numpy).reshape(shape)[()]
 
     def check_record(self, record: Content, dims: Dims) -> None:
@@ -264,15 +268,16 @@ class Array(Field):
         return found
 
     def row_encoder(self, name: str) -> Callable[[Any], Content | None]:
-        """Return a function that encodes a value of a column, or returns None for a missing one.
+        """Return a function that encodes a value as a row of a column.
 
-        Small rows, which share a hash with others, are copied.
+        The function returns None for a missing value. If the rows have fewer than ROW_HASH_MIN
+        bytes, the function returns a copy of the value; otherwise it may return a view.
         """
         if (self.row_bytes or 0) >= ROW_HASH_MIN:
             return self._large_rows(name)
         wanted, shape, optional = self.numpy, self.shape, self.optional
         is_bool = self.dtype == "bool"
-        # The bytes of a NumPy scalar are in native order.
+        # `tobytes` of a NumPy scalar returns bytes in native order; shards are little-endian.
         scalar = wanted.type if wanted.isnative and not shape else None
         number, layout = _NUMBERS.get(self.dtype, (None, "<")) if not shape else (None, "<")
         pack = struct.Struct(layout).pack
@@ -315,7 +320,7 @@ class Array(Field):
         return encode
 
     def record_encoder(self, name: str) -> Callable[[Any], Record]:
-        """Return a function that encodes a value; small arrays that match the field are copied."""
+        """Return a function that encodes a value as a record, quickly if it is a small array."""
         wanted, n_dims = self.numpy, len(self.shape)
         fixed = [(d, n) for d, n in enumerate(self.shape) if n is not None]
         is_bool = self.dtype == "bool"
@@ -337,7 +342,7 @@ class Array(Field):
 
 
 def _dtype_name(dtype: Any) -> str | None:
-    """Return the name of a dtype-like object; None if `dtype` is not dtype-like."""
+    """Return the name of a dtype; None if NumPy cannot make a dtype from the object `dtype`."""
     if isinstance(dtype, str):
         return dtype
     try:
@@ -358,12 +363,14 @@ def _view(array: npt.NDArray[Any]) -> memoryview:
 
 @dataclass(frozen=True, slots=True)
 class List(Field):
-    """A field of any number of arrays, all with one dtype and number of dimensions.
+    """A field of lists of arrays. A list may have any number of arrays.
+
+    All arrays have the same dtype and the same number of dimensions.
 
     Args:
-        element: the type of each array; the shape may vary.
+        element: the type of each array; its shape may have varying dimensions.
         codec: "raw", "zstd" or "zstd_dictionary"; all arrays of a sample are compressed together.
-        optional: True if a sample may have None here.
+        optional: True if a sample may lack a value of the field; the value is None then.
 
     Raises:
         SchemaError: `element` is not an Array, or has a codec or is optional itself.
@@ -415,21 +422,21 @@ class List(Field):
         return unpack_list(self.element, record)
 
     def decode_batch(self, records: Sequence[Content]) -> list[Any]:
-        """Return the lists; a missing value, whose record is empty, gives an empty list."""
+        """Return the lists; for the empty record of a missing value, return an empty list."""
         return [unpack_list(self.element, record) if len(record) else [] for record in records]
 
     def check_record(self, record: Content, dims: Dims) -> None:
-        """Check count and dimensions at the start, and that each bool is 0 or 1."""
+        """Raise ShardCorrupt unless the arrays fill the record, and each bool is 0 or 1."""
         unpack_list(self.element, record)
         if self.element.dtype != "bool":
             return
-        # Check the bytes: NumPy would read 2, an invalid bool, as True.
+        # Compare the bytes, because NumPy reads the invalid bool 2 as True.
         place, _ = _head(self.element, record)
         if (np.frombuffer(record[place:], np.uint8) > 1).any():
             raise ShardCorrupt("a bool in a list is neither 0 nor 1", code="value")
 
     def value_bytes(self, value: Any) -> bytes:
-        """Return the concatenated lengths and bytes of the arrays."""
+        """Return dtype, shape and bytes of each array, each time preceded by their length."""
         parts = [self.element.value_bytes(array) for array in value]
         return b"".join(f"l{len(part)},".encode() + part for part in parts)
 
@@ -438,7 +445,7 @@ _NUMBER: Final = struct.Struct("<Q")
 
 
 def pack_list(element: Array, arrays: Sequence[npt.NDArray[Any]]) -> bytes:
-    """Return the record of arrays that fit `element`."""
+    """Return the record for a list of arrays, which must fit `element`."""
     varying = [d for d, n in enumerate(element.shape) if n is None]
     numbers = [len(arrays), *(array.shape[d] for array in arrays for d in varying)]
     head = struct.pack(f"<{len(numbers)}Q", *numbers)
@@ -447,7 +454,10 @@ def pack_list(element: Array, arrays: Sequence[npt.NDArray[Any]]) -> bytes:
 
 
 def unpack_list(element: Array, record: bytes | memoryview) -> list[npt.NDArray[Any]]:
-    """Return the arrays of a record, as views of it; ShardCorrupt has no place."""
+    """Return the arrays in the record of a list, as views of the record.
+
+    Raises ShardCorrupt, without path, field and offset, if the record is invalid.
+    """
     place, dims = _head(element, record)
     arrays = []
     for varying in dims:
@@ -465,7 +475,7 @@ def unpack_list(element: Array, record: bytes | memoryview) -> list[npt.NDArray[
 
 
 def _head(element: Array, record: bytes | memoryview) -> tuple[int, npt.NDArray[np.uint64]]:
-    """Return the offset of the first array, and the varying dimensions, (count, varying)."""
+    """Return the offset of the first array, and the varying dimensions: a line for each array."""
     if len(record) < RECORD_ALIGNMENT:
         raise _corrupt("a list of arrays has no head", RECORD_ALIGNMENT, len(record))
     (count,) = _NUMBER.unpack_from(record)

@@ -1,7 +1,8 @@
-"""The interface of field types: everything that depends on the type of a field.
+"""`Field`, the base class of all field types: it declares everything that depends on the type.
 
-A type is a frozen dataclass derived from `Field`, with an entry in `types.FIELD_TYPES`. All other
-code calls the methods of `Field`, so that a new type needs no change elsewhere.
+A field type is a frozen dataclass that is derived from `Field` and has an entry in
+`types.FIELD_TYPES`. Other code only uses the methods and attributes of `Field`, so that a new type
+needs no change elsewhere.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from shardio.format.types.streams import Record
 
 MAX_RECORD_BYTES: Final = (1 << 48) - 1
-"""The largest size of a record, a packet, or a row of a column: sizes have 48 bits."""
+"""The maximum size of a record, of a packet, and of a row of a column, in bytes. The format stores
+these sizes in 48 bits."""
 CODECS: Final = tuple(SPECS)
 """The codec names of the public API."""
 
@@ -33,7 +35,7 @@ Dims = npt.NDArray[np.uint64]
 
 
 class FieldType(IntEnum):
-    """Stable codes of all field types."""
+    """The codes of all field types in stored schemas. A code never changes its meaning."""
 
     ARRAY = 1
     BYTES = 2
@@ -46,12 +48,13 @@ class FieldType(IntEnum):
 
 
 class Field(ABC):
-    """The type of a field, which validates, encodes, decodes and verifies its values.
+    """The type of a field. It validates, encodes, decodes and verifies the values of the field.
 
-    A value is stored as a row of a column or as a record. Methods that take a value raise
-    SchemaError if the value does not fit; the message starts with the field's name. Methods that
-    take a decompressed record raise ShardCorrupt if the record breaks a rule; the error has no
-    place, which the caller adds.
+    A value is stored as a row of a column or as a record. A value of an optional field may be
+    missing; it is None then. Methods that take a value raise SchemaError if the value does not fit
+    the field; the message begins with the name of the field. Methods that take a record, which is
+    always decompressed, raise ShardCorrupt if the record is invalid. This error has no path, field,
+    sample or offset; the caller adds them.
     """
 
     __slots__ = ()
@@ -61,29 +64,32 @@ class Field(ABC):
     required: ClassVar[Required] = Required(0)
     """The features that a reader needs for fields of this type."""
     medium: ClassVar[str | None] = None
-    """The medium whose encoded files are the values: "image", "video" or "audio", or None."""
+    """The kind of media that the values are: "image", "video" or "audio"; None if the values are
+    not media. The values of media are the bytes of encoded files, or are made from such files."""
     is_streamed: ClassVar[bool] = False
-    """True if records are streams of packets, which are described by tables in other sections."""
+    """True if the records are streams of packets. Tables in sections of their own then describe the
+    streams and their packets."""
     has_frames: ClassVar[bool] = False
-    """True if each shown packet of a stream is a frame."""
+    """True if each packet of a stream that is not hidden is a frame to show, as in a video."""
     is_utf8: ClassVar[bool] = False
     """True if records are valid exactly when they are valid UTF-8."""
     is_json: ClassVar[bool] = False
-    """True if values are JSON values, null included."""
+    """True if values are JSON values. JSON's null is then a value too, namely None."""
     is_opaque: ClassVar[bool] = False
     """True if values are bytes without a format."""
     alignment: ClassVar[int] = 1
-    """The alignment of raw records and of values in a block, in bytes."""
+    """The alignment, in bytes, of uncompressed records in a shard, and of values in the memory of a
+    batch."""
 
     @property
     @abstractmethod
     def codec(self) -> str:
-        """The codec of records."""
+        """The name of the codec with which records are compressed, or "raw"."""
 
     @property
     @abstractmethod
     def optional(self) -> bool:
-        """True if a sample may have None here."""
+        """True if a sample may lack a value of the field; the value is None then."""
 
     def as_optional(self, optional: bool = True) -> Self:  # noqa: FBT001, FBT002
         """Return the same field with another value of `optional`."""
@@ -91,41 +97,50 @@ class Field(ABC):
 
     @classmethod
     def word(cls) -> str:
-        """Return the name of the type in the field specs of converters."""
+        """Return the name of the type in the texts by which users of converters specify fields."""
         return cls.__name__.lower()
 
     @property
     def column(self) -> Array | None:
-        """The type of the column that stores the values; None if values are records."""
+        """The type of the column in which the values are stored; None if they are records."""
         return None
 
     @property
     def array(self) -> Array | None:
-        """The type of array that each value is, or None."""
+        """The type of the array that each value is; None if values are not arrays."""
         return None
 
     @property
     def item(self) -> Array | None:
-        """The type of the arrays in each value, which is a list; None for other types."""
+        """The type of the arrays in each value, if values are lists of arrays; otherwise None."""
         return None
 
     @property
     def stored_dims(self) -> tuple[int, ...]:
-        """The dimensions of a value's shape that are stored in the SHAPES section."""
+        """The positions of those dimensions in the shape of a value that are stored in the shard.
+
+        The section SHAPES has these dimensions for each sample.
+        """
         return ()
 
     @property
     def record_bytes(self) -> int | None:
-        """The size of each present record, or None if it varies."""
+        """The size in bytes that all records have; None if the size varies.
+
+        The records of missing values are empty in any case.
+        """
         return None
 
     @property
     def is_never_empty(self) -> bool:
-        """True if each present record has at least one byte."""
+        """True if each record has at least one byte, except for those of missing values."""
         return self.medium is not None
 
     def describe(self) -> dict[str, object]:
-        """Return the field's further entries in a stored schema, beyond those of all types."""
+        """Return the entries of a stored schema that only fields of this type have.
+
+        An example is the dtype of an array.
+        """
         return {}
 
     @classmethod
@@ -134,7 +149,7 @@ class Field(ABC):
         """Return the field that an entry of a stored schema describes.
 
         Raises:
-            SchemaError: the entry breaks a rule.
+            SchemaError: the entry is invalid.
             ShardUnsupported: the entry has a code that is unknown to this version.
         """
 
@@ -147,7 +162,10 @@ class Field(ABC):
         return lambda value: self.encode_record(name, value)
 
     def encode_record(self, name: str, value: object) -> tuple[memoryview, tuple[int, ...]]:
-        """Return the bytes of a value, and its shape; for None, no bytes and dimensions of 0."""
+        """Return the record of a value, and the shape of the value.
+
+        For a missing value, the record is empty and all dimensions are 0.
+        """
         if value is None and self.optional:
             return memoryview(b""), self._missing_shape()
         return self._encode(name, value)
@@ -164,28 +182,32 @@ class Field(ABC):
         return ()
 
     def decode(self, record: Content, shape: tuple[int, ...]) -> Any:
-        """Return the value of a record; arrays are views of it.
+        """Return the value that is encoded in a record; arrays are views of the record.
 
         Raises ValueError or RecursionError if the record does not contain a value of this type.
         """
         return bytes(record)
 
     def decode_batch(self, records: Sequence[Content]) -> list[Any]:
-        """Return the values of a batch of records without shapes; raises errors as `decode`.
+        """Return the values of several records, for fields without stored dimensions.
 
-        The values for empty records, which belong to missing values, are unspecified.
+        Raises the same errors as `decode`. The record of a missing value is empty, and the value
+        that is returned for it is unspecified.
         """
         return list(map(bytes, records))
 
     def are_valid(self, dims: Dims) -> npt.NDArray[np.bool_]:
-        """Return a mask of the raw records whose dimensions alone prove that they are valid.
+        """Return a mask of the uncompressed records that are valid whatever bytes they have.
 
-        `dims` are the stored dimensions, one row per record.
+        `dims` has the stored dimensions of each record. Only they decide about the result.
         """
         return np.zeros(len(dims), np.bool_)
 
     def check_record(self, record: Content, dims: Dims) -> None:
-        """Check that a record is the canonical encoding of a value."""
+        """Raise ShardCorrupt unless a record is the canonical encoding of a value.
+
+        `dims` has the stored dimensions of the value.
+        """
         try:
             self.decode(record, self.shape_of(dims, len(record)))
         except (ValueError, RecursionError) as error:
@@ -199,7 +221,7 @@ class Field(ABC):
 
 @dataclass(frozen=True, slots=True)
 class RecordField(Field):
-    """A field whose values are records, with no options besides codec and optional."""
+    """A field that is stored as records and has no options besides `codec` and `optional`."""
 
     codec: str = "raw"
     _: KW_ONLY
@@ -210,7 +232,7 @@ class RecordField(Field):
 
     @classmethod
     def parse(cls, name: object, entry: dict[str, Any], codec: str, *, optional: bool) -> Self:
-        """Return the field with these options."""
+        """Return the field; only its codec and `optional` matter."""
         return cls(codec, optional=optional)
 
 
@@ -228,7 +250,11 @@ def refuse(name: str, expected: str, value: object) -> SchemaError:
 
 
 def look_up(what: str, code: object, known: Mapping[Any, Any], name: object) -> Any:
-    """Return the meaning of a code in a stored schema; raise ShardUnsupported if unknown."""
+    """Return the meaning of a code in a stored schema; raise ShardUnsupported for an unknown code.
+
+    `known` has the meanings by code. `what` and `name` are for the message: the kind of the code,
+    and the name of the field.
+    """
     if code not in known:
         raise ShardUnsupported(
             f"field {name!r} has {what} {code!r}, which this version cannot read"

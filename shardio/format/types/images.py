@@ -1,4 +1,4 @@
-"""Encoded media as field types, and the field type of images."""
+"""The field type of images, and the base class of the field types of all encoded media."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class EncodedMedia(Field):
 
     @classmethod
     def parse(cls, name: object, entry: dict[str, Any], codec: str, *, optional: bool) -> Self:
-        """Return the field, which has no codec."""
+        """Return the field; raise SchemaError if `codec` is not "raw"."""
         if codec != cls.codec:
             raise SchemaError(f"field {name!r}: {cls.__name__} is never compressed; found {codec}")
         return cls(optional=optional)
@@ -67,9 +67,10 @@ class EncodedImage(bytes):
 
 @dataclass(frozen=True, slots=True)
 class Image(EncodedMedia):
-    """A field of images, each the bytes of its file (JPEG, PNG, …); see Array for optional.
+    """A field of images. Each value is the bytes of an image file (JPEG, PNG, …).
 
-    Displayed height and width, and the number of channels, are available without decoding.
+    The height and width of the displayed image, and its number of channels, are stored too, so that
+    they are known without decoding the image. See `Array` for the option `optional`.
     """
 
     code: ClassVar[int] = FieldType.IMAGE
@@ -78,7 +79,7 @@ class Image(EncodedMedia):
 
     @property
     def stored_dims(self) -> tuple[int, ...]:
-        """Height, width and channels."""
+        """The positions of height, width and channels: the whole shape is stored."""
         return (0, 1, 2)
 
     def _encode(self, name: str, value: object) -> tuple[memoryview, tuple[int, ...]]:
@@ -104,12 +105,12 @@ class Image(EncodedMedia):
         return height, width, channels
 
     def decode(self, record: Content, shape: tuple[int, ...]) -> EncodedImage:
-        """Return the bytes of the file together with its dimensions."""
+        """Return the bytes of the file together with the dimensions of the image."""
         height, width, channels = shape
         return EncodedImage(record, height, width, channels)
 
     def are_valid(self, dims: Dims) -> npt.NDArray[np.bool_]:
-        """Return a mask of the images with valid dimensions."""
+        """Return a mask of the images with valid dimensions; their bytes are not checked."""
         most = np.array([MAX_PICTURE_SIDE, MAX_PICTURE_SIDE, MAX_CHANNELS], np.uint64)
         found: npt.NDArray[np.bool_] = np.all((dims > 0) & (dims <= most), axis=1)
         return found

@@ -1,12 +1,13 @@
-"""Videos and audio: the unchanged packets of encoded streams, with a table to find each packet.
+"""The field types of videos and audio, and the tables that locate the packets of their streams.
 
-`media` demuxes files into streams and decodes them; a shard stores one stream per sample of a
-`Video` or `Audio` field. The record of a stream is
+The package `media` demuxes a file into a stream of packets, and decodes streams. In a field of
+`Video` or `Audio`, a shard stores one stream per sample; the packets are stored unchanged. The
+record of a stream is
 
     | parameters: canonical JSON | extradata | packets, back to back |
 
-and tables in sections of their own have a row per stream (`STREAM`) and per packet (`PACKET`). In
-this module, a *line* is a packed row of such a table.
+Two tables in sections of their own have a row for each stream (`STREAM`) and a row for each packet
+(`PACKET`). In this module, a *line* is a packed row of the table of streams.
 """
 
 from __future__ import annotations
@@ -29,15 +30,19 @@ from shardio.format.types.images import EncodedMedia
 from shardio.format.types.text import canonical_json, check_json
 
 PACKET: Final = struct.Struct("<QQqQ")
-"""offset in the data of the packets, bytes | flags << 48, presentation time, duration."""
+"""A row of the table of packets: the offset of the packet, counted from the first packet of the
+stream; the size and the flags (bytes | flags << 48); the presentation time and the duration, in
+ticks."""
 PACKET_DTYPE: Final = np.dtype(
     [("offset", "<u8"), ("stored", "<u8"), ("pts", "<i8"), ("duration", "<u8")]
 )
 Packets = npt.NDArray[np.void]
 
 STREAM: Final = struct.Struct("<QQQQIIIIIIQ")
-"""first packet, packets, first chunk, frames, time base (2), width, height, bytes of parameters
-and of extradata, duration."""
+"""A row of the table of streams: index of the first packet, number of packets, index of the first
+chunk, number of frames, numerator and denominator of the time base, width, height, bytes of the
+parameters, bytes of the extradata, duration. The indices count the packets and chunks of all
+streams of the field."""
 STREAM_DTYPE: Final = np.dtype(
     [
         ("first_packet", "<u8"),
@@ -53,13 +58,13 @@ STREAM_DTYPE: Final = np.dtype(
         ("duration", "<u8"),
     ]
 )
-"""The dtype of a `STREAM` row. `n_frames`, `width` and `height` are as in `EncodedStream`; the time
-base is numerator / denominator."""
+"""The dtype of a row as in `STREAM`. The docstring of `EncodedStream` explains `n_frames`, `width`,
+`height`, `duration` and the time base, which is numerator / denominator."""
 Streams = npt.NDArray[np.void]
 MAX_PARAMETER_BYTES: Final = 1 << 20
 
 _OF_STREAM: Final = [name for name in STREAM_DTYPE.names or () if not name.startswith("first")]
-"""The numbers of a row that are 0 if there is no stream."""
+"""The numbers in a row of the table of streams that must be 0 if the sample has no stream."""
 PIECE_BYTES: Final = 16 * CHUNK_BYTES
 """The number of bytes of a record that are hashed and written at a time."""
 _U32, _U64 = (1 << 32) - 1, (1 << 64) - 1
@@ -73,16 +78,17 @@ class PacketFlag(IntFlag):
     KEY = 1
     """Decoding can begin at this packet."""
     HIDDEN = 2
-    """The frame is never shown: excluded by an edit list, or only a reference for other frames."""
+    """The frame of this packet is never shown: an edit list excludes it, or it is only a reference
+    for other frames."""
     DISPOSABLE = 4
-    """No other frame depends on this one."""
+    """No other frame depends on the frame of this packet."""
 
 
 _FLAGS: Final = int(PacketFlag.KEY | PacketFlag.HIDDEN | PacketFlag.DISPOSABLE)
 
 
 class PacketData(Protocol):
-    """Bytes that can be sliced: a bytes-like object, or one that verifies each slice."""
+    """Bytes that can be sliced: a bytes-like object, or an object that verifies each slice."""
 
     def __len__(self) -> int: ...
 
@@ -91,18 +97,20 @@ class PacketData(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedStream:
-    """One stream of encoded media, in decoding order.
+    """One stream of encoded media. Its packets are in decoding order.
 
     Args:
         parameters: the decoder's parameters, as JSON values; `codec` is FFmpeg's name of the codec.
         extradata: the codec's configuration (FFmpeg's `extradata`).
         packets: the table of packets, of `PACKET_DTYPE`; offsets count from the start of `data`.
         data: the packets, back to back.
-        time_base: seconds per tick of `pts`, `duration` and of this stream's `duration`.
-        n_frames: the number of shown frames; for audio, samples per channel.
+        time_base: the length of a tick in seconds. All times and durations in the table of packets,
+            and the duration of the stream, are in ticks.
+        n_frames: the number of shown frames; for audio, the number of samples per channel.
         width, height: the size of a video's displayed frames in pixels; for audio, the number of
             channels and the sample rate in Hz.
-        duration: the time from the first frame to the end of the last, in ticks; 0 if unknown.
+        duration: the time from the start of the first frame to the end of the last frame, in ticks;
+            0 if unknown.
     """
 
     parameters: Mapping[str, Any]
@@ -147,10 +155,11 @@ def pack_packets(
 
 @dataclass(frozen=True, slots=True)
 class StreamTables:
-    """The rows that one stream adds to the tables outside of the payload.
+    """The rows of one stream in the table of streams and in the table of packets.
 
-    `line` is packed by `STREAM`; in it, the indices of the stream's first packet and first chunk
-    are 0 until the writer fills them in. `packets` are the packed rows of the stream's packets.
+    `line` is the row of the stream, packed by `STREAM`. The indices of the stream's first packet
+    and first chunk in this row are 0, until the writer of a shard fills them in. `packets` has the
+    rows of the stream's packets, packed by `PACKET`.
     """
 
     line: bytes = bytes(STREAM.size)
@@ -160,8 +169,8 @@ class StreamTables:
 class StreamRecord:
     """The record of a stream and its tables, to be written to a shard.
 
-    `head` is the bytes of parameters and extradata, `data` the packets. The two are never joined:
-    hours of video are gigabytes.
+    `head` has the bytes of the parameters and the extradata, and `data` has the bytes of the
+    packets. The two are never joined into one object, because hours of video are gigabytes.
     """
 
     __slots__ = ("_data", "_head", "nbytes", "tables")
@@ -171,7 +180,10 @@ class StreamRecord:
         self.nbytes: Final = len(head) + len(data)
 
     def pieces(self) -> Iterator[memoryview]:
-        """Yield all bytes in order, in pieces of whole chunks except for the last."""
+        """Yield the bytes of the record, in order, in pieces that consist of whole chunks.
+
+        Only the last piece may end within a chunk.
+        """
         data, n_head = memoryview(self._data), len(self._head)
         for at in range(0, self.nbytes, PIECE_BYTES):
             end = at + PIECE_BYTES
@@ -187,18 +199,19 @@ class StreamRecord:
 
 
 Record = tuple[Content, tuple[int, ...]] | StreamRecord
-"""The bytes of one value and its shape (dimensions of arrays and images), or a stream."""
+"""A record to be written to a shard: the bytes and the shape of a value, or a stream. The shape is
+empty unless the value is an array or an image."""
 
 
 def pack_line(line: bytes, first_packet: int, first_chunk: int) -> bytes:
-    """Return the line of a stream with its first packet and first chunk filled in."""
+    """Return a copy of a stream's line with the indices of its first packet and first chunk."""
     _, n_packets, _, *rest = STREAM.unpack(line)
     return STREAM.pack(first_packet, n_packets, first_chunk, *rest)
 
 
 @dataclass(frozen=True, slots=True)
 class _Streams(EncodedMedia):
-    """A field of streams, stored as packets with tables in other sections."""
+    """A field of streams. The packets are stored as records, and the tables in other sections."""
 
     is_streamed: ClassVar[bool] = True
 
@@ -207,7 +220,10 @@ class _Streams(EncodedMedia):
         return lambda value: self.encode_stream(name, value)
 
     def encode_stream(self, name: str, value: object) -> StreamRecord:
-        """Return the record of a stream with its tables; an empty record for a missing value."""
+        """Return the record of a stream together with its tables.
+
+        For a missing value, return an empty record with an empty table of packets.
+        """
         if value is None and self.optional:
             return StreamRecord(b"", b"", StreamTables())
         if not isinstance(value, EncodedStream):
@@ -233,9 +249,10 @@ class _Streams(EncodedMedia):
 
 @dataclass(frozen=True, slots=True)
 class Video(_Streams):
-    """A field of videos, each the packets of one stream; see Array for optional.
+    """A field of videos. Each value is the packets of one video stream.
 
-    Any span of packets can be found, read and verified without the others.
+    Any span of packets can be found, read and verified without the other packets. See `Array` for
+    the option `optional`.
     """
 
     code: ClassVar[int] = FieldType.VIDEO
@@ -246,7 +263,10 @@ class Video(_Streams):
 
 @dataclass(frozen=True, slots=True)
 class Audio(_Streams):
-    """A field of audio, each the packets of one stream, as for Video; see Array for optional."""
+    """A field of audio. Each value is the packets of one audio stream, stored as for `Video`.
+
+    See `Array` for the option `optional`.
+    """
 
     code: ClassVar[int] = FieldType.AUDIO
     required: ClassVar[Required] = Required.AUDIO
@@ -256,10 +276,11 @@ class Audio(_Streams):
 def stream_tables(
     name: str, stream: EncodedStream, n_parameters: int, *, has_frames: bool
 ) -> StreamTables:
-    """Validate a stream passed to a writer, and return its tables.
+    """Return the tables of a stream that a user passed to a writer; raise SchemaError if invalid.
 
-    `n_parameters` is the size of the stream's parameters as canonical JSON, in bytes; with
-    `has_frames`, each shown packet is a frame.
+    `name` is the name of the field. `n_parameters` is the size of the stream's parameters as
+    canonical JSON, in bytes. With `has_frames`, the number of shown packets must be the number of
+    frames.
     """
     packets = np.ascontiguousarray(stream.packets)
     if packets.dtype != PACKET_DTYPE or packets.ndim != 1:
@@ -307,14 +328,15 @@ def stream_tables(
 
 
 def n_shown(packets: Packets) -> int:
-    """Return the number of packets of a video whose frame is shown."""
+    """Return the number of those packets of a video whose frame is shown."""
     return int(np.count_nonzero(packet_flags(packets) & PacketFlag.HIDDEN == 0))
 
 
 def packets_error(packets: Packets, n_bytes: int) -> str | None:
-    """Return the reason why a table of packets is invalid for data of n_bytes, or None.
+    """Return the reason why a table of packets is invalid; None if it is valid.
 
-    Flags must be known, and the packets must cover the data without gaps or overlaps.
+    The flags must be known, and the packets must cover their data, which has n_bytes, without gaps
+    or overlaps.
     """
     if not len(packets):
         return None if n_bytes == 0 else f"{n_bytes} bytes of packets, and no packet"
@@ -335,8 +357,9 @@ def invalid_streams(
 ) -> npt.NDArray[np.bool_]:
     """Return a mask of the invalid rows of a table of streams; the checks cannot overflow.
 
-    `sizes` has the record's size in bytes for each row, below 2^48; 0 if the field is missing.
-    `n_packets` and `n_chunks` count the packets and chunks of the whole field.
+    For each row, `sizes` has the size of the stream's record in bytes. It is below 2^48, and 0 if
+    the sample has no stream. `n_packets` and `n_chunks` are the numbers of packets and chunks of
+    all streams of the field.
     """
     chunks = (sizes + np.uint64(CHUNK_BYTES - 1)) // np.uint64(CHUNK_BYTES)
     bad = _reaches_beyond(streams["first_packet"], streams["n_packets"], n_packets)
@@ -356,7 +379,10 @@ def invalid_streams(
 def _reaches_beyond(
     first: npt.NDArray[np.uint64], n: npt.NDArray[np.uint64], n_all: int
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask of the spans of n items from `first` on that end after `n_all` items."""
+    """Return a mask of those spans of items that reach beyond the end of `n_all` items.
+
+    For each span, `first` has the index of its first item, and `n` the number of its items.
+    """
     everything = np.uint64(n_all)
     found: npt.NDArray[np.bool_] = first > everything
     found |= n > everything - np.minimum(first, everything)
@@ -364,7 +390,7 @@ def _reaches_beyond(
 
 
 def check_parameters(parameters: object) -> Mapping[str, Any]:
-    """Return the parameters of a stream; raise ShardCorrupt unless a dict that names a codec."""
+    """Return the parameters of a stream; raise ShardCorrupt unless they are a dict with a codec."""
     codec = parameters.get("codec") if isinstance(parameters, dict) else None
     if not isinstance(parameters, dict) or not isinstance(codec, str) or not codec:
         raise ShardCorrupt(

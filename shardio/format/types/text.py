@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Bytes(RecordField):
-    """A field of opaque bytes of any length; see Array for codec and optional."""
+    """A field of bytes of any length. See `Array` for the options `codec` and `optional`."""
 
     code: ClassVar[int] = FieldType.BYTES
     is_opaque: ClassVar[bool] = True
 
     def record_encoder(self, name: str) -> Callable[[Any], Record]:
-        """Return a function that returns bytes as they are."""
+        """Return a function that encodes a value; plain bytes take a fast path."""
 
         def encode(value: Any) -> Record:
             return (value, ()) if type(value) is bytes else self.encode_record(name, value)
@@ -38,17 +38,17 @@ class Bytes(RecordField):
         return memoryview(bytes(value)), ()
 
     def are_valid(self, dims: Dims) -> npt.NDArray[np.bool_]:
-        """Return a mask of all records: any bytes are valid."""
+        """Return a mask that is True for all records, because any bytes are valid."""
         return np.ones(len(dims), np.bool_)
 
     def value_bytes(self, value: Any) -> bytes:
-        """Return the bytes, prefixed with a letter."""
+        """Return the letter b and the bytes."""
         return b"b" + bytes(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Text(RecordField):
-    """A field of text, stored as UTF-8; see Array for codec and optional."""
+    """A field of text, stored as UTF-8. See `Array` for the options `codec` and `optional`."""
 
     code: ClassVar[int] = FieldType.TEXT
     is_utf8: ClassVar[bool] = True
@@ -83,15 +83,16 @@ class Text(RecordField):
         return [str(record, "utf-8") for record in records]
 
     def value_bytes(self, value: Any) -> bytes:
-        """Return the text, prefixed with a letter."""
+        """Return the letter t and the text in UTF-8."""
         return b"t" + bytes(value.encode())
 
 
 @dataclass(frozen=True, slots=True)
 class Json(RecordField):
-    """A field of JSON values, stored as canonical UTF-8; see Array for codec and optional.
+    """A field of JSON values, stored as canonical JSON in UTF-8.
 
-    In an optional field, None is a missing value; in other fields, None is JSON's null.
+    In an optional field, None is a missing value; in other fields, None is JSON's null. See `Array`
+    for the options `codec` and `optional`.
     """
 
     code: ClassVar[int] = FieldType.JSON
@@ -99,7 +100,8 @@ class Json(RecordField):
 
     def _encode(self, name: str, value: object) -> tuple[memoryview, tuple[int, ...]]:
         try:
-            record = canonical_json(value)  # first: it rejects values that contain themselves
+            # `canonical_json` is first, because it refuses values that contain themselves.
+            record = canonical_json(value)
             check_json(value)
         except SchemaError as error:
             raise SchemaError(f"field {name!r}: {error}") from error
@@ -110,12 +112,12 @@ class Json(RecordField):
         return read_json(str(record, "utf-8"))
 
     def decode_batch(self, records: Sequence[Content]) -> list[Any]:
-        """Return the parsed values; None for the empty record of a missing value."""
+        """Return the parsed values; in an optional field, return None for an empty record."""
         texts = [str(record, "utf-8") for record in records]
         return [read_json(text) if text or not self.optional else None for text in texts]
 
     def check_record(self, record: Content, dims: Dims) -> None:
-        """Check that a record is canonical JSON of a value that can be stored."""
+        """Raise ShardCorrupt unless a record is the canonical JSON of a storable value."""
         try:
             value = self.decode(record, ())
             is_canonical = canonical_json(value) == record
@@ -152,14 +154,15 @@ read_json: Final = json.JSONDecoder(parse_constant=_refuse_constant).decode
 
 
 MAX_JSON_DEPTH: Final = 256
-"""The maximum nesting of a Json value, far below the depth at which Python's stack overflows."""
+"""The maximum depth to which a JSON value may be nested. It is far below the depth at which
+Python's stack overflows."""
 
 
 def check_json(value: object) -> None:
     """Raise SchemaError unless a value survives a round trip through JSON.
 
-    Keys that are not strings are refused: JSON would turn 1 into "1". Deep nesting is refused too,
-    because reading it could fail, depending on the remaining stack.
+    Keys that are not strings are refused, because JSON would turn the key 1 into "1". A deeply
+    nested value is refused too, because reading it could fail if little of the stack is free.
     """
     waiting, depth = [value], -1
     while waiting:
@@ -170,11 +173,14 @@ def check_json(value: object) -> None:
 
 
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
-"""The most common types that contain no other values, for a quick test."""
+"""The most common types of values that contain no other values. They are tested first."""
 
 
 def _nested(values: list[object]) -> list[object]:
-    """Return the values directly inside of dicts and lists."""
+    """Return the items of all lists, and the values of all dicts, that are in `values`.
+
+    Raises SchemaError if a key of one of the dicts is not a string.
+    """
     waiting: list[object] = []
     for found in values:
         if type(found) in _PLAIN:
