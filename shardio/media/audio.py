@@ -1,8 +1,8 @@
 """Decode any range of audio samples from a stream of packets.
 
-A tick of an audio stream is one sample. Sample 0 is the first audible sample; the encoder's padding
-before it, as declared by the container, is dropped. Times of packets (`pts`) are on the clock of
-the video in the same file.
+A tick of an audio stream is one sample. Sample 0 is the first audible sample. Before sample 0, an
+encoder adds padding, whose length the container declares; the padding is dropped. The times of
+packets (`pts`) count from the same zero as the times of the video in the same file.
 """
 
 from __future__ import annotations
@@ -43,23 +43,25 @@ _LONGEST: Final = 86_400
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """The format in which a loader decodes fields of type `Audio`, to (samples, channels).
+    """The format to which a loader decodes fields of type `Audio`.
 
-    Each field NAME is accompanied by a field NAME_span, int64 (2,): the range of samples that are
-    audio. Samples outside of this range are silence.
+    The value of a field NAME is an array of (samples, channels). An additional field NAME_span,
+    int64 (2,), has the range of the samples that are audio. Samples outside of this range are
+    silence.
 
     Args:
         rate: the sample rate in Hz to resample to; None keeps the stored rate, which must be the
             same in all rows.
         channels: 1 or 2, mixed by FFmpeg's rules; None keeps the stored channels, whose count must
             be the same in all rows.
-        seconds: the length: an integer, a `Fraction`, a string such as "0.64" or a float. None
-            means the length of the clip if samples are clips of videos, else the whole audio.
-            Shorter audio is padded with silence; `where` selects a part of longer audio.
+        seconds: the length of the array in seconds: an integer, a `Fraction`, a string such as
+            "0.64" or a float. None means the length of the clip if samples are clips of videos,
+            otherwise the length of the audio. Audio that is shorter is padded with silence. `where`
+            selects a part of audio that is longer.
         dtype: `"float32"`, from -1 to 1, or `"int16"`.
-        where: `"first"` for the first `seconds`; `"random"` for a part whose start is drawn
-            uniformly for each position of each epoch. `"random"` requires `seconds`, and is not
-            available if samples are clips.
+        where: `"first"` for the first `seconds` of the audio; `"random"` for a part whose start is
+            drawn uniformly, again for each position of each epoch. `"random"` requires `seconds`,
+            and is not available if samples are clips.
 
     If samples are clips of videos, the audio begins with the first frame of the clip.
 
@@ -103,7 +105,7 @@ def _checked_seconds(value: Any) -> Fraction:
     try:
         if isinstance(value, bool) or not isinstance(value, int | float | str | Fraction):
             raise ValueError
-        # Use the decimal repr of floats, so that 0.64 is exactly 64/100.
+        # Convert a float by its decimal repr: 0.64 then becomes exactly 64/100.
         found = Fraction(repr(value) if isinstance(value, float) else value)
     except (ValueError, ZeroDivisionError):
         found = Fraction(0)
@@ -117,8 +119,8 @@ def _checked_seconds(value: Any) -> Fraction:
 Samples = npt.NDArray[np.float32]
 
 _EXACT_CODECS = ("pcm_", "flac", "alac", "wavpack", "tta", "ape")
-_MAX_SAMPLES = 1 << 31  # per call; more can only result from a damaged table
-_TAPS = 64  # an upper bound for the samples that the resampler reads on each side
+_MAX_SAMPLES = 1 << 31  # samples per call; only a damaged packet table asks for more
+_TAPS = 64  # the resampler reads at most this number of samples on each side of a sample
 
 
 @dataclass(slots=True)
@@ -130,7 +132,7 @@ class _OpenAudio:
     sizes: npt.NDArray[np.int64]
 
     def parts(self, packets: range) -> Iterator[tuple[int, bytes]]:
-        """Yield the index and the bytes of each packet."""
+        """Yield the index and the bytes of each of `packets`."""
         part = slice(packets.start, packets.stop)
         offsets, sizes = self.offsets[part].tolist(), self.sizes[part].tolist()
         for number, offset, size in zip(packets, offsets, sizes, strict=True):
@@ -161,12 +163,12 @@ class AudioDecoder(Closing):
         """Decode samples `start` to `stop` as float32 of (samples, channels), from -1 to 1.
 
         Args:
-            stream: audio.
+            stream: an audio stream.
             start, stop: sample indices at `rate`, counted from the first audible sample. Samples
                 after the end of the stream are silence.
             rate: the sample rate in Hz; None keeps the rate of the stream. The value of a sample
-                does not depend on `start`, except that it may differ slightly for codecs with state
-                (MP3, AAC).
+                does not depend on `start`. Only for codecs with state (MP3, AAC), the values may
+                differ slightly if `start` differs.
             channels: 1 or 2, mixed by FFmpeg's rules; None keeps the channels of the stream.
 
         Raises:
@@ -195,18 +197,21 @@ class AudioDecoder(Closing):
         rate: int,
         channels: int | None = None,
     ) -> tuple[Samples, tuple[int, int]]:
-        """Decode `n_samples` samples from a time on, with silence before and after the stream.
+        """Decode `n_samples` samples from the time `begin` on.
+
+        Samples before the start and after the end of the stream are silence.
 
         Args:
-            stream: audio.
-            begin: the start in seconds, on the clock of the stream's `pts`, which the video in the
-                same file also uses. The first decoded sample is the one nearest to `begin`.
+            stream: an audio stream.
+            begin: the start in seconds. It counts from the same zero as the stream's `pts` and the
+                times of the video in the same file. The first decoded sample is the sample nearest
+                to `begin`.
             n_samples: the number of samples at `rate`.
             rate, channels: as in `decode`.
 
         Returns:
-            float32 of (samples, channels), and the range of these samples that is within the
-            stream.
+            float32 of (samples, channels), and the range of the samples of this array that are
+            within the stream; (0, 0) if none is.
 
         Raises:
             MediaError, InvalidArgument: as in `decode`.
@@ -225,7 +230,11 @@ class AudioDecoder(Closing):
     def _decode_range(
         self, opened: _OpenAudio, start: int, stop: int, rate: int, channels: int | None
     ) -> Samples:
-        """Return samples `start` to `stop`, counted at `rate`; silence outside of the stream."""
+        """Return samples `start` to `stop` of the stream resampled to `rate`.
+
+        The indices count from sample 0 and may be negative. Samples outside of the stream are
+        silence.
+        """
         source_rate, n_all = sample_rate(opened.stream), opened.sample_index.extent[1]
         layout = {None: opened.codec.layout.name, 1: "mono", 2: "stereo"}[channels]
         n_channels = channels or len(opened.codec.layout.channels)
@@ -233,8 +242,8 @@ class AudioDecoder(Closing):
         begin, end = max(0, start), min(stop, -(-n_all * rate // source_rate))
         if begin >= end:
             return out
-        # Start at a time of a sample at both rates. The resampler then has the same phase as if it
-        # had started at sample 0.
+        # Start at a time at which there is a sample at either rate. The resampler then has the same
+        # phase as if it had started at sample 0.
         unit = source_rate // math.gcd(source_rate, rate)
         margin = 0 if rate == source_rate else _TAPS * max(1, -(-source_rate // rate))
         first = max(0, (begin * source_rate // rate - margin) // unit * unit)
@@ -264,7 +273,10 @@ def _is_valid(rate: int, channels: int | None) -> bool:
 
 
 def _decode_span(opened: _OpenAudio, start: int, stop: int) -> AudioFrame | None:
-    """Decode samples `start` to `stop`, with silence in gaps; None if no packet covers them."""
+    """Decode samples `start` to `stop` of the stream at its own rate.
+
+    Gaps between packets are filled with silence. Return None if no packet has any of the samples.
+    """
     sample_index = opened.sample_index
     wanted = sample_index.packets(start, stop)
     stream = opened.stream
@@ -274,8 +286,8 @@ def _decode_span(opened: _OpenAudio, start: int, stop: int) -> AudioFrame | None
     like: AudioFrame | None = None
     position, latest, at = start, -1, 0
     parts = opened.parts(range(wanted.start - lead, wanted.stop))
-    # Other codecs need a new decoder, because flushing does not reset a decoder's whole state: AAC
-    # keeps the state of a noise generator.
+    # Only the decoder of an exact codec can be reused. For other codecs, flushing does not reset
+    # the whole state of a decoder: an AAC decoder keeps the state of a noise generator.
     codec = opened.codec if exact else open_audio_decoder(stream.parameters, stream.extradata)
     for number, frame in decode_frames(codec, parts, lead):
         if number < wanted.start or not sample_index.counts[number]:

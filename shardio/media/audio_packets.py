@@ -1,9 +1,10 @@
 """Demux audio into packets, and compute the exact time of every packet's samples.
 
-Containers round times to ticks, which may be as coarse as a millisecond, but the samples of
-consecutive packets follow each other without gaps. The rounded times of all packets together
-therefore determine the time of the first sample, exactly in most files. Packets with a later time
-follow a gap, which is silence.
+A container rounds the time of each packet to a tick, and a tick may be as long as a millisecond.
+The samples of consecutive packets, however, follow each other without a gap. The rounded times of
+all packets together therefore limit the time of the first sample to a short range; in most files,
+only one value is possible. If the time of a packet is later than the end of the previous packet,
+there is a gap between the two packets, and the gap is silence.
 """
 
 from __future__ import annotations
@@ -38,15 +39,17 @@ if TYPE_CHECKING:
     from av.container import InputContainer
 
 LEAD_PACKETS: Final = 12
-"""The number of packets to decode and drop before a range: MP3 packets depend on up to 9 earlier
-packets, and Opus needs 80 ms."""
+"""The number of packets before a range that are decoded and then dropped. An MP3 packet depends on
+up to 9 earlier packets, and an Opus decoder needs the 80 ms before the range."""
 _RESAMPLER_MARGIN: Final = 4096
-"""The number of samples on each side of a part that a resampler may read."""
+"""The number of samples on each side of a part that the part also includes, because a resampler may
+read them."""
 _MAX_RATE: Final = 1 << 24
 _MAX: Final = 1 << 62
 
 _LARGEST_JITTER: Final = Fraction(1, 10)
-"""The delay in seconds beyond which a packet counts as following a gap, as in FFmpeg."""
+"""If a packet is later than expected by more than this time in seconds, there is a gap before the
+packet. FFmpeg uses the same limit."""
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -71,16 +74,19 @@ def packet_times(
     found = heard.copy()
     for run in _gapless_runs(times, counts, time_base, rate):
         known = int(heard[run.first]) + (0 if run.first else n_before)
-        # Fill up to the end; later runs overwrite their parts.
+        # Fill the array up to its end. The next run overwrites the elements of its own packets.
         found[run.first :] = heard[run.first :] + run.begin(known)
     return found
 
 
 @dataclass(slots=True)
 class _GaplessRun:
-    """A run of packets without a gap: the first packet, and bounds for the time of sample 0.
+    """A run: consecutive packets without a gap between them.
 
-    The bounds are integers in units of 1 / (2 * `unit`) samples; a tick is 2 * `tick` such units.
+    `first` is the index of the run's first packet. `low` and `high` are bounds for the time of
+    sample 0. After a gap, this is the time that sample 0 would have if there were no gap. The
+    bounds are integers in units of 1 / (2 * `unit`) samples. A tick of the container is 2 * `tick`
+    of these units.
     """
 
     first: int
@@ -90,7 +96,10 @@ class _GaplessRun:
     unit: int
 
     def begin(self, known: int) -> int:
-        """Return the time of sample 0, such that sample `known` is at a whole tick if possible."""
+        """Return a time of sample 0 within the bounds, in samples.
+
+        If possible, the time is chosen so that sample `known` is at a whole tick.
+        """
         lead, tick = 2 * known * self.unit, 2 * self.tick
         at = -(-(self.low + lead) // tick) * tick - lead
         if at > self.high:
@@ -101,9 +110,9 @@ class _GaplessRun:
 def _gapless_runs(
     times: Sequence[int | None], counts: Sequence[int], time_base: Fraction, rate: int
 ) -> list[_GaplessRun]:
-    """Split packets at gaps, and narrow down the start of each run."""
+    """Divide the packets into runs at the gaps, and compute the bounds of each run."""
     tick, unit = (time_base * rate).as_integer_ratio()  # a tick is tick / unit samples
-    slack = tick if unit > 1 or tick > 1 else 0  # half a tick may be lost by rounding
+    slack = tick if unit > 1 or tick > 1 else 0  # rounding changes a time by up to half a tick
     jitter = 2 * unit * rate * _LARGEST_JITTER
     runs: list[_GaplessRun] = []
     heard = 0
@@ -137,7 +146,7 @@ def sample_rate(stream: EncodedStream) -> int:
 
 
 def first_sample_time(stream: EncodedStream) -> int:
-    """Return the time of sample 0, in samples: the ticks of the stream's time base."""
+    """Return the time of sample 0 in samples, which are the ticks of the stream's time base."""
     first = int(stream.packets["pts"][0]) if len(stream.packets) else 0
     return first + int_parameter(stream, "skip")
 
@@ -151,7 +160,9 @@ def int_parameter(stream: EncodedStream, name: str, default: int = 0) -> int:
 
 
 def begin_of(stream: EncodedStream) -> Fraction:
-    """Return the start of an audio stream in seconds: `begin` if set, else the time of sample 0.
+    """Return the start of an audio stream in seconds.
+
+    The start is the stream's parameter `begin` if there is one, otherwise the time of sample 0.
 
     Raises:
         MediaError: the parameter `begin` is not a time.
@@ -169,7 +180,7 @@ def begin_of(stream: EncodedStream) -> Fraction:
 
 
 def nearest_sample(stream: EncodedStream, time: Fraction, rate: int) -> int:
-    """Return the sample nearest to a time, counted from sample 0 at `rate`."""
+    """Return the index of the sample nearest to a time in seconds, for a stream of `rate`."""
     since = time - Fraction(first_sample_time(stream), sample_rate(stream))
     return math.floor(since * rate + Fraction(1, 2))
 
@@ -177,11 +188,11 @@ def nearest_sample(stream: EncodedStream, time: Fraction, rate: int) -> int:
 def part_of(stream: EncodedStream, begin: Fraction, seconds: Fraction) -> EncodedStream | None:
     """Cut a part out of an audio stream, with all packets that are needed to decode the part.
 
-    Samples keep their times and values. Return None if the part contains no audible sample.
+    Each sample keeps its time and its value. Return None if the part contains no audible sample.
 
     Args:
-        stream: a whole audio stream.
-        begin: the start in seconds, on the clock of the stream's `pts`.
+        stream: a complete audio stream, which is not itself a part of another stream.
+        begin: the start of the part in seconds. It counts from the same zero as the stream's `pts`.
         seconds: the duration of the part.
     """
     rate, heard = sample_rate(stream), SampleIndex(stream)
@@ -213,7 +224,10 @@ def part_of(stream: EncodedStream, begin: Fraction, seconds: Fraction) -> Encode
 
 
 class SampleIndex:
-    """The sample range of each packet within a whole audio stream, gaps included."""
+    """The range of samples of each packet in an audio stream, counted from sample 0.
+
+    The silent samples of gaps are counted too, and belong to no packet.
+    """
 
     def __init__(self, stream: EncodedStream) -> None:
         self.starts: _Numbers = stream.packets["pts"] - first_sample_time(stream)
@@ -224,10 +238,13 @@ class SampleIndex:
         n_all = int_parameter(stream, "samples", stream.n_frames)
         last = int(self.ends.max(initial=0))
         self.extent = first, max(first, min(n_all, last))
-        """The first sample of the stream, and the last sample plus 1."""
+        """The index of the stream's first sample, and the index of its last sample plus 1."""
 
     def packets(self, start: int, stop: int) -> range:
-        """Return the packets with samples `start` to `stop`, and at most one more packet."""
+        """Return the indices of the packets that have samples `start` to `stop`.
+
+        The range may include one more packet than needed.
+        """
         begin = int(np.searchsorted(self.ends, start, "right"))
         end = int(np.searchsorted(self.ends, stop, "left")) + 1
         return range(begin, min(len(self.ends), end))
@@ -237,16 +254,20 @@ _SKIP = struct.Struct("<II")  # how many samples to drop at the start and at the
 
 
 def demux_audio(source: bytes | str, container: InputContainer, name: str) -> EncodedStream:
-    """Demux the first audio stream of an open container; every packet is decoded once."""
+    """Demux the first audio stream of an open container.
+
+    Each packet is decoded once, to count its samples.
+    """
     stream = audio_stream(container, name)
     with ErrorsNamed(name):
         return _read_packets(source, container, stream, name).stream()
 
 
 def sound_of(source: bytes | str, name: str = "") -> EncodedStream | None:
-    """Demux the first audio stream of a path, or of a file's bytes; None if there is no audio.
+    """Demux the first audio stream of a file; return None if the file has no audio.
 
-    `name` is used in errors, by default the path.
+    `source` is a path, or the bytes of a file. `name` is the name of the file in errors, by default
+    the path.
     """
     name = name or (source if isinstance(source, str) else "media in memory")
     with open_container(source, name) as container:
@@ -324,8 +345,9 @@ class _AudioPackets:
             counts[number] += frame.samples
             if frame.sample_rate != parameters["rate"] or frame.layout.name != parameters["layout"]:
                 raise MediaError(f"its rate or channels change at packet {number}; re-encode it")
-        # The container marks packets as discarded. Discarded packets at the start are needed to
-        # decode the packets after them; later discarded packets were removed by an edit list.
+        # The container may mark packets as discarded. Discarded packets at the start are needed to
+        # decode the packets that follow. An edit list has removed the discarded packets in other
+        # places, so their samples do not count.
         are_out = np.array(self.discarded, bool)
         n_lead = int(np.argmin(are_out)) if len(are_out) and not are_out.all() else 0
         n_before = max(self.n_before, int(counts[:n_lead].sum()))
@@ -358,7 +380,10 @@ class _AudioPackets:
 def decode_frames(
     codec: AudioCodecContext, parts: Iterable[tuple[int, bytes]], n_dropped: int = 0
 ) -> Iterator[tuple[int, AudioFrame]]:
-    """Yield (packet index, frame) of packets; ignore errors in the first `n_dropped` packets."""
+    """Decode packets, given as (index, bytes); yield each frame with the index of its packet.
+
+    Errors in the first `n_dropped` packets are ignored.
+    """
     import av
 
     codec.flush_buffers()
@@ -370,7 +395,7 @@ def decode_frames(
             except av.FFmpegError:
                 if at >= n_dropped:
                     raise
-                continue  # a lead packet may depend on earlier packets, which are not decoded
+                continue  # this packet may depend on earlier packets, which are not decoded here
             for frame in frames:
                 if frame.is_corrupt and at >= n_dropped:
                     raise MediaError(f"packet {number} does not decode without concealment")

@@ -1,7 +1,10 @@
 """Read properties of packets from their first bits, without decoding them.
 
-If a codec is not supported here, its packets count as shown and needed. Decoding then takes more
-time, but no picture is missing.
+If this module does not support a codec, all packets of the codec count as shown, and as needed to
+decode other packets. Decoding then takes more time, but no picture is missing.
+
+In H.264 and HEVC, a packet consists of *units* (NAL units), such as slices of a picture and
+parameter sets. Each unit is preceded by a start code or by a field with the length of the unit.
 """
 
 from __future__ import annotations
@@ -12,15 +15,16 @@ from typing import TypeVar
 
 _Result = TypeVar("_Result")
 PacketTest = Callable[[bytes, int, int], _Result]
-"""A test of the packet in `data[begin:stop]`."""
+"""A function of (data, begin, stop) that returns a property of the packet `data[begin:stop]`."""
 PACKED = -2
-"""The result for an MPEG-4 packet with several pictures. In such streams, decoders output a frame
-one packet later."""
+"""The result of a `disposable_layer_test` for an MPEG-4 packet that contains several pictures. If a
+stream has such packets, decoders output its frames one packet later than in other streams."""
 
 _START = b"\0\0\1"
 _START_CODES = (_START, b"\0" + _START)
 _LENGTH_SIZE_AT = {"h264": 4, "hevc": 21}
-"""The offset of the size of length fields in the extradata."""
+"""For each codec, the offset of a byte in the extradata. The lower two bits of this byte, plus 1,
+are the number of bytes of the length field before each unit."""
 _H264_SLICES, _H264_SEI = range(1, 6), 6
 _HEVC_SLICES = range(32)
 _B_VOP, _B_PICTURE = 2, 3
@@ -29,17 +33,26 @@ _MAX_HEAD = 4096
 
 
 def hidden_packet_test(codec: str) -> PacketTest[bool] | None:
-    """Return a test for packets that are never shown, as VP8 and VP9 have; None for others."""
+    """Return a function that tests whether the frame of a packet is never shown.
+
+    Return None for codecs other than VP8 and VP9, because only these two have such packets.
+    """
     return {"vp8": _is_hidden_vp8, "vp9": _is_hidden_vp9}.get(codec)
 
 
 def disposable_layer_test(codec: str, extradata: bytes) -> PacketTest[int] | None:
-    """Return a function that finds the temporal layer of a packet to which no other packet refers.
+    """Return a function that finds packets to which no other packet of the same layer refers.
 
-    The function returns the layer, or -1 if other packets of the same layer or below refer to the
-    packet. An unreferenced packet in the highest layer of its stream is disposable; most codecs
-    have only layer 0. If the function returns `PACKED` for a packet, all packets of the stream are
-    needed. For codecs without such bits, return None: all packets are needed.
+    A stream may have several temporal layers. The packets of a layer refer only to packets of that
+    layer and of lower layers. Most codecs have only layer 0.
+
+    The returned function is called with a packet. If other packets of the packet's layer may refer
+    to the packet, the function returns -1; otherwise it returns the number of the layer. A packet
+    is disposable if this number is the highest one in the stream: no other packet refers to the
+    packet. If the function returns `PACKED` for any packet, no packet of the stream is disposable.
+
+    Return None for a codec whose packets do not have this information. No packet of such a codec
+    is disposable.
     """
     if codec == "h264":
         return partial(_disposable_layer_h264, length_size=_length_size(codec, extradata))
@@ -53,10 +66,10 @@ def disposable_layer_test(codec: str, extradata: bytes) -> PacketTest[int] | Non
 
 
 def x264_version_unit(extradata: bytes, packet: bytes) -> bytes:
-    """Return the SEI unit that holds x264's version; empty if there is none.
+    """Return the unit in which x264 has written its version; empty if there is no such unit.
 
-    Decoders need this unit, because old versions of x264 coded 4:4:4 differently from the standard.
-    Only the first packet of a stream has this unit.
+    Decoders need this unit (an SEI, a unit of metadata), because old versions of x264 coded 4:4:4
+    differently from the standard. Only the first packet of a stream has the unit.
     """
     size = _length_size("h264", extradata)
     at = packet.find(b"x264 - core")
@@ -76,10 +89,11 @@ def x264_version_unit(extradata: bytes, packet: bytes) -> bytes:
 
 
 def parameter_sets(codec: str, extradata: bytes) -> bytes:
-    """Return the parameter sets of H.264 or HEVC, in the form of units of a packet.
+    """Return the parameter sets in the extradata of an H.264 or HEVC stream.
 
-    The result is empty if the sets are missing or truncated, and for other codecs, whose keyframes
-    contain the parameters.
+    Each set is a unit with its prefix, so the result can be prepended to a packet. The result is
+    empty if the sets are missing or truncated. The result is also empty for other codecs, because
+    the keyframes of other codecs contain the parameters.
     """
     if codec not in _LENGTH_SIZE_AT:
         return b""
@@ -97,7 +111,8 @@ def parameter_sets(codec: str, extradata: bytes) -> bytes:
 def parameter_change_test(codec: str, extradata: bytes) -> Callable[[memoryview], bool]:
     """Return a function that tests whether a packet changes the parameter sets of its stream.
 
-    Parameter sets in a packet precede the picture; a decoder keeps them for later packets.
+    In a packet, parameter sets come before the picture. A decoder keeps the latest parameter sets,
+    and uses them for all later packets.
     """
     if codec not in _LENGTH_SIZE_AT:
         return lambda _: False
@@ -106,20 +121,24 @@ def parameter_change_test(codec: str, extradata: bytes) -> Callable[[memoryview]
 
     def changes(packet: memoryview) -> bool:
         if size and len(packet) > size and packet[size] & mask < behind:
-            return False  # most packets begin with a picture
+            return False  # the packet begins with a picture, as most packets do
         head = bytes(packet[:_MAX_HEAD])
         for first, _ in _unit_headers(head, 0, len(head), size):
             if first & mask in kinds:
                 return not known or known not in head
             if first & mask < behind:
                 return False
-        return len(packet) > len(head)  # assume a change in the rest of a long packet
+        return len(packet) > len(head)  # assume that the rest of a long packet has a change
 
     return changes
 
 
 def _avcc_parameter_sets(extradata: bytes) -> Iterator[bytes]:
-    """Yield the parameter sets of an "avcC": counted sequence sets, then counted picture sets."""
+    """Yield the parameter sets of an "avcC", the extradata of H.264 in MP4.
+
+    The sequence parameter sets come first, preceded by their number. Then come the picture
+    parameter sets, also preceded by their number.
+    """
     at = 5
     for mask in (31, 255):
         n_units = extradata[at] & mask
@@ -131,7 +150,11 @@ def _avcc_parameter_sets(extradata: bytes) -> Iterator[bytes]:
 
 
 def _hvcc_parameter_sets(extradata: bytes) -> Iterator[bytes]:
-    """Yield the parameter sets of an "hvcC": one counted array per kind."""
+    """Yield the parameter sets of an "hvcC", the extradata of HEVC in MP4.
+
+    There is one array for each kind of parameter set. Each array begins with the kind and the
+    number of its parameter sets.
+    """
     at = 23
     for _ in range(extradata[22]):
         n_units = extradata[at + 1] << 8 | extradata[at + 2]
@@ -143,7 +166,10 @@ def _hvcc_parameter_sets(extradata: bytes) -> Iterator[bytes]:
 
 
 def _length_prefixed(data: bytes, at: int) -> bytes:
-    """Return the bytes after a 16-bit length; raise IndexError if they are truncated."""
+    """Return the bytes that follow the 16-bit length at offset `at`.
+
+    Raise IndexError if some of these bytes are missing.
+    """
     stop = at + 2 + (data[at] << 8 | data[at + 1])
     if stop > len(data):
         raise IndexError(stop)
@@ -153,7 +179,8 @@ def _length_prefixed(data: bytes, at: int) -> bytes:
 def starts_closed_gop(codec: str, extradata: bytes, packet: bytes) -> bool:
     """Return True if no packet decoded after this keyframe needs a packet before the keyframe.
 
-    This holds for most codecs; some keyframes of H.264 and HEVC are only recovery points.
+    This is true of every keyframe of most codecs. In H.264 and HEVC, a keyframe may also be a mere
+    recovery point: some packets after it may still need packets before it.
     """
     if codec not in _LENGTH_SIZE_AT:
         return True
@@ -164,7 +191,7 @@ def starts_closed_gop(codec: str, extradata: bytes, packet: bytes) -> bool:
 
 
 def _length_size(codec: str, extradata: bytes) -> int:
-    """Return the size of the length field before each unit; 0 if units begin with a start code."""
+    """Return the number of bytes of the length field before each unit; 0 for start codes."""
     at = _LENGTH_SIZE_AT[codec]
     if len(extradata) <= at or extradata.startswith(_START_CODES):
         return 0
@@ -172,7 +199,7 @@ def _length_size(codec: str, extradata: bytes) -> int:
 
 
 def _unit_headers(data: bytes, at: int, stop: int, length_size: int) -> Iterator[tuple[int, int]]:
-    """Yield the first two bytes of each unit of H.264 or HEVC."""
+    """Yield the first two bytes of each unit of the H.264 or HEVC packet `data[at:stop]`."""
     if not length_size:
         at = data.find(_START, at, stop)
         while at >= 0 and at + 4 < stop:
@@ -187,9 +214,10 @@ def _unit_headers(data: bytes, at: int, stop: int, length_size: int) -> Iterator
 
 
 def packet_units(codec: str, extradata: bytes, packet: bytes) -> Iterator[bytes]:
-    """Yield the units of an H.264 or HEVC packet without prefixes; yield any other packet whole.
+    """Yield the units of an H.264 or HEVC packet, without start codes and length fields.
 
-    The temporal delimiter of AV1 is removed, because files do not contain temporal delimiters.
+    A packet of any other codec is yielded as a whole. Only the temporal delimiter of an AV1 packet
+    is removed, because files do not contain temporal delimiters.
     """
     if codec not in _LENGTH_SIZE_AT:
         yield packet.removeprefix(b"\x12\0") if codec == "av1" else packet
@@ -202,14 +230,14 @@ def packet_units(codec: str, extradata: bytes, packet: bytes) -> Iterator[bytes]
             begin = end
         return
     for unit in packet.split(_START)[1:]:
-        yield unit.rstrip(b"\0")  # the zeros belong to the next start code, of four bytes
+        yield unit.rstrip(b"\0")  # a start code of four bytes has one more zero at its beginning
 
 
 def _disposable_layer_h264(data: bytes, begin: int, stop: int, length_size: int) -> int:
     found = -1
     for first, _ in _unit_headers(data, begin, stop, length_size):
         if first & 31 in _H264_SLICES:
-            if first & 0x60:  # nal_ref_idc is not 0: other pictures may refer to this one
+            if first & 0x60:  # nal_ref_idc is not 0, so other pictures may refer to this picture
                 return -1
             found = 0
     return found
@@ -220,7 +248,8 @@ def _disposable_layer_hevc(data: bytes, begin: int, stop: int, length_size: int)
     for first, second in _unit_headers(data, begin, stop, length_size):
         kind = first >> 1 & 63
         if kind in _HEVC_SLICES:
-            # Only pictures of even types below 16 are unreferenced within their layer.
+            # No picture of the same layer refers to a picture whose type is even and below 16.
+            # Other pictures of the layer may refer to pictures of all other types.
             if kind >= 16 or kind & 1:
                 return -1
             layer = (second & 7) - 1
@@ -230,7 +259,12 @@ def _disposable_layer_hevc(data: bytes, begin: int, stop: int, length_size: int)
 def _disposable_layer_mpeg(
     data: bytes, begin: int, stop: int, code: bytes, skip: int, shift: int, kind: int
 ) -> int:
-    """Return 0 if all pictures in a packet of MPEG video are B pictures, else -1 or `PACKED`."""
+    """Return 0 if all pictures in a packet of MPEG video are B pictures, else -1.
+
+    For an MPEG-4 packet with several pictures, return `PACKED`. `code` is the last byte of a
+    picture's start code. The type of the picture is in the byte that is `skip` bytes after the
+    start code, from bit `shift` on; `kind` is the type of B pictures.
+    """
     starts, at = [], data.find(_START + code, begin, stop)
     while at >= 0 and at + 4 + skip < stop:
         starts.append(at + 4 + skip)
@@ -246,10 +280,14 @@ def _is_hidden_vp8(data: bytes, begin: int, stop: int) -> bool:
 
 
 def _is_hidden_vp9(data: bytes, begin: int, stop: int) -> bool:
-    if data[stop - 1] & 0xE0 == 0xC0:  # a superframe ends with an index; its last frame is shown
+    # The last byte of a superframe, a packet of several frames, is that of an index. The last frame
+    # of a superframe is shown.
+    if data[stop - 1] & 0xE0 == 0xC0:
         return False
     bits = int.from_bytes(data[begin : min(begin + 2, stop)].ljust(2, b"\0"), "big")
-    profile = bits >> 13 & 1 | bits >> 11 & 2  # marker (2 bits), low, high, reserved for 3
+    # A frame begins with a marker of 2 bits, then the low bit and the high bit of the profile. If
+    # the profile is 3, a reserved bit follows.
+    profile = bits >> 13 & 1 | bits >> 11 & 2
     after = 16 - (5 if profile == 3 else 4)
     show_existing, show = bits >> (after - 1) & 1, bits >> (after - 3) & 1
     return not show_existing and not show

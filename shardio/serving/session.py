@@ -1,8 +1,8 @@
 """The session of one client: its loader, and a thread that sends its batches.
 
-The server's thread passes in the client's messages with `tell`; the session's thread sends messages
-with `post`. Batches are sent ahead, as far as the client's credit and the session's own limit of
-bytes allow.
+The server's thread passes each message of the client to the session with `tell`. The session's
+thread sends messages to the client with `post`. Batches are sent before the client's loop asks for
+them; the client's credit and the session's limits (`MAX_UNTAKEN_BYTES`) say how many.
 """
 
 from __future__ import annotations
@@ -28,27 +28,31 @@ from shardio.serving.client.protocol import (
 )
 
 MAX_UNTAKEN_BYTES: Final = 256 << 20
-"""The limit for the batches that the client's loop has not taken, and likewise for the batches in
-ZeroMQ's queue. A single batch may exceed it."""
+"""The limit of two totals, in bytes: the sent batches that the client's loop has not taken yet, and
+the batches that ZeroMQ has not sent yet. While either total has reached the limit, the session
+sends no further batch. A total may exceed the limit by at most one batch."""
 MAX_AHEAD: Final = 1 << 10
-"""The maximum number of batches sent ahead, even if a client grants more."""
+"""The maximum number of sent batches that the client's loop has not taken, even if the client asks
+for more."""
 _MAX_INBOX: Final = 16
-"""The maximum number of unhandled messages. A correct client has few, because it waits for the
-answers to most messages."""
+"""The maximum number of the client's messages that wait in the session. A correct client has few
+messages here, because it waits for the answer to most messages before it sends the next one."""
 _POLL_S: Final = 0.05
-"""The interval at which a session checks whether ZeroMQ has sent its blocks."""
+"""The interval in seconds at which a waiting session checks whether ZeroMQ has sent the session's
+blocks."""
 
 Head = dict[str, Any]
 Frames = list[Any]
 
 
 class Session:
-    """The session of one client. It owns a loader and a thread until `leave`.
+    """The session of one client. It owns a loader and a thread, which end after `leave`.
 
     Args:
         head: the client's "open" message.
         make_loader, served: as in `Server`.
-        post: queues the frames of a message for the client.
+        post: a function of the session and the frames of a message. It queues the message for the
+            client.
     """
 
     def __init__(
@@ -67,15 +71,20 @@ class Session:
         self._initial_state: dict[str, Any] = {}
         """The initial state of the loader."""
         self._next_state: dict[str, Any] = {}
-        """The state from which the loader's next iteration begins if no other state is loaded."""
+        """The state in which the loader is now: its next iteration begins from this state, unless
+        another state is loaded. Empty if the state is unknown."""
         self._number: int | None = None
-        """The client's identifier of the current iteration."""
+        """The number by which the client identifies the current iteration; None between
+        iterations."""
         self._batches: LoaderIterator | None = None
         self._step = self._taken = self._upto = 0
         self._untaken: deque[tuple[int, int]] = deque()
-        """Step and size of each batch that was sent, but not yet taken by the client's loop."""
+        """The step and the size of each batch that was sent but that the client's loop has not
+        taken yet."""
         self._unsent: deque[tuple[weakref.ref[Any], int]] = deque()
-        """The blocks that ZeroMQ may still hold, even of earlier iterations, with their sizes."""
+        """For each sent block, a weak reference and the size of the block. The reference is dead
+        once ZeroMQ has sent the block and released it. Some blocks may be from earlier
+        iterations."""
         self.n_untaken_bytes = self.n_sent = 0
         self._thread = threading.Thread(target=self._run, name="shardio session", daemon=True)
         try:
@@ -91,11 +100,15 @@ class Session:
         return self._thread.is_alive()
 
     def tell(self, head: Head) -> None:
-        """Accept a message of the client, unless too many already wait for an answer."""
+        """Accept a message of the client: apply a "credit" message, queue any other message.
+
+        Raises:
+            MalformedMessage: too many messages of the client are already queued.
+        """
         with self._changed:
             if head["kind"] == "credit":
                 self._grant(head)
-            elif head["kind"] == "open":  # earlier messages are obsolete
+            elif head["kind"] == "open":  # the client has reconnected: drop its earlier messages
                 self._inbox = deque([head])
             elif len(self._inbox) < _MAX_INBOX:
                 self._inbox.append(head)
@@ -104,17 +117,21 @@ class Session:
             self._changed.notify()
 
     def leave(self) -> None:
-        """Make the session end after the current batch."""
+        """Ask the session's thread to end once it has finished the current batch."""
         with self._changed:
             self._is_leaving = True
             self._changed.notify()
 
     def join(self, timeout_s: float) -> None:
-        """Wait until the session has ended."""
+        """Wait until the session's thread has ended, for at most `timeout_s`."""
         self._thread.join(timeout_s)
 
     def _grant(self, head: Head) -> None:
-        """Record the client's credit: how many batches its loop took, and how many may be sent."""
+        """Record the client's credit.
+
+        The client's loop has taken all batches before the step "taken", and the session may send
+        all batches before the step "upto".
+        """
         if number(head, "number") != self._number:
             return
         self._taken = max(self._taken, min(self._step, number(head, "taken")))
@@ -159,7 +176,10 @@ class Session:
         )
 
     def _run_once(self, loader: ShardLoader) -> bool:
-        """Handle a message or send a batch; return False once the session has to end."""
+        """Wait until there is work; handle one message or send one batch.
+
+        Return False if the session has to end.
+        """
         with self._changed:
             while not (self._is_leaving or self._inbox or self._may_send):
                 self._changed.wait(_POLL_S if self._is_granted else None)
@@ -189,7 +209,10 @@ class Session:
 
     @property
     def n_unsent_bytes(self) -> int:
-        """The size of the blocks in ZeroMQ's queue, which grows if a client reads no messages."""
+        """The total size of the blocks in ZeroMQ's queue.
+
+        The queue grows if the client does not read its messages.
+        """
         while self._unsent and self._unsent[0][0]() is None:
             self._unsent.popleft()
         return sum(n_bytes for _, n_bytes in self._unsent)
@@ -213,7 +236,9 @@ class Session:
         self._stop()
         self._number = number(head, "number")
         state, ahead = member(head, "state", dict), number(head, "ahead", MAX_AHEAD)
-        if state != self._next_state:  # if equal, workers may be filling its batches already
+        # If the loader is already in this state, do not load the state again: workers may already
+        # be filling the first batches of the iteration.
+        if state != self._next_state:
             loader.load_state_dict(state)
         self._next_state = {}
         self._batches = batches = cast(LoaderIterator, iter(loader))
