@@ -646,3 +646,11 @@ def test_only_one_conversion_appends_at_a_time(
 
     append(lines, out, progress=meanwhile)
     assert found and texts(out) == OLD + NEW
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_bytes_are_the_same_for_any_number_of_workers(
+    lines: Path, out: Path, whole: dict[str, bytes], workers: int
+) -> None:
+    append(lines, out, workers=workers)
+    assert contents(out) == whole

@@ -304,3 +304,32 @@ def test_the_command_says_what_became_of_arrays(
     schema.write_text("{")
     assert main([*command, "--overwrite", "--schema", str(schema)]) == 2
     assert "schema.json: not JSON" in capsys.readouterr().err
+
+
+def test_an_array_that_some_files_lack_is_optional(root: Path, tmp_path: Path) -> None:
+    np.savez(root / "a" / "1.npz", x=np.float16(1), text=np.array("one"))
+    np.savez(root / "b" / "2.npz", x=np.float16(2), mask=np.ones(2, bool))
+    convert(root, tmp_path / "out")
+    with shardio.open(tmp_path / "out") as dataset:
+        assert dataset.schema["x"] == Array("float16")
+        assert [sample["text"] for sample in dataset] == ["one", None]
+        assert [sample["mask"] is None for sample in dataset] == [True, False]
+    report = convert(root, tmp_path / "strict", fields={"x": "float16", "text": "text"})
+    assert reasons(report) == {"b/2.npz": "array 'mask': found bool[2], expected no such array"}
+
+
+def test_an_append_takes_what_the_dataset_has(root: Path, tmp_path: Path) -> None:
+    for name, array in (("a/1", np.arange(3)), ("a/2", np.arange(3))):
+        np.savez(root / f"{name}.npz", y=np.zeros(2), array=array, label=np.int8(1))
+    convert(root, tmp_path / "out")
+    for name, array in (("b/3", np.arange(3) + 5), ("b/4", np.arange(4))):
+        np.savez(root / f"{name}.npz", y=np.zeros(2), array=array, label=np.int8(1))
+    np.savez(root / "b" / "5.npz", y=np.zeros(2), array=np.zeros(3), label=np.int8(1))
+    report = convert(root, tmp_path / "out", append=True)
+    assert report.counts == {"duplicate": 2, "converted": 1, "broken": 2}
+    assert reasons(report) == {
+        "b/4.npz": "array 'array': expected int64[3], found int64[4]",
+        "b/5.npz": "array 'array': expected int64[3], found float64[3]",
+    }
+    with shardio.open(tmp_path / "out") as dataset:
+        np.testing.assert_array_equal(dataset[2]["array"], [5, 6, 7])

@@ -595,3 +595,22 @@ def test_the_command_takes_columns_and_says_what_became_of_them(
     command = ["convert", str(tmp_path / "x.parquet"), str(tmp_path / "out"), "--workers", "0"]
     assert main([*command, "--column", "x", "--column", "z"]) == 0
     assert "a sample has x int64, z text, label int64, source text" in capsys.readouterr().out
+
+
+def test_columns_that_some_files_lack_are_optional(tmp_path: Path) -> None:
+    root = tmp_path / "in"
+    (root / "a").mkdir(parents=True)
+    write_parquet(pa.table({"x": [1, 2], "y": pa.nulls(2)}), root / "a" / "1.parquet")
+    write_feather(pa.table({"x": [3], "y": ["text"], "z": [1.5]}), root / "a" / "2.feather")
+    write_stream(pa.table({"x": pa.array([], "int64")}), root / "3.arrow")
+    report = convert(root, tmp_path / "out")
+    assert report.counts == {"converted": 2, "empty": 1} and report.classes == ("a",)
+    with shardio.open(tmp_path / "out") as dataset:
+        assert [one["y"] for one in dataset] == [None, None, "text"]
+        assert [plain(one["z"]) for one in dataset] == [None, None, 1.5]
+        assert [plain(one["label"]) for one in dataset] == [0, 0, 0]
+    write_parquet(pa.table({"x": [1, None]}), root / "a" / "4.parquet")
+    write_parquet(pa.table({"x": [7]}), root / "a" / "5.parquet")
+    report = convert(root, tmp_path / "out", append=True)
+    assert report.n_samples == 1
+    assert reasons(report) == {"a/4.parquet": "column 'x', row 1: found null, expected a value"}

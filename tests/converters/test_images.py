@@ -123,3 +123,12 @@ def test_the_real_pictures_convert_and_videos_are_none(media_root: Path, tmp_pat
     assert report.counts == {"converted": 11}
     with pytest.raises(InvalidArgument, match="no file of the kind 'images': 8 files"):
         convert(media_root / "broken", tmp_path / "none")
+
+
+def test_a_loader_delivers_pictures_of_every_store(root: Path, tmp_path: Path) -> None:
+    for store in ("jpeg", "raw"):
+        convert(root, tmp_path / store, store=store, size=20)
+        with shardio.ShardLoader(tmp_path / store, 5, num_workers=0, output="numpy") as loader:
+            (batch,) = list(loader)
+            assert batch["image"].shape == (5, 20, 20, 3)
+            assert batch["label"].tolist() == [0, 0, 1, 1, -1]

@@ -372,3 +372,17 @@ def test_packets_of_real_files_differ_from_raw_in_what_only_decoding_shows(
     assert found["broken/corrupted.mp4"] == "converted"  # raw says: broken, after 28 frames
     clips = [one for one in report.inputs if one.name.startswith("clips/")]
     assert sum(one.detail.get("clips", 0) for one in clips) == 138  # as of raw
+
+
+def test_appending_takes_the_options_of_the_store(root: Path, tmp_path: Path) -> None:
+    out, more = tmp_path / "out", tmp_path / "more"
+    shardio.convert(root / "a", out, workers=0, store="h264", gop=5, **SMALL)
+    write_video(more / "new.mp4", scene(12))
+    report = shardio.convert(more, out, workers=0, append=True)
+    assert (report.n_samples_before, report.n_samples, report.view["kind"]) == (2, 1, "clips")
+    with shardio.open(out) as dataset:
+        keys = packet_flags(dataset[2]["frames"].packets) & PacketFlag.KEY
+        assert np.flatnonzero(keys).tolist() == [0, 5, 10]
+        assert dataset.view["kind"] == "clips"
+    with pytest.raises(InvalidArgument, match="store was 'h264', is 'raw'"):
+        shardio.convert(more, out, workers=0, append=True, store="raw")

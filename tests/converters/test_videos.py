@@ -214,3 +214,23 @@ def test_what_a_sample_holds_fits_the_schema(tmp_path: Path) -> None:
         writer.append(clips[0])
     with shardio.ShardReader(tmp_path / "a.shard") as reader:
         assert np.array_equal(reader[0]["frames"], clips[0]["frames"])
+
+
+def test_the_bytes_are_the_same_for_any_number_of_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "videos"
+    for name, n_frames in (("a/1.mp4", 9), ("a/2.mp4", 3), ("b/3.mp4", 14), ("4.mp4", 8)):
+        write_video(root / name, scene(n_frames))
+    (root / "b" / "broken.mp4").write_bytes((root / "b" / "3.mp4").read_bytes()[:-900])
+    # A unit each, or one worker would do it all.
+    monkeypatch.setattr("shardio.conversion.journal.MIN_UNIT_BYTES", 8)
+    found = []
+    for workers in (0, 1, 2, 3):
+        out = tmp_path / f"out{workers}"
+        report = shardio.convert(root, out, workers=workers, shard_bytes=20_000, **SMALL)
+        assert report.counts == {"converted": 3, "empty": 1, "broken": 1}
+        files = (path for path in out.rglob("*") if path.is_file())
+        found.append({path.relative_to(out).as_posix(): path.read_bytes() for path in files})
+    assert sum(name.endswith(".shard") for name in found[0]) > 3
+    assert found[0] == found[1] == found[2] == found[3]

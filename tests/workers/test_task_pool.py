@@ -359,3 +359,9 @@ def test_a_worker_that_dies_idle_costs_nothing() -> None:
                 flow.wait(PATIENCE_S)
         os.kill(pid, signal.SIGKILL)
         assert next(found)[1] != pid
+
+
+def test_a_function_that_cannot_be_pickled_is_refused() -> None:
+    lock = threading.Lock()
+    with pytest.raises(InvalidArgument, match=r"^<function .*> cannot be sent to worker processes"):
+        TaskPool(lambda item: lock, 1)
