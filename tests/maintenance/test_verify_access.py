@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from shardio import Array, Bytes, Schema, ShardReader, ShardWriter
+from shardio._workers.ray_cluster import Engine
 from shardio.errors import InvalidArgument
 from shardio.maintenance import jobs, survey_shard, verify_dataset, verify_shard
 from shardio.maintenance.verify import dataset as verification
@@ -198,6 +199,26 @@ def test_main_audits_too_while_shards_wait(
     first, second, _, _, fifth = shard_names(dataset)  # one in hand and one ahead, to begin with
     there = [first, second, fifth] if n_waits == 0 else [first, second]
     assert (pool.n_workers, pool.examined) == (1, there)
+
+
+@pytest.mark.parametrize("most_ahead", [0, 1, 3])
+def test_a_worker_has_shards_ahead_so_that_it_need_not_wait_for_main(
+    monkeypatch: pytest.MonkeyPatch, most_ahead: int
+) -> None:
+    crews: list[OneWorker] = []
+
+    def make(*arguments: Any, **options: Any) -> OneWorker:
+        crews.append(OneWorker(*arguments, **options))
+        crews[0].n_waits = 99
+        return crews[0]
+
+    names = [f"{k:02d}.shard" for k in range(20)]
+    monkeypatch.setattr(jobs, "TaskPool", make)
+    monkeypatch.setattr(jobs, "MAX_AHEAD", most_ahead)
+    given: dict[str, Any] = {"engine": Engine(), "sees": "", "preload": __name__}
+    found = jobs.run_jobs(str.upper, names, workers=1, takes_part=True, **given)
+    assert sorted(found) == [(k, name.upper()) for k, name in enumerate(names)]
+    assert crews[0].examined == names[: 1 + most_ahead]  # main does the others
 
 
 @pytest.mark.parametrize(

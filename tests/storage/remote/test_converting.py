@@ -391,6 +391,8 @@ def test_leftovers_of_a_killed_process_are_no_obstacle(place: Place) -> None:
     assert place.objects() == ["conversion.json"]
     assert place.convert({"number": n} for n in range(5)).n_samples == 5
     assert "conversion.json" not in place.objects()
+    with place.open() as dataset:
+        assert [sample["number"] for sample in dataset] == list(range(5))
 
 
 def test_the_second_to_publish_is_refused(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
