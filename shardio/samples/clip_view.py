@@ -50,7 +50,7 @@ class ClipView(SampleView):
     Raises:
         InvalidArgument: the field does not exist or has no videos. On first use: no video has a
             clip; the sizes of videos differ, and `size` is not given; the field of events is
-            invalid, or has an event outside of its video.
+            invalid, or an event lies outside its video.
         ShardCorrupt: (on first use) the index of the videos is damaged.
     """
 
@@ -224,7 +224,7 @@ class ClipView(SampleView):
 
 
 def default_clip(view: Mapping[str, Any]) -> Clip:
-    """Return the clip options in a dataset's stored view; `Clip()` if the view is one of rows."""
+    """Return the options of clips in a dataset's stored view; `Clip()` if that view has rows."""
     return Clip(**{name: view[name] for name in _OPTIONS if name in view})
 
 
@@ -278,7 +278,7 @@ def _find_clips(dataset: Dataset, clip: Clip) -> _Found:
 
 
 def _sorted(owners: list[Rows], moments: list[npt.NDArray[Any]], n_videos: int) -> Events:
-    """Return all events in the order of their videos, `owners`."""
+    """Return all events in the order of their videos; `owners` has the video of each event."""
     videos = np.concatenate(owners)
     values = np.concatenate(moments)[np.argsort(videos, kind="stable")]
     return Events(np.bincount(videos, minlength=n_videos).astype(np.int64), values)
@@ -295,7 +295,7 @@ VideoEvents = tuple[Rows, npt.NDArray[Any]]
 
 
 def _no_clips_message(dataset: Dataset, clip: Clip, name: str, longest: int) -> str:
-    """Return the error message for a dataset whose videos, up to `longest` frames, have no clip."""
+    """Return the message for a dataset without clips, whose longest video has `longest` frames."""
     if longest >= clip.span:
         return f"{dataset.path}: field {clip.around!r} has no event of any video with a clip"
     if clip.rate is None:

@@ -1,4 +1,4 @@
-"""Clips of stored videos: the video and the frames of the clip at each position. Pure.
+"""Clips of stored videos: compute the video and the frames of each clip. Pure functions.
 
 The clips are a view of a dataset of videos: nothing is stored for them. The clip at any position is
 computed from the frame counts of the videos.
@@ -147,8 +147,8 @@ class Clip:
 class Events(NamedTuple):
     """The event count of each video, and all events in the order of the videos.
 
-    Floats in `values` are seconds from a video's first frame; integers are frame numbers. Events of
-    videos that are too short for a clip are left out.
+    Floats in `values` are seconds from a video's first frame; integers are indices of frames.
+    Events of videos that are too short for a clip are left out.
     """
 
     counts: _Numbers
@@ -190,8 +190,8 @@ class Clips:
 
         The start is the first frame of the clip, except for clips that depend on times. Around
         events, the start is the index of the event. For where="all", the clip begins start / fps
-        seconds after the video's first frame. For "uniform" and "random", the first frame is
-        preceded by a share of start / `n_shares` of all possible first frames.
+        seconds after the video's first frame. For "uniform" and "random", the share
+        start / `n_shares` of all possible first frames lies before the clip's first frame.
 
         Args:
             positions: positions of clips, from 0 to len() - 1.
@@ -220,11 +220,11 @@ class Clips:
 
     @property
     def n_shares(self) -> int:
-        """The denominator of the shares that `starts` returns for clips by time."""
+        """The denominator of the shares. `starts` returns the numerators for clips by time."""
         return _HALF if self.clip.where == "random" else 2 * (self.clip.per_video or 1)
 
     def frames(self, start: int) -> range:
-        """Return the frames of the video in a clip that begins at `start`."""
+        """Return the indices, in the video, of the frames of a clip that begins at `start`."""
         return range(start, start + self.clip.span, self.clip.stride)
 
 
@@ -270,9 +270,9 @@ def time_field_names(name: str) -> tuple[str, str]:
 class ClipDraws(NamedTuple):
     """The start of each sample's clip, as in `Clips.starts`, and the position of the crop.
 
-    `places` has the position of each crop as two fractions from 0 to 1, (left, top): the share of
-    the columns cut off that is cut off at the left side, and likewise of rows. None centres all
-    crops.
+    `places` has the position of each crop as two fractions from 0 to 1, (left, top). Of the columns
+    that are cut off, the fraction `left` is cut off at the left side; of the rows, the fraction
+    `top` at the top. None centres all crops.
     """
 
     starts: _Numbers
@@ -284,7 +284,7 @@ class ClipDraws(NamedTuple):
 
     @classmethod
     def of(cls, starts: _Numbers, draws: npt.NDArray[np.uint64]) -> Self:
-        """Return draws with these `starts`; each crop is drawn from 64 bits."""
+        """Return draws with these `starts`; draw each crop's position from 64 random bits."""
         halves = np.stack([draws >> np.uint64(32), draws & np.uint64(_HALF - 1)], axis=1)
         return cls(starts, halves / _HALF)
 

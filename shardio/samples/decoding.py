@@ -1,6 +1,6 @@
 """Sources of fields that are decoded: images, clips of videos, and audio.
 
-The tables and the decoder of a stream are cached for the stream's next clip.
+The tables and the decoder of a stream are cached, because the next clip is often of this stream.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ImageSource(RecordSource):
                 self._decode(record, shard, row, outs[place])
 
     def _decode(self, data: Any, shard: int, row: int, out: Pixels | None = None) -> Any:
-        """Decode an image file, into `out` if given, which has the shape stored in the index."""
+        """Decode an image file. `out`, if given, has the shape that is stored in the index."""
         start_ns = now_ns()
         try:
             pixels = decode_image(data, out=out)
@@ -155,7 +155,7 @@ class ClipSource(FieldSource):
     def fill_fixed(
         self, batch: BatchRows, slot: FixedSlot, out: Bytes, present: Present | None
     ) -> None:
-        """Decode clips, those of one video together, or write one of the fields for times."""
+        """Decode clips, and those of one video together. A field for times is only written."""
         chunk, part, rows = batch.chunk, batch.part, out.view(slot.dtype).reshape(-1, *slot.shape)
         starts = chunk.starts[part].tolist()
         videos: dict[tuple[int, int], Wanted] = {}
@@ -171,7 +171,7 @@ class ClipSource(FieldSource):
             self._decode(shard, row, wanted)
 
     def _times(self, shard: int, row: int, start: int) -> dict[str, Numbers]:
-        """Return the time fields of one clip; none unless the clips have `times`."""
+        """Return the time fields of one clip; no fields unless the clips have `times`."""
         if not self._spec.clip.times:
             return {}
         stream, times, frames = self._timed(shard, row, start)
@@ -233,7 +233,7 @@ class ClipSource(FieldSource):
             self._decoder.forget(stream)
 
     def close(self) -> None:
-        """Release the decoders, and the streams that are open."""
+        """Release the decoders and the open streams."""
         self._decoder.close()
         self._streams.clear()
         self._n_packets = 0
@@ -263,7 +263,7 @@ class AudioSource(FieldSource):
         self._streams: OrderedDict[tuple[int, int], EncodedStream | None] = OrderedDict()
 
     def of_sample(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
-        """Return the audio and its span; missing audio is None, or silence of fixed length."""
+        """Return the audio and its span; missing audio is None, or silence of the fixed length."""
         field = self._field
         samples, span = self._audio(chunk, k)
         if samples is None and field.n_samples is not None:
@@ -273,7 +273,7 @@ class AudioSource(FieldSource):
     def fill_fixed(
         self, batch: BatchRows, slot: FixedSlot, out: Bytes, present: Present | None
     ) -> None:
-        """Write audio of fixed length, silence if it is missing; spans are written with audio."""
+        """Write audio of fixed length, and its spans; missing audio is written as silence."""
         if slot.name == self.name:
             rows = out.view(slot.dtype).reshape(-1, *slot.shape)
             for i, samples in enumerate(self._decode_all(batch)):
@@ -301,7 +301,7 @@ class AudioSource(FieldSource):
         return [samples for samples, _ in found]
 
     def _audio(self, chunk: IndexChunk, k: int) -> tuple[Samples | None, Span]:
-        """Return the audio of sample k, None if it is missing, and its span."""
+        """Return the audio of sample k, or None if it is missing, and the span of the audio."""
         shard, row = chunk.places[k]
         stream, field, start_ns = self._stream(shard, row), self._field, now_ns()
         if stream is None:
@@ -324,7 +324,7 @@ class AudioSource(FieldSource):
     def _place(
         self, stream: EncodedStream, shard: int, row: int, start: int
     ) -> tuple[Fraction, Fraction]:
-        """Return the time at which the audio begins, and its duration if the format has none."""
+        """Return the time at which the audio begins, and the duration of the clip or the stream."""
         if self._moment is not None:
             return self._moment(shard, row, start)
         field, begin, rate = self._field, begin_of(stream), sample_rate(stream)
@@ -348,7 +348,7 @@ class AudioSource(FieldSource):
         return found
 
     def close(self) -> None:
-        """Release the decoders, and the streams that are open."""
+        """Release the decoders and the open streams."""
         self._decoder.close()
         self._streams.clear()
 

@@ -1,8 +1,8 @@
-"""The byte ranges of a dataset's files that reading some samples touches.
+"""Compute the byte ranges of a dataset's files that are touched when some samples are read.
 
-All files are treated as if they were concatenated, so that a byte has one offset, and ranges in
-many files are computed and merged together. Maps are not touched, because reading the map of a
-truncated file would kill the process. Index entries are read by descriptor and not verified.
+All files are treated as if they were concatenated. Every byte then has one offset, and ranges in
+many files are computed and merged together. Memory maps are not touched, because reading the map of
+a truncated file would kill the process. Index entries are read by descriptor and not verified.
 
 The ranges of clips are estimated, with a margin, as if all frames had the same size, because the
 exact ranges would require reading packet tables first.
@@ -44,7 +44,7 @@ NOTHING: Final = Ranges(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def joined(parts: Sequence[Ranges]) -> Ranges:
-    """Return all ranges in one `Ranges`, unmerged."""
+    """Return all ranges in one `Ranges`, without merging."""
     if not parts:
         return NOTHING
     starts = [each.starts for each in parts]
@@ -84,10 +84,10 @@ least this size. A range that is rounded to smaller multiples therefore never ov
 
 
 class ShardFileNumbers:
-    """The files in which some fields of a dataset are stored, numbered in the concatenation.
+    """The files in which some fields of a dataset are stored, numbered as they are concatenated.
 
-    `groups` has the fields that share files, with the file number for each shard; in a mixture,
-    several shards may have the same file. `sizes` and `starts` are indexed by file number.
+    `groups` has the fields that share files, and the file number of each shard for these fields.
+    In a mixture, several shards may be one file. `sizes` and `starts` are indexed by file number.
     """
 
     def __init__(self, dataset: Dataset, fields: Sequence[str]) -> None:
@@ -147,10 +147,10 @@ class ShardFileNumbers:
 
 
 class _Lane:
-    """The sections of one kind in all shards, with an item of `n_bytes` per row.
+    """The sections of one kind in all shards. Each row has an item of `n_bytes` bytes.
 
-    Items are `stride` bytes apart. `find` returns the offset of a shard's section in the shard's
-    file; `starts` has the offset of each shard's file in the concatenation.
+    The items are `stride` bytes apart. `find` returns the offset of a shard's section in the
+    shard's file; `starts` has the offset of each shard's file in the concatenation.
     """
 
     def __init__(self, stride: int, n_bytes: int, find: Callable[[int], int], starts: Rows) -> None:
@@ -172,7 +172,7 @@ class _Lane:
 
 
 class _ColumnExtents:
-    """The ranges of a column's rows; units (rows with one hash) to be verified are read whole."""
+    """The ranges of a column's rows. A unit, the rows that share a hash, is verified as a whole."""
 
     def __init__(self, dataset: Dataset, name: str, starts: Rows, verify: str) -> None:
         self._name, self._verify, self._dataset = name, verify, dataset
@@ -205,7 +205,7 @@ class _ColumnExtents:
         return found
 
     def _is_fresh(self, units: Rows, shards: Rows) -> npt.NDArray[np.bool_]:
-        """Return a mask of the units that are not verified yet, and are therefore read whole."""
+        """Return a mask of the units that are not verified yet. These are read as a whole."""
         if self._verify == "always":
             return np.ones(len(units), np.bool_)
         name, reader = self._name, self._dataset.files.reader
@@ -297,8 +297,8 @@ class _RecordExtents:
 class Extents:
     """The byte ranges of some fields. Borrows the dataset, whose shards are opened on demand.
 
-    Units that must be verified, according to `verify`, are read whole. Packets of streams are only
-    included with `has_streams`, because it is unknown which a clip or a transform will read.
+    Units that must be verified, according to `verify`, are read as a whole. Packets of streams are
+    included only with `has_streams`, because it is unknown which packets will be read.
     """
 
     def __init__(
@@ -324,7 +324,7 @@ class Extents:
                 self._records.append(_RecordExtents(dataset, records, self.files, numbers))
 
     def fixed(self, rows: Rows, shards: Rows) -> Ranges:
-        """Return the ranges that are read for some rows, except records."""
+        """Return the ranges that are read for some rows, without the ranges of records."""
         local = rows - self._dataset.starts.take(shards)
         found = [each for column in self._columns for each in column.ranges(local, shards)]
         found += [each for records in self._records for each in records.tables(local, shards)]
@@ -345,7 +345,10 @@ _HEAD_BYTES: Final = 4096
 
 
 class ClipExtents:
-    """The byte ranges of clips: their packets, and the tables. Borrows the dataset and `files`."""
+    """The byte ranges that clips need: packets, and the tables of the videos.
+
+    Borrows the dataset and `files`.
+    """
 
     def __init__(self, dataset: Dataset, spec: ClipSpec, files: ShardFileNumbers) -> None:
         self._dataset, self._spec, self._files = dataset, spec, files
@@ -391,7 +394,7 @@ class ClipExtents:
     def _parts(
         self, n_bytes: Rows, per_frame: npt.NDArray[np.float64], starts: Rows
     ) -> tuple[Rows, Rows]:
-        """Estimate the part of each record that its clip needs, rounded to whole hashed chunks."""
+        """Estimate the part of each record that is needed for a clip, in whole hashed chunks."""
         around = np.minimum(n_bytes // 16, _MAX_AROUND)
         begins = (starts * per_frame).astype(np.int64) - around
         ends = ((starts + self._spec.clip.span) * per_frame).astype(np.int64) + around

@@ -1,4 +1,4 @@
-"""FieldSource: reads one stored field, of a single sample or into the rows of a batch.
+"""Read stored fields: one value for a single sample, or the values of a whole batch.
 
 `SampleReader` combines the sources of a view's samples. Sources of media are in `decoding`, the
 source of windows of tokens is in `window_view`.
@@ -58,12 +58,13 @@ class Keys(NamedTuple):
 
 
 class IndexChunk:
-    """Some samples of a view, at `numbers`; the arrays are read-only.
+    """The samples of a view at the indices `numbers`; the arrays are read-only.
 
-    For each sample, `rows` has the row in the dataset, `shards` the index of the shard, and
-    `origins` (samples, 3) the entry for a block's origin table, with no field claimed yet. `keys`
-    are the keys of the samples' random draws. `tokens` has the token count of each source at the
-    start of the epoch, as in `PackedWindows.parts`.
+    For each sample, `rows` has its row in the dataset, and `shards` the index of the shard that
+    contains the row. `origins`, of shape (samples, 3), has the entry of each sample for the origin
+    table of a block; no field is claimed in these entries yet. `keys` are the keys of the samples'
+    random draws. `tokens` has the number of tokens of each source at the start of the epoch, as in
+    `PackedWindows.parts`.
     """
 
     def __init__(
@@ -93,14 +94,14 @@ class IndexChunk:
         return found
 
     def covered(self, part: slice) -> tuple[Rows, Rows]:
-        """Return all rows from which the samples of a slice are computed, and the rows' shards."""
+        """Return all rows from which a slice of the samples is computed, and each row's shard."""
         if not self._view.spans_rows:
             return self.rows[part], self.shards[part]
         rows = self._view.covered_rows(self.numbers[part])
         return rows, self._dataset.locate(rows)
 
     def slots(self, name: str) -> Rows:
-        """Return the location of each sample's value in a column, for `ColumnGather.gather`."""
+        """Return where each sample's value lies in a column, for `ColumnGather.gather`."""
         found = self._slots.get(name)
         if found is None:
             found = self._dataset.gather(name).place(self.rows, self.shards)
@@ -114,7 +115,7 @@ class IndexChunk:
 
     @cached_property
     def starts(self) -> npt.NDArray[Any]:
-        """The start of each sample's clip or, without clips, random bits for the audio start."""
+        """The start of each sample's clip; without clips, random bits for the audio's start."""
         return self.keys.hashes(OF_SOUNDS) if self.draws is None else self.draws.starts
 
 
@@ -122,9 +123,9 @@ class BatchRows(NamedTuple):
     """The rows of one batch in a block, and the samples to write there.
 
     Attributes:
-        layout, memory: the block and its layout.
-        chunk, part: the samples, as a chunk and their slice of the chunk.
-        states: the samples' entries in the status column of the origin table.
+        layout, memory: the layout of the block, and the block's memory.
+        chunk, part: the batch consists of the samples `part`, a slice, of the chunk.
+        states: the status of each sample, a part of the block's origin table.
         n_rows: the number of rows, padding included.
     """
 
@@ -142,7 +143,7 @@ class BatchRows(NamedTuple):
 
     @property
     def views(self) -> BlockViews:
-        """The arrays over the block, which are created after each growth of the block."""
+        """The arrays over the block; they are created again after the block has grown."""
         views = self.memory.views
         if views is None:
             views = self.memory.views = self.layout.views(self.memory.bytes)
@@ -151,9 +152,10 @@ class BatchRows(NamedTuple):
     def place(
         self, slot: VaryingSlot, n_bytes: Rows, used: int, first: int = 0
     ) -> tuple[list[int], int]:
-        """Reserve space in the heap for values of a field, of `n_bytes` each, from row `first` on.
+        """Reserve space in the block's heap, the area for values of varying size.
 
-        Return the values' offsets in the heap, and the used bytes of the heap.
+        `n_bytes` has the size of each value of the field `slot`, from row `first` on. Return the
+        offset of each value in the heap, and the number of heap bytes in use.
         """
         layout, memory = self.layout, self.memory
         taken = -(-n_bytes // slot.alignment) * slot.alignment
@@ -168,7 +170,7 @@ class BatchRows(NamedTuple):
 
 
 class FieldSource(Closing):
-    """A reader of one stored field, `name`, from which the fields `names` of samples are made.
+    """A reader of the stored field `name`. The fields `names` of samples are made from its values.
 
     Borrows the dataset. Errors (ShardCorrupt, MediaError) name the sample.
     """
@@ -180,25 +182,25 @@ class FieldSource(Closing):
         self._dataset, self.name, self.names = dataset, name, names or (name,)
 
     def of_sample(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
-        """Return the fields of sample k of a chunk, by default the stored value."""
-        # Do not check for truncated files here: `Filler` does this once per batch.
+        """Return the fields that are made for sample k of a chunk; by default, the stored value."""
+        # Do not check for truncated files here: `Filler` checks once per batch.
         return self._dataset.sample(*chunk.places[k], (self.name,), check_truncated=False)
 
     @abstractmethod
     def fill_fixed(
         self, batch: BatchRows, slot: FixedSlot, out: Bytes, present: Present | None
     ) -> None:
-        """Write a field of fixed size to `out`, (rows without padding, row bytes).
+        """Write a field of fixed size to `out`, of shape (rows without padding, bytes per row).
 
         `present` is the mask of the samples that have a value; None if all have.
         """
 
     def fill_varying(self, batch: BatchRows, slot: VaryingSlot, used: int) -> int:
-        """Write a field of varying size; return the used bytes of the heap."""
+        """Write a field of varying size; return the number of heap bytes in use."""
         raise NotImplementedError(f"the field {slot.name!r} has a fixed size")
 
     def values(self, batch: BatchRows) -> Values:
-        """Return the stored arrays, of varying shape; raw arrays are views of the mapped file."""
+        """Return the stored arrays, of varying shape; raw arrays are views of the memory map."""
         raise NotImplementedError(f"the arrays of field {self.name!r} are not collated as stored")
 
     def present(self, batch: BatchRows, slot: PresenceSlot) -> Present:
@@ -209,14 +211,14 @@ class FieldSource(Closing):
         return out[: batch.n_read]
 
     def _by_shard(self, batch: BatchRows) -> Iterator[tuple[int, Rows, Rows]]:
-        """Yield each shard of a batch, with the samples' rows in the batch and in the shard."""
+        """Yield each shard of a batch, with its samples' rows in the batch and in the shard."""
         rows, shards = batch.chunk.rows[batch.part], batch.chunk.shards[batch.part]
         for shard in distinct(shards).tolist():
             places = np.flatnonzero(shards == shard)
             yield shard, places, rows[places] - self._dataset.starts[shard]
 
     def _placed(self, what: object, shard: int, row: int) -> MediaError:
-        """Return an error that names a sample."""
+        """Return an error whose message names a sample."""
         path = self._dataset.files.reader(shard, self.name).path
         return MediaError(f"{path}, field {self.name!r}, sample {row}: {what}")
 
@@ -225,7 +227,7 @@ class FieldSource(Closing):
 
 
 class ColumnSource(FieldSource):
-    """A source of a column, whose values are gathered with one operation per batch."""
+    """A source of a column. The values of a batch are gathered in one operation."""
 
     is_stored = True
 
@@ -255,7 +257,7 @@ class RecordSource(FieldSource):
     def _records(
         self, batch: BatchRows
     ) -> Iterator[tuple[int, int, int, bytes | memoryview | None]]:
-        """Yield (row in the batch, shard, row in the shard, record); None for a missing record."""
+        """Yield (row in the batch, shard, row in the shard, record or None if it is missing)."""
         for shard, places, local in self._by_shard(batch):
             records = self._dataset.files.reader(shard, self.name).records
             entries = records.entries(self.name, local)
@@ -310,7 +312,7 @@ class RecordSource(FieldSource):
     def _arrays(
         self, array: Array, shard: int, local: Rows, entries: Entries
     ) -> Iterator[tuple[bytes | memoryview, tuple[int, ...] | None]]:
-        """Yield the record of each row with the shape of its array; None for a missing array."""
+        """Yield the record of each row and the shape of its array; None if the array is missing."""
         records = self._dataset.files.reader(shard, self.name).records
         dims = records.shapes(self.name, local)
         absent = records.absent(self.name, local, entries)
@@ -347,7 +349,7 @@ class SampleReader(Closing):
     def read(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
         """Return sample k of a chunk, with its fields in the order of the sources."""
         shard, row = chunk.places[k]
-        # Do not check for truncated files here: `Filler` does this once per batch.
+        # Do not check for truncated files here: `Filler` checks once per batch.
         sample = self._dataset.sample(shard, row, self._stored, check_truncated=False)
         if not self._others:
             return sample
@@ -356,11 +358,11 @@ class SampleReader(Closing):
         return {name: sample[name] for name in self._names}
 
     def fill(self, batch: BatchRows) -> int:
-        """Write all samples of a batch; return the used bytes of the heap.
+        """Write all samples of a batch; return the number of heap bytes in use.
 
         Raises:
-            ShardCorrupt, MediaError, InsufficientMemory: the message names the sample. The field
-                that was being read stays claimed in `batch.states`.
+            ShardCorrupt, MediaError, InsufficientMemory: the message names the sample. In
+                `batch.states`, the field that was being read stays claimed.
         """
         layout, states, sources, claims = batch.layout, batch.states, self._by_name, self._claims
         n_read, present = len(states), dict[str, Present]()
@@ -380,7 +382,7 @@ class SampleReader(Closing):
         return used
 
     def values(self, batch: BatchRows, name: str) -> Values:
-        """Return the stored arrays of a field for collation; the field is claimed meanwhile."""
+        """Return the stored arrays of a field for collation; reading them claims the field."""
         batch.states[:] = self._claims[name]
         return self._by_name[name].values(batch)
 

@@ -85,7 +85,7 @@ audio is padded with silence to one length; otherwise the length varies.
 
 @dataclass(frozen=True, slots=True)
 class AudioField:
-    """The format of the audio in one field; `n_samples` is None if it varies."""
+    """The format of the audio in one field; `n_samples` is None if the length varies."""
 
     name: str
     rate: int
@@ -128,8 +128,8 @@ def audio_schema(
     Args:
         schema: the stored schema.
         sounds: the requested format of each field to decode.
-        shapes: the known (samples, channels); samples is None if the length varies. The channels of
-            other fields are those requested.
+        shapes: the known shapes (samples, channels); `samples` is None if the length varies. Other
+            fields have the requested number of channels.
     """
     fields: dict[str, Field] = {}
     for name, field in schema.items():
@@ -145,8 +145,8 @@ def audio_schema(
 def audio_field(dataset: Dataset, name: str, sound: Sound, clip: Clip | None) -> AudioField:
     """Return the format of the audio in a field, over the selected rows of a dataset.
 
-    Rates, channels and lengths are read from the index, 64 bytes per stream, unless the requested
-    format `sound` determines them. `clip` has the options of clips, if samples are clips.
+    Rates, channels and lengths are read from the index, 64 bytes per stream, unless `sound`, the
+    requested format, determines them. `clip` has the options of clips if samples are clips.
 
     Raises:
         InvalidArgument: sample rates or channels differ, and the format does not determine them; or
@@ -173,7 +173,7 @@ def n_samples(seconds: Fraction, rate: int) -> int:
 def clip_seconds(clip: Clip, duration: Fraction, n_frames: int) -> Fraction:
     """Return the length of a clip in seconds, including the duration of the last frame.
 
-    `duration` is the length of the whole video, which has `n_frames`.
+    `duration` is the length of the whole video, which has `n_frames` frames.
     """
     if clip.rate is not None:
         return clip.frames / clip.rate
@@ -183,7 +183,7 @@ def clip_seconds(clip: Clip, duration: Fraction, n_frames: int) -> Fraction:
 def _seconds_range(
     dataset: Dataset, name: str, clip: Clip | None
 ) -> tuple[Fraction, Fraction] | None:
-    """Return the minimum and maximum seconds of the audio or of its clips; None without audio."""
+    """Return the minimum and maximum length of the audio, in seconds; None without audio."""
     if clip is not None and clip.rate is not None:
         return (clip.frames / clip.rate,) * 2
     measured = name if clip is None else clip.field or ""

@@ -1,4 +1,4 @@
-"""Several datasets as one: their samples concatenated, and the proportions in which to mix them.
+"""Several datasets as one: a sequence of all samples, and the proportions in which they are mixed.
 
 `order.mixture_order` determines the order of an epoch.
 """
@@ -58,7 +58,7 @@ _STRICTNESS: Final[tuple[Verify, ...]] = ("off", "first", "always")
 
 
 class MixtureSpec(NamedTuple):
-    """A description of a mixture for workers: its path, its sources and their shares."""
+    """A description of a mixture for workers: path, sources, and the share of each source."""
 
     path: str
     sources: tuple[DatasetSource, ...]
@@ -72,7 +72,7 @@ class MixtureSpec(NamedTuple):
 class MixtureFiles(DatasetFiles):
     """The files of several datasets, one dataset after another. Owns the files that it opens.
 
-    The source files are borrowed; `access` is also set for them. `groups` are the files of all
+    The files of the sources are borrowed, and get the same `access`. `groups` are the files of all
     sources, by absolute paths. `path` stands for the mixture's path in messages.
     """
 
@@ -113,7 +113,7 @@ class MixtureFiles(DatasetFiles):
         return [storage for source in self._sources for storage in source.storages]
 
     def path_of(self, summary: ShardSummary) -> str:
-        """Return the name of a file, which is its path in a mixture."""
+        """Return the name of a file; in a mixture, the name is the path."""
         return summary.name
 
     def files_with_storage(
@@ -129,12 +129,12 @@ class MixtureFiles(DatasetFiles):
         return [each for source in self._sources for each in source.sizes_by_storage(wanted)]
 
     def file_numbers(self, name: str | None = None) -> Rows:
-        """Return the file number of each shard; shards of a repeated source share their files."""
+        """Return each shard's file number. Repetitions of a source have equal numbers."""
         known: dict[str, int] = {}
         return np.array([known.setdefault(s.name, len(known)) for s in self.summaries(name)])
 
     def mark_bounds(self, name: str) -> Rows:
-        """Return the upper bounds of all sources, concatenated."""
+        """Return the upper bounds of the mark counts of all sources, concatenated."""
         return np.concatenate([source.mark_bounds(name) for source in self._sources])
 
 
@@ -146,8 +146,8 @@ class Mixture(OpenDataset):
     fields that are equal in all sources, and the shards of all sources, by absolute paths.
 
     Args:
-        sources: the datasets, from which nothing has been read yet; ownership is transferred. The
-            strictest `verify` of the sources applies to all.
+        sources: the datasets; nothing has been read from them yet. The mixture takes them
+            over, and applies the strictest `verify` of all sources to every source.
         mixing: the shares of the sources.
     """
 
@@ -178,13 +178,13 @@ class Mixture(OpenDataset):
         )
 
     def reopen(self, *, whole: bool = False, n_readers: int = 1) -> Mixture:
-        """Mix the same sources again, with separate files; see ShardDataset.reopen."""
+        """Open and mix the same sources again, with separate files; see ShardDataset.reopen."""
         sources = [each.reopen(whole=whole, n_readers=n_readers) for each in self.sources]
         return Mixture(sources, self.mixing)
 
     @property
     def worker_source(self) -> MixtureSpec:
-        """A description for workers, which verify all sources as strictly as the strictest."""
+        """A description for workers, which verify every source by the strictest rule of all."""
         stores = self.remote_storages
         access = stores[0].worker_access if stores else self.access
         sources = (
@@ -193,7 +193,7 @@ class Mixture(OpenDataset):
         return MixtureSpec(self.path, tuple(sources), self.mixing)
 
     def sizes_of(self, ends: Rows) -> MixtureSizes:
-        """Return the sources' shares and sample counts, given the cumulative counts of a view."""
+        """Return each source's share and sample count, given the cumulative counts of a view."""
         sizes = np.diff(ends, prepend=0)
         firsts = ends - sizes
         return MixtureSizes(self.mixing, tuple(sizes.tolist()), tuple(firsts.tolist()))
@@ -201,7 +201,7 @@ class Mixture(OpenDataset):
     def first_position(self, number: int, ends: Rows, *, seed: int, epoch: int) -> int:
         """Return the first position of a view's sample in an epoch without shuffling.
 
-        Samples that the epoch leaves out get positions after the end of the epoch.
+        A sample that the epoch leaves out gets a position after the end of the epoch.
         """
         sizes = self.sizes_of(ends)
         order = MixtureOrder(Sequential(), sizes, None, seed=seed, epoch=epoch)
@@ -273,7 +273,7 @@ class Mixture(OpenDataset):
         return self._mix(source.subset(name) for source in self.sources)
 
     def preload(self, fields: Iterable[str] | None = None) -> int:
-        """Read some fields of all sources, by default those they share; see `OpenDataset`."""
+        """Read some fields of all sources, by default the common ones; see `OpenDataset`."""
         return super().preload(None if fields is None else self.check_agreement(fields))
 
     def _mix(self, sources: Iterable[ShardDataset]) -> Mixture:

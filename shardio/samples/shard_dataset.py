@@ -55,9 +55,10 @@ class DatasetSource:
 class ShardDataset(OpenDataset):
     """The samples of a dataset, by index. It owns the maps of its shards until `close()`.
 
-    Not thread-safe. A shard is opened when it is first needed. A column that was added later is in
-    separate shards. With access="auto", the file system of the folder determines the method for all
-    shards. An unpickled dataset opens the same generation and samples, by the path of the folder.
+    Not thread-safe. A shard is opened when it is first needed. The values of a column that was
+    added later are in separate files. With access="auto", the file system of the folder determines
+    the method for all shards. An unpickled dataset opens the same generation and samples, by the
+    path of the folder.
 
     Args:
         path: the folder, or its URL: s3://, gs://, az://, https://.
@@ -143,7 +144,7 @@ class ShardDataset(OpenDataset):
 
     @property
     def worker_source(self) -> DatasetSource:
-        """A description for workers, which download whole shards."""
+        """A description for workers. Workers download whole shards."""
         stores = self.remote_storages
         access = stores[0].worker_access if stores else self.access
         return replace(self.source, access=access, remote=self._remote.for_workers)

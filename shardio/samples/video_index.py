@@ -72,7 +72,7 @@ class FrameTimes:
         return np.flatnonzero(np.append(self.pts[1:] != self.pts[:-1], True))
 
     def ticks_at(self, fps: Fraction) -> Fraction:
-        """Return the ticks between consecutive times at `fps` per second."""
+        """Return the number of ticks from one time to the next, at `fps` times per second."""
         if fps is not self._fps:  # all clips of a loader share one object
             self._fps, self._every = fps, 1 / (fps * self.time_base)
         return self._every
@@ -105,8 +105,8 @@ class FrameTimes:
     def start_at_share(self, part: int, of: int, reach: Fraction) -> Fraction:
         """Return the time of a frame after which the video lasts more than `reach` ticks.
 
-        A share of `part` / `of` of all such frames, rounded down, precedes it. The video must be
-        longer than `reach`.
+        Of all such frames, the share `part` / `of`, rounded down, comes before the returned one.
+        The video must be longer than `reach`.
         """
         latest = min(self._begin + self._latest(reach), _MAX_TICKS)
         n_starts = int(np.searchsorted(self.pts[self._seen], latest, "right"))
@@ -312,7 +312,7 @@ class VideoIndex:
         return np.array([len(each) for each in found], np.int64), np.concatenate([none, *found])
 
     def _outside(self, values: Values, owners: Rows) -> Rows:
-        """Return the indices of events, in seconds, outside of their videos (`owners`).
+        """Return the indices of events outside their videos; `values` are seconds.
 
         Events near the end of their video are compared exactly.
         """

@@ -1,4 +1,4 @@
-"""SampleView: defines the samples of a loader: rows, clips of videos, or windows of tokens."""
+"""Views of a dataset define what a sample is: a row, a clip of a video, or a window of tokens."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SELECT_HABITS: Final = {
 
 
 class Table(NamedTuple):
-    """An array that a view needs in every process of a loader, and a description for messages."""
+    """An array that a view needs in every process of a loader. The description is for messages."""
 
     array: npt.NDArray[Any]
     what: str
@@ -56,7 +56,7 @@ Maker = Callable[[Dataset, Tables], "SampleView"]
 
 
 class _OnDataset:
-    """A method of datasets that views do not have: the error of the attribute says so."""
+    """A stand-in for a method that datasets have and views do not; its error says so."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -74,8 +74,9 @@ class SampleView(Sequence[dict[str, Any]]):
     """A sequence of samples derived from the rows of a borrowed dataset.
 
     Immutable, but not thread-safe. `view[i]` is the sample that a ShardLoader of the view delivers,
-    with images, clips and audio decoded. The parts of the index that a view needs are read on first
-    use; `repr` reads nothing, and has the number of samples once it is known.
+    with images, clips and audio decoded. The parts of the shards' indices that
+    a view needs are read on first use. `repr` reads nothing; it shows the number of samples once
+    this number is known.
     """
 
     clips, pack, preload = _OnDataset(), _OnDataset(), _OnDataset()
@@ -107,7 +108,7 @@ class SampleView(Sequence[dict[str, Any]]):
         return tuple(self.dataset.schema)
 
     def chosen(self, names: tuple[str, ...], *, is_asked: bool) -> tuple[str, ...]:
-        """Return the stored fields that the view reads if a loader is to read the fields `names`.
+        """Return the stored fields that the view reads for a loader with `fields=names`.
 
         Raises:
             InvalidArgument: the user named (`is_asked`) a field that does not suit the view;
@@ -140,8 +141,8 @@ class SampleView(Sequence[dict[str, Any]]):
     def sample(self, index: int, *, seed: int = 0, epoch: int = 0) -> dict[str, Any]:
         """Return a sample with the random draws of a loader with shuffle=False.
 
-        In a mixture, use the draws of the sample's first position in such an epoch. A sample that
-        the epoch leaves out has draws of its own.
+        In a mixture, a sample may come several times in such an epoch: the draws are those of its
+        first position. A sample that the epoch leaves out has separate draws.
 
         Args:
             index: the index of the sample; without shuffling, also its position in the epoch.
@@ -246,7 +247,7 @@ class SampleView(Sequence[dict[str, Any]]):
         return numbers
 
     def draws(self, numbers: Rows, keys: Keys) -> ClipDraws | None:
-        """Return the random draws for some samples; None if samples are not clips."""
+        """Return the random draws of some samples; None if the samples are not clips."""
         return None
 
     def audio(self, sounds: Mapping[str, Sound]) -> AudioSpec:
@@ -261,7 +262,7 @@ class SampleView(Sequence[dict[str, Any]]):
 
     @property
     def stream_tokens(self) -> tuple[int, ...] | None:
-        """The token count of each source, if the last window is padded; else None."""
+        """The number of tokens of each source if the last window is padded; else None."""
         return None
 
     def no_shards_reason(self) -> str | None:

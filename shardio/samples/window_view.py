@@ -141,12 +141,12 @@ class WindowView(SampleView):
         return self.dataset.rows.at(self.windows.firsts[numbers])
 
     def covered_rows(self, numbers: Rows) -> Rows:
-        """Return the row of every document that is in one of these windows, even in part."""
+        """Return the row of every document of which at least a part is in one of these windows."""
         return self.dataset.rows.at(distinct(self.windows.parts(numbers).documents))
 
     @property
     def stream_tokens(self) -> tuple[int, ...] | None:
-        """The token count of each source, if the last window is padded; else None."""
+        """The number of tokens of each source if the last window is padded; else None."""
         return self.windows.n_tokens if self.packing.rest == "pad" else None
 
     def no_shards_reason(self) -> str | None:
@@ -290,7 +290,7 @@ class TokenSource(FieldSource):
     def fill_fixed(
         self, batch: BatchRows, slot: FixedSlot, out: Bytes, present: Present | None
     ) -> None:
-        """Write some windows; their other fields are written together with the tokens."""
+        """Write the tokens of some windows, and at once the other fields of these windows."""
         if slot.name == self.name:
             layout, n_read = batch.layout, batch.n_read
             outs = {s.name: layout.fixed_rows(batch.memory.bytes, s, n_read) for s in layout.fixed}
@@ -373,7 +373,7 @@ class TokenSource(FieldSource):
         return both
 
     def _tails(self, parts: WindowParts) -> list[bytes]:
-        """Return the bytes to append to each part: end-of-text token, padding, or none."""
+        """Return the bytes to append to each part: an end-of-text token, padding, or no bytes."""
         pack, dtype = self._pack, self._field.numpy
         missing = pack.reach - parts.n_tokens
         tail_choices = b"", b"" if pack.eot is None else np.array(pack.eot, dtype).tobytes()
@@ -385,7 +385,7 @@ class TokenSource(FieldSource):
         return tails
 
     def _are_verified(self, documents: Rows) -> bool:
-        """Return True if all of these raw documents are verified already."""
+        """Return True if all of these documents, which are not compressed, are verified already."""
         if not len(self._places):
             self._places = np.zeros(len(self._windows.ends), np.int64)
         return bool(self._places.take(documents).all())
@@ -408,7 +408,7 @@ class TokenSource(FieldSource):
         return _Pieces(records, starts.tolist(), (starts + counts * itemsize).tolist())
 
     def _read(self, documents: Rows) -> list[Record]:
-        """Return whole documents, verified."""
+        """Return some documents as a whole, after verification."""
         dataset, name = self._dataset, self.name
         rows = dataset.rows.at(documents)
         shards = dataset.locate(rows)
@@ -438,7 +438,7 @@ class TokenSource(FieldSource):
         return found
 
     def _check_lengths(self, shard: int, local: Rows, documents: Rows, entries: Entries) -> None:
-        """Raise ShardCorrupt unless documents have the lengths from which windows were computed."""
+        """Raise ShardCorrupt if a document's length has changed since windows were computed."""
         records, name = self._dataset.files.reader(shard, self.name).records, self.name
         n_bytes = entries["n_bytes"].astype(np.int64)
         itemsize = self._field.numpy.itemsize
@@ -464,9 +464,10 @@ class TokenSource(FieldSource):
 
 
 def _write_segments_and_positions(segments: Tokens, positions: Tokens, parts: WindowParts) -> None:
-    """Write each token's segment (the index of the document in the window) and position in it.
+    """Write, for each token, the index of its document in the window and its position there.
 
-    Parts may include the token after each window, which is only a target. That token is left out.
+    Parts may include the token after each window, which is only a target; nothing is written for
+    it.
     """
     n, length = segments.shape
     counts = np.minimum(parts.counts, length - parts.places)  # 0 if the part is only a target
