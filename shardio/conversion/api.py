@@ -90,9 +90,9 @@ def convert(
     * an iterable of samples, or a data frame: of pandas, of polars, or of another library that
       exports Arrow streams. This process writes the samples.
     * a map-style data set, which has `__len__` and `__getitem__`, as in torch. Its indices are
-      divided among the processes. If it also has `__iter__`, `workers` must be given; otherwise it
-      is read as an iterable of samples.
-    * if `samples` is given: an iterable of items. `samples` is called with each item, and returns
+      divided among the processes. A data set that also has `__iter__` is read by index only if
+      `workers` is given; otherwise it is read as an iterable of samples.
+    * an iterable of items, if `samples` is given. `samples` is called with each item, and returns
       the samples of the item. Items are converted and reported like files.
 
     `schema` is the schema of the samples. It is only for these Python objects. The default is the
@@ -265,10 +265,10 @@ class _Source:
 
 
 def _labelled(listing: Listing, source: Converter, labels: PathName | None) -> Listing:
-    """Return the listing with the classes that replace the folders as classes, if there are any.
+    """Return the listing, in which other classes may replace the folders as classes.
 
-    These are the classes of the label file `labels`, or the class names of a converter whose
-    samples have labels of their own.
+    These are the classes of the label file `labels`, or the classes of the converter if its samples
+    have labels of their own.
     """
     if labels is not None:
         path = os.fspath(labels)
@@ -284,7 +284,7 @@ def _labelled(listing: Listing, source: Converter, labels: PathName | None) -> L
 
 
 def _function_name(function: Callable[[Any], Any]) -> str:
-    """Return the name of a function that is recorded in the dataset."""
-    while hasattr(function, "func"):  # functools.partial
+    """Return the name under which the dataset records a function."""
+    while hasattr(function, "func"):  # True for objects of functools.partial
         function = function.func
     return str(getattr(function, "__qualname__", type(function).__qualname__))

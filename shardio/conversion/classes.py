@@ -154,7 +154,7 @@ _SPLIT_NAMES: Final = {
     **dict.fromkeys(("eval", "evaluation"), "eval"),
     **dict.fromkeys(("holdout", "heldout"), "holdout"),
 }
-"""The words in the name of a folder that denote a split, and the name of that split."""
+"""A dict from words in the names of folders to the names of the splits that the words denote."""
 _NEUTRAL_WORDS: Final = frozenset(
     "audio clean clips data files images img imgs other set split videos".split()
 )
@@ -182,7 +182,7 @@ class SplitFolders:
 
 
 def warn_about_split(folders: Iterable[str], source: str, out: str, *, are_classes: bool) -> None:
-    """Warn if folders of a source are named like splits, because one dataset would contain all.
+    """Warn if folders of a source are named like splits, because they all go into one dataset.
 
     `folders` are the folders of the source that contain files or are empty. The warning suggests
     commands; `source` and `out` are the arguments of these commands. `are_classes` is True if the
@@ -230,7 +230,7 @@ def _split_name(name: str) -> str:
 
 
 def _split_warning(found: SplitFolders, source: str, out: str, *, are_classes: bool) -> str:
-    """Return the text of the warning. For each split, it has a command that converts the split."""
+    """Return the text of the warning, which suggests a command to convert each split separately."""
     named = [
         f"{name} ({len(inner):,} folder{'s' * (len(inner) > 1)})" if inner else name
         for name, inner in found.classes.items()

@@ -105,13 +105,13 @@ class Converter(ABC):
 
     Attributes:
         kind: the name of the converter in the registry.
-        version: a text. Change it if the converter makes other samples of the same inputs and
-            options than before.
-        step_s: a limit for libraries that loop forever on damaged files; None means no limit. Each
-            step of the generator `samples` may take this many seconds of CPU time, plus one second
-            per MiB of the input. A worker that takes longer is killed, and the input is read again
-            in a new worker. If this worker is killed too, the input is reported as broken. With
-            `workers=0`, there is no limit.
+        version: a text that must be changed if the converter, for the same inputs and options,
+            makes other samples than before.
+        step_s: a limit of the CPU time in seconds, because some libraries loop forever on damaged
+            files; None means no limit. Each step of the generator `samples` may take this time,
+            plus one second per MiB of the input. A worker that takes longer is killed, and the
+            input is read again in a new worker. If the new worker is killed too, the input is
+            reported as broken. With `workers=0`, there is no limit.
     """
 
     kind: ClassVar[str]
@@ -385,8 +385,8 @@ def fit_converter(converter: Converter, inputs: Sequence[Input]) -> Converter:
 def missing_package(kind: str, error: ModuleNotFoundError) -> UnsupportedEnvironment:
     """Return the exception for a package that a converter needs and that is not installed.
 
-    `kind` is the kind of the converter, and `error` was raised by the import. The message says
-    which extra of shardio, or else which package, is to be installed.
+    `kind` is the kind of the converter, and `error` was raised by the import. The message names the
+    extra of shardio that installs the package or, if there is no such extra, the package.
     """
     package = (error.name or "").partition(".")[0]
     extra = next((kind for kind, known in BUILT_IN.items() if package in known.packages), None)
@@ -463,7 +463,8 @@ def kind_from_names(names: Iterable[str]) -> str | None:
         return AUDIO
     if is_image:
         return IMAGES
-    if any(map(has_media_suffix, names)):  # a GIF
+    # Of the files with a suffix of media, only GIFs are neither video, audio nor image here.
+    if any(map(has_media_suffix, names)):
         return VIDEOS
     ends = [_SHARD.sub("", name).lower() for name in names]
     found = (kind for kind, known in BUILT_IN.items() if any(map(known.matches, ends)))

@@ -2,9 +2,9 @@
 
 The converter of Arrow tables reads data frames through Arrow's C stream interface
 (`__arrow_c_stream__`). A frame of pandas is not read in this way, because Arrow would turn NaN into
-null: this module reads its columns. Most columns of pandas that are not numeric hold Python
-objects. The type of such a column is inferred from all its values. This module imports neither
-pandas nor polars.
+null. This module reads the columns of such a frame itself. Most columns of pandas that are not
+numeric hold Python objects. The type of such a column is inferred from all its values. This module
+imports neither pandas nor polars.
 """
 
 from __future__ import annotations

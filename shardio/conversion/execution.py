@@ -91,7 +91,7 @@ class ConvertOptions:
 
     @property
     def n_workers(self) -> int:
-        """The number of worker processes."""
+        """The number of worker processes; 0 means to convert in this process."""
         return usable_cpus() if self.workers is None else self.workers
 
     def check_for_samples(self) -> None:

@@ -65,7 +65,7 @@ def list_inputs(source: str, exclude: str = "") -> Listing:
         raise InvalidArgument(
             f"{pattern.root}: is the output folder; choose another source or output folder"
         )
-    files: list[tuple[str, str, str]] = []  # name, path, class
+    files: list[tuple[str, str, str]] = []  # the name, the path and the class of each file
     folders: set[str] = set()
     for folder, names, is_class in _walk(root, pattern, written):
         if folder and is_class:
@@ -334,7 +334,7 @@ def file_hash(path: str, stopped: threading.Event | None = None) -> str:
 
 
 def join_parts(listing: Listing, source: Converter) -> Listing:
-    """Return a listing in which inputs have their parts; the converter's `parts` determines them.
+    """Return a listing in which the inputs have the parts that the converter `source` determines.
 
     Some inputs represent their folder, such as the metadata file of a Zarr store: inputs that have
     parts in their own folder, and inputs for which `parts` returns an empty list. The class of such

@@ -49,7 +49,8 @@ MIN_INPUT_BYTES: Final = 4096
 """The minimum size of an input in the plan. A smaller input is planned as if it had this size,
 because opening a file takes time too."""
 MAX_UNIT_ITEMS: Final = 4096
-"""The maximum number of items in a unit, because an interruption loses the work of a whole unit."""
+"""The maximum number of items in a unit. If a conversion is interrupted, the work on units that are
+not finished is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +70,9 @@ class Unit:
 
     @property
     def key(self) -> str:
-        """A hash of the unit's inputs and the states of their files; also the name of its folder.
+        """A hash of the names, labels, sizes and times of the unit's inputs.
 
-        The key does not depend on other units.
+        The key is also the name of the unit's folder. It does not depend on other units.
         """
         content = [
             [one.name, one.label, one.n_bytes, *one.stamp]
@@ -144,8 +145,8 @@ class InputDone(NamedTuple):
 
     `unit` is the number of the unit, and `position` is the index of the input among all inputs.
     `n_bytes` is the size of the input at the time when it was read, which may be hours after it was
-    listed. `hash` is the hash of its content if it gave samples, else "". A later append compares
-    the size and the hash with the input.
+    listed. `hash` is the hash of the input's content if the input gave samples, else "". A later
+    append compares the size and the hash with those of the file at that time.
     """
 
     unit: int
@@ -275,7 +276,7 @@ def check_same_settings(
 def different_settings(
     recorded: Mapping[str, Any], current: Mapping[str, Any]
 ) -> list[tuple[str, Any, Any]]:
-    """Return a tuple for each setting that differs: its name, the recorded and the current value.
+    """Return the name, the recorded value and the current value of each setting that differs.
 
     The names of nested settings are joined by dots.
     """
@@ -394,9 +395,9 @@ def uploaded_name(path: str) -> str | None:
 
 
 def write_upload_note(path: str, name: str) -> None:
-    """Write a note beside the shard at `path`, durably: the shard is uploaded and is named `name`.
+    """Write a note beside the shard at `path`, durably.
 
-    The local shard is then removed.
+    The note says that the shard is uploaded, and that its name in the object store is `name`.
     """
     write_atomic(_note_path(path), to_checksummed_json({"name": name}), exclusive=False)
 

@@ -269,7 +269,7 @@ def convert_items(
     return convert_inputs(listing, staging, job, options)
 
 
-_MAX_NAME: Final = 200  # characters
+_MAX_NAME: Final = 200  # the maximum length of the name of an item, in characters
 
 
 def list_items(items: Iterable[Any]) -> Listing:

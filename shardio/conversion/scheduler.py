@@ -11,8 +11,8 @@ inputs of its unit are converted.
 On a Ray cluster, each unit is converted in a separate process. Such a conversion of a unit on a
 machine of the cluster is called an attempt, because it may have to be repeated on another machine.
 Each attempt writes its shards to a new folder. Only the main process moves the folder of a finished
-attempt to the final path of the unit. Suppose that a machine is presumed dead and the unit is
-converted elsewhere: if the machine still runs, it cannot overwrite the shards of the unit.
+attempt to the final path of the unit. If a machine is presumed dead, its unit is converted on
+another machine. If the first machine still runs, it cannot overwrite the shards of the unit.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ class ConversionState:
     def handle(self, event: UnitEvent) -> None:
         """Record an event of a unit, and report finished inputs to `progress`.
 
-        The events of an input arrive again if the unit is converted again after a crash. Only the
-        first event of an input is reported; the last one counts.
+        The events of an input arrive again if the unit is converted again after a crash. `progress`
+        is called only for the first event of an input, but the result is that of the last event.
         """
         if isinstance(event, InputDone):
             is_new = event.position not in self._done

@@ -268,11 +268,10 @@ class Staging:
         sync_path(self.out)
 
     def free_names(self, number: int, names: Sequence[str]) -> dict[str, str]:
-        """Return a name in `out` for each shard of an append.
+        """Return a dict from the names of the shards of an append to their names in `out`.
 
-        `number` is the number of the new generation, and `names` are the names of the shards
-        without this number. The result maps them to names that no file has, not even a file that a
-        killed writer has left.
+        The names in `out` contain `number`, which is the number of the new generation. No file in
+        `out` has one of these names, not even a file that a killed writer has left.
         """
         prefixes = (f"g{number:06d}-{'-' * n}" for n in itertools.count())
         free = (
@@ -304,7 +303,8 @@ class Staging:
         writer was killed while it published a generation, that generation is removed first.
 
         In an upload, the shards are not in the work folder, because they are removed when they have
-        been uploaded. But only this upload uses `out`, so that any dataset in `out` is its dataset.
+        been uploaded. Only this upload uses `out`. Any dataset in `out` is therefore the dataset of
+        this upload.
         """
         if not holds_dataset(self.out):
             return False
@@ -339,8 +339,8 @@ class Staging:
     def _remove_work(self) -> None:
         """Remove the files in the work folder after the dataset is published; remove the plan last.
 
-        If this process is killed before, a resumed conversion finds the plan and removes the rest.
-        In an upload, the plan is kept.
+        If this process is killed before it has removed all files, a resumed conversion finds the
+        plan and removes the rest. In an upload, the plan is kept.
         """
         if (self.folder / PLAN_FILE).exists():
             rename(self.folder / PLAN_FILE, self.folder / PUBLISHED_FILE)

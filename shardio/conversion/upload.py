@@ -2,12 +2,12 @@
 
 Threads upload shards as they are finished. When a shard is uploaded, the local file is replaced by
 a note: a small file that contains the name of the shard in the store. Local disk space is therefore
-needed only for shards that are not yet uploaded. If the conversion is interrupted, the local folder
-has its journal, so that it can be resumed. The notes then show which shards are uploaded.
+needed only for shards that are not yet uploaded. The local folder also has the journal, from which
+an interrupted conversion can be resumed. The notes then show which shards are uploaded.
 
 After all shards, the generation is uploaded, which is a JSON file that lists the shards. The object
-`dataset.json`, which points to the generation, is uploaded last. Readers of the URL see no dataset
-before. The generation and `dataset.json` are only created: existing objects are not overwritten.
+`dataset.json`, which points to the generation, is uploaded last. Until then, readers of the URL see
+no dataset. If one of these two objects already exists, it is not overwritten.
 
 A lease, which is an object in the store, prevents two conversions from writing to the same URL. A
 local file has the same content as the lease, and shows that this machine owns it.
@@ -436,10 +436,10 @@ def _report_from(found: Generation) -> ConversionReport:
 
 
 class UploadLease:
-    """The exclusive right of a machine to write below a URL, as an object in the store.
+    """A lease: an object in the store, whose owner is the only machine that may write below a URL.
 
     If this machine owns the lease, the local file at `path` has the same content as the object. The
-    content includes a random token, which no other machine knows.
+    content includes a random token, so that no two machines write the same content.
     """
 
     def __init__(self, objects: ObjectStore, path: Path) -> None:

@@ -53,7 +53,7 @@ _MACHINE_ERRNOS: Final = frozenset(
 class ConversionJob:
     """The settings that all units of a conversion share. They are sent to each worker once.
 
-    `source` is the converter. Each unit has a folder for its shards, which is created in `folder`.
+    `source` is the converter. The shards of each unit are written to a separate folder in `folder`.
     `step_s` is the converter's limit of the CPU time per step; None means no limit.
     """
 
@@ -143,8 +143,8 @@ def _read_input(
         # file by its name alone, and does not notice if its content changes.
         with contextlib.suppress(OSError):
             content = input_hash(source)
-    # If a file changed while it was read, a part of the samples may have the old content and a part
-    # the new content.
+    # If a file changed while it was read, some samples may have the old content and others the new
+    # content.
     if (after := input_states(source)) != before:
         buffer.clear()
         name = next(name for name, state in after.items() if state != before[name])
@@ -156,9 +156,9 @@ def _read_input(
 
 
 def _strip_paths(reason: str, source: Input) -> str:
-    """Return a reason in which the paths of files on this machine are replaced by their names.
+    """Return a reason in which the path of each file is replaced by the name of the file.
 
-    The reason is recorded in the dataset, which must not depend on the machine.
+    The reason is recorded in the dataset, which must not depend on paths of this machine.
     """
     for each in (*source.parts, source) if reason else ():
         reason = reason.replace(each.path, each.name)
@@ -185,8 +185,8 @@ def _convert_input(source: Input, job: ConversionJob, buffer: SampleBuffer) -> O
 def _concerns(error: OSError, source: Input) -> bool:
     """Return True if an error means that an input or one of its parts cannot be read.
 
-    This is assumed if the error names the input or a part, or names no file. It is not assumed of
-    errors that have their cause in the machine.
+    An error that names the input or a part counts, and so does an error that names no file. Errors
+    that have their cause in the machine, such as a full disk, do not count.
     """
     if error.errno in _MACHINE_ERRNOS:
         return False

@@ -1,9 +1,9 @@
 """Measure the speed at which a dataset is loaded, and the speed at which memory is copied.
 
-Batches cannot arrive faster than their bytes are copied, so that the second speed is a limit of the
-first one. For each number of workers, the samples are read twice. The first reading shows the speed
-with the page cache as it was. The samples are then in memory, and the warm readings, which repeat
-the first one, show the highest speed of the loader.
+Batches cannot arrive faster than their bytes are copied. The speed of copying memory is therefore a
+limit for every loader. For each number of workers, some samples are read once, and then again and
+again. The first reading shows the speed with the page cache as it was. The repeated readings are
+called warm, because the files are then in memory. They show the highest speed of the loader.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ _N_PROBES: Final = 256
 
 
 def copy_bytes_per_s(n_threads: int, block_bytes: int, *, seconds: float) -> float:
-    """Measure how many bytes per second `n_threads` threads copy together, for `seconds`.
+    """Measure and return how many bytes per second `n_threads` threads copy together.
 
     As in a loader, each thread copies into the same block of memory again and again. The size of
-    this block is `block_bytes`, but at least 1 MiB and at most 64 MiB.
+    this block is `block_bytes`, but at least 1 MiB and at most 64 MiB. The measurement takes
+    `seconds`.
     """
     size = min(_SOURCE_BYTES, max(block_bytes, _MIN_COPY_BYTES))
     source = np.ones(_SOURCE_BYTES, np.uint8)
@@ -66,7 +67,7 @@ def copy_bytes_per_s(n_threads: int, block_bytes: int, *, seconds: float) -> flo
 
 
 def cached_share(paths: Sequence[str]) -> float | None:
-    """Estimate which share of the content of files is in the page cache.
+    """Estimate and return the share of the content of files that is in the page cache.
 
     The estimate is the share of cached pages among random pages of the files. Return None if all
     files are empty, or if the file system does not report which pages are cached.
@@ -167,10 +168,10 @@ class LoadingRun:
 class LoadingReport:
     """The measurements of a dataset, and the conclusions from them.
 
-    `runs` has the figures for each number of workers. `conclusion` is the conclusion from the warm
-    readings of the fastest run, and `first_conclusion` that from the first reading of the first
-    run. `cached_share` is the share of the dataset's files that was in the page cache at the start;
-    None if unknown. `trace` is the trace of a separate short run, or None if none was requested.
+    `runs` has the figures for each number of workers. `conclusion` is drawn from the warm readings
+    of the fastest run, and `first_conclusion` is drawn from the first reading of the first run.
+    `cached_share` is the share of the dataset's files that was in the page cache at the start; None
+    if unknown. `trace` is the trace of a separate short run; None if no trace was requested.
     """
 
     path: str
@@ -225,7 +226,8 @@ def measure_loading(
         batch_size: the number of samples per batch.
         n_workers: the numbers of worker processes to try; by default 0, 1, 2, 4 and so on, up to
             the number of CPUs.
-        seconds: the duration of the first reading of a run, and of its repeated readings together.
+        seconds: the duration of the first reading in a run, and also the total duration of the
+            repeated readings.
         wants_trace: True to record a trace as well, in a separate run with the number of workers
             that was fastest.
         progress: a function that is called before each run, with the number of workers.

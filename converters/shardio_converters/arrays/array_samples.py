@@ -80,9 +80,9 @@ class NamedArray(ABC):
 class BlockArray(NamedArray):
     """An array of which a library reads any range of rows.
 
-    `read` is a function: for a slice, it returns these rows, and for `()`, it returns the whole
-    array. `row_bytes` is the size of a row in memory. `chunk_rows` is the number of rows in a
-    chunk, which the library always reads and decodes as a whole.
+    `read` is a function. Called with a slice, it returns the rows of the slice; called with `()`,
+    it returns the whole array. `row_bytes` is the size of a row in memory. `chunk_rows` is the
+    number of rows in a chunk, which the library always reads and decodes as a whole.
     """
 
     read: Callable[[Any], Any]
@@ -138,9 +138,9 @@ def dtype_name(dtype: np.dtype[Any], what: str, refused: Mapping[str, str] = _RE
 class ArraySamples(InferringConverter):
     """A base class of converters that make samples of named arrays; subclasses open the files.
 
-    If `rows` is True, each row is a sample: it has one entry along the first axis of every array of
-    a file, and its index in the field `row`. All arrays of a file must then have the same number of
-    rows. If `rows` is False, each file is a sample.
+    If `rows` is True, each row is a sample: the sample has one entry along the first axis of every
+    array of a file, and the index of the row in the field `row`. All arrays of a file must then
+    have the same number of rows. If `rows` is False, each file is a sample.
 
     If the option `fields` is not given, the fields are inferred from the files. An array must have
     the same number of dimensions in all files. Where the sizes of a dimension differ, the field

@@ -41,7 +41,7 @@ _BLOCK_BYTES: Final = 1 << 20  # the size of the rows that are read at once
 class StoredArray(NamedArray):
     """An array whose numbers are stored one after another in a file.
 
-    `begin` is a function that returns a file object, from which the first number is read first.
+    `begin` is a function that returns a file object whose position is that of the first number.
     `numpy` is the dtype in the file, including its byte order. `is_fortran` is True if the numbers
     are in Fortran order.
     """
@@ -87,7 +87,7 @@ class FileSlice:
         self._fd, self._at, self._end = file.fileno(), start, start + n_bytes
 
     def read(self, n_bytes: int) -> bytes:
-        """Read `n_bytes` bytes, or fewer if the range ends before."""
+        """Read `n_bytes` bytes, or fewer if fewer are left in the range."""
         data = os.pread(self._fd, min(n_bytes, self._end - self._at), self._at)
         self._at += len(data)
         return data
@@ -231,7 +231,7 @@ def _read_header(file: IO[bytes], name: str) -> Header:
         raise MediaError(f"array {name!r}: the header is damaged: {error}") from error
 
 
-@lru_cache(maxsize=64)  # files usually share one header
+@lru_cache(maxsize=64)  # The headers of many files are usually the same.
 def _parse_header(version: tuple[int, int], header: bytes) -> Header:
     """Parse the header of a .npy.
 
@@ -250,8 +250,8 @@ def _parse_header(version: tuple[int, int], header: bytes) -> Header:
 def _open_tensors(file: IO[bytes]) -> list[StoredArray]:
     """Return the tensors of a .safetensors file.
 
-    The file contains the length of a header, the header, which is JSON, and the data of the
-    tensors.
+    The file begins with the length of a header. The header follows, which is JSON, and then the
+    data of the tensors.
     """
     n_bytes = os.fstat(file.fileno()).st_size
     if n_bytes < 8:
@@ -283,10 +283,11 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _tensor(name: str, entry: Any, file: IO[bytes], start: int) -> tuple[int, int, StoredArray]:
-    """Return the first and last offset of a tensor, and the tensor.
+    """Return the offset where a tensor begins, the offset where it ends, and the tensor.
 
-    `entry` is the entry about the tensor in the header. It has the dtype, the shape and the
-    offsets, which are relative to the end of the header, at byte `start` of the file.
+    `entry` is the entry about the tensor in the header. It has the dtype, the shape and the two
+    offsets. The offsets are relative to the end of the header, which is at byte `start` of the
+    file.
     """
     begins, ends = entry["data_offsets"]
     shape = tuple(entry["shape"])

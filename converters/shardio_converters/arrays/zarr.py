@@ -78,7 +78,8 @@ def _store_of(name: str, roots: Mapping[str, str]) -> str | None:
     """Return the root file of the store that contains the file `name`; None if there is none.
 
     `roots` maps the folders of stores to the root files of the stores. A store contains all files
-    in its folder and in the folders below.
+    in its folder and in the folders below. The function can also find the array that contains a
+    file; `roots` then has the folders of arrays as keys.
     """
     parts = name.split("/")[:-1]
     folders = ("/".join(parts[:n]) for n in range(len(parts) + 1))

@@ -1,1 +1,1 @@
-"""Converters of audio, images and videos: they store the files, or pixels in another form."""
+"""Converters of audio, images and videos, which store media unchanged, encoded anew, or decoded."""

@@ -83,14 +83,17 @@ class AudioTrack:
             self.failure = error
 
     def whole(self) -> dict[str, EncodedStream | None]:
-        """Return the field `audio` of a sample that is a whole video; empty if not wanted."""
+        """Return the field `audio` of a sample that is a whole video, as a dict.
+
+        The dict is empty if audio is not to be stored.
+        """
         return {"audio": self.stream} if self._is_wanted else {}
 
     def part(self, begin: Fraction, seconds: Fraction) -> dict[str, EncodedStream | None]:
-        """Return the field `audio` of a sample that is a clip; empty if audio is not wanted.
+        """Return the field `audio` of a sample that is a clip, as a dict.
 
         The clip begins at the time `begin` of the video, in seconds, and has a duration of
-        `seconds`.
+        `seconds`. The dict is empty if audio is not to be stored.
         """
         if not self._is_wanted:
             return {}
@@ -98,9 +101,10 @@ class AudioTrack:
         return {"audio": None if stream is None else part_of(stream, begin, seconds)}
 
     def facts(self) -> dict[str, Any]:
-        """Return the entry `sound` of the file's report: the facts about the track, or None.
+        """Return the facts about the track for the report on the file, as a dict.
 
-        Return no entry if audio is not wanted.
+        The facts are in the entry `sound`, which is None if there is no track. The dict is empty if
+        audio is not to be stored.
         """
         if not self._is_wanted:
             return {}

@@ -173,11 +173,11 @@ VIEW_KEYS: Final = ("frames", "stride", "step")
 class Videos(Converter):
     """A converter that stores whole videos, or clips of decoded frames.
 
-    A clip has `frames` frames. Each frame of a clip is `stride` frames of the video after the
-    previous one. A new clip starts every `step` frames; by default, it starts where the previous
-    clip ends. Frames are scaled so that their short side has `size` pixels, and the central square
-    is used. If `fps` is given, the time of a video is divided into intervals of 1 / `fps` seconds,
-    and only the first frame of each interval is used.
+    A clip has `frames` frames. It consists of every `stride`-th frame of a part of the video. A new
+    clip starts every `step` frames; by default, it starts where the previous clip ends. Frames are
+    scaled so that their short side has `size` pixels, and the central square is used. If `fps` is
+    given, the time of a video is divided into intervals of 1 / `fps` seconds, and only the first
+    frame of each interval is used.
 
     `store` determines what a sample is:
 
@@ -257,9 +257,9 @@ class Videos(Converter):
         return {"kind": "clips", **numbers, "size": [self.size, self.size]}
 
     def libraries(self) -> Mapping[str, str]:
-        """Return the versions of PyAV, FFmpeg and simplejpeg, which determine the stored bytes.
+        """Return the versions of the libraries that determine the stored bytes.
 
-        Raise UnsupportedEnvironment if this FFmpeg does not have the encoder.
+        Raise UnsupportedEnvironment if the installed FFmpeg lacks the encoder of `codec`.
         """
         found = dict(library_versions())
         if self.store == "jpeg":
@@ -373,7 +373,7 @@ class Videos(Converter):
         return stream, {name: known[key] for key, name in _FACTS.items() if key in known}
 
     def _pictures(self, video: VideoFile, pixels: str) -> Iterator[tuple[int, Pixels | None]]:
-        """Return the frames of a file that are stored, at the stored size, with their times."""
+        """Return the times and frames of a video that are to be stored, at the stored size."""
         found = video.pictures(self.size, pixels=pixels)
         return found if self.fps is None else picked(found, video.time_base, Fraction(self.fps))
 
@@ -399,7 +399,7 @@ class Videos(Converter):
         return (self.frames - 1) * self.stride + 1
 
     def _is_used(self, n: int) -> bool:
-        """Return True if the frame with the index `n` is in a clip, and so must be converted."""
+        """Return True if the frame with the index `n` is in a clip, so that it must be decoded."""
         first = max(0, -(-(n - self._span + 1) // self._step))
         return any(
             (n - k * self._step) % self.stride == 0 for k in range(first, n // self._step + 1)
