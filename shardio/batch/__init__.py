@@ -1,1 +1,1 @@
-"""Batches: the layout of a block of memory, collation of samples, and `Batch` itself."""
+"""Batches: the layout of a batch in a block of memory, collation of samples, and `Batch` itself."""

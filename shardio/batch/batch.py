@@ -18,15 +18,15 @@ _NONE: Final[Mapping[str, Sequence[str]]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A failed sample, replaced by another sample in its row of the batch (on_error="skip").
+    """A sample that failed, with on_error="skip". Another sample replaces it in the batch.
 
     Attributes:
-        row: the row of the batch.
-        index: the sample's index in the dataset.
-        shard, sample: the index of the shard, and the row in the shard.
+        row: the row of the batch that has the other sample.
+        index: the index of the failed sample in the dataset.
+        shard, sample: the index of the failed sample's shard, and its row in that shard.
         error: the class name of the exception.
-        text: the message, and the traceback if a transform raised the exception; a long text is
-            shortened in the middle.
+        text: the message of the exception, followed by the traceback if a transform raised it. A
+            long text is shortened in the middle.
     """
 
     row: int
@@ -38,13 +38,15 @@ class Skipped:
 
 
 class Batch(Mapping[str, Any]):
-    """The values of one step, by field name, in the order of the schema.
+    """The values of one step: a mapping from field names, in the order of the schema.
 
-    Fixed numeric fields are arrays or tensors. Text, bytes, JSON, arrays of varying shape and lists
-    of arrays are lists, created on first access. A missing value of an optional field is None in a
-    list and zeros in an array; `present` distinguishes missing values from real zeros. The name of
-    a nested record gives a dict of the record's fields. Values stay valid as long as the values or
-    the batch are referenced (with reuse=True: until the next batch).
+    The value of a numeric field of fixed shape is one array or tensor for all rows. The value of
+    any other field (text, bytes, JSON, arrays of varying shape, lists of arrays) is a list with an
+    item for each row; the list is created on first access. If a sample has no value of an optional
+    field, the list has None and the array has zeros in its row; `present` distinguishes such rows
+    from rows with real zeros. For the name of a nested record, the value is a dict of the record's
+    fields. A value stays valid as long as the value or the batch is referenced; with reuse=True,
+    only until the next batch.
     """
 
     __slots__ = (
@@ -74,14 +76,15 @@ class Batch(Mapping[str, Any]):
     ) -> None:
         self._layout, self._block, self._n_rows, self._values = layout, block, n_rows, values
         self._lists: dict[str, list[Any]] = {}
-        # For messages: the paths of the shards, and the paths of each added column's shards.
+        # Used in errors: the paths of the dataset's shards and, for each column that was added to
+        # the dataset later, the paths of the column's own shards.
         self._paths, self._beside = paths, beside
         self.epoch = epoch
         """The epoch, counted from 0."""
         self.step = step
         """The step within the epoch, counted from 0."""
         self.skipped = skipped
-        """The failed samples by row; each of these rows contains another sample instead."""
+        """The failed samples, which other samples have replaced in their rows of the batch."""
 
     def __getitem__(self, name: str) -> Any:
         found = self._values.get(name)
@@ -115,23 +118,26 @@ class Batch(Mapping[str, Any]):
 
     @property
     def indices(self) -> npt.NDArray[np.int64]:
-        """The index in the dataset of each row's sample; a copy."""
+        """For each row, the index of its sample in the dataset; a copy."""
         return self._origins()["position"].copy()
 
     @property
     def origins(self) -> npt.NDArray[np.int64]:
-        """The shard index and the row in the shard of each row's sample, (n_rows, 2); a copy."""
+        """For each row, the index of its sample's shard and the sample's row in that shard.
+
+        A copy of (n_rows, 2).
+        """
         origins = self._origins()
         return np.stack([origins["shard"].astype(np.int64), origins["row"]], axis=1)
 
     @property
     def valid(self) -> npt.NDArray[np.bool_]:
-        """True for each row that has the intended sample, not a substitute; a copy."""
+        """For each row, True if it has the intended sample and no replacement; a copy."""
         found: npt.NDArray[np.bool_] = self._origins()["status"] == FILLED
         return found
 
     def present(self, name: str) -> npt.NDArray[np.bool_]:
-        """Return a mask of the rows that have a value of the field; a copy."""
+        """Return, for each row, True if its sample has a value of the field; a copy."""
         if name not in self._layout.schema:
             raise KeyError(f"{name!r}: this batch has {', '.join(self)}")
         for slot in self._layout.presence:
@@ -145,7 +151,11 @@ class Batch(Mapping[str, Any]):
         return self._layout, self._block, self._n_rows
 
     def of(self, wrap: Callable[[Any, object, str | None], Any]) -> Batch:
-        """Return a copy of the batch with `wrap` applied to its arrays; used by tensor adapters."""
+        """Return a copy of the batch in which `wrap` has been applied to each array.
+
+        `wrap` is called with the array, the block whose memory the array uses, and the name of a
+        dtype that NumPy lacks, or None. Tensor adapters have such a function.
+        """
         made, layout = copy(self), self._layout
         slots: tuple[FixedSlot | WholeSlot, ...] = (*layout.fixed, *layout.whole)
         made._values = {
@@ -158,14 +168,14 @@ class Batch(Mapping[str, Any]):
         return self._layout.origins(self._block)[: self._n_rows]
 
     def _decode(self, slot: VaryingSlot) -> list[Any]:
-        """Return the values of a varying field, None for missing values; arrays are views."""
+        """Return the list of a field's values, None if missing; arrays are views of the block."""
         values = self._decode_all(slot)
         for i in np.flatnonzero(~self.present(slot.name)).tolist():
             values[i] = None
         return values
 
     def _decode_all(self, slot: VaryingSlot) -> list[Any]:
-        """Return the values of a varying field; missing values are arbitrary."""
+        """Return the list of a field's values; where a value is missing, the item is arbitrary."""
         layout, field = self._layout, self._layout.schema[slot.name]
         extents = layout.extents(self._block, slot)[: self._n_rows]
         places, sizes = extents["place"].tolist(), extents["n_bytes"].tolist()
@@ -183,16 +193,17 @@ class Batch(Mapping[str, Any]):
             raise self._refuse(slot.name, records, error) from error
 
     def _placed(self, what: str, code: str, name: str, i: int) -> ShardCorrupt:
-        """Return the error for a value of row i."""
+        """Return the error for the value of field `name` in row i, with its location in a shard."""
         shard, row = self.origins[i].tolist()
         paths = self._beside.get(name, self._paths)
         path = paths[shard] if paths else f"shard number {shard}"
         return ShardCorrupt(what, code=code, path=path, field=name, sample=row)
 
     def _refuse(self, name: str, records: list[memoryview], error: Exception) -> ShardCorrupt:
-        """Return the error for the first sample whose value is invalid.
+        """Return the error for the first row whose value of field `name` is invalid.
 
-        `error` was raised by decoding all values together, so it names no sample.
+        `error` was raised when the values of all rows were decoded together, so it does not name
+        the row.
         """
         field = self._layout.schema[name]
         for i, record in enumerate(records):

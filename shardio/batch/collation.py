@@ -1,12 +1,17 @@
-"""Validate how arrays of different shapes are collated into a batch. Pure.
+"""Parse and check a loader's option `collate`: how arrays of different shapes form a batch.
+
+The functions here only compute. For each field, there are four ways:
 
     "stack"    one array; all shapes must be equal
-    "pad"      one array: each value padded with zeros to the largest shape; also `NAME_mask`
-    "ragged"   the values concatenated along the first axis; also `NAME_offsets`
+    "pad"      one array: each value is padded with zeros to the largest shape of the batch. Another
+               field, `NAME_mask`, has True where the array has values and not padding
+    "ragged"   one array: the values are concatenated along the first axis. Another field,
+               `NAME_offsets`, has the start of each value on this axis, and the end of the last
     "list"     a list of arrays
 
-If `collate` is one of these words, the word applies to all arrays whose shapes may differ: arrays
-of varying shape in the dataset, and all arrays that a transform returns, except scalars.
+If `collate` is one of these words, the word applies to all arrays whose shapes may differ. These
+are the arrays of varying shape in the dataset, and all arrays, except scalars, that a transform
+returns.
 """
 
 from __future__ import annotations
@@ -28,8 +33,9 @@ _BESIDE: Final[dict[CollateKind, tuple[str, str, int]]] = {
     "pad": ("mask", "bool", 1),
     "ragged": ("offsets", "int64", 0),
 }
-"""The suffix and the dtype of a joined array's companion field, and 1 if the companion has the same
-dimensions as the array, else 0.
+"""The companion field that "pad" or "ragged" adds for a field: its suffix, its dtype, and 1 or 0.
+
+With 1, the companion has one dimension more than a single value; with 0, it has one dimension.
 """
 
 
@@ -37,7 +43,8 @@ dimensions as the array, else 0.
 class CollateRule:
     """The collation rule for one field.
 
-    `sizes` is the shape to pad to; a dimension of None is padded to the largest in the batch.
+    `sizes` is the shape to which "pad" pads. Where it has None, values are padded to the largest
+    size of this dimension in the batch.
     """
 
     kind: CollateKind
@@ -45,9 +52,10 @@ class CollateRule:
 
 
 class JoinedField(NamedTuple):
-    """A field whose values become one array of the batch.
+    """A field whose values, arrays of varying shape, are joined into one array of the batch.
 
-    `field` is the field of a single sample, `companion` the name of the mask or the offsets.
+    `field` is the type of the field in a single sample. `companion` is the name of the additional
+    field with the mask or the offsets, or None.
     """
 
     name: str
@@ -58,9 +66,11 @@ class JoinedField(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Collation:
-    """The user's collation: rules for `named` fields and for `others`, or a function.
+    """The parsed option `collate`.
 
-    The function receives a list of samples, whose arrays may have any shape, and returns a dict.
+    `named` has the rules for the fields that the user has named, `others` is the rule for all other
+    fields. If `function` is not None, the function is used instead of the rules: it receives a list
+    of samples, whose arrays may have any shape, and returns a dict of fields.
     """
 
     others: CollateRule = field(default_factory=lambda: CollateRule("stack"))
@@ -68,7 +78,10 @@ class Collation:
     function: Callable[[list[Mapping[str, Any]]], Any] | None = None
 
     def relax_shapes(self, schema: Schema) -> Schema:
-        """Return a schema for all results of a transform, given the schema of the first result."""
+        """Return a schema for all results of a transform, given the schema of the first result.
+
+        In the returned schema, an array may have any shape if the rule for its field allows this.
+        """
         return Schema({name: self._loosen(name, each) for name, each in schema.items()})
 
     def _loosen(self, name: str, found: Field) -> Field:
@@ -78,9 +91,9 @@ class Collation:
         return replace(array, shape=(None,) * len(array.shape))
 
     def expand(self, schema: Schema) -> tuple[Schema, tuple[JoinedField, ...]]:
-        """Return the schema of batches of samples of `schema`, and the fields that are joined.
+        """Return the schema of batches whose samples have `schema`, and the joined fields.
 
-        In the returned schema, a joined field has the shape of the array for a whole batch.
+        In the returned schema, the shape of a joined field is that of the array for the batch.
         """
         for name, rule in self.named.items():
             _check_named(name, rule, schema)
@@ -123,7 +136,7 @@ DEFAULT_COLLATION: Final = Collation()
 
 
 def parse_collate(asked: object) -> Collation:
-    """Parse a user's `collate`."""
+    """Parse a loader's option `collate`."""
     if isinstance(asked, Mapping):
         return Collation(named={str(name): _parse_rule(each) for name, each in asked.items()})
     if isinstance(asked, str) and asked in KINDS:
@@ -151,7 +164,7 @@ def _parse_rule(asked: object) -> CollateRule:
 
 
 def _check_named(name: str, rule: CollateRule, schema: Schema) -> None:
-    """Check that the rule for a field named in `collate` matches the field."""
+    """Raise InvalidArgument if the rule for field `name` cannot be applied to the field."""
     if name not in schema:
         raise InvalidArgument(
             f"collate names {name!r}; the fields of a sample are {', '.join(schema)}"

@@ -1,14 +1,20 @@
-"""The layout of the fields of a batch in one block. Pure: numbers in, offsets out.
+"""The layout of a batch in a block. A block is the shared memory that a worker fills with a batch.
+
+The functions here compute offsets, and return views of a block that they are given:
 
     block: | origins | presence | extents, shapes by varying field | heads | fixed fields | heap |
 
-A fixed field of a batch is one dense array. Varying values (text, bytes, JSON, arrays of varying
-shape, lists of arrays) are in the heap, located by extents. Arrays of the whole batch whose size is
-only known once they are created (padded arrays, masks) are also in the heap; a head has the heap
-offset and the shape of one such array. An optional field has a presence byte per row. For every row
-of the batch, the origin table has the shard and the row in the shard. The origin table locates
-samples in errors, identifies after a crash the sample that the worker was reading, and becomes
-`batch.indices`, `batch.origins` and `batch.valid`.
+* *Fixed fields* have the same shape in every sample. Each is one dense array of (rows, *shape).
+* The *heap*, at the end of the block, has the values of varying size: text, bytes, JSON, arrays of
+  varying shape, lists of arrays. An *extent* has the offset and the size of one such value; arrays
+  also have a shape.
+* A *whole array* is an array for the whole batch whose size is not known in advance, such as a
+  padded array or its mask. It is in the heap. Its *head* has its offset in the heap and its shape.
+* An optional field has a *presence* byte for each row: 1 if the row has a value of the field.
+* The *origins* table has an entry for each row: the shard of the row's sample, the sample's row in
+  that shard, and the status. Errors use it to name a sample. If a worker crashes, the table shows
+  which sample the worker was reading. The table also becomes `batch.indices`, `batch.origins` and
+  `batch.valid`.
 """
 
 from __future__ import annotations
@@ -28,29 +34,37 @@ from shardio.format.types import Array, Field
 ORIGIN: Final = np.dtype(
     [("position", "<i8"), ("row", "<i8"), ("shard", "<i4"), ("field", "<i2"), ("status", "<i2")]
 )
-"""A row of the origin table: the sample's position in the view, its row in its shard, the index of
-the shard, the field being read (-1 for none), and the status.
+"""An entry of the origin table: the position of the sample in the view, the sample's row in its
+shard, the index of the shard, the index of the field that is being read (-1 for none), and the
+status of the row.
 """
 EXTENT: Final = np.dtype([("n_bytes", "<u8"), ("place", "<u8")])
-"""The extent of a value: its size, and its offset in the heap."""
+"""The extent of a value: its size in bytes, and its offset in the heap."""
 
 ALIGNMENT: Final = 64
 PAGE: Final = 4096
 NO_FIELD: Final = -1
 
 EMPTY, CLAIMED, FILLED, PADDED, SKIPPED = 0, 1, 2, 3, 4
-"""The status of a row: empty, being read, valid, a copy of another row of the batch, or the
-substitute for a failed sample."""
+"""The status of a row of the batch. EMPTY: it is not filled yet. CLAIMED: a worker is reading its
+sample. FILLED: it has its sample. PADDED: it is a copy of another row, and does not count as a
+sample. SKIPPED: its sample failed, and the row has another sample instead."""
 
 
 def pack_state(field: int, status: int) -> int:
-    """Return the last 4 bytes of a row of the origin table, field and status, as an integer."""
+    """Return the field and the status of an entry of the origin table as one integer.
+
+    They are the last 4 bytes of the entry, which can then be written at once.
+    """
     return field & 0xFFFF | status << 16
 
 
 @dataclass(frozen=True, slots=True)
 class FixedSlot:
-    """A dense array at `offset` in the block; `full_shape`, (rows, *shape), is for a full batch."""
+    """The array of a fixed field, at `offset` in the block.
+
+    `shape` is the shape of one sample's value, `full_shape` the shape for all rows of the block.
+    """
 
     name: str
     offset: int
@@ -59,14 +73,16 @@ class FixedSlot:
     full_shape: tuple[int, ...]
     row_bytes: int
     logical_dtype: str | None
-    """The name of a dtype that NumPy lacks (bfloat16, stored as uint16), or None."""
+    """The real dtype if NumPy lacks it ("bfloat16", whose bits are in an array of uint16), else
+    None."""
 
 
 @dataclass(frozen=True, slots=True)
 class VaryingSlot:
-    """A varying field: the extents are at offset `offset`, the shapes of arrays at `shapes`.
+    """A varying field: the offsets in the block of its extents (`offset`) and shapes (`shapes`).
 
-    `alignment` is the alignment of each value in the heap.
+    `n_dims` is the number of dimensions of its arrays; 0 if its values are not arrays. `alignment`
+    is the alignment in bytes of each value in the heap.
     """
 
     name: str
@@ -86,9 +102,10 @@ class PresenceSlot:
 
 @dataclass(frozen=True, slots=True)
 class WholeSlot:
-    """An array of the whole batch in the heap, located by its head at `offset`.
+    """A whole array: an array of the whole batch, in the heap.
 
-    The head consists of the array's heap offset and the size of each dimension.
+    `offset` is the offset in the block of the array's head. The head has the offset of the array in
+    the heap, followed by the size of each dimension.
     """
 
     name: str
@@ -96,11 +113,11 @@ class WholeSlot:
     dtype: np.dtype[Any]
     n_dims: int
     logical_dtype: str | None
-    """The name of a dtype that NumPy lacks, or None."""
+    """The real dtype if NumPy lacks it, else None."""
 
 
 class JoinSlot(NamedTuple):
-    """The slots of a joined field and of its mask or offsets."""
+    """The slot of the array of a joined field, and the slot of its mask or its offsets."""
 
     join: JoinedField
     values: WholeSlot
@@ -108,12 +125,14 @@ class JoinSlot(NamedTuple):
 
 
 class BlockViews(NamedTuple):
-    """Arrays over one block, created once: creating the arrays takes as long as filling them.
+    """Arrays that are views of one block. They are created once per block and then reused.
 
-    `origins` is the origin table as int64, (n_rows, 3). The columns are the position, the row, and
-    one number with the shard in its lower 32 bits and the state in its upper 32. `states` has only
-    the states, as packed by `pack_state`. `fixed` has the bytes of each fixed field, (n_rows, row
-    bytes).
+    Creating them for every batch would take as long as filling them.
+
+    `origins` is the origin table as int64 of (n_rows, 3). Its columns are the position in the view,
+    the row in the shard, and a number with the index of the shard in its lower 32 bits and the
+    result of `pack_state` in its upper 32 bits. `states` has only these upper 32 bits, for each
+    row. `fixed` has, for each fixed field, its bytes as uint8 of (n_rows, bytes per row).
     """
 
     origins: npt.NDArray[np.int64]
@@ -123,12 +142,15 @@ class BlockViews(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """The layout of a batch of up to n_rows samples in a block; `schema` is the batch's schema.
+    """The layout of a batch of up to n_rows samples in a block.
 
-    `whole` has the slots of the fields that are one array for the whole batch; in `schema`, such a
-    field has the shape of that array. `joins` has the slots of the fields whose values are joined
-    into one array; `samples` is the schema of single samples. If a batch function is used, its
-    argument is first written to a block with the layout `inner`, which has the same number of rows.
+    `schema` is the schema of the batch, `samples` is the schema of its single samples. `whole` has
+    the slots of the whole arrays; the shape of such a field in `schema` is the shape of the whole
+    array. `joins` has the slots of the fields whose values are joined into a whole array.
+
+    `inner` is None unless the loader has a batch function. In that case, the worker first writes
+    the samples to memory of its own, whose layout is `inner`. The batch function gets these
+    samples, and its results are written to the block. Both layouts have the same number of rows.
     """
 
     schema: Schema
@@ -145,7 +167,7 @@ class BlockLayout:
 
     @property
     def has_heap(self) -> bool:
-        """True if the heap is used; blocks then grow as needed."""
+        """True if some values are in the heap; the blocks then grow as needed."""
         return bool(self.varying or self.whole)
 
     def origins(self, block: npt.NDArray[np.uint8]) -> npt.NDArray[np.void]:
@@ -153,7 +175,7 @@ class BlockLayout:
         return block[: self.n_rows * ORIGIN.itemsize].view(ORIGIN)
 
     def views(self, block: npt.NDArray[np.uint8]) -> BlockViews:
-        """Return views of the parts that are written for every batch; they borrow the block."""
+        """Return views of the parts of a block that are written for every batch."""
         n, data = self.n_rows, block.data
         return BlockViews(
             np.ndarray((n, 3), "<i8", data),
@@ -166,7 +188,10 @@ class BlockLayout:
         return np.ndarray((n, *slot.shape), slot.dtype, block.data, slot.offset)
 
     def arrays(self, block: npt.NDArray[np.uint8], n: int) -> dict[str, npt.NDArray[Any]]:
-        """Return the first n rows of every fixed field, and whole arrays, as views of the block."""
+        """Return the first n rows of each fixed field, and each whole array, by field name.
+
+        The arrays are views of the block.
+        """
         if self.whole:
             return self._arrays(block, n)
         if n == self.n_rows:
@@ -180,32 +205,33 @@ class BlockLayout:
         return found
 
     def heads(self, block: npt.NDArray[np.uint8]) -> list[list[int]]:
-        """Return [heap offset, *shape] of every whole array."""
+        """Return the head, [offset in the heap, *shape], of every whole array."""
         return [self.head(block, slot).tolist() for slot in self.whole]
 
     def head(self, block: npt.NDArray[np.uint8], slot: WholeSlot) -> npt.NDArray[np.int64]:
-        """Return [heap offset, *shape] of a whole array, as a view of the block."""
+        """Return the head, [offset in the heap, *shape], of a whole array: a view of the block."""
         return np.ndarray((1 + slot.n_dims,), "<i8", block, slot.offset)
 
     def present(self, block: npt.NDArray[np.uint8], slot: PresenceSlot) -> npt.NDArray[np.bool_]:
-        """Return the presence of an optional field by row, as a view of the block."""
+        """Return a mask of the rows that have a value of an optional field: a view of the block."""
         return block[slot.offset : slot.offset + self.n_rows].view(np.bool_)
 
     def extents(self, block: npt.NDArray[np.uint8], slot: VaryingSlot) -> npt.NDArray[np.void]:
-        """Return the extents of a varying field."""
+        """Return the extents of a varying field, one per row: a view of the block."""
         end = slot.offset + self.n_rows * EXTENT.itemsize
         return block[slot.offset : end].view(EXTENT)
 
     def shapes(self, block: npt.NDArray[np.uint8], slot: VaryingSlot) -> npt.NDArray[np.uint64]:
-        """Return the shapes of a varying array field, (rows, dims)."""
+        """Return the shapes of a field of varying arrays, (rows, dims): a view of the block."""
         end = slot.shapes + self.n_rows * slot.n_dims * 8
         return block[slot.shapes : end].view(np.uint64).reshape(self.n_rows, slot.n_dims)
 
     def pad(self, block: npt.NDArray[np.uint8], n_read: int, n_valid: int) -> None:
         """Fill the rows from `n_read` on with copies of the first `n_read` rows (at least 1).
 
-        The first `n_valid` rows belong to the batch; all rows after them are marked as padding.
-        With an inner layout, only the origin table changes, because the data is already padded.
+        The first `n_valid` rows belong to the batch; all later rows get the status PADDED. If there
+        is an inner layout, only the origin table is filled: the batch function has received padded
+        samples, so its results already include the padding.
         """
         rows = np.arange(self.n_rows - n_read) % n_read
         origins = self.origins(block)
@@ -221,7 +247,7 @@ class BlockLayout:
 
 
 def is_fixed(schema: Schema, name: str) -> bool:
-    """Return True if a batch has the field as one array, not as a list."""
+    """Return True if the field is an array of the same shape in every sample."""
     array = schema[name].array
     return array is not None and array.is_fixed
 
@@ -233,10 +259,10 @@ def layout_for_samples(
     *,
     stored: Sequence[str] | None = None,
 ) -> BlockLayout:
-    """Return the layout for batches of samples of `schema`.
+    """Return the layout for batches whose samples have `schema`.
 
-    `stored` has the names of the dataset's fields that the samples are computed from, for messages;
-    by default the fields of `schema`.
+    `stored` is only used in errors. It has the names of the fields of the dataset from which the
+    samples are computed; by default these are the fields of `schema`.
 
     Raises:
         InvalidArgument: the collation does not match the schema, or a field is Video or Audio.
@@ -259,17 +285,20 @@ def _check_no_streams(schema: Schema, stored: Sequence[str]) -> None:
 
 
 def layout_for_batches(schema: Schema, whole: frozenset[str], inner: BlockLayout) -> BlockLayout:
-    """Return the layout for results of batch functions.
+    """Return the layout for the results of a batch function, whose schema is `schema`.
 
-    `whole` names the fields that are arrays; other fields are lists. `inner` is the layout of the
-    functions' arguments.
+    `whole` has the names of the fields that are arrays; all other fields are lists with a value for
+    each sample. `inner` is the layout of the function's argument.
     """
     made = _place_fields(schema, inner.n_rows, whole, (), inner.samples)
     return replace(made, inner=inner)
 
 
 def layout_of_received_batches(schema: Schema, n_rows: int, whole: frozenset[str]) -> BlockLayout:
-    """Return the layout for reading batches from elsewhere; `whole` names the whole arrays."""
+    """Return the layout of blocks that are received from another machine.
+
+    `whole` has the names of the whole arrays.
+    """
     return _place_fields(schema, n_rows, whole, (), schema)
 
 
@@ -280,7 +309,10 @@ def _place_fields(
     joins: tuple[JoinedField, ...],
     samples: Schema,
 ) -> BlockLayout:
-    """Assign an offset to every part of a block, aligned to 64 bytes, as tinygrad requires."""
+    """Assign an offset to every part of a block.
+
+    The offsets are multiples of 64 bytes, because tinygrad requires arrays that are aligned so.
+    """
     place = _align(n_rows * ORIGIN.itemsize)
     presence = []
     for name in schema.optional:

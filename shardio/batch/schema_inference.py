@@ -20,11 +20,13 @@ _OTHER_SHAPES: Final = '; collate="pad", "ragged" or "list" takes arrays of diff
 def infer_schema(sample: object, source: Schema | None = None) -> Schema:
     """Infer the schema of one sample.
 
-    NumPy arrays and scalars, bool, int (int64) and float (float64) become arrays of their shape;
-    str becomes Text, bytes become Bytes, and dict, list, tuple and None become Json. A list of
-    arrays becomes a List of arrays of any shape. If `source` has a field of the same name, these of
-    its properties are kept: a varying shape, bfloat16 for uint16 values, Json for values that JSON
-    can represent, and optional.
+    NumPy arrays and scalars, bool, int (int64) and float (float64) become an Array of their shape.
+    A str becomes Text, bytes become Bytes, and dict, list, tuple and None become Json. A list of
+    arrays becomes a List of arrays of any shape.
+
+    `source` is the schema of the sample before a transform, or None. If `source` has a field of the
+    same name, some of its properties are kept: a varying shape; bfloat16, if the values are uint16;
+    Json, if JSON can represent the value; and whether the field is optional.
 
     Raises:
         SchemaError: the sample is not a mapping of names to such values.
@@ -87,7 +89,7 @@ def _infer_array(name: str, value: np.ndarray[Any, Any], source: Field | None) -
 
 
 def _is_dtype(found: np.dtype[Any], field: Array) -> bool:
-    """Return True if a dtype matches a field, in either byte order."""
+    """Return True if a dtype is that of a field, regardless of the byte order."""
     if is_bfloat16_bits(found):
         return bool(field.dtype == "bfloat16")
     wanted = field.numpy
@@ -95,10 +97,11 @@ def _is_dtype(found: np.dtype[Any], field: Array) -> bool:
 
 
 def infer_batch(made: object, n_rows: int, source: Schema) -> tuple[Schema, frozenset[str]]:
-    """Infer the schema of a batch function's result, and the names of the fields that are arrays.
+    """Infer the schema of a batch function's result; also return the names of its arrays.
 
-    In the schema, every dimension of arrays and numbers is None. Other values are lists, with a
-    value for each of n_rows samples. `source` and errors are as in `infer_schema`.
+    Arrays and numbers are values for the whole batch; in the schema, each of their dimensions is
+    None. Any other value must be a list with a value for each of the n_rows samples. `source` and
+    the errors are as in `infer_schema`.
     """
     if not isinstance(made, Mapping):
         raise SchemaError(f"a batch must be a dict of fields, found {type(made).__name__}")
@@ -120,14 +123,14 @@ def infer_batch(made: object, n_rows: int, source: Schema) -> tuple[Schema, froz
 
 
 def _is_column(value: object) -> bool:
-    """Return True for a list, unless all its items are numbers."""
+    """Return True for a list with a value for each sample; a list of numbers counts as an array."""
     if not isinstance(value, list | tuple):
         return False
     return not all(isinstance(each, _NUMBERS) and np.ndim(each) == 0 for each in value)
 
 
 def _infer_column(name: str, values: Any, n_rows: int, known: Field | None) -> Field:
-    """Return the field of a list of values, one per sample."""
+    """Return the type of the field of which `values` has a value, or None, for each sample."""
     _check_column(name, values, n_rows)
     first = next((value for value in values if value is not None), None)
     if first is None:
@@ -146,7 +149,10 @@ def _check_column(name: str, values: Any, n_rows: int) -> None:
 
 
 def check_batch(made: object, n_rows: int, schema: Schema, whole: Iterable[str]) -> None:
-    """Raise SchemaError unless a later result of a batch function has the fields of the first."""
+    """Raise SchemaError if a result of a batch function differs from the first result in fields.
+
+    `schema` and `whole` are the results of `infer_batch` for the first result.
+    """
     if not isinstance(made, Mapping):
         raise SchemaError(f"a batch must be a dict of fields, found {type(made).__name__}")
     if made.keys() != schema.keys():
@@ -175,11 +181,12 @@ def check_batch(made: object, n_rows: int, schema: Schema, whole: Iterable[str])
 
 
 def check_sample(sample: object, schema: Schema, first: str = "the first sample") -> None:
-    """Raise SchemaError unless a later sample has the fields of the first sample.
+    """Raise SchemaError if the fields of a sample differ from `schema`, that of the first sample.
 
-    `first` describes the first sample in messages.
+    `first` is the description of the first sample in errors.
     """
-    if not isinstance(sample, dict | Mapping):  # dict first: ten times as fast as Mapping alone
+    # Checking for dict first is ten times as fast as checking only for Mapping.
+    if not isinstance(sample, dict | Mapping):
         raise SchemaError(f"a sample must be a dict of fields, found {type(sample).__name__}")
     if sample.keys() != schema.keys():
         raise SchemaError(f"{first} had fields {list(schema)}, this has {list(sample)}")
@@ -189,14 +196,14 @@ def check_sample(sample: object, schema: Schema, first: str = "the first sample"
             continue
         made = sample[name]
         if isinstance(made, _ARRAYS) and made.shape == field.shape and _is_dtype(made.dtype, field):
-            continue  # the common case; the code below takes ten times as long
+            continue  # a fast path for the common case: the code below takes ten times as long
         if not isinstance(made, _NUMBERS):
             raise SchemaError(
                 f"field {name!r}: {first} had {field.dtype} of shape {field.shape}, "
                 f"this has a {type(made).__name__}"
             )
         value = np.asarray(made)
-        # Accept another byte order: values are converted when they are written to the block.
+        # Values may have another byte order, because writing them to the block converts them.
         same = _is_dtype(value.dtype, field) and len(value.shape) == len(field.shape)
         if not same or any(
             d is not None and d != n for d, n in zip(field.shape, value.shape, strict=True)

@@ -70,18 +70,20 @@ def verify_by_decoding(
 ) -> EncodedStream:
     """Decode every packet, and return the stream with a corrected packet table.
 
-    Packets whose frames are not shown are flagged as HIDDEN. A keyframe loses its flag if decoding
-    from there gives different pictures. Times are assigned in presentation order.
+    A packet whose frame is not shown is flagged as HIDDEN. A keyframe loses the flag KEY if
+    decoding from this keyframe gives other pictures than decoding the whole stream. Times are
+    assigned to the frames in presentation order.
 
     Args:
         stream: the stream as its container describes it.
-        untimed: a mask of the packets without a stored time.
-        interval: the ticks from one frame to the next at the rate of the stream.
+        untimed: a mask of the packets for which the container has no time.
+        interval: the ticks from one frame to the next, at the frame rate of the stream.
     """
     shown = _DigestDecoder(stream).decode_all()
     flags = packet_flags(stream.packets)
     out = np.fromiter(shown, np.int64, len(shown))
-    order = out[(flags[out] & PacketFlag.HIDDEN) == 0]  # an edit list may hide a decoded frame
+    # Some decoded frames are not shown, because an edit list hides them.
+    order = out[(flags[out] & PacketFlag.HIDDEN) == 0]
     flags |= PacketFlag.HIDDEN
     flags[order] &= ~np.int64(PacketFlag.HIDDEN)
     times = _times(stream, order, untimed, interval)
@@ -93,7 +95,7 @@ def verify_by_decoding(
 def with_table(
     stream: EncodedStream, flags: npt.NDArray[np.int64], pts: npt.NDArray[np.int64]
 ) -> EncodedStream:
-    """Build a stream of the same packets with other flags and times."""
+    """Build a stream of the packets of `stream`, with the given flags and times."""
     packets = pack_packets(packet_sizes(stream.packets), flags, pts, stream.packets["duration"])
     parameters, data = stream.parameters, bytes(stream.data[:])
     return build_stream(parameters, stream.extradata, packets, data, stream.time_base)
@@ -105,7 +107,10 @@ def _times(
     untimed: npt.NDArray[np.bool_],
     interval: Fraction,
 ) -> list[int]:
-    """Return the times of the packets in `order` (presentation order), ascending."""
+    """Return the times, in ascending order, of the packets whose indices are in `order`.
+
+    `order` is the presentation order.
+    """
     packets = stream.packets[order]
     stored = zip(packets["pts"].tolist(), untimed[order].tolist(), strict=True)
     known = [None if is_missing else time for time, is_missing in stored]
@@ -123,7 +128,11 @@ def _times(
 
 
 def _drop_false_keyframes(stream: EncodedStream, shown: Mapping[int, int]) -> EncodedStream:
-    """Decode each group of pictures alone; if pictures differ from `shown`, unflag the keyframe."""
+    """Remove the flag KEY of each keyframe from which decoding gives other pictures.
+
+    Each group of pictures is decoded alone. The digests of its frames are compared with `shown`,
+    the digests from decoding the whole stream, by packet index.
+    """
     flags, pts = packet_flags(stream.packets), stream.packets["pts"]
     keys = np.flatnonzero(flags & PacketFlag.KEY).tolist()
     visible = (flags & PacketFlag.HIDDEN) == 0
@@ -142,7 +151,7 @@ def _drop_false_keyframes(stream: EncodedStream, shown: Mapping[int, int]) -> En
 
 
 class _DigestDecoder:
-    """A decoder for the packets of one stream that returns digests of the frames' pixels."""
+    """A decoder for the packets of one stream. It returns a digest of the pixels of each frame."""
 
     def __init__(self, stream: EncodedStream) -> None:
         self._codec = open_video_decoder(stream.parameters, stream.extradata)
@@ -155,11 +164,14 @@ class _DigestDecoder:
         self._known: dict[str, list[int]] = {}
 
     def decode_all(self) -> dict[int, int]:
-        """Return the digest of each packet's frame, in presentation order."""
+        """Decode all packets; return the digest of each packet's frame, in presentation order."""
         return self.decode_group(range(len(self._sizes)))
 
     def decode_group(self, numbers: Sequence[int]) -> dict[int, int]:
-        """Decode only the given packets; return the digest of each packet's frame."""
+        """Decode only the packets with the indices `numbers`.
+
+        Return the digest of each packet's frame by packet index, in presentation order.
+        """
         import av
 
         codec, shown, number = self._codec, dict[int, int](), -1
@@ -186,7 +198,7 @@ class _DigestDecoder:
             shown[frame.pts] = self._digest(frame)
 
     def _digest(self, frame: VideoFrame) -> int:
-        """Hash the visible part of the planes, without the undefined padding of rows."""
+        """Hash the visible pixels of the planes; leave out the padding of rows, which varies."""
         name = frame.format.name
         if name not in self._known:
             self._known[name] = [0] * len(frame.planes)

@@ -1,7 +1,7 @@
-"""Decode any frames of encoded streams into arrays. Only packets are needed, no container.
+"""Decode any frames of encoded streams into arrays, from the packets alone, without a container.
 
-`FrameTable` plans from the packet table which packets are decoded for which frames; `ClipDecoder`
-decodes them.
+`FrameTable` finds out which packets must be decoded to get the requested frames. It only needs the
+packet table of the stream. `ClipDecoder` decodes these packets.
 """
 
 from __future__ import annotations
@@ -41,16 +41,18 @@ if TYPE_CHECKING:
     from av import VideoFrame
     from av.video.codeccontext import VideoCodecContext
 
-# The limit of the search for a keyframe, in keyframes; at the limit, decoding starts at the first
-# keyframe. Without a limit, the search in a damaged table could be long for every frame.
+# The search for a frame's keyframe goes back by at most this number of keyframes; then decoding
+# starts at the first keyframe. Without the limit, damaged tables could take long for every frame.
 _MAX_STEPS = 32
 
 
 @dataclass(slots=True)
 class DecodeRun:
-    """A run of packets, `first` to `stop` - 1, that are decoded together; the first is a keyframe.
+    """A run: consecutive packets that are decoded in one go, from a keyframe on.
 
-    `wanted` maps the index of a packet to the indices of the packet's frame in the request.
+    `first` is the index of the keyframe's packet, `stop` the index of the last packet plus 1.
+    `wanted` has an entry for each packet whose frame is requested. It maps the index of the packet
+    to the positions at which the frame occurs in the list of requested frames.
     """
 
     first: int
@@ -59,7 +61,7 @@ class DecodeRun:
 
 
 class FrameTable:
-    """The frames of a stream in presentation order, and the keyframe from which each is decoded."""
+    """The frames of a stream in presentation order: their packets, and the keyframes they need."""
 
     def __init__(self, packets: Packets, n_frames: int) -> None:
         flags = packet_flags(packets)
@@ -78,17 +80,18 @@ class FrameTable:
         if not rising:
             shown = shown[np.argsort(times, kind="stable")]
         self.packet_of = shown
-        """The packet of each frame, in presentation order."""
+        """The index of each frame's packet, in presentation order."""
         if len(shown) != n_frames:
             raise MediaError(f"a table of packets holds {len(shown)} frames; expected {n_frames}")
         self.start_of = self._starts()
-        """The packet of the keyframe from which each frame is decoded."""
+        """For each frame, the packet index of the keyframe at which a decoder must start."""
 
     def _starts(self) -> npt.NDArray[np.int64]:
-        """Find the last keyframe up to each frame, in both decoding and presentation order.
+        """Return the packet index of the keyframe at which decoding starts, for each frame.
 
-        A frame that is decoded after a keyframe but shown before it (a leading picture of an open
-        group of pictures) needs the packets before the keyframe.
+        This is the last keyframe that is neither decoded nor shown after the frame. A *leading
+        picture* is decoded after a keyframe but shown before it. To decode such a frame, packets
+        before that keyframe are needed, so decoding starts at an earlier keyframe.
         """
         at = np.searchsorted(self._keys, self.packet_of, "right") - 1
         if len(at) and at.min() < 0:
@@ -103,9 +106,10 @@ class FrameTable:
         return found
 
     def runs(self, frames: npt.NDArray[np.int64]) -> list[DecodeRun]:
-        """Plan the decoding of `frames`, indices in presentation order, in any order and repeated.
+        """Return the runs of packets to decode for `frames`.
 
-        Each group of pictures is decoded at most once.
+        `frames` has the indices of frames in presentation order; the indices may be in any order,
+        and may be repeated. Each group of pictures is decoded at most once.
         """
         if len(frames) and not 0 <= frames.min() <= frames.max() < len(self.packet_of):
             raise InvalidArgument(
@@ -113,26 +117,29 @@ class FrameTable:
                 f"{len(self.packet_of)} frames"
             )
         packets, starts = self.packet_of[frames].tolist(), self.start_of[frames].tolist()
-        # Sort by keyframe, not by packet: a leading picture may come after another frame's packet
-        # and still need an earlier keyframe.
+        # Sort by keyframe, not by packet. The packet of a leading picture may come after the packet
+        # of another frame, although the leading picture needs an earlier keyframe.
         runs: list[DecodeRun] = []
         for start, packet, n in sorted(zip(starts, packets, range(len(packets)), strict=True)):
-            # Adjacent groups of pictures form one run: decoding continues across the boundary.
+            # Adjacent groups of pictures become one run: a decoder continues from one to the next.
             if not runs or start > runs[-1].stop:
                 runs.append(DecodeRun(start, packet + 1))
             run = runs[-1]
             run.stop = max(run.stop, packet + 1)
             run.wanted.setdefault(packet, []).append(n)
         hidden = self._is_hidden
-        for run in runs:  # a hidden packet after a run may be the second field of a frame
+        # Add the hidden packets after each run: such a packet may contain the second field of the
+        # run's last frame.
+        for run in runs:
             while run.stop < len(hidden) and hidden[run.stop]:
                 run.stop += 1
         return runs
 
     def packets_to_decode(self, run: DecodeRun) -> Sequence[int]:
-        """Return the packets of a run, without those that no wanted frame needs.
+        """Return the indices of the packets of a run that its wanted frames need.
 
-        These are disposable packets of other frames, and leading pictures of the keyframe.
+        Two kinds of packets are left out, unless their own frames are wanted: disposable packets,
+        and packets whose frames are shown before the keyframe of the run.
         """
         if self._is_plain:
             return range(run.first, run.stop)
@@ -143,15 +150,20 @@ class FrameTable:
         return found
 
     def earlier_keyframe(self, first: int, steps: int = 1) -> int | None:
-        """Return the packet of the keyframe `steps` keyframes before packet `first`, or the first.
+        """Return the packet index of an earlier keyframe; None if there is none before `first`.
 
-        Return None if there is no earlier keyframe.
+        The result is the keyframe that is `steps` keyframes before packet `first`. If there are
+        fewer than `steps` keyframes before that packet, it is the first keyframe of the stream.
         """
         at = int(np.searchsorted(self._keys, first))
         return int(self._keys[max(0, at - steps)]) if at else None
 
     def start_earlier(self, key: int, first: int) -> None:
-        """Let frames be decoded from keyframe `key` instead of later keyframes up to `first`."""
+        """Make decoding start at keyframe `key` for some of the frames.
+
+        These are the frames for which decoding has started at a keyframe after `key`, up to and
+        including the keyframe `first`.
+        """
         self.start_of[(self.start_of > key) & (self.start_of <= first)] = key
 
 
@@ -184,7 +196,7 @@ def _check_outputs(
 class _OpenStream:
     """A recently decoded stream, with its frame table and parameters."""
 
-    stream: EncodedStream  # referenced, so that no other stream gets the same id
+    stream: EncodedStream  # kept alive, because the caches use its id() as their key
     table: FrameTable
     key: tuple[object, ...]
     aspect: Fraction
@@ -218,7 +230,7 @@ class _OpenDecoder:
 
     @classmethod
     def of(cls, stream: EncodedStream) -> _OpenDecoder:
-        """Open a decoder for streams like this one."""
+        """Open a decoder for a stream. It can also decode other streams with an equal `key`."""
         return cls(open_video_decoder(stream.parameters, stream.extradata), FrameConverter())
 
     def writer_for(
@@ -228,7 +240,7 @@ class _OpenDecoder:
         crop: CropPosition | CropBox | None,
         pixels: str,
     ) -> FrameWriter:
-        """Return a writer for these options; reuse the previous writer if its options are equal."""
+        """Return a writer with these options: the previous writer if it has the same options."""
         options = size, aspect, crop, pixels
         if self.writer is None or self.writer_options != options:
             self.writer, self.writer_options = FrameWriter(*options, self.converter), options
@@ -236,13 +248,17 @@ class _OpenDecoder:
 
 
 class ClipDecoder(Closing):
-    """A decoder of clips, with an LRU cache of open codecs, one per stream configuration.
+    """A decoder of clips.
+
+    It keeps the most recently used codecs open. Streams with the same parameters share a codec.
 
     Not thread-safe. `close()` or the end of `with` releases the decoders.
 
     Args:
-        max_decoders: the number of codecs that are kept open; each holds a few frames.
-        max_streams: the number of streams whose frame tables are cached, 35 bytes per packet.
+        max_decoders: the number of codecs that are kept open. An open codec holds the memory of a
+            few frames.
+        max_streams: the number of streams whose frame tables are cached. A table has 35 bytes per
+            packet.
     """
 
     def __init__(self, max_decoders: int = 8, max_streams: int = 32) -> None:
@@ -263,15 +279,17 @@ class ClipDecoder(Closing):
         crop: CropPosition | CropBox | None = None,
         pixels: str = "rgb",
     ) -> None:
-        """Decode `frames`, numbered in presentation order, into `out`; its shape sets the size.
+        """Decode frames into `out`. The shape of `out` sets the size of the pictures.
 
         Args:
-            stream: a video.
-            frames: the index of the frame for each row of `out`, in any order, with or without
-                repetition. Each group of pictures is decoded once.
-            out: the uint8 output. For "rgb" (n, height, width, 3); for "yuv420" (n, height * 3 / 2,
-                width), with Y above U and V side by side, and even height and width.
-            crop: the part of the picture; None is the largest centred part.
+            stream: a video stream.
+            frames: for each row of `out`, the index of its frame in presentation order. The indices
+                may be in any order, and may be repeated. Each group of pictures is decoded once.
+            out: an array of uint8 to fill. Its shape is (n, height, width, 3) for "rgb". For
+                "yuv420" it is (n, height * 3 / 2, width): Y is above, U and V are side by side
+                below Y, and height and width are even.
+            crop: the part of the picture to use; None means the largest centred part with the
+                aspect ratio of the output.
             pixels: "rgb", or "yuv420" for BT.601 in limited range.
 
         Raises:
@@ -288,10 +306,10 @@ class ClipDecoder(Closing):
         crop: CropPosition | CropBox | None | list[CropPosition | CropBox | None] = None,
         pixels: str = "rgb",
     ) -> None:
-        """Decode several clips, given as pairs of frames and output array.
+        """Decode several clips of one stream. `clips` has the `frames` and the `out` of each clip.
 
-        The results equal those of `decode` for each clip, but a frame that several clips need is
-        decoded only once, and converted once per crop. `crop` may be a list with a crop per clip.
+        The results are the same as if `decode` were called for each clip, but a frame of several
+        clips is decoded once, and converted once per crop. A list `crop` has one crop per clip.
         """
         if not clips:
             return
@@ -316,8 +334,8 @@ class ClipDecoder(Closing):
             for run in opened.table.runs(np.concatenate(numbers)):
                 _RunDecoder(opened, decoder, writers, rows).decode(run)
         except MediaError:
-            # Drop the decoder, which may have read parameters from damaged data and would keep
-            # using these parameters.
+            # Drop the decoder: it may have read wrong parameters from damaged data, and would use
+            # them for the next packets.
             self._decoders.pop(opened.key, None)
             raise
 
@@ -332,7 +350,11 @@ class ClipDecoder(Closing):
 
 
 class _RunDecoder:
-    """Decodes runs of packets, each from a keyframe to the last wanted frame."""
+    """A decoder of runs (see `DecodeRun`) of one stream.
+
+    `writers` and `rows` have an element for each requested frame: the writer that converts the
+    frame, and the array that the writer fills.
+    """
 
     def __init__(
         self,
@@ -345,11 +367,12 @@ class _RunDecoder:
         self._writers, self._rows = writers, rows
 
     def decode(self, run: DecodeRun) -> None:
-        """Decode a run's frames into their rows.
+        """Decode the wanted frames of a run into their rows.
 
-        A frame may be missing or fail because its keyframe is not a real random access point (intra
-        refresh, references to much earlier pictures). Decoding is then retried from an earlier
-        keyframe, and the frame table is changed so that later calls start at that keyframe.
+        The decoder may not output a wanted frame, or may fail, if the keyframe of the run is not a
+        real random access point (intra refresh, references to much earlier pictures). Decoding is
+        then repeated from earlier keyframes. Finally, the frame table is changed: later calls start
+        at the keyframe with which decoding succeeded.
         """
         table, first, steps = self._opened.table, run.first, 1
         while True:
@@ -378,7 +401,7 @@ class _RunDecoder:
         return starts_closed_gop(str(stream.parameters.get("codec")), stream.extradata, packet)
 
     def _decode_once(self, run: DecodeRun) -> dict[int, list[int]]:
-        """Decode from the run's keyframe on; return the wanted frames that were not output."""
+        """Decode a run once; return the entries of `wanted` whose frames were not output."""
         import av
 
         codec, wanted = self._decoder.codec, dict(run.wanted)
@@ -398,7 +421,7 @@ class _RunDecoder:
         except av.FFmpegError as error:
             place = where if isinstance(where, str) else f"packet {where}"
             raise MediaError(f"{place} does not decode: {error.strerror}") from error
-        except DataError:  # raised by reading packets; some DataErrors are also ValueErrors
+        except DataError:  # reading packets raises DataErrors, some of which are also ValueErrors
             raise
         except ValueError as error:
             raise MediaError(str(error)) from error
@@ -411,7 +434,7 @@ class _RunDecoder:
         begin, end = numbers[0], numbers[-1]
         offsets, sizes = table.offsets, table.sizes
         base = int(offsets[begin])
-        # Slice once for the whole run, because slicing may verify checksums.
+        # Slice the data only once for the run, because each slice may verify checksums.
         data = memoryview(self._opened.stream.data[base : int(offsets[end] + sizes[end])])
         starts = (offsets[numbers] - base).tolist()
         lead, changes_parameters = self._packet_prefix(), self._opened.changes_parameters
@@ -426,7 +449,10 @@ class _RunDecoder:
             lead = b""
 
     def _packet_prefix(self) -> bytes:
-        """Return the bytes to prepend to the first packet, with the parameter sets if needed."""
+        """Return the bytes to prepend to the first packet of a run.
+
+        They include the stream's parameter sets if a packet has replaced those of the decoder.
+        """
         lead, stream = self._opened.lead_in, self._opened.stream
         if self._decoder.is_changed:
             self._decoder.is_changed = False
@@ -434,7 +460,7 @@ class _RunDecoder:
         return lead
 
     def _write_frame(self, frame: VideoFrame, wanted: dict[int, list[int]]) -> None:
-        """Write a frame into its rows if it is wanted."""
+        """Write a frame into all rows for which it is wanted, and remove it from `wanted`."""
         number = frame.pts
         places = wanted.pop(number, None) if number is not None else None
         if frame.is_corrupt:

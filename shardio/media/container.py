@@ -1,8 +1,8 @@
 """Recognise media files by name and first bytes, detect truncation, and open containers.
 
-Opening is strict on purpose: a file that is shorter than its container declares is an error, and
-only a fixed list of demuxers is tried. FFmpeg then never reads a text file as media, and never
-opens the addresses in a playlist.
+Opening is strict on purpose. A file that is shorter than its container declares is an error. FFmpeg
+may only try a fixed list of demuxers; otherwise it could read a text file as media, or open the
+addresses in a playlist.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from av.container import InputContainer
     from av.video.stream import VideoStream
 
-HEAD_BYTES = 1024  # enough to recognise transport streams, by the sync bytes of five packets
+HEAD_BYTES = 1024  # a transport stream is recognised by the sync bytes of its first five packets
 
 _SUFFIXES = frozenset(
-    # `.ts` is left out, because it is usually TypeScript; transport streams are recognised by their
-    # bytes. `.gif` is included, because a GIF is read as a video.
+    # `.ts` is left out, because a file with this suffix is usually TypeScript. Transport streams
+    # are recognised by their first bytes instead. `.gif` is included, because a GIF is read as a
+    # video.
     ".3g2 .3gp .asf .avi .dv .f4v .flv .gif .ivf .m2ts .m2v .m4v .mkv .mov .mp4 .mpe .mpeg .mpg"
     " .mts .mxf .nut .ogm .ogv .qt .rm .rmvb .vob .webm .wmv .wtv .y4m".split()
 )
@@ -76,14 +77,16 @@ def has_sound_suffix(name: str) -> bool:
 
 
 def has_media_signature(head: bytes) -> bool:
-    """Return True if the first `HEAD_BYTES` bytes (or fewer) of a file are those of video or audio.
+    """Return True if a file that begins with `head` is a video or audio file.
 
-    Still pictures in video containers do not count. GIF counts, because it may have many frames.
+    `head` has the first `HEAD_BYTES` bytes of the file, or all if there are fewer. Still pictures
+    in video containers (AVIF, HEIC) do not count. A GIF counts, because it may have many frames.
     """
     if head.startswith(_STARTS):
         return True
     if head[4:8] in _ISO_BOXES:
-        # If the box is shorter than its header, the four letters are a coincidence.
+        # If the size of the box is less than that of its header, this is not a box: the four
+        # letters are there by chance.
         still = head[4:8] == b"ftyp" and head[8:12] in _STILL_BRANDS
         return not still and int.from_bytes(head[:4], "big") not in range(2, 8)
     if head.startswith(b"RIFF"):
@@ -96,8 +99,8 @@ def has_media_signature(head: bytes) -> bool:
 def missing_bytes(file: BinaryIO) -> int:
     """Return the number of bytes by which a file is shorter than its container declares.
 
-    For a GIF, return 1 if the fixed last byte is missing. Return 0 for containers that declare no
-    size, and for live recordings.
+    A GIF declares no size; return 1 if the byte that ends every GIF is missing. Return 0 for other
+    containers that declare no size, and for live recordings.
     """
     n_bytes = file.seek(0, 2)
     file.seek(0)
@@ -116,7 +119,10 @@ def missing_bytes(file: BinaryIO) -> int:
 
 
 def _is_transport_stream(head: bytes) -> bool:
-    """Return True if there is a sync byte every 188 bytes, or every 192 from byte 4 (Blu-ray)."""
+    """Return True if there is a sync byte every 188 bytes.
+
+    In files of Blu-ray, there is one every 192 bytes, from byte 4 on.
+    """
     for first, stride in ((0, 188), (4, 192)):
         syncs = head[first::stride]
         if len(syncs) >= 4 and set(syncs) == {0x47}:
@@ -125,7 +131,7 @@ def _is_transport_stream(head: bytes) -> bool:
 
 
 def _iso_missing(file: BinaryIO, n_bytes: int) -> int:
-    """Walk the top-level boxes."""
+    """Return the missing bytes of an MP4 or MOV file, from the sizes of the top-level boxes."""
     offset = 0
     while offset + 8 <= n_bytes:
         file.seek(offset)
@@ -134,15 +140,18 @@ def _iso_missing(file: BinaryIO, n_bytes: int) -> int:
         if size == 1:  # a 64-bit size follows the type
             size = int.from_bytes(header[8:16], "big")
         if size < 8 or not header[4:8].isascii():
-            # A box of size 0 ends with the file. Other bytes after the last box are ignored, as
-            # players do.
+            # A box of size 0 extends to the end of the file. Bytes that are not a box are ignored,
+            # as players do.
             return 0
         offset += size
     return max(0, offset - n_bytes)
 
 
 def _flv_missing(file: BinaryIO, n_bytes: int) -> int:
-    """Read the metadata property `filesize`, an AMF 0 number, which is 0 in live recordings."""
+    """Return the missing bytes of an FLV file, from the metadata property `filesize`.
+
+    The property is an AMF 0 number. It is 0 in live recordings.
+    """
     file.seek(0)
     _, found, rest = file.read(_FLV_HEAD_BYTES).partition(b"\0\x08filesize\0")
     if not found or len(rest) < 8:
@@ -152,7 +161,10 @@ def _flv_missing(file: BinaryIO, n_bytes: int) -> int:
 
 
 def _riff_missing(file: BinaryIO, n_bytes: int) -> int:
-    """Walk the RIFF chunks; an OpenDML file of more than 1 GiB has several."""
+    """Return the missing bytes of an AVI or WAV file, from the sizes of the RIFF chunks.
+
+    An AVI file of more than 1 GiB (OpenDML) has several such chunks.
+    """
     offset = 0
     while offset + 12 <= n_bytes:
         file.seek(offset)
@@ -161,18 +173,22 @@ def _riff_missing(file: BinaryIO, n_bytes: int) -> int:
         if header[:4] != b"RIFF" or size in (0, 0xFFFFFFFF):
             return 0
         offset += 8 + size + size % 2
-    # The pad byte after a chunk of odd size is often left out at the end of the file.
+    # Ignore one missing byte: at the end of a file, the padding byte that follows a chunk of odd
+    # size is often left out.
     return offset - n_bytes if offset - n_bytes > 1 else 0
 
 
 def _gif_missing(file: BinaryIO, n_bytes: int) -> int:
-    """Look for the trailer, 0x3B, in the last bytes, because some writers add zeros after it."""
+    """Return 1 if a GIF does not end with the byte 0x3B.
+
+    Zeros at the end are ignored, because some writers add them.
+    """
     file.seek(max(0, n_bytes - 16))
     return 0 if file.read().rstrip(b"\0").endswith(b";") else 1
 
 
 def _matroska_missing(file: BinaryIO, n_bytes: int) -> int:
-    """Skip the EBML header, then walk the segments."""
+    """Return the missing bytes of a Matroska file, from the sizes of the header and segments."""
     file.seek(4)
     header_size = _ebml_size(file)
     if header_size is None:
@@ -190,7 +206,10 @@ def _matroska_missing(file: BinaryIO, n_bytes: int) -> int:
 
 
 def _ebml_size(file: BinaryIO) -> int | None:
-    """Read a variable-length integer; None if it is "unknown" (all ones) or truncated."""
+    """Read an EBML size, an integer of 1 to 8 bytes.
+
+    Return None if the size is "unknown" (all bits are 1) or truncated.
+    """
     first = file.read(1)
     if not first or not first[0]:
         return None
@@ -202,13 +221,14 @@ def _ebml_size(file: BinaryIO) -> int | None:
     return None if value == (1 << 7 * (n_more + 1)) - 1 else value
 
 
-# Other demuxers would read a text file as ANSI art or a JPEG as a video of one frame.
+# The demuxers that FFmpeg may use. Some of the others read any text file as ANSI art, or a JPEG as
+# a video of one frame.
 _DEMUXERS = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,gif,mpegts,mpeg,mpegvideo,h264,hevc,m4v,obu,ivf"
     ",flv,asf,ogg,nut,mxf,rm,yuv4mpegpipe,dv,wtv"
     ",wav,w64,mp3,aac,ac3,eac3,flac,aiff,caf,amr,ape,au,wv,tta"
 )
-_STALE_TAG_US = 1_000_000  # durations written by muxers are off by less than this
+_STALE_TAG_US = 1_000_000  # the durations that muxers write are too long by less than this, in µs
 
 
 def open_container(source: str | bytes, name: str, *, fill_in_times: bool = True) -> InputContainer:
@@ -221,7 +241,7 @@ def open_container(source: str | bytes, name: str, *, fill_in_times: bool = True
     options = {"format_whitelist": _DEMUXERS, "protocol_whitelist": "file"}
     if not fill_in_times:
         options["fflags"] = "nofillin"
-    # With `file:`, FFmpeg does not read a part of the name as a protocol.
+    # Without the prefix `file:`, FFmpeg could read the beginning of a name as a protocol.
     place = f"file:{source}" if isinstance(source, str) else io.BytesIO(source)
     try:
         return av.open(place, "r", options=options, metadata_errors="replace")
@@ -232,7 +252,7 @@ def open_container(source: str | bytes, name: str, *, fill_in_times: bool = True
 
 
 class ErrorsNamed:
-    """A context manager that lets MediaErrors begin with the name of a file."""
+    """A context manager that puts the name of a file before the message of each MediaError."""
 
     def __init__(self, name: str) -> None:
         self._begin = f"{name}: "
@@ -246,7 +266,10 @@ class ErrorsNamed:
 
 
 def video_streams(container: InputContainer, name: str) -> list[VideoStream]:
-    """Return the video streams other than cover pictures; there is a decoder for the first."""
+    """Return the video streams other than cover pictures.
+
+    Raise MediaError if there is no such stream, or no decoder for the first one.
+    """
     from av.stream import Disposition
 
     streams = [
@@ -262,7 +285,10 @@ def video_streams(container: InputContainer, name: str) -> list[VideoStream]:
 
 
 def audio_stream(container: InputContainer, name: str) -> AudioStream:
-    """Return the first audio stream, for which there is a decoder."""
+    """Return the first audio stream.
+
+    Raise MediaError if there is no audio stream, or no decoder for the first one.
+    """
     if not container.streams.audio:
         raise MediaError(f"{name}: no audio stream (streams: {_stream_types(container)})")
     stream = container.streams.audio[0]
@@ -274,23 +300,23 @@ def audio_stream(container: InputContainer, name: str) -> AudioStream:
 def has_guessed_times(container: InputContainer, stream: VideoStream | AudioStream) -> bool:
     """Return True if FFmpeg may guess the times of the first packets.
 
-    Must be called before any packet is read. FFmpeg drops times below 0 in Matroska files. For some
-    codecs FFmpeg guesses the dropped times: backwards from the first known time by durations
-    rounded to milliseconds or, if the probed packets have no time, upwards from 0. In the latter
-    case the clock restarts at the first known time.
+    Must be called before any packet is read. In Matroska files, FFmpeg drops the times below 0. For
+    some codecs, it then guesses the dropped times. If one of the first packets has a time, FFmpeg
+    counts back from this time, by durations that are rounded to milliseconds. Otherwise FFmpeg
+    counts up from 0, and the clock restarts at the first known time.
     """
     start = stream.start_time
     return "matroska" in container.format.name and (start is None or start < 0)
 
 
 def make_strict(codec: CodecContext) -> None:
-    """Let a decoder report damage, which FFmpeg would otherwise conceal, and use one thread."""
+    """Make a decoder report damage, which FFmpeg conceals by default, and use only one thread."""
     codec.thread_type, codec.thread_count = "NONE", 1
     codec.options = {"err_detect": "crccheck+explode"}
 
 
 def stored_times(source: str | bytes, name: str, index: int) -> list[int | None]:
-    """Return the time of each packet as stored in its container, None for a missing time."""
+    """Return the time that the container stores for each packet; None if it stores no time."""
     with open_container(source, name, fill_in_times=False) as container:
         packets = container.demux(container.streams[index])
         return [packet.pts for packet in packets if packet.size]
@@ -303,15 +329,16 @@ def _stream_types(container: InputContainer) -> str:
 def check_complete(
     source: str | bytes, container: InputContainer, stream: VideoStream | AudioStream, end: int
 ) -> None:
-    """Raise MediaError unless a file and the packets of a stream reach the declared end.
+    """Raise MediaError if a file or one of its streams ends before the end that is declared.
 
-    `end` is the end of the last packet, in the time base of `stream`.
+    `end` is the time at which the last packet that was read ends, in the time base of `stream`.
     """
     with open(source, "rb") if isinstance(source, str) else io.BytesIO(source) as file:
         n_missing = missing_bytes(file)
     if n_missing:
         raise MediaError(f"the file ends {n_missing} bytes before its container does")
-    # FFmpeg skips parts of a Matroska file that it cannot parse; only the duration reveals this.
+    # FFmpeg skips the parts of a Matroska file that it cannot parse. Only a comparison with the
+    # declared duration reveals that packets are missing.
     if "matroska" not in container.format.name or stream.time_base is None:
         return
     tag = _microseconds(stream.metadata.get("DURATION", ""))

@@ -1,7 +1,8 @@
 """Open decoders from the parameters of a stream, without its container.
 
-Decoders are single-threaded and strict: all damage that they detect is an error. Parameters come
-from files: a missing, unknown or invalid parameter is a MediaError.
+Decoders use one thread and are strict: all damage that they detect is an error. Because the
+parameters of a stream come from a file, they may be wrong. A parameter that is missing, unknown or
+invalid causes a MediaError.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 
-# Decoders to use instead of FFmpeg's own; its AV1 decoder needs hardware.
+# Decoders to use instead of FFmpeg's own decoders. FFmpeg's own AV1 decoder needs hardware.
 _PREFERRED = {"av1": "libdav1d", "opus": "libopus"}
 _TAGS = (
     "width",
@@ -40,7 +41,7 @@ _MAX_REORDERED = 16
 
 
 def decoder_parameters(codec: VideoCodecContext) -> dict[str, Any]:
-    """Return the parameters that a decoder of the bare packets needs, as JSON values."""
+    """Return the parameters that a decoder needs if it gets only packets, as JSON values."""
     found: dict[str, Any] = {"codec": codec.codec.canonical_name, "pixel_format": codec.pix_fmt}
     for name in _TAGS:
         if getattr(codec, name):
@@ -54,7 +55,7 @@ def decoder_parameters(codec: VideoCodecContext) -> dict[str, Any]:
 
 
 def decoder_key(parameters: Mapping[str, Any], extradata: bytes) -> tuple[object, ...]:
-    """Return a key that is equal for streams that can share a decoder."""
+    """Return a key for the decoder of a stream. Streams with equal keys can share a decoder."""
     return bytes(extradata), *(repr(parameters.get(name)) for name in _KEY_PARAMETERS)
 
 
@@ -96,7 +97,8 @@ def open_audio_decoder(parameters: Mapping[str, Any], extradata: bytes) -> Audio
         raise MediaError(f"a stream's parameters are not acceptable: {error}") from error
     from av.codec.context import Flags2
 
-    # Keep the decoder from dropping padding samples: `audio` drops them, by sample index.
+    # Keep the decoder from dropping the padding before and after the audible samples. The module
+    # `audio` drops the padding, because it knows the index of each sample.
     codec.flags2 |= Flags2.skip_manual
     _open_context(codec, extradata)
     return codec
@@ -114,7 +116,7 @@ def fraction_parameter(parameters: Mapping[str, Any], name: str) -> Fraction:
 
 
 def display_parameter(parameters: Mapping[str, Any]) -> bytes | None:
-    """Return the display matrix, nine numbers, as the bytes that FFmpeg stores."""
+    """Return the display matrix in FFmpeg's form, as the bytes of nine int32; None if not set."""
     numbers = parameters.get("display")
     if numbers is None:
         return None
@@ -127,7 +129,7 @@ def display_parameter(parameters: Mapping[str, Any]) -> bytes | None:
 
 
 def lead_in(parameters: Mapping[str, Any]) -> bytes:
-    """Return the bytes to prepend to the first packet after a flush of the decoder."""
+    """Return the bytes that must be prepended to the first packet after the decoder is flushed."""
     try:
         return bytes.fromhex(parameters.get("lead_in", ""))
     except (TypeError, ValueError) as error:
@@ -137,13 +139,14 @@ def lead_in(parameters: Mapping[str, Any]) -> bytes:
 def numbered_packet(
     number: int, part: bytes | memoryview, lead: bytes = b"", *, is_key: bool = False
 ) -> Packet[Any]:
-    """Copy a packet for a decoder, with the packet's index in place of its time.
+    """Return a packet for a decoder: a copy of the bytes `lead` and `part`.
 
-    The decoded frame then has the index as its time. The copy is padded with zeros, because
-    decoders read past the end. Some decoders use the keyframe flag: without the flag, the PNG
-    decoder adds a picture to the previous one.
+    The time of the packet is set to `number`, its index. The decoder copies this time to the frame,
+    so that the frame of each packet can be found. The copy is followed by zeros, because decoders
+    read past the end of a packet. Some decoders use the keyframe flag: without the flag, the PNG
+    decoder draws each picture over the previous one.
     """
-    import av  # not `from av`, which takes a fifth of this function's time
+    import av  # `from av import Packet` would take a fifth of this function's time
 
     if lead:
         part = lead + bytes(part)
@@ -158,7 +161,10 @@ def numbered_packet(
 def recently_used(
     cache: OrderedDict[_Key, _Value], key: _Key, most: int, make: Callable[[], _Value]
 ) -> _Value:
-    """Return a value of an LRU cache of at most `most` values; create a missing value."""
+    """Return the value of a key from an LRU cache; create the value with `make` if it is missing.
+
+    The cache keeps at most `most` values.
+    """
     found = cache.get(key)
     if found is None:
         found = cache[key] = make()

@@ -17,20 +17,21 @@ from shardio.errors import MediaError
 
 _T = TypeVar("_T")
 
-REORDER_WINDOW = 16  # no standard in use lets a decoder delay a frame by more frames
+REORDER_WINDOW = 16  # in every standard in use, a decoder delays a frame by at most 16 frames
 
 
 def in_presentation_order(frames: Iterable[tuple[int, _T]]) -> Iterator[tuple[int, _T]]:
-    """Assign times to frames so that times rise in presentation order.
+    """Assign the times of frames anew, so that the times rise in presentation order.
 
-    `frames` are pairs of (time, frame) in decoder output order, which is presentation order.
-    Presentation times in a container rise already, and do not change. The times in an AVI count
-    frames in *coding* order: with B-frames, they are the right times in the wrong order (1, 2, 4,
-    3, …). Therefore the n-th frame gets the n-th smallest time of the next `REORDER_WINDOW` frames.
+    `frames` are pairs of (time, frame) in the order in which a decoder outputs them. This is the
+    presentation order. In most containers, the times already rise in this order, and do not change.
+    The times in an AVI, however, count frames in the order of *coding*. If there are B-frames, the
+    times are correct but belong to other frames (1, 2, 4, 3, …). Therefore each frame gets the
+    smallest time that is left among its own and those of the next `REORDER_WINDOW` frames.
 
-    If a time is before an already assigned time, the clock has restarted (joined recordings), and
-    ordering also restarts. A MediaError of `frames` is raised after all frames before the error
-    have been yielded.
+    If a time is before a time that was already assigned, the clock has restarted, because the file
+    consists of joined recordings. All earlier frames are then yielded, and ordering starts again.
+    If `frames` raises a MediaError, all frames before the error are yielded first.
     """
     waiting: deque[_T] = deque()
     times: list[int] = []
@@ -64,29 +65,34 @@ def frame_interval(rate: Fraction | None, time_base: Fraction) -> Fraction:
 
 
 def exact_duration(duration: int | None, interval: Fraction) -> Fraction:
-    """Return a duration in ticks: `interval` if the stored duration is missing or rounded."""
+    """Return the duration of a frame in ticks, given the stored duration.
+
+    If the stored duration is missing, or differs from `interval` by less than a tick, it was not
+    stored exactly: return `interval`.
+    """
     if not duration or abs(duration - interval) < 1:
         return interval
     return Fraction(duration)
 
 
 def round_to_tick(time: Fraction) -> int:
-    """Round to whole ticks, halves up; times that are a tick or more apart stay distinct."""
+    """Round to a whole tick, halves up. Times that are a tick or more apart stay different."""
     return math.floor(time + Fraction(1, 2))
 
 
 def fill_missing_times(
     times: Sequence[int | None], durations: Sequence[int], interval: Fraction
 ) -> list[int]:
-    """Return the time of every frame: as stored or, if missing, computed from its neighbours.
+    """Return the time of every frame: the stored time or, if it is missing, a computed time.
 
-    Missing times before the first known time are counted back from there. Later missing times are
-    counted up from the previous known time, or spread evenly if the next known time is too near. If
-    no time is known, the first frame has time 0.
+    Times before the first known time are computed from this time, by subtracting durations. Other
+    missing times are computed from the previous known time, by adding durations. If they would then
+    reach the next known time, they are spread evenly between the two known times. If no time is
+    known, the first frame has time 0.
 
     Args:
-        times: the stored times in ticks, in presentation order; None if missing.
-        durations: in ticks; 0 if unknown.
+        times: the stored time of each frame in ticks, in presentation order; None if missing.
+        durations: the stored duration of each frame in ticks; 0 if unknown.
         interval: the ticks from one frame to the next, from `frame_interval`.
     """
     found = [0 if time is None else time for time in times]
@@ -109,10 +115,11 @@ def fill_missing_times(
 
 
 class MonotonicTimestamps:
-    """A callable that makes times rise strictly, as packet tables require.
+    """A callable that changes times so that they rise strictly, as packet tables require.
 
-    After a restart of the clock, times continue from the end of the previous frame. If a frame has
-    the same time as the previous frame, it is moved by a tick. `n_changed` counts changed times.
+    If a time is before the previous time, the clock has restarted: this frame and the later frames
+    follow the end of the previous frame. If a frame has the same time as the previous frame, its
+    time is moved by a tick. `n_changed` is the number of times that were changed.
     """
 
     def __init__(self) -> None:
@@ -137,7 +144,7 @@ class MonotonicTimestamps:
 
 
 def frame_durations(times: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Return each frame's time until the next, in ticks; the last duration is repeated."""
+    """Return the ticks from each frame to the next; the last frame is as long as the one before."""
     found: npt.NDArray[np.int64] = np.diff(np.array([*times, 0], np.int64)).view(np.int64)
     found[-1] = found[-2] if len(found) > 1 else 1
     return found
