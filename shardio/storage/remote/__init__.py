@@ -1,1 +1,1 @@
-"""Datasets in object stores: a client, a cache of whole shards, and reads of byte ranges."""
+"""Datasets in object stores: a client, a local cache of whole shards, and reads of byte ranges."""

@@ -1,26 +1,29 @@
 """A local cache of whole, verified shards, shared by all processes of a machine.
 
     FOLDER/README.txt
-    FOLDER/used                     approximate bytes of all shards; recounted at the limit
-    FOLDER/DATASET/origin           the URL
-    FOLDER/DATASET/locks            one byte per shard, locked while the shard is used or changed
-    FOLDER/DATASET/NAME.ID.shard    complete and verified if its .ok file says so
+    FOLDER/used                     the approximate size of all shards; counted again at the limit
+    FOLDER/DATASET/origin           the URL of the dataset
+    FOLDER/DATASET/locks            a file of which one byte per shard is locked
+    FOLDER/DATASET/NAME.ID.shard    a shard; complete and verified if its .ok file is valid
     FOLDER/DATASET/NAME.ID.shard.ok
     FOLDER/DATASET/.NAME.ID.shard.BYTES.part    a partial download
 
-A shared lock pins a shard; downloading or removing a shard takes the exclusive lock. The kernel
-releases the locks of a process that ends, so a killed process needs no clean-up: the next process
-that needs the shard resumes the partial download. Nothing is synced to disk. Instead, an .ok file
-is valid only until the machine restarts; after that, the shard is verified again.
+To *pin* a shard means to hold a shared lock on the byte of the shard. A process that downloads or
+removes a shard holds the exclusive lock on this byte. When a process ends, the kernel releases its
+locks. Therefore nothing must be cleaned up after a killed process: the next process that needs the
+shard resumes the partial download. Files are not synced to the disk. Instead, an .ok file is valid
+only until the machine restarts; after that, the shard is verified again.
 
-Unlinking a mapped file is safe on Linux, so eviction would work without pins. Pins are still useful
-for three reasons: an evicted shard occupies disk space until its last map is gone, a loader opens a
-shard's file again for each column, and prefetched shards have no map yet. With
-shuffle="shards", 2 workers and room for 12 of 40 shards, an epoch downloads 1.3 times the dataset
-without pins and 1.16 times with pins (2026-11, 60 samples of 6 KiB a shard).
+To *evict* a shard means to remove it to make room. On Linux, a mapped file may be removed, so
+eviction would work without pins. Pins are still useful for three reasons: an evicted shard takes
+disk space until its last map is gone; a loader opens the file of a shard again for each column; and
+shards that were prefetched have no map yet. With shuffle="shards", 2 workers and room for 12 of
+40 shards, an epoch downloads 1.3 times the size of the dataset without pins and 1.16 times its size
+with pins (2026-11, 60 samples of 6 KiB a shard).
 
-A shard is verified against the id in its generation. The id is the hash of the section table, which
-contains the hashes of the hash tables, which contain the hashes of all bytes that are ever read.
+A downloaded shard must have the id that the generation of the dataset names. The id is the hash of
+the section table. The section table contains the hashes of the sections of hashes, and these
+contain the hashes of all bytes that a reader ever reads. All these hashes are checked.
 """
 
 from __future__ import annotations
@@ -66,7 +69,10 @@ _ROWS_AT_ONCE: Final = 1 << 14
 
 
 def verify_download(path: str, shard: ShardSummary) -> None:
-    """Check all hashes of a file, and that the file is the given shard of a generation."""
+    """Verify that a file is the shard which a generation names, and check all hashes in it.
+
+    Raises ShardCorrupt or another error of `_DAMAGED_ERRORS` if it is not.
+    """
     with ShardReader(path, verify="first", access="mmap") as reader:
         found = (reader.id, len(reader), reader.header.file_size)
         expected = (shard.id, shard.n_samples, shard.n_bytes)
@@ -88,7 +94,10 @@ def verify_download(path: str, shard: ShardSummary) -> None:
 
 
 def _check_records(reader: ShardReader, name: str, k: int, rows: Rows) -> None:
-    """Check all stored bytes of a record field, without decoding them."""
+    """Verify the stored bytes of a field's records for `rows`, without decoding them.
+
+    `k` is the position of the field among the fields that are stored as records.
+    """
     records, units = reader.records, reader.units
     entries = records.entries(name, rows)
     records.shapes(name, rows)
@@ -112,27 +121,31 @@ Shards that shardio downloaded from object stores. Everything here may be delete
 uses it; shards are downloaded again when needed.
 """
 _MAX_DOWNLOADS: Final = 3
-"""The object counts as damaged after this many downloads that failed verification."""
+"""After this many downloads that failed verification, the object in the store counts as damaged."""
 _POLL_S: Final = 0.02
 _MAX_WAIT_S: Final = 10.0
-"""The time to wait for a missing shard that other processes have locked. If it is still missing
-then, it must have been removed by hand, because the cache never removes a pinned shard.
+"""The maximum time to wait for a shard that is missing although other processes have pinned it. If
+the shard is still missing then, somebody has removed it by hand, because the cache never removes a
+pinned shard.
 """
 _DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _DAMAGED_ERRORS: Final = (ShardCorrupt, ShardIncomplete, ShardUnsupported)
-"""Errors that opening a damaged shard can raise; even the version number may be wrong."""
+"""The errors that opening a damaged shard can raise. ShardUnsupported is one of them, because the
+version number may be damaged."""
 
 T = TypeVar("T")
 
 
 class ShardCache:
-    """The cached shards of one dataset. It owns the locks of pinned shards until `close`.
+    """The cached shards of one dataset. Thread-safe.
 
-    Thread-safe.
+    Owns the lock of each pinned shard until the shard is unpinned.
 
     Args:
-        folder: the folder of the cache; if missing, it is created, accessible to this user only.
-        max_bytes: the limit over all datasets; None for nine tenths of the free space.
+        folder: the folder of the cache. If it is missing, it is created, and only this user can
+            read it.
+        max_bytes: the limit for the shards of all datasets together; None for nine tenths of the
+            free space.
         objects: the dataset in the object store.
 
     Raises:
@@ -164,7 +177,7 @@ class ShardCache:
             if not os.path.exists(path):
                 with fs.create(path, replace=True) as file:
                     file.write(text.encode())
-        os.close(fs.open_lock_file(self._lock_path))  # fail now if the cache is read-only
+        os.close(fs.open_lock_file(self._lock_path))  # raise the error now if it is read-only
 
     @property
     def max_bytes(self) -> int:
@@ -176,12 +189,15 @@ class ShardCache:
         return os.path.join(self.root, _file_name(shard))
 
     def pin_if_cached(self, shard: ShardSummary) -> str | None:
-        """Pin a shard until `unpin` and return its path; None unless it is cached and verified."""
+        """Pin a shard until `unpin` and return its path, if the shard is cached and verified.
+
+        Otherwise, return None.
+        """
         byte = lock_byte(_file_name(shard))
         try:
             if not self._locks.acquire_shared(byte):
                 return None
-        except FileNotFoundError:  # the cache was removed
+        except FileNotFoundError:  # the folder of the cache was removed
             return None
         path = self.path_of(shard)
         if _is_verified(path, shard):
@@ -194,12 +210,13 @@ class ShardCache:
     def pin(self, shard: ShardSummary, check: Callable[[], None] = no_cancel) -> str:
         """Pin a shard until `unpin` and return its path; download and verify it first if needed.
 
-        If another process or thread is downloading the shard, wait for it. `check` is called while
-        downloading or waiting; an exception that it raises cancels the call.
+        If another process or thread is downloading the shard, wait for the end of this download.
+        `check` is called repeatedly during a download and while waiting. If `check` raises an
+        exception, this method raises it too.
 
         Raises:
             ShardCorrupt: the store returned damaged data three times.
-            CacheFull: the disk is full of pinned shards.
+            CacheFull: the disk is full, and all shards in the cache are pinned.
             StoreUnavailable, StoreAccessDenied, ShardNotFound, ShardChanged: raised by the store.
             ShardUnsupported: the shard was written by a newer shardio.
             UnsupportedEnvironment: the cache, or a pinned file in it, was removed.
@@ -237,20 +254,23 @@ class ShardCache:
             time.sleep(_POLL_S * random.uniform(0.5, 1.5))
 
     def unpin(self, shard: ShardSummary) -> None:
-        """Undo one `pin` and mark the shard as just used."""
+        """Undo one call of `pin`, and mark the shard as just used."""
         with contextlib.suppress(OSError):
             fs.touch(f"{self.path_of(shard)}.ok")
         self._locks.release(lock_byte(_file_name(shard)))
 
     def close(self) -> None:
-        """Release all locks and shrink the cache to its limit. Idempotent."""
+        """Shrink the cache to its limit; close the lock file once all shards are unpinned.
+
+        Idempotent.
+        """
         self._locks.close()
         self._evictor.trim()
 
     def _fetch(self, shard: ShardSummary, check: Callable[[], None]) -> None:
-        """Download and verify a shard; the caller holds its exclusive lock."""
+        """Download and verify a shard; the caller must hold the exclusive lock of the shard."""
         path = self.path_of(shard)
-        if os.path.exists(path):  # cached before the machine restarted, or damaged on disk
+        if os.path.exists(path):  # it was cached before the machine restarted, or is damaged
             with contextlib.suppress(*_DAMAGED_ERRORS):
                 verify_download(path, shard)
                 self._retry_when_full(shard, lambda: _record_verified(path, shard))
@@ -290,7 +310,10 @@ class ShardCache:
                 raise
 
     def _retry_when_full(self, shard: ShardSummary, call: Callable[[], T]) -> T:
-        """Call a function that writes; while the disk is full, evict unpinned shards and retry."""
+        """Call `call`, which writes to the disk; while the disk is full, evict shards and repeat.
+
+        If no shard can be evicted, raise CacheFull. `shard` is the shard that needs the space.
+        """
 
         def make_room(error: OSError) -> None:
             if error.errno not in _DISK_FULL:
@@ -327,7 +350,7 @@ class ShardCache:
 
 
 class _DamagedDownload(Exception):
-    """Raised internally if the downloaded file is not the shard; `error` says why."""
+    """Raised in this module if a downloaded file fails verification; `error` is the reason."""
 
     def __init__(self, error: DataError) -> None:
         super().__init__(str(error))

@@ -1,9 +1,14 @@
-"""The folder of a cache: locks between threads and processes, total size, and eviction.
+"""The folder of a cache: locks between threads and processes, the total size, and eviction.
 
-A shard is locked by one byte of a file. The locks are Linux's open file description locks
-(fcntl(2), F_OFD_SETLK). The kernel releases a lock when its descriptor is closed, at the latest
-when the process ends. A byte has any number of shared locks or one exclusive lock; a lock protects
-pinned shards and running downloads. Of the other shards, the least recently used are evicted first.
+To lock a shard means to lock one byte of a lock file. The locks are Linux's open file description
+locks (fcntl(2), F_OFD_SETLK). Such a lock belongs to an open descriptor, and conflicts with locks
+that belong to other descriptors, also in the same process. The kernel releases the lock when the
+descriptor is closed, at the latest when the process ends. A byte has either any number of shared
+locks or one exclusive lock. A shard with a shared lock is *pinned*; a download holds the exclusive
+lock.
+
+To *evict* a shard means to remove it to make room. Only shards without a lock are evicted, the
+least recently used first.
 """
 
 from __future__ import annotations
@@ -34,9 +39,11 @@ _held: Final = threading.local()
 
 
 class ByteLocks:
-    """The shared locks of this process on the bytes of one file, which are owned and counted.
+    """The shared locks that this process holds on the bytes of one lock file. Thread-safe.
 
-    Thread-safe. A forked child starts without locks. The file is created if it is missing.
+    The lock on a byte is counted: it is released when `release` has been called as often as
+    `acquire_shared`. A forked child starts without locks. The lock file is created if it is
+    missing.
     """
 
     def __init__(self, path: str) -> None:
@@ -47,9 +54,10 @@ class ByteLocks:
         self._released: deque[int] = deque()
 
     def acquire_shared(self, byte: int) -> bool:
-        """Acquire a shared lock, or count another use of a held lock.
+        """Acquire the shared lock on a byte; if this object holds it already, increase its count.
 
-        Return False if another process holds the exclusive lock on the byte.
+        Return True if the lock is held. Return False if another process or thread holds the
+        exclusive lock on the byte.
         """
         self._reset_after_fork()
         try:
@@ -62,20 +70,23 @@ class ByteLocks:
                 self._counts[byte] = n_held + 1
                 return True
         finally:
-            self._release_pending()  # locks whose `release` was called in the meantime
+            self._release_pending()  # `release` may have been called while the mutex was locked
 
     def release(self, byte: int) -> None:
-        """Release one shared lock. Safe in any thread at any point, even in a finalizer."""
+        """Decrease the count of the lock on a byte; release the lock if the count is 0.
+
+        Safe in any thread at any point, also in a finalizer.
+        """
         self._released.append(byte)
         self._release_pending()
 
     def close(self) -> None:
-        """Close the file once no lock is held. Idempotent."""
+        """Close the lock file as soon as no lock is held. Idempotent."""
         self._is_closed = True
         self._release_pending()
 
     def _release_pending(self) -> None:
-        """Release the locks queued by `release`, unless another thread is doing so."""
+        """Carry out the queued calls of `release`, unless another thread is doing so already."""
         self._reset_after_fork()
         is_asked = True
         while is_asked and self._mutex.acquire(blocking=False):
@@ -97,7 +108,10 @@ class ByteLocks:
             _lock(self._fd, fcntl.F_UNLCK, byte)
 
     def _reset_after_fork(self) -> None:
-        """Forget the parent's locks after a fork; releasing them here would affect the parent."""
+        """Forget the locks of the parent process if this process is a forked child.
+
+        The child must not release these locks, because parent and child share them.
+        """
         if self._pid != os.getpid():
             if self._fd >= 0:
                 os.close(self._fd)
@@ -107,10 +121,12 @@ class ByteLocks:
 
 @contextlib.contextmanager
 def try_exclusive(path: str, byte: int) -> Iterator[bool]:
-    """Hold the exclusive lock on a byte of a file; yield False if another process holds a lock.
+    """Try to acquire the exclusive lock on a byte of a file; if acquired, hold it in the block.
 
-    The lock is released explicitly: a child that was forked in the meantime shares the lock, and
-    would keep it if this process only closed its descriptor.
+    Yield True if the lock was acquired. Yield False if the byte is locked by another process, or by
+    this process with another descriptor. At the end, the lock is released explicitly. If this
+    process only closed its descriptor, a child that was forked in the block would keep the lock,
+    because it shares the lock with this process.
     """
     fd, pid = fs.open_lock_file(path), os.getpid()
     try:
@@ -123,7 +139,10 @@ def try_exclusive(path: str, byte: int) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def folder_lock(folder: str) -> Iterator[None]:
-    """Wait for the lock of a folder, and hold it in the block or until the process ends."""
+    """Wait for the exclusive lock of a folder, and hold it in the block.
+
+    If the process is killed in the block, the kernel releases the lock.
+    """
     fd, pid = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), os.getpid()
     _held.is_held = True
     try:
@@ -131,13 +150,16 @@ def folder_lock(folder: str) -> Iterator[None]:
         yield
     finally:
         if pid == os.getpid():
-            fcntl.flock(fd, fcntl.LOCK_UN)  # as in `try_exclusive`
+            fcntl.flock(fd, fcntl.LOCK_UN)  # explicitly, for the reason given in `try_exclusive`
         os.close(fd)
         _held.is_held = False
 
 
 def holds_folder_lock() -> bool:
-    """Return True if this thread holds a `folder_lock`; acquiring another one would deadlock."""
+    """Return True if this thread holds a `folder_lock`.
+
+    If the thread then tried to acquire the same lock again, it would wait forever.
+    """
     return getattr(_held, "is_held", False)
 
 
@@ -153,13 +175,17 @@ def _lock(fd: int, kind: int, byte: int) -> bool:
 
 
 _MANY_FILES: Final = 1000
-"""With more files, 5% more than needed is evicted, so that files are listed less often."""
+"""If the cache has more files, each eviction frees 5% of the limit in addition. Fewer evictions are
+needed then, each of which must list all files."""
 _SHARD: Final = re.compile(r".*\.[0-9a-f]{32}\.shard", re.DOTALL)
-"""Matches NAME.ID.shard. Files with other names do not belong to the cache."""
+"""Matches the name NAME.ID.shard. Files with other names do not belong to the cache."""
 
 
 class CachedFile(NamedTuple):
-    """A file in the cache that may be removed unless its lock is held."""
+    """A shard or partial download in the cache, which may be removed unless it is locked.
+
+    `used_s` is the time of its last use, and `byte` is the byte of the lock file that locks it.
+    """
 
     used_s: float
     path: str
@@ -168,16 +194,17 @@ class CachedFile(NamedTuple):
 
 
 class CacheEvictor:
-    """An evictor that keeps a cache within its limit. Safe for several threads and processes.
+    """Keeps a cache within its limit by evicting shards. Safe for several threads and processes.
 
-    `max_bytes` is the limit of the existing folder; None for nine tenths of the free space.
+    `folder` is the folder of the cache, which must exist. `max_bytes` is the limit for all datasets
+    together. None stands for nine tenths of the space that is free or used by the cache.
     """
 
     def __init__(self, folder: str, max_bytes: int | None) -> None:
         self._folder, self._count_path = folder, os.path.join(folder, "used")
         self._warned = False
         self._may_evict = max_bytes is not None
-        """True if the caller set the limit, or something was downloaded."""
+        """True if the caller has set the limit, or something was downloaded."""
         if max_bytes is None:
             max_bytes = (shutil.disk_usage(folder).free + self.used_bytes()) * 9 // 10
         self.max_bytes = max_bytes
@@ -187,9 +214,11 @@ class CacheEvictor:
         return sum(each.n_bytes for each in self._files())
 
     def reserve(self, partial: str, n_bytes: int) -> None:
-        """Make room for a download, and add the size to the count unless it is counted already.
+        """Make room for a download of `n_bytes`, and create the file `partial` for it.
 
-        If all shards are pinned, warn and let the cache exceed its limit.
+        The size is added to the count in the file `used`. If `partial` exists, the download was
+        interrupted before, and is counted already; nothing is done then. If too many shards are
+        pinned, warn and let the cache exceed its limit.
         """
         self._may_evict = True
         with folder_lock(self._folder):
@@ -209,26 +238,33 @@ class CacheEvictor:
                         "workers, or shuffle within fewer shards",
                         stacklevel=caller_stacklevel(),
                     )
-            # Count before the file is created: too high a count is corrected later.
+            # Write the count before the file is created. If this process is killed in between, the
+            # count is too high; counting again at the limit corrects it.
             _write_count(self._count_path, used + n_bytes)
             fs.create_private(partial).close()
 
     def finish(self, partial: str, path: str) -> None:
-        """Rename a complete download; due to a lock, a recount counts the file exactly once."""
+        """Rename the finished download `partial` to `path`.
+
+        Because of the lock, a process that counts all files finds exactly one of the two names.
+        """
         with folder_lock(self._folder):
             fs.rename(partial, path)
 
     def evict(self, n_bytes: int) -> bool:
-        """Evict `n_bytes` of shards because the disk is full; return False if none was evicted."""
+        """Evict shards of `n_bytes` in total, because the disk is full.
+
+        Return False if no shard could be evicted.
+        """
         with folder_lock(self._folder):
             return self._evict_unused(n_bytes) > 0
 
     def trim(self) -> None:
-        """Evict shards beyond the limit that are no longer pinned.
+        """Evict shards that are not pinned until the cache is within its limit.
 
-        May be called by a finalizer. If the finalizer interrupts code of this module, nothing is
-        done, and the next download makes room instead. Nothing is evicted either if the limit is
-        the default and nothing was downloaded.
+        A finalizer may call this method. If the finalizer has interrupted code that holds the lock
+        of a folder, the method does nothing, and the next download makes room instead. The method
+        also does nothing if the limit is the default and nothing was downloaded.
         """
         if holds_folder_lock() or not self._may_evict:
             return
@@ -240,14 +276,17 @@ class CacheEvictor:
                 _write_count(self._count_path, used)
 
     def _evict_unused(self, n_bytes: int) -> int:
-        """Remove unpinned files, `n_bytes` or a little more in total; return the bytes removed."""
+        """Remove files without a lock until `n_bytes` are freed; return the number of freed bytes.
+
+        The least recently used files are removed first.
+        """
         freed = 0
         for each in sorted(self._files()):
             if freed >= n_bytes:
                 break
             locks = os.path.join(os.path.dirname(each.path), "locks")
             with (
-                contextlib.suppress(FileNotFoundError),  # the dataset's folder was removed
+                contextlib.suppress(FileNotFoundError),  # the folder of the dataset was removed
                 try_exclusive(locks, each.byte) as is_exclusive,
             ):
                 if is_exclusive:
@@ -256,29 +295,30 @@ class CacheEvictor:
         return freed
 
     def _files(self) -> Iterator[CachedFile]:
-        """Iterate over the cached shards and partial downloads of all datasets."""
+        """Yield the cached shards and partial downloads of all datasets."""
         with os.scandir(self._folder) as datasets:
             folders = [each.path for each in datasets if each.is_dir(follow_symlinks=False)]
         for folder in folders:
             with contextlib.suppress(OSError), os.scandir(folder) as found:
                 for entry in found:
-                    with contextlib.suppress(OSError, ValueError):  # removed, or not a cache file
+                    # The file may have been removed, or may not belong to the cache.
+                    with contextlib.suppress(OSError, ValueError):
                         if cached := _cached_file(entry):
                             yield cached
 
 
 def lock_byte(file_name: str) -> int:
-    """Return the offset of the byte that is locked for a shard, given its file name in the cache.
+    """Return the offset of the byte that locks a shard, given the shard's file name in the cache.
 
-    The offset is a hash of the file name, cut to 60 bits to be a valid file offset. Among a million
-    shards, two collide with a probability of 4e-7. The id alone would not suffice, because shards
-    of equal content have equal ids.
+    The offset is a hash of the file name, cut to 60 bits so that it is a valid file offset. Among a
+    million shards, two have the same byte with a probability of 4e-7. The hash is not of the id
+    alone, because two shards with the same content have the same id.
     """
     return hash_bytes(os.fsencode(file_name)) >> 4
 
 
 def remove_cached(path: str) -> None:
-    """Remove a shard from the cache, its .ok file first."""
+    """Remove a shard from the cache; its .ok file is removed first."""
     fs.unlink(f"{path}.ok")
     fs.unlink(path)
 
@@ -305,6 +345,6 @@ def _read_count(path: str) -> int | None:
 
 
 def _write_count(path: str, used_bytes: int) -> None:
-    with contextlib.suppress(OSError):  # a missing count is recounted
+    with contextlib.suppress(OSError):  # if the count is missing, all files are counted again
         with fs.create(path, replace=True) as file:
             file.write(b"%d" % used_bytes)

@@ -1,8 +1,9 @@
-"""Connections to object stores: URLs, options, opened stores, and obstore's exceptions as ours.
+"""Connections to object stores: URLs, options, opening a store, and conversion of exceptions.
 
-Options may hold secrets: they are passed to obstore, and never written, printed or quoted.
-Exceptions are classified as transient or permanent, and credentials are redacted from their
-messages. obstore is imported on first use.
+The options may contain secrets. They are passed to obstore, but are never written to a file,
+printed or quoted in a message. The exceptions of obstore are converted to exceptions of shardio.
+The conversion classifies a failure as transient or permanent, and redacts credentials in its
+message. obstore is imported on first use.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class RemoteOptions:
         options: arguments of `obstore.store.from_url`, and `deadline_s`.
         whole: True to download whole shards before reading from them.
         n_readers: the number of processes or threads that read the dataset at the same time.
-        access: the access method of workers for downloaded shards.
+        access: the access method by which workers read downloaded shards.
     """
 
     cache: str | None = None
@@ -62,7 +63,11 @@ class RemoteOptions:
         storage_options: Mapping[str, Any] | None,
         access: Access = "auto",
     ) -> RemoteOptions:
-        """Validate options of a user; InvalidArgument names option, expected and found."""
+        """Return the options that a user has given, after validating them.
+
+        Raises InvalidArgument for an invalid option; the message names the option, the expected
+        value and, unless it may be secret, the actual value.
+        """
         if cache_bytes is not None and (type(cache_bytes) is not int or cache_bytes < 1):
             raise InvalidArgument(f"cache_bytes must be an int from 1 up; found {cache_bytes!r}")
         if storage_options is not None and not isinstance(storage_options, Mapping):
@@ -79,12 +84,12 @@ class RemoteOptions:
 
     @property
     def for_workers(self) -> RemoteOptions:
-        """The same options for workers, which download whole shards."""
+        """The options for workers: the same, except that workers download whole shards."""
         return replace(self, whole=True)
 
     @property
     def cache_folder(self) -> str:
-        """The absolute path of the cache: `cache`, or the default."""
+        """The absolute path of the folder of the cache: `cache`, or the default."""
         if self.cache is not None:
             return self.cache
         if named := os.environ.get(CACHE_VARIABLE):
@@ -114,8 +119,9 @@ def local_path(place: str) -> str:
 def validate_url(url: str) -> str:
     """Return the URL of a folder in an object store without trailing slashes.
 
-    An unknown scheme, a missing bucket, or a user, a password, a query or a fragment, which may be
-    secret, raises InvalidArgument.
+    Raises InvalidArgument if the scheme is unknown, or if the URL names no bucket and no host.
+    Raises InvalidArgument also if the URL has a user, a password, a query or a fragment, because
+    these may be secret.
     """
     parts = urlsplit(url)
     shown = f"{parts.scheme}://{parts.hostname or ''}{parts.path}"
@@ -150,7 +156,10 @@ class TransientError(Exception):
 
 @contextlib.contextmanager
 def map_obstore_errors(url: str, name: str, options: Mapping[str, Any]) -> Iterator[None]:
-    """Convert obstore's exceptions about an object to shardio's; redact the secrets of `options`.
+    """Convert the exceptions that obstore raises in the block to exceptions of shardio.
+
+    The messages name the object, which has the name `name` below `url`. Secret values of `options`
+    are redacted.
 
     Raises:
         TransientError: another attempt may succeed.
@@ -212,7 +221,7 @@ def _to_shardio_error(
 
 
 def short_message(error: BaseException, options: Mapping[str, Any]) -> str:
-    """Return the message of an obstore exception in one line, with secrets redacted."""
+    """Return the message of an exception of obstore as one line in which secrets are redacted."""
     text = str(error)
     code, message = (re.search(f"<{tag}>([^<]*)</{tag}>", text) for tag in ("Code", "Message"))
     if code is not None:
@@ -246,14 +255,16 @@ def _secret_values(options: Mapping[str, Any]) -> list[str]:
 
 
 REQUEST_TIMEOUT_S: Final = 30
-"""The time after which a request fails and is retried: an 8 MiB piece needs at least 280 kB/s."""
+"""The time after which a request fails and is sent again. A request for 8 MiB thus needs a network
+with at least 280 kB/s."""
 _ENDPOINTS: Final = (
     *("aws_endpoint_url_s3", "aws_endpoint_url", "aws_endpoint", "endpoint_url", "endpoint"),
     *("azure_storage_endpoint", "azure_endpoint"),
 )
 
 _first_user: Final[dict[str, int]] = {}
-"""The id of the first process that used obstore; obstore's runtime hangs in a forked child."""
+"""The id of the process that was the first to use obstore. A child that was forked from it must not
+use obstore, because obstore's threads do not exist there, and calls would never return."""
 
 
 def load_obstore() -> ModuleType:
@@ -270,10 +281,11 @@ def load_obstore() -> ModuleType:
 
 
 def open_store(url: str, options: Mapping[str, Any]) -> Any:
-    """Return an obstore store for the objects below a URL; it does not retry requests.
+    """Return a store of obstore for the objects below a URL. The store does not repeat requests.
 
     Raises:
-        UnsupportedEnvironment: obstore is not installed, or a parent of this process has used it.
+        UnsupportedEnvironment: obstore is not installed, or this process was forked from a process
+            that had used obstore.
         InvalidArgument: an option is invalid; the message names options but not their values.
     """
     if _first_user.setdefault("first", os.getpid()) != os.getpid():
@@ -287,7 +299,7 @@ def open_store(url: str, options: Mapping[str, Any]) -> Any:
     given, timeout = dict(options), timedelta(seconds=REQUEST_TIMEOUT_S)
     allows_http = url.startswith("http://") or endpoint.startswith("http://")
     client = {"timeout": timeout, "allow_http": allows_http, **given.pop("client_options", {})}
-    # No retries here: the caller retries, and can be interrupted by Ctrl-C in between.
+    # obstore must not repeat requests. The caller does so, because Ctrl-C can then interrupt it.
     retries = {"max_retries": 0, "retry_timeout": timeout}
     retries |= given.pop("retry_config", {})
     provider = given.pop("credential_provider", None) or _profile_credentials(url, given)
@@ -301,24 +313,27 @@ def open_store(url: str, options: Mapping[str, Any]) -> Any:
         raise InvalidArgument(
             f"{url}: cannot open the store: {short_message(error, options)} "
             f"(storage_options: {names})"
-        ) from None  # its text may contain secrets
+        ) from None  # the text of `error` may contain secrets
 
 
 def endpoint_of(options: Mapping[str, Any]) -> str:
-    """Return the server, or "" if it is the default of the URL's scheme."""
+    """Return the server named by the options or the environment; "" for the scheme's default."""
     named = [str(value) for key, value in options.items() if key.lower() in _ENDPOINTS]
     named += [os.environ.get(name.upper(), "") for name in _ENDPOINTS if name.startswith("aws_")]
     return next(filter(None, named), "")
 
 
 def _profile_credentials(url: str, options: Mapping[str, Any]) -> Any:
-    """Return a boto3 provider for AWS_PROFILE; None if it is unset or superseded."""
+    """Return a credential provider of boto3 for the profile that AWS_PROFILE names.
+
+    Return None if this variable is unset, or if other credentials take precedence over it.
+    """
     is_aws = url.partition("://")[0].lower() in ("s3", "s3a")
     names = {name.lower().removeprefix("aws_") for name in options}
     if not is_aws or names & {"access_key_id", "secret_access_key", "skip_signature", "token"}:
         return None
     if "AWS_PROFILE" not in os.environ or "AWS_ACCESS_KEY_ID" in os.environ:
-        return None  # obstore reads the environment, container or instance metadata
+        return None  # obstore itself reads the environment, and container or instance metadata
     try:
         from obstore.auth.boto3 import Boto3CredentialProvider
     except ImportError as error:

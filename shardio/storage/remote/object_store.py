@@ -1,12 +1,14 @@
 """A client of one URL in an object store: reads, resumable downloads and writes with deadlines.
 
-Transient failures, such as server errors, lost connections, and late or short bodies, are retried
-after a pause; a download continues from the last byte received. Permanent failures raise at once:
-no such object, no permission, an object replaced while it was read.
+After a transient failure, a request is repeated after a pause; a download continues from the last
+byte that was received. Transient failures are server errors, lost connections, and responses that
+are late or too short. After a permanent failure, an exception is raised at once. Permanent failures
+are a missing object, a missing permission, and an object that was replaced while it was read.
 
-Requests run in separate threads, so that Ctrl-C can interrupt the wait: Python runs signal handlers
-in the main thread, which a request would otherwise block for up to `REQUEST_TIMEOUT_S`. After an
-interrupt, the request is abandoned: it runs until it ends or the process exits.
+Requests run in separate threads, so that Ctrl-C can interrupt the main thread. Python runs signal
+handlers in the main thread, and a request in the main thread would block it for up to
+`REQUEST_TIMEOUT_S`. When Ctrl-C interrupts the main thread, the request is abandoned: it runs until
+it ends or the process exits, and its result is ignored.
 """
 
 from __future__ import annotations
@@ -53,9 +55,10 @@ wait; the signal handler runs afterwards."""
 def retry(
     call: Callable[[], R], failures: type[E] | tuple[type[E], ...], recover: Callable[[E], object]
 ) -> R:
-    """Repeat a call until it succeeds.
+    """Repeat `call` until it raises none of the exceptions `failures`; return its result.
 
-    After one of `failures`, `recover` is called with it; it prepares the next attempt, or raises.
+    After each failure, `recover` is called with the exception. It prepares the next attempt, or
+    raises an exception, which ends this function.
     """
     while True:
         try:
@@ -65,16 +68,20 @@ def retry(
 
 
 def interruptible(call: Callable[[], R]) -> R:
-    """Make a call and return its result; in the main thread, signals can interrupt the wait."""
+    """Call `call` and return its result.
+
+    In the main thread, signal handlers can run during the call, and can raise an exception.
+    """
     if threading.current_thread() is not threading.main_thread():
         return call()
     return next(map_ordered(1, lambda _: call(), [None]))
 
 
 def run_parallel(n_threads: int, call: Callable[[R], object], items: Iterable[R]) -> None:
-    """Call a function for each item; after an error, start no further calls.
+    """Call a function for each item, in up to `n_threads` threads.
 
-    The error is raised after the running calls have ended. Ctrl-C does not wait for running calls.
+    If a call raises an exception, no further calls are started, and the exception is raised when
+    the running calls have ended. After Ctrl-C, KeyboardInterrupt is raised at once.
     """
     left, mutex = list(reversed(list(items))), threading.Lock()
 
@@ -101,10 +108,10 @@ def run_parallel(n_threads: int, call: Callable[[R], object], items: Iterable[R]
 
 
 def map_ordered(n_threads: int, call: Callable[[Item], R], items: Iterable[Item]) -> Iterator[R]:
-    """Yield the result of a function for each item, in order, with `n_threads` calls at a time.
+    """Yield the result of a function for each item, in order; run up to `n_threads` calls at once.
 
-    If a call raises, its exception is raised in place of the result. Calls that are still running
-    after an exception, or when the iterator is dropped, are abandoned.
+    If a call raises an exception, the exception is raised in place of the result. Calls that are
+    still running after an exception, or when the iterator is no longer used, are abandoned.
     """
     left, coming = iter(items), deque[Future[R]]()
     while True:
@@ -119,7 +126,10 @@ def map_ordered(n_threads: int, call: Callable[[Item], R], items: Iterable[Item]
 
 
 def _wait_some(running: list[Future[R]]) -> tuple[list[Future[R]], list[Future[R]]]:
-    """Wait until all are done, one has failed, or some time; return the running, and the failed."""
+    """Wait until all futures are done, one of them has failed, or _SIGNAL_POLL_S has passed.
+
+    Return the futures that are still running, and those that have failed.
+    """
     done, left = wait(running, _SIGNAL_POLL_S, FIRST_EXCEPTION)
     return list(left), [each for each in done if each.exception() is not None]
 
@@ -140,12 +150,12 @@ def _start_thread(call: Callable[[], R]) -> Future[R]:
 T = TypeVar("T")
 
 DEADLINE_S: Final = 120.0
-"""The time that a call may take without receiving a byte."""
+"""The default of the time that a call may take without receiving a byte."""
 PIECE_BYTES: Final = 8 << 20
 """The number of bytes per request of a download."""
 _CONCURRENT_PIECES: Final = 4
-"""The number of simultaneous requests of a download. One connection would be slower than the
-network, and each request begins with a latency."""
+"""The number of simultaneous requests of a download. A single connection is often slower than the
+network, and nothing is received on it between two requests."""
 _MIN_PIECE_BYTES: Final = 256 << 10
 _FIRST_BACKOFF_S: Final = 0.1
 _MAX_BACKOFF_S: Final = 5.0
@@ -154,7 +164,7 @@ _CONCURRENT_PARTS: Final = 4
 
 
 class ObjectPart(NamedTuple):
-    """A part of an object, the size of the whole object, and the tag of its version."""
+    """Bytes of an object, the size of the whole object, and the tag of its version (ETag)."""
 
     data: memoryview
     n_bytes: int
@@ -162,13 +172,13 @@ class ObjectPart(NamedTuple):
 
 
 def no_cancel() -> None:
-    """Never cancel: the default `check` of a download."""
+    """Do nothing. This is the default of `check`: the download is never cancelled."""
 
 
 class ObjectStore:
-    """The objects below a URL. Owns an obstore store, opened by the first request. Thread-safe.
+    """The objects below a URL. Thread-safe.
 
-    An unpickled copy opens the store again.
+    Owns a store of obstore, which the first request opens. An unpickled copy opens its own store.
 
     Args:
         url: the prefix of all names.
@@ -176,7 +186,8 @@ class ObjectStore:
 
     Raises:
         InvalidArgument: the URL or an option is invalid.
-        StoreUnavailable: (from every call) the deadline has passed; quotes the last failure.
+        StoreUnavailable: (from every call) the deadline has passed; the message quotes the last
+            failure.
         StoreAccessDenied: (from every call) the store denies access.
         ShardNotFound: (from reading) there is no such object.
     """
@@ -196,7 +207,7 @@ class ObjectStore:
 
     @property
     def endpoint(self) -> str:
-        """The server, or an empty string if it is the default of the URL's scheme."""
+        """The server; an empty string stands for the default of the URL's scheme."""
         return endpoint_of(self._options)
 
     def read(self, name: str, *, deadline_s: float | None = None) -> bytes:
@@ -206,7 +217,8 @@ class ObjectStore:
     def read_range(self, name: str, start: int, n_bytes: int, tag: str | None = None) -> memoryview:
         """Return `n_bytes` of an object, starting at `start`.
 
-        Raises ShardChanged if the object is another version, or ends before the range.
+        `tag` is the tag of the version to read; None for any version. Raises ShardChanged if the
+        object has another version, or ends before the range.
         """
         found = self._get(name, (start, start + n_bytes), tag=tag)
         if len(found.data) != n_bytes:
@@ -214,8 +226,8 @@ class ObjectStore:
         return found.data
 
     def read_tail(self, name: str, n_bytes: int) -> ObjectPart:
-        """Return the last `n_bytes` of an object, or all of it; one request, two on Azure."""
-        # Azure does not support ranges counted from the end.
+        """Return the last `n_bytes` of an object, or the whole object if it is smaller."""
+        # This takes one request. On Azure, it takes two: a range cannot be counted from the end.
         if self.url.partition("://")[0].lower() not in AZURE:
             return self._get(name, {"suffix": n_bytes})
         found = self._retry(name, lambda: load_obstore().head(self._opened(), name))
@@ -225,13 +237,15 @@ class ObjectStore:
     def download(
         self, name: str, file: IO[bytes], n_bytes: int, *, check: Callable[[], None] = no_cancel
     ) -> None:
-        """Append the missing end of an object of n_bytes to `file`.
+        """Download those bytes of an object that `file` does not have yet, and append them to it.
 
-        Requests become smaller and fewer after each failure, because the network may be slow.
+        After each failure, requests are smaller and fewer of them run at once, because the network
+        may be slow.
 
         Args:
             name: the name of the object.
-            file: an unbuffered file, positioned at its end; may contain the object's beginning.
+            file: a file without a buffer, positioned at its end. It may contain the beginning of
+                the object already.
             n_bytes: the size of the object.
             check: called between requests; an exception that it raises cancels the download.
 
@@ -266,9 +280,10 @@ class ObjectStore:
         retry(fetch_rest, TransientError, slow_down)
 
     def put(self, name: str, data: bytes, *, exclusive: bool) -> None:
-        """Write a small object; with `exclusive`, only if no object has this name.
+        """Write a small object.
 
-        Raises DatasetConflict if an object with this name and other content exists.
+        An existing object is replaced. With `exclusive`, it is not replaced, and DatasetConflict is
+        raised unless it has the same content.
         """
         mode = "create" if exclusive else "overwrite"
 
@@ -286,10 +301,11 @@ class ObjectStore:
                 ) from None
 
     def upload(self, name: str, path: str, *, check: Callable[[], None] = no_cancel) -> None:
-        """Write a file as an object, a large file in parts; the object appears whole or not at all.
+        """Upload a file as an object; the object appears with all of its content or not at all.
 
-        `check` is called before each retry; an exception that it raises cancels the upload. An
-        uploaded object of the wrong size counts as a failure.
+        A large file is uploaded in parts. If the uploaded object has the wrong size, the upload is
+        repeated, as after a failure. `check` is called before each repetition; an exception that it
+        raises cancels the upload.
         """
         n_bytes = os.stat(path).st_size
 
@@ -311,7 +327,7 @@ class ObjectStore:
         return True
 
     def list_names(self, limit: int | None = None) -> list[str]:
-        """Return the names of the objects below the URL, at most `limit` of them."""
+        """Return the names of the objects below the URL: at most `limit`, or all for None."""
 
         def read() -> list[str]:
             objects = itertools.chain.from_iterable(load_obstore().list(self._opened()))
@@ -337,9 +353,13 @@ class ObjectStore:
         return self._retry(name, lambda: self._get_once(name, part, tag), deadline_s)
 
     def _get_once(self, name: str, part: Any, tag: str | None) -> ObjectPart:
-        """Make one request; raise TransientError if the body has another length than declared."""
+        """Send one request for an object, or for a part of it; return the response.
+
+        Raises TransientError if the response has another length than it declares, or another range
+        than `part`.
+        """
         options = {"range": part} if part is not None else {}
-        # A weak tag never matches: RFC 9110, 13.1.1.
+        # A server must not accept a weak tag in a condition (RFC 9110, 13.1.1): compare it here.
         is_weak = tag is not None and tag.startswith("W/")
         if tag is not None and not is_weak:
             options["if_match"] = tag
@@ -380,10 +400,10 @@ class ObjectStore:
 
 
 class _BackOff:
-    """The pauses between the attempts of a call, each longer than the one before, with jitter.
+    """The pauses between the attempts of a call; each pause is longer than the previous one.
 
-    The attempts since the last `reset` may take `deadline_s` in total, by default the deadline of
-    the store. `check` is called before each pause.
+    The lengths are partly random. All attempts since the last `reset` may together take
+    `deadline_s`, by default the deadline of the store. `check` is called before each pause.
     """
 
     def __init__(
@@ -398,11 +418,11 @@ class _BackOff:
         self.reset()
 
     def reset(self) -> None:
-        """Restart deadline and pauses after progress."""
+        """Start the deadline and the pauses anew, because the call has made progress."""
         self._began_s, self._n_tries = time.monotonic(), 0
 
     def __call__(self, failure: TransientError) -> None:
-        """Sleep before the next attempt; raise StoreUnavailable past the deadline."""
+        """Sleep before the next attempt; raise StoreUnavailable if the deadline would pass."""
         pause_s = min(_FIRST_BACKOFF_S * 2 ** min(self._n_tries, 10), _MAX_BACKOFF_S)
         pause_s *= random.uniform(0.5, 1)
         self._n_tries += 1

@@ -1,12 +1,13 @@
-"""The files of a dataset in an object store: its manifest, shards in the cache, or byte ranges.
+"""The files of a dataset in an object store: its manifest, and its shards, whole or in parts.
 
-A loader downloads whole shards. For single samples, or to inspect a dataset, a RangeFile reads
-parts of a shard directly from the store.
+A loader downloads whole shards to the cache. To read single samples, or to inspect a dataset, a
+RangeFile reads parts of a shard directly from the store.
 
-A Prefetcher downloads shards ahead of the training loop, in the order in which the loop needs them.
-Its threads in the main process download while workers fill batches. Correctness does not depend on
-the threads: a worker that needs a shard earlier waits for the download or downloads the shard
-itself, and raises the errors that the threads ignore.
+A Prefetcher downloads shards before the training loop needs them, in the order in which the loop
+needs them. It has threads in the main process, which download shards while workers fill batches.
+Workers do not depend on these threads: if a worker needs a shard that is not in the cache, it waits
+for a running download, or downloads the shard itself. The threads ignore errors, because the worker
+that needs the shard will raise the same error.
 """
 
 from __future__ import annotations
@@ -46,34 +47,38 @@ ListFiles = Callable[[Mapping[str, Any]], Collection[str]]
 POINTER: Final = "dataset.json"
 GENERATIONS: Final = "generations"
 _REFRESH_DEADLINE_S: Final = 5.0
-"""The deadline for requesting `dataset.json` again if a cached copy can be used instead."""
+"""The deadline of a request for `dataset.json` if a cached copy can be used instead."""
 _DAMAGED_ERRORS: Final = (KeyError, TypeError, ValueError, OverflowError, RecursionError)
-"""Errors of parsing a damaged `dataset.json`; the manifest reader reports the damage."""
+"""The errors that parsing a damaged `dataset.json` can raise. They are ignored in this module,
+because the code that reads the manifest reports the damage."""
 
 
 class ManifestCache:
-    """Local copies of the manifest files of a dataset, in one folder for all processes.
+    """Local copies of the manifest files of a dataset, in a folder that all processes share.
 
-    Published generations never change, so only `dataset.json` is requested again. If the store is
-    unreachable, the last copy is used. `folder` must exist; `list_files` returns the names of the
-    files that a generation refers to.
+    The manifest consists of `dataset.json`, which names the published generation, and of the files
+    of the generations. Published generations never change, so only `dataset.json` is requested
+    again. If the store is unreachable, the last copy of `dataset.json` is used. `folder` must
+    exist. `list_files` returns the names of the further files to which a generation refers, given
+    the content of the generation's file.
     """
 
     def __init__(self, folder: str, objects: ObjectStore, list_files: ListFiles) -> None:
         self.folder, self._objects, self._list_files = folder, objects, list_files
 
     def download(self, number: int | None) -> None:
-        """Download `dataset.json` and a generation, by default the published one.
+        """Download `dataset.json` and the files of the generation `number`.
 
-        Files in the cache are not requested again, except `dataset.json` if `number` is None.
-        Raises DatasetNotFound if there is no dataset at the URL.
+        If `number` is None, download the published generation. Files that are in the folder are not
+        requested again; if `number` is None, `dataset.json` is an exception. Raises DatasetNotFound
+        if there is no dataset at the URL.
         """
         if number is None or not os.path.exists(self._path(POINTER)):
             self._download_pointer()
         if number is None:
             with contextlib.suppress(*_DAMAGED_ERRORS):
                 number = int(json.loads(Path(self._path(POINTER)).read_bytes())["generation"])
-        if number is not None:  # None: the pointer is damaged; reading it reports the damage
+        if number is not None:  # otherwise `dataset.json` is damaged; its reader will report this
             name = f"{GENERATIONS}/{number:06d}.json"
             self._download(name)
             for part in self._parts(self._path(name)):
@@ -81,14 +86,15 @@ class ManifestCache:
 
     def _download(self, name: str) -> None:
         if not os.path.exists(self._path(name)):
-            with contextlib.suppress(ShardNotFound):  # reading the file reports that it is missing
+            # If the object is missing, the code that reads the file will report this.
+            with contextlib.suppress(ShardNotFound):
                 self.write(name, self._objects.read(name))
 
     def invalidate(self) -> None:
-        """Remove all cached generations, because they are damaged or belong to another dataset."""
+        """Remove the files of all generations: they are damaged or belong to another dataset."""
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self._path(GENERATIONS)):
-                if not name.endswith(".tmp"):  # another process is writing this file
+                if not name.endswith(".tmp"):  # another process is writing a file with such a name
                     fs.unlink(self._path(f"{GENERATIONS}/{name}"))
 
     def _download_pointer(self) -> None:
@@ -118,19 +124,22 @@ class ManifestCache:
                 self.write(POINTER, new)
 
     def _pointer(self) -> bytes | None:
-        """Return the content of the cached `dataset.json`; None if there is none."""
+        """Return the content of the local copy of `dataset.json`; None if there is no copy."""
         with contextlib.suppress(FileNotFoundError):
             return Path(self._path(POINTER)).read_bytes()
         return None
 
     def write(self, name: str, remote_file: bytes) -> None:
-        """Write a local file that appears completely or not at all."""
+        """Write a file in the local folder so that it appears completely or not at all."""
         path = Path(self._path(name))
         fs.make_folder(path.parent)
         fs.write_atomic(path, remote_file, exclusive=False, durable=False)
 
     def _parts(self, generation: str) -> list[str]:
-        """Return the names of a generation's external list files; none if it is damaged."""
+        """Return the names of the files in which a generation stores its longest lists.
+
+        `generation` is the path of the generation's file. If it is damaged, return no names.
+        """
         with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
             raw = Path(generation).read_bytes()
             if b'"external_lists"' in raw:  # few generations have external lists
@@ -149,17 +158,20 @@ def _lineage(pointer: bytes) -> Any:
 
 
 TAIL_BYTES: Final = 64 << 10
+"""The number of bytes at the end of an object that a RangeFile fetches first."""
 BLOCK_BYTES: Final = 64 << 10
-"""The size of the aligned block fetched for a small read; larger reads fetch only their range."""
+"""The size of a block of an object. A small read fetches the whole blocks that contain its bytes; a
+larger read fetches only its bytes."""
 _BLOCKS_KEPT: Final = 64
 
 
 class RangeFile(PreadFile):
-    """An object that is read by byte ranges. It caches its end and recent blocks. Thread-safe.
+    """A shard in an object store of which only byte ranges are read. Thread-safe.
 
-    The end of the object is fetched first, in one request. The end contains a copy of the header,
-    the section table and the schema, which suffice to open most shards. The first page is assumed
-    to equal the last page; the two are compared only after a download.
+    The end of the object is fetched first, in one request, and kept. In most shards, it contains
+    all that is needed to open the shard: a copy of the header, the section table and the schema.
+    The first page of the shard is not read, because it must equal the last page; the two are
+    compared only if the shard is downloaded. Blocks that were read recently are kept, too.
 
     Raises:
         ShardNotFound, StoreAccessDenied, StoreUnavailable: as from ObjectStore; also from every
@@ -184,7 +196,7 @@ class RangeFile(PreadFile):
         start, stop, _ = part.indices(self.nbytes)
         if stop <= start:
             return memoryview(b"")
-        if stop <= PAGE <= len(self._tail):  # the first page equals the last
+        if stop <= PAGE <= len(self._tail):  # return bytes of the last page, which are the same
             return self._tail[len(self._tail) - PAGE :][start:stop]
         if start >= self._tail_start:
             return self._tail[start - self._tail_start : stop - self._tail_start]
@@ -198,7 +210,7 @@ class RangeFile(PreadFile):
         return self._objects.read_range(self._name, start, stop - start, self._tag)
 
     def read_into(self, view: memoryview, offset: int) -> None:
-        """Fill a buffer with the bytes at `offset`."""
+        """Fill a buffer with the bytes of the object from `offset` on."""
         view[:] = self[offset : offset + view.nbytes]
 
     def _read_all(self, views: list[memoryview], n_bytes: int, offset: int) -> None:
@@ -227,8 +239,9 @@ class RangeFile(PreadFile):
 class RemoteStorage:
     """The shards of a dataset in an object store; implements ShardStorage.
 
-    With `remote.whole`, shards are downloaded to the cache and mapped there; otherwise they are
-    read by ranges. Thread-safe, but not usable after a fork. `list_files` as in ManifestCache.
+    With `remote.whole`, shards are downloaded to the cache and read there; otherwise, byte ranges
+    of the shards are read. Thread-safe, but not usable after a fork. `list_files` is the argument
+    of ManifestCache.
     """
 
     def __init__(self, url: str, remote: RemoteOptions, list_files: ListFiles) -> None:
@@ -238,30 +251,40 @@ class RemoteStorage:
         self._manifests = ManifestCache(self._cache.root, self._objects, list_files)
 
     def resolve_access(self, asked: Access) -> Access:
-        """Return the access method of the files: "pread" unless whole shards are downloaded."""
+        """Return the access method for the shards, given the one that the user asked for.
+
+        Unless whole shards are downloaded, it is "pread".
+        """
         found = choose_access(self._cache.root, asked)
         return found if self._remote.whole else "pread"
 
     @property
     def worker_access(self) -> Access:
-        """The access method of workers, which download whole shards."""
+        """The access method for the shards that workers download."""
         return choose_access(self._cache.root, self._remote.access)
 
     def manifest_folder(self, generation: int | None) -> str:
-        """Return the local folder of the manifest, after downloading it if needed."""
+        """Return the local folder of the manifest; first download the manifest if needed.
+
+        `generation` is the number of the generation that the caller needs, or None.
+        """
         self._manifests.download(generation)
         return self._cache.root
 
     def invalidate(self) -> bool:
-        """Remove the cached generations, so that they are downloaded again; return True."""
+        """Remove the local copies of all generations, so that they are downloaded again.
+
+        Return True: another attempt to read a damaged generation makes sense.
+        """
         self._manifests.invalidate()
         return True
 
     def max_pinned(self, sizes: Rows) -> int:
-        """Return how many files of these sizes may be pinned at a time.
+        """Return the number of files that a reader may pin at a time.
 
-        If all files fit into the cache, all may be pinned. Otherwise each reader gets an equal
-        share of half the cache, and the other half is for prefetching.
+        `sizes` are the sizes of all files. If all of them fit into the cache together, all may be
+        pinned. Otherwise, each reader gets an equal share of half of the cache. The other half is
+        for files that are prefetched.
         """
         if not self._remote.whole or self.fits(sizes):
             return max(1, len(sizes))
@@ -269,14 +292,14 @@ class RemoteStorage:
         return max(1, share // int(sizes.max(initial=1)))
 
     def path_of(self, summary: ShardSummary) -> str:
-        """Return the path of a file in the cache; the file exists while it is pinned."""
+        """Return the path that a file has in the cache. The file exists while it is pinned."""
         return self._cache.path_of(summary)
 
     def pin(self, summary: ShardSummary) -> str:
-        """Pin a file in the cache, downloading it if needed, and return its path.
+        """Pin a file in the cache and return its path; download the file first if needed.
 
-        If files are read by ranges and this file is not cached, return its URL. Raises the errors
-        of `ShardCache.pin`.
+        If byte ranges of files are read and this file is not cached, return its URL. Raises the
+        errors of `ShardCache.pin`.
         """
         return self._cache.pin(summary) if self._remote.whole else self.pin_if_cached(summary)
 
@@ -294,16 +317,19 @@ class RemoteStorage:
         return bool(sum(sizes.tolist()) <= self._cache.max_bytes)
 
     def download(self, summary: ShardSummary, check: Callable[[], None] = no_cancel) -> None:
-        """Download a file to the cache without pinning it; `check` as in `ShardCache.pin`."""
+        """Download a file to the cache without pinning it; `ShardCache.pin` explains `check`."""
         self.pin_with_check(summary, check)
         self._cache.unpin(summary)
 
     def pin_with_check(self, summary: ShardSummary, check: Callable[[], None] = no_cancel) -> None:
-        """Pin a file until `unpin`, downloading it if needed; `check` as in `ShardCache.pin`."""
+        """Pin a file until `unpin`; download it if needed. `ShardCache.pin` explains `check`."""
         self._cache.pin(summary, check)
 
     def remote_file(self, summary: ShardSummary, path: str) -> PreadFile | None:
-        """Return a reader if `pin` returned a URL as `path`; None for a local path."""
+        """Return a RangeFile for a file if `path`, which `pin` has returned, is a URL.
+
+        Return None for a local path.
+        """
         if os.path.isabs(path):
             return None
         return RangeFile(self._objects, summary.name)
@@ -313,18 +339,18 @@ class RemoteStorage:
         self._cache.unpin(summary)
 
     def close(self) -> None:
-        """Stop downloading. Pinned files stay until they are unpinned. Idempotent."""
+        """Shrink the cache to its limit. Pinned files stay until they are unpinned. Idempotent."""
         self._cache.close()
 
 
 N_THREADS: Final = 4
 _POLL_S: Final = 0.05
 _JOIN_TIMEOUT_S: Final = 1.0
-"""The time that `close` waits for running requests."""
+"""The maximum time that `close` waits for the threads, which may be in a request."""
 
 
 class PrefetchRequest(NamedTuple):
-    """A file that the epoch needs from a given step on."""
+    """A file that the epoch needs from the step `step` on; `storage` can download it."""
 
     step: int
     storage: RemoteStorage
@@ -332,7 +358,7 @@ class PrefetchRequest(NamedTuple):
 
 
 class _Prefetched:
-    """A file that is being downloaded, or is pinned until the loop reaches its step."""
+    """A file that is being downloaded, or that is pinned until the loop reaches the file's step."""
 
     def __init__(self, file: PrefetchRequest) -> None:
         self.file = file
@@ -340,14 +366,14 @@ class _Prefetched:
         self._is_pinned = self._is_reached = False
 
     def keep_pinned(self) -> None:
-        """Keep the downloaded file pinned; unpin it if the loop has already reached its step."""
+        """Keep the downloaded file pinned, unless the loop has already reached the file's step."""
         with self._mutex:
             self._is_pinned = not self._is_reached
         if not self._is_pinned:
             self.file.storage.unpin(self.file.summary)
 
     def unpin(self) -> None:
-        """Unpin the file, which marks it as just used. Idempotent."""
+        """Unpin the file if it is pinned, and mark it as just used. Idempotent."""
         with self._mutex:
             was_kept, self._is_pinned, self._is_reached = self._is_pinned, False, True
         if was_kept:
@@ -355,20 +381,21 @@ class _Prefetched:
 
 
 class _Cancelled(Exception):
-    """Raised in the threads when the epoch is over; partial downloads are kept and resumed."""
+    """Raised in the threads when the epoch is over. A later download resumes a partial one."""
 
 
 class Prefetcher:
-    """A prefetcher of files for one epoch. It owns its threads until `close`.
+    """Downloads the files of one epoch before the loop needs them. Owns its threads until `close`.
 
-    A downloaded file stays pinned in the cache until the loop reaches the file's step, or the
-    thread that downloaded the file has nothing more to download. Without the pin, the file would be
-    the least recently used, and the next download could evict it unread.
+    A downloaded file stays pinned in the cache until the loop reaches the file's step, or until the
+    thread that downloaded the file has nothing more to download. Without the pin, the file could be
+    the least recently used one, and the next download could evict it before it is read.
 
     Args:
-        requests: the files in the order in which they are needed; consumed lazily, in a thread.
+        requests: the files in the order in which they are needed. The threads take one after the
+            other from this iterator.
         current_step: returns the step that the loop has reached; None when the epoch is over.
-        max_bytes: the limit of downloaded bytes that are not needed yet.
+        max_bytes: the maximum number of bytes to download before the loop needs them.
         downloaded: a set to which the paths of downloaded files are added.
     """
 
@@ -393,7 +420,7 @@ class Prefetcher:
             thread.start()
 
     def cancel(self) -> None:
-        """Tell the threads to stop, without waiting for them."""
+        """Ask the threads to stop, but do not wait for them."""
         self._is_cancelled = True
 
     def close(self) -> None:
@@ -408,7 +435,7 @@ class Prefetcher:
         kept = []
         try:
             while (prefetched := self._next()) is not None:
-                # Best effort: the worker that reads the file will raise the same error.
+                # Ignore errors: the worker that needs the file will raise the same error.
                 with contextlib.suppress(ShardioError, OSError, Warning):
                     storage, summary = prefetched.file.storage, prefetched.file.summary
                     storage.pin_with_check(summary, self._check)
@@ -422,7 +449,7 @@ class Prefetcher:
                 prefetched.unpin()
 
     def _next(self) -> _Prefetched | None:
-        """Return the next file as soon as there is room for it; None at the end."""
+        """Wait until there is room for the next file, and return it; None if no file is left."""
         with self._mutex:
             file = next(self._requests, None)
             while file is not None:
