@@ -159,10 +159,10 @@ _PREFAULTED_BYTES: Final = range(512, (16 << 10) + 1)
 """The row sizes in bytes for which reading one byte of each row before the copy saves time.
 
 If the bytes are read first, copying takes 0.6 of the time for rows of 2 KiB, and 0.93 of the time
-for rows of 16 KiB. For rows of other sizes no time is saved.
+for rows of 16 KiB. For rows of a size outside of this range, no time is saved.
 """
 _PREFAULTED_ROWS: Final = 512
-"""The number of rows of which one byte is read before these rows are copied.
+"""The number of rows that are handled at a time: one byte of each is read, then all are copied.
 
 The number is a third of the number of entries of a CPU's TLB, which caches page addresses.
 """

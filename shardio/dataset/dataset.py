@@ -291,9 +291,10 @@ T = TypeVar("T")
 
 _SAMPLES_AT_ONCE: Final = 1 << 20
 _N_THREADS: Final = 16
-"""The number of threads of `scan`. Each has one request to the object store running at a time.
+"""The number of threads of `scan`.
 
-A request fetches 64 KiB or a table of a shard.
+This is also the number of concurrent requests to the object store, because each thread waits for
+its request. A request fetches 64 KiB or a table of a shard.
 """
 
 

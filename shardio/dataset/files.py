@@ -231,9 +231,10 @@ class DatasetFiles(ABC):
             self._mark(file, reader)
 
     def marks_of(self, name: str) -> tuple[Marks, Rows]:
-        """Return the table of marks, and for each shard the position of one file's first mark.
+        """Return the table of marks, and for each shard a position in this table.
 
-        The file is the file that stores the field `name` for the shard.
+        The position is that of the first mark of the file that stores the field `name` for the
+        shard.
         """
         marks, firsts = self._all_marks()
         first_file = self.first_file(name)
@@ -351,8 +352,8 @@ class ShardFiles(DatasetFiles):
         except BaseException:
             self._storage.unpin(summary)
             raise
-        # Unpin the file when its content is deleted. Until then, also the views of the content
-        # that user code holds keep the file pinned.
+        # Unpin the file when `reader.content` is deleted. A view of the content that user code
+        # holds prevents this, and thus keeps the file pinned.
         held = weakref.finalize(reader.content, self._storage.unpin, summary)
         held.atexit = False
         return reader

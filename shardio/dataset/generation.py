@@ -7,7 +7,7 @@ A *view* is the kind of sample that a loader returns by default. A generation st
 JSON. With the view `ROWS`, every row is a sample. With the view
 `{"kind": "clips", "frames": 16, "stride": 1, "step": 16}`, every clip of 16 frames is a sample.
 The module `shardio.samples.clips` cuts the clips from the video field, of which the dataset must
-have exactly one. An additional entry `"size": [height, width]` resizes the frames.
+have exactly one. With the additional entry `"size": [height, width]`, frames get this size.
 """
 
 from __future__ import annotations
@@ -66,10 +66,7 @@ def is_known_view(view: Any) -> bool:
 
 
 def view_error(view: Mapping[str, Any], schema: Schema) -> str | None:
-    """Return the reason why a view is invalid for a schema; None if the view is valid.
-
-    `is_known_view` must be True for the view.
-    """
+    """Return the reason why a view of a known kind is invalid for a schema; None if it is valid."""
     if view["kind"] == "rows":
         return None
     for name, most in _NUMBERS.items():
@@ -95,8 +92,7 @@ _MAX_BYTES: Final = (1 << 63) - 1
 class ColumnGroup:
     """A column that was added to a finished dataset. Immutable.
 
-    `schema` has only this column. `shards` has one shard for each shard of the dataset, in the same
-    order.
+    `schema` has only this column. `shards` has one shard for each shard of the dataset, in order.
     """
 
     schema: Schema
@@ -237,8 +233,8 @@ class Generation:
         versions: the versions of the libraries that affect the stored bytes.
         subsets: named selections of rows.
         stats: the statistics computed by `shardio stats`.
-        operation: the command that wrote this generation, its options, and its source datasets;
-            empty for a generation that `shardio convert` wrote.
+        operation: the command that wrote this generation, its options, and its source datasets.
+            Empty for a new dataset that `shardio convert` wrote.
         column_groups: the columns that were added to the finished dataset, oldest first.
         view: the default kind of sample of a loader, such as rows or clips.
     """
@@ -309,8 +305,7 @@ class Generation:
 def lineage_of(schema: Schema, shards: Sequence[ShardSummary]) -> str:
     """Return the lineage of a dataset, which is its id.
 
-    `schema` and `shards` are the schema and the shards of the first generation. The lineage is a
-    hash of the schema and of the ids of the shards.
+    The lineage is a hash of the schema, and of the ids of the shards, of the first generation.
     """
     ids = shard_ids(shards)
     return f"{hash_bytes(schema.to_json() + ids):016x}"
@@ -453,10 +448,7 @@ _OPTIONAL: Final = {"subsets": dict, "stats": dict, "operation": dict, "column_g
 
 
 def _check_kinds(content: dict[str, Any], place: Path) -> None:
-    """Check that every entry has exactly the expected type.
-
-    `isinstance` would not be exact, because it accepts a bool as an int.
-    """
+    """Check that every entry has exactly the expected type; a bool is not accepted as an int."""
     for key, kind in _KINDS.items():
         is_external = key in (SHARDS, INPUTS) and type(content.get(key)) is dict
         if type(content.get(key)) is not kind and not is_external:

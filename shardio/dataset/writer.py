@@ -242,7 +242,7 @@ class DatasetWriter(Publishing):
         path: the folder of the dataset, which must be missing or empty.
         schema: the schema of the samples.
         shard_bytes: the target size of a shard in bytes.
-        classes: the names of the classes. A label is an index into them.
+        classes: the names of the classes. A label is an index into this sequence.
 
     Raises:
         DatasetExists: the folder is not empty, or another writer is using the folder.

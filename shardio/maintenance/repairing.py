@@ -62,9 +62,11 @@ class RepairPlan:
     `shards` has, for each shard, its file and the files that store added columns for the shard.
     `schema` has all fields of the samples. `generation` is the generation that is repaired, if one
     can be read. If only its list of shards is damaged, `shards` are all shards in the folder, and
-    `generation.shards` is empty. `unnamed` are shards in the folder that no readable generation
-    lists, although a damaged later generation may list them. The repair leaves these shards out;
-    the dict maps the name of each shard to the reason.
+    `generation.shards` is empty.
+
+    `unnamed` has the names of shards in the folder that no readable generation lists. A damaged
+    later generation may list them. The repair leaves these shards out. The value for each name is
+    the reason.
     """
 
     shards: tuple[tuple[Part, ...], ...]

@@ -95,8 +95,8 @@ def verify_shard(
     if not workers:
         return list(verify_file(path, access).findings)
     place = Path(path)
-    # Raise ShardNotFound here, because below it would become a finding. An incomplete shard should
-    # become a finding.
+    # Open the file once to raise ShardNotFound, because `verify_all` would report a missing file as
+    # a finding. An incomplete shard should be reported as a finding.
     with contextlib.suppress(ShardIncomplete):
         open_content(os.fspath(place), "pread")
     found = verify_all(place.parent, [place.name], 1, None, access)
