@@ -1,8 +1,9 @@
-"""Open a shard: validate everything that does not depend on the number of samples.
+"""Open a shard: validate its structure. This takes the same time for any number of samples.
 
-After `open_sections` returns, every section lies inside the file and has the size, count and stride
-that the schema and the number of samples require, and the file contains nothing else. Readers rely
-on this, and check only hashes and index entries.
+When `open_sections` has returned, every section is inside of the file and has the size, the number
+of items and the stride that the schema and the number of samples require. The file contains nothing
+else, except for sections of optional kinds. Readers rely on this: later, they check only hashes and
+the values in tables, such as index entries.
 """
 
 from __future__ import annotations
@@ -35,14 +36,19 @@ from shardio.storage.content import Content
 _KINDS: Final = frozenset(Kind)
 
 _SCHEMA_FEATURES: Final = BUILT & ~RECORD_FEATURES
-"""The features determined by the schema alone."""
+"""The features of a shard that depend only on its schema."""
 
 _schemas: dict[bytes, Schema] = {}
-"""The schemas parsed in this process; all shards of a dataset have the same schema."""
+"""The schemas that this process has parsed, by their JSON. They are kept, because all shards of a
+dataset have the same schema."""
 
 
 def open_sections(content: Content, path: str) -> tuple[Header, Schema, Sections]:
-    """Validate header, trailer, section table, schema, and the offset and size of every section."""
+    """Validate the structure of a shard; return its header, its schema, and its sections by key.
+
+    Checked are the first page, its copy at the end of the file, the section table, the schema, and
+    the offset and size of every section.
+    """
     size = content.nbytes
     if size < PAGE:
         if not any(content[:size]):
@@ -79,12 +85,12 @@ def _corrupt(
 
 
 def read_schema(content: Content, sections: Sections, path: str) -> Schema:
-    """Return the schema, after checking its hash."""
+    """Return the schema of a shard; raise ShardCorrupt unless it matches its hash and is valid."""
     section = sections.get((Kind.SCHEMA, NO_FIELD, 0))
     if section is None:
         raise ShardCorrupt("there is no schema", code="section", path=path)
     if section is not list(sections.values())[-1]:
-        # The schema must be last, so that one read of the file's end is enough to open the file.
+        # The schema must be the last section, so that one read of the file's end opens the shard.
         raise _corrupt(path, section, "the schema is not the last section", None, section.name)
     if section.size > MAX_SCHEMA_BYTES:
         raise _corrupt(path, section, "the schema is too large", MAX_SCHEMA_BYTES, section.size)
@@ -107,7 +113,7 @@ def read_schema(content: Content, sections: Sections, path: str) -> Schema:
 
 
 def _check_optional(section: Section, path: str) -> None:
-    """Check the rules for sections of optional kinds."""
+    """Raise ShardCorrupt if a section of an optional kind breaks a rule for such sections."""
     if section.of_kind:
         what = "a section of an optional kind states that it belongs to another section"
         raise _corrupt(path, section, what, 0, section.of_kind)
@@ -117,7 +123,7 @@ def _check_optional(section: Section, path: str) -> None:
 
 
 def _check_kinds(sections: Sections, path: str) -> None:
-    """Raise ShardUnsupported for the first section of an unknown kind that must not be skipped."""
+    """Raise ShardUnsupported if a section has an unknown kind that a reader must not skip."""
     for section in sections.values():
         if section.kind < FIRST_OPTIONAL_KIND and section.kind not in _KINDS:
             raise ShardUnsupported(
@@ -127,7 +133,10 @@ def _check_kinds(sections: Sections, path: str) -> None:
 
 
 def check_sections(header: Header, schema: Schema, sections: Sections, path: str) -> None:
-    """Compare the section table with the sections that the schema and number of samples require."""
+    """Raise ShardCorrupt unless the shard has exactly the sections that its schema requires.
+
+    The number of samples in `header` determines the number of items in each section.
+    """
     _check_kinds(sections, path)
     if (n := header.n_samples) > MAX_SAMPLES:
         what = "too many samples"

@@ -1,8 +1,8 @@
 """Read one shard: samples, values, packets and columns, through a memory map or by offset.
 
-The counterpart of `writer`; the rules of both are in `format/`. The structure of the file is
-validated when it is opened (`opening`); a hash is checked when the bytes that it covers are first
-read (`verification`).
+The package `format` has the rules that this module and `writer` follow. `opening` validates the
+structure of a file when it is opened. `verification` checks a hash when the bytes that it covers
+are first read.
 """
 
 from __future__ import annotations
@@ -32,18 +32,21 @@ from shardio.storage.file_access import Access, check_length
 
 
 class ShardReader(Closing):
-    """A reader of one shard. It owns the file's map, which is unmapped after `close()`.
+    """A reader of one shard. Owns the memory map of the file, or a descriptor if it is not mapped.
 
-    Views of the map stay valid after `close()`. Without a map, values are copies, and the reader
-    owns at most a file descriptor.
+    If the file is mapped, uncompressed arrays are views of the map. They stay valid after
+    `close()`: the file is unmapped when the last view is gone. If the file is not mapped, all
+    values are copies.
 
     Args:
-        path: the file.
-        verify: "first" checks every hash when its bytes are first read, "always" each time, "off"
-            never. The structure is always validated.
-        access: "mmap" maps the file, "pread" reads it by offset, "auto" maps it unless it is on a
-            network file system. If a mapped file is truncated, this process may be killed.
-        content: an open file to read from, instead of opening `path`.
+        path: the path of the file.
+        verify: "first" checks a hash when the bytes that it covers are first read. "always" checks
+            it each time that they are read, and "off" never checks it. The structure of the file is
+            validated in any case.
+        access: "mmap" maps the file. "pread" reads the file by offset. "auto" maps the file unless
+            it is on a network file system. If a mapped file is truncated, this process may be
+            killed.
+        content: an open file from which to read; None to open the file at `path`.
 
     Raises:
         ShardNotFound, ShardIncomplete, ShardUnsupported, ShardCorrupt: as described in
@@ -62,8 +65,9 @@ class ShardReader(Closing):
             raise InvalidArgument(f"verify must be one of {', '.join(VERIFY)}; found {verify!r}")
         self.path = os.fspath(path)
         self._wholes: dict[str, npt.NDArray[Any]] = {}
-        """The columns read so far, as arrays over the map."""
-        self._absolute = os.path.abspath(path)  # valid after a chdir
+        """The columns of which a row was read already, by name: arrays that are views of the map.
+        Empty if the file is not mapped."""
+        self._absolute = os.path.abspath(path)  # still valid after a chdir
         found: Content
         if content is None:
             check_encodable(path, "path")
@@ -76,11 +80,12 @@ class ShardReader(Closing):
         self.units = VerifiedUnits(
             found, self.schema, sections, len(self), path=self.path, verify=verify
         )
-        """The content and the verification state; also used by the dataset's gather."""
+        """The content of the file and the verification state. The package `dataset` uses them to
+        gather rows from many shards."""
         self.access: Access = "mmap" if isinstance(found, memoryview) else "pread"
-        """The access mode in use: "mmap" or "pread"."""
+        """The access method in use: "mmap" or "pread"."""
         self.records = Records(self.units)
-        """The fields that are not stored in columns."""
+        """The records: the values of those fields that are not stored as columns."""
 
     def __repr__(self) -> str:
         return f"ShardReader({self.path!r}: {len(self)} samples of {len(self.schema)} fields)"
@@ -90,41 +95,42 @@ class ShardReader(Closing):
 
     @property
     def id(self) -> str:
-        """The shard's content-derived id, in hex."""
+        """The id of the shard in hex. It is a hash, and thus depends only on the content."""
         return self.header.id.hex()
 
     @property
     def content(self) -> Content:
-        """The bytes of the file; raises ClosedError after `close`."""
+        """The bytes of the file. Raises ClosedError after `close`."""
         return self.units.content
 
     def check_length(self) -> None:
-        """Check that a mapped file was not truncated: reading a truncated map kills the process.
+        """Raise ShardChanged if the file is mapped and was truncated.
 
-        Raises:
-            ShardChanged: the file is shorter. Truncation after this call is not detected.
+        Reading a map beyond the end of a truncated file kills the process. This call does not
+        detect that the file is truncated later.
         """
         if self.access == "mmap":
             check_length(self._absolute, self.file)
 
     @property
     def sections(self) -> tuple[Section, ...]:
-        """The section table, in file order."""
+        """The entries of the section table. The sections have the same order in the file."""
         return tuple(self.units.sections.values())
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        """Return one sample, by dotted names; a missing value of an optional field is None.
+        """Return the sample in a row: the value of each field, by the dotted name of the field.
 
-        Arrays are read-only; uncompressed arrays are views of the map, if the file is mapped.
+        A missing value of an optional field is None. Arrays are read-only. If the file is mapped,
+        uncompressed arrays are views of the map.
         """
         return self.sample(row, self.schema)
 
     def sample(
         self, row: int, names: Iterable[str], *, check_truncated: bool = True
     ) -> dict[str, Any]:
-        """Return some fields of one sample without reading the others.
+        """Return the fields `names` of the sample in a row, without reading its other fields.
 
-        With `check_truncated=False`, `check_length` is not called first.
+        `check_length` is called first, unless `check_truncated` is False.
         """
         row = self._in_range(operator.index(row))
         if check_truncated:
@@ -134,13 +140,13 @@ class ShardReader(Closing):
             whole = self._wholes.get(name)
             if whole is None or name in self._optional:
                 sample[name] = self._value(name, row)
-            else:  # the common case, inlined: `_value` takes five times as long
+            else:  # the common case is handled here, because `_value` takes five times as long
                 self.units.check_row(name, row)
                 sample[name] = whole[row]
         return sample
 
     def _value(self, name: str, row: int) -> Any:
-        """Return the value of a field of any kind."""
+        """Return the value of a field, which may be stored as a column or as records."""
         field, rows = self.schema.get(name), np.array([row], np.int64)
         if field is None:
             known = ", ".join(self.schema)
@@ -173,16 +179,20 @@ class ShardReader(Closing):
         rows: Sequence[int] | npt.NDArray[Any] | None = None,
         out: npt.NDArray[Any] | None = None,
     ) -> npt.NDArray[Any]:
-        """Return a fixed raw field of many samples as one array.
+        """Return the values that many samples have for a field, as one array.
 
-        Without `rows`, return the whole column, read-only: a view that keeps the map alive, or a
-        copy in memory. It is **unverified** unless the reader was opened with verify="always".
-        With `rows`, return a verified copy of these rows, in `out` or a new array of shape
-        (len(rows), *field.shape). Rows of samples without a value are zero, whatever the file
-        contains; see `present`.
+        The field must be stored as a column: it is an array of fixed shape that is not compressed.
+
+        Without `rows`, return the whole column as a read-only array: a view of the map, or a copy
+        if the file is not mapped. The array is **unverified** unless the reader was opened with
+        verify="always".
+
+        With `rows`, return a verified copy of these rows, in `out` or in a new array of shape
+        (len(rows), *field.shape). In this copy, the rows of missing values are zero, whatever the
+        file contains; `present` finds these rows.
 
         Raises:
-            InvalidArgument: there is no such column, or `out` does not match.
+            InvalidArgument: there is no such column, or `out` has a wrong shape or dtype.
             IndexError: a row is out of range.
             ChecksumMismatch: the bytes were changed after they were written.
             ShardCorrupt: (for a verified whole column) the row of a missing value is not zero.
@@ -229,7 +239,10 @@ class ShardReader(Closing):
                 )
 
     def _indices(self, rows: Sequence[int] | npt.NDArray[Any]) -> Rows:
-        """Return a user's row indices as an array; negative indices count from the end."""
+        """Return the row indices that a user has given as an array, without negative indices.
+
+        A negative index counts from the end of the shard.
+        """
         given = np.asarray(rows)
         if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
             shown = f"{given.dtype}, {given.ndim} dimensions"
@@ -242,7 +255,9 @@ class ShardReader(Closing):
         return indices
 
     def present(self, name: str, rows: Sequence[int] | Rows | None = None) -> Present:
-        """Return a verified mask of the rows (by default all) that have a value of a field.
+        """Return a mask that is True for those of `rows` that have a value of a field.
+
+        By default, the mask is for all rows. The bytes from which it is read are verified.
 
         Raises:
             InvalidArgument: there is no such field.
@@ -266,10 +281,13 @@ class ShardReader(Closing):
         return self.units.sections[Kind.COLUMN, self.schema.field_id(name), 0]
 
     def hashes_section(self, name: str) -> Section:
-        """Return the section of a column's unit hashes."""
+        """Return the section that contains the hashes of a column's units."""
         return self.units.sections[Kind.COLUMN_HASHES, self.schema.field_id(name), 0]
 
     def close(self) -> None:
-        """Release the map; it is unmapped when its last view is gone. Idempotent."""
+        """Release the content of the file. Idempotent.
+
+        A mapped file is unmapped when the last view of the map is gone.
+        """
         self._wholes.clear()
         self.units.release()
