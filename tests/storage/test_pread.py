@@ -295,7 +295,7 @@ def test_a_file_is_opened_again_once_if_its_server_has_forgotten_it(
     file = PreadFile(str(path))
     failing(monkeypatch, name, errno.ESTALE, 1)
     assert read(file) == CONTENT[:4096].tobytes()
-    failing(monkeypatch, "preadv", errno.ESTALE, 99)
+    failing(monkeypatch, "preadv", errno.ESTALE, 3)
     if name == "pread":
         failing(monkeypatch, name, errno.ESTALE, 1)
     with pytest.raises(OSError, match="a.shard") as caught:
