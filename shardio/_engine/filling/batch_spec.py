@@ -1,13 +1,14 @@
 """The specification of batches and of epochs: everything that determines the content of a batch.
 
-A `BatchSpec` is valid for a loader, an `EpochPlan` for one iteration. An `IndexPlanner` computes
-the index, row and shard of the samples of many steps at once, with vectorized operations; a batch
-uses a slice of the result.
+A loader has one `BatchSpec`, and each of its iterations over an epoch has an `EpochPlan`. A step is
+the position of a batch in the epoch. An `IndexPlanner` computes which samples belong to a step: the
+index of each sample in the view, its row, and its shard. It computes this for many steps at once,
+with vectorized operations. The result is called a chunk, and a batch uses a slice of a chunk.
 
-The main process sends its view's long tables to the workers as shared arrays, so that all share
-one copy. The tables are the rows of a selection; for clips, the number of frames and the events of
-each video; for windows of tokens, the end of each document and the document in which each window
-begins.
+A view that determines its samples by long tables sends these tables to the workers as shared
+arrays, so that all processes share one copy. If the dataset is a selection, the first table is the
+list of its rows. For clips, there are the number of frames and the events of each video. For
+windows of tokens, there are the end of each document, and the document in which each window begins.
 """
 
 from __future__ import annotations
@@ -42,18 +43,19 @@ from shardio.shard.verification import Rows
 
 @dataclass(frozen=True, slots=True)
 class BatchSpec:
-    """The options that determine the content of a batch; sent to each worker once.
+    """The options that determine the content of batches. A loader sends them to each worker once.
 
     Attributes:
-        source: a description of the dataset, from which workers open it.
-        fields, pictures, audio: the stored fields to read, the image fields among them that are
-            decoded, and the format of decoded audio.
-        block_rows: the maximum number of samples in a block.
-        n_samples: the length of the view.
-        skips: True if a failed sample is replaced by another.
-        make_view, tables: a function that creates the view from its tables, and the dtype and the
-            length of each table.
-        n_selected: the number of selected rows, whose list is sent with the tables; None if the
+        source: a description of the dataset, from which a worker opens the dataset.
+        fields: the stored fields to read.
+        pictures: those of `fields` that are image fields and are decoded.
+        audio: the audio fields that are decoded, and the format of the decoded audio.
+        block_rows: the maximum number of samples in a block, the shared memory of a batch.
+        n_samples: the number of samples of the view.
+        skips: True if a sample that fails is replaced by another sample.
+        make_view: a function that creates the view from the dataset and the view's tables.
+        tables: the dtype and the length of each table of the view.
+        n_selected: the number of selected rows; their list is sent with the tables. None if the
             dataset is not a selection.
     """
 
@@ -80,7 +82,10 @@ class BatchSpec:
 
     @property
     def makes_batches(self) -> bool:
-        """True if a user function transforms whole batches."""
+        """True if the user has given a function of whole batches.
+
+        This is a `batch_transform`, or a collate function in `collation`.
+        """
         return self.batch_transform is not None or self.collation.function is not None
 
     @property
@@ -89,7 +94,10 @@ class BatchSpec:
         return self.transform is not None or self.makes_batches
 
     def delivered(self, view: SampleView) -> Schema:
-        """Return the schema of samples before any transform: the stored or decoded fields."""
+        """Return the schema of the samples that user functions would get.
+
+        These are samples whose stored fields have been decoded, but not transformed.
+        """
         stored = Schema({name: view.dataset.schema[name] for name in self.fields})
         found = self.audio.delivered(view.delivered(stored))
         sizes = common_sizes(view.dataset, self.pictures, len(view), view.at)
@@ -103,7 +111,8 @@ class BatchSpec:
         decoded_ones = {*self.pictures, *(each.name for each in self.audio.fields)}
         of_values = any(slot.join.name in decoded_ones for slot in layout.joins)
         if layout.joins and (of_values or self.transform is not None):
-            # Decoded and transformed values are computed sample by sample, and collated afterwards.
+            # Decoded or transformed values are computed sample by sample. They are first written to
+            # a block with the layout `inner`, and collated afterwards.
             layout = replace(layout, inner=layout_for_samples(samples, rows, stored=stored))
         if schemas.batch is None:
             return layout
@@ -111,10 +120,13 @@ class BatchSpec:
 
 
 class Schemas(NamedTuple):
-    """The schema of samples, and the schema of batches that the user's batch functions return.
+    """The schemas from which the layout of batches is computed.
 
-    `batch` is None without a batch function. Its fields in `whole` are one array for the whole
-    batch; the others are lists. `heap_bytes` estimates the size of a batch in the heap.
+    `samples` is the schema of samples, and `batch` is the schema of the batches that the user's
+    batch functions return; None if there is no such function. `whole` has the names of those fields
+    of `batch` whose value is one array for the whole batch; the values of all other fields are
+    lists. `heap_bytes` estimates the size of a batch in the heap of a block, which is the area for
+    values of varying size.
     """
 
     samples: Schema
@@ -125,9 +137,12 @@ class Schemas(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EpochPlan:
-    """The samples of one iteration; sent to a worker before its first task of the iteration.
+    """A plan of the samples of one iteration: which sample comes at which position of the epoch.
 
-    `tokens` has the token count of each source, if the last tokens are padded to a window.
+    A worker gets the plan before its first task of the iteration. `partition` says which positions
+    belong to the steps of this rank, and `order` maps positions to samples. `tokens` is the token
+    count of each source of the dataset; None unless the samples are windows of tokens and the last
+    window of a source is padded.
     """
 
     epoch: int
@@ -137,9 +152,10 @@ class EpochPlan:
 
 
 def share_view(view: SampleView) -> tuple[SampleView, tuple[SharedArray, ...]]:
-    """Copy a view's tables into shared arrays; return an equal view over these, and the arrays.
+    """Copy the tables of a view into shared arrays.
 
-    If the dataset is a selection, the list of its rows is the first array.
+    Return a view that is equal and uses the shared arrays, and the shared arrays. If the dataset is
+    a selection, the first of the shared arrays is the list of the selected rows.
     """
     shared, rows = [], view.dataset.rows
     if rows.row_list is not None:
@@ -151,7 +167,10 @@ def share_view(view: SampleView) -> tuple[SampleView, tuple[SharedArray, ...]]:
 
 
 def receive_view(dataset: Dataset, batch_spec: BatchSpec, fds: Sequence[int]) -> SampleView:
-    """Return a worker's equivalent of the main process's view; take ownership of the `fds`."""
+    """Return a view, in a worker, that is equal to the view of the main process.
+
+    `fds` are the files of the shared arrays that `share_view` returned. Take ownership of them.
+    """
     left = list(fds)
     if batch_spec.n_selected is not None:
         selection = SharedArray.received(left.pop(0), "<i8", batch_spec.n_selected)
@@ -162,7 +181,7 @@ def receive_view(dataset: Dataset, batch_spec: BatchSpec, fds: Sequence[int]) ->
 
 
 def samples_of(view: SampleView) -> Samples:
-    """Return the samples of a view, for an order."""
+    """Return a description of the samples of a view, from which an order can be computed."""
     dataset = view.dataset
 
     def why_unsharded() -> str | None:
@@ -173,7 +192,8 @@ def samples_of(view: SampleView) -> Samples:
     def measure() -> tuple[int, int]:
         n_bytes, n_samples = total_bytes(dataset.shards), int(dataset.starts[-1])
         if not isinstance(view, RowView):
-            # Estimate: assume that all rows have as many samples on average as the selected rows.
+            # The number of samples of all rows is estimated. Assume that a row has as many samples,
+            # on average, as a row that is selected.
             n_samples = max(1, n_samples * len(view) // max(1, len(dataset)))
         return n_bytes, n_samples
 
@@ -189,25 +209,32 @@ def samples_of(view: SampleView) -> Samples:
 
 
 class IndexPlanner:
-    """A planner of the samples of each step, with a cache of the latest chunks.
+    """A planner that computes the samples of each step, with a cache of the latest chunks.
 
-    Each of `n_workers` workers usually fills every `n_workers`-th step; its chunks have only these.
+    A chunk has the samples of several steps. With `n_workers` workers, worker w usually fills the
+    steps s with `s % n_workers == w`. A chunk therefore only has the samples of steps with the same
+    remainder.
     """
 
     def __init__(self, view: SampleView, *, seed: int) -> None:
         self._view, self._seed = view, seed
         self.n_workers = 1
-        """The number of workers that share the steps of an iteration."""
+        """The number of workers among which the steps of an iteration are divided."""
         self._plan: EpochPlan | None = None
         self._order: Ordering
         self._chunks: dict[int, tuple[int, int, IndexChunk]] = {}
-        """For each worker, the first step of its latest chunk, the end of the steps, the chunk."""
+        """The latest chunk of each worker: (the first step, the end of the steps, the chunk).
+
+        The key is the remainder of the steps of the chunk.
+        """
 
     def index_chunk(self, plan: EpochPlan, step: int) -> tuple[IndexChunk, slice]:
-        """Return a chunk with the samples of a step, and their slice of the chunk."""
+        """Return a chunk that contains the samples of a step, and the slice with these samples."""
         partition, n_workers = plan.partition, self.n_workers
         if plan is not self._plan:
-            self._plan = None  # so that Ctrl-C leaves no chunks under the wrong plan
+            # Ctrl-C may interrupt the next lines. The chunks then belong to no plan, instead of to
+            # a wrong one.
+            self._plan = None
             self._chunks, self._order = {}, self._order_of(plan)
             self._plan = plan
         found = self._chunks.get(step % n_workers)
@@ -215,17 +242,21 @@ class IndexPlanner:
             found = self._chunks[step % n_workers] = self._compute_chunk(plan, step)
         first, _, chunk = found
         start = (step - first) // n_workers * partition.batch_size
-        stop = min(start + partition.batch_size, len(chunk.numbers))  # the last may be shorter
+        # The last step of an epoch may have fewer samples than `batch_size`.
+        stop = min(start + partition.batch_size, len(chunk.numbers))
         return chunk, slice(start, stop)
 
     def at(self, plan: EpochPlan, positions: Rows) -> IndexChunk:
-        """Return a chunk with the samples at some positions of an iteration."""
+        """Return a chunk with the samples at `positions` of the epoch of `plan`."""
         order = self._order if plan is self._plan else self._order_of(plan)
         keys = Keys(self._seed, plan.epoch, positions)
         return IndexChunk(self._view, order.at(positions), keys, plan.tokens)
 
     def first(self, number: int) -> IndexChunk:
-        """Return a chunk with sample `number` of the view and its keys in epoch 0."""
+        """Return a chunk with only sample `number` of the view.
+
+        Its random draws are those of position `number` in epoch 0.
+        """
         numbers = np.array([number])
         return IndexChunk(self._view, numbers, Keys(self._seed, 0, numbers))
 

@@ -1,8 +1,9 @@
-"""Collate the values of a batch's samples: padded, stacked or concatenated arrays in the heap.
+"""Collate the values of the samples of a batch into padded, stacked or concatenated arrays.
 
-The heap of a block grows as needed. Arrays that view the block stay valid, because growing does not
-replace the block's pages. A `Scratch` block holds a batch while the batch is built. Rows that pad a
-batch repeat the batch's samples.
+These arrays are written to the heap of a block, the area at its end for values of varying size. The
+heap grows as needed. When it grows, arrays that are views of the block stay valid, because the
+block keeps its pages of memory. A `Scratch` block holds a batch while the batch is being built. If
+a batch is padded with further rows, these rows repeat the samples of the batch.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ _Slot = TypeVar("_Slot", FixedSlot, PresenceSlot, VaryingSlot)
 
 
 def put_value(batch: BatchRows, slot: VaryingSlot, i: int, value: object, used: int) -> int:
-    """Write the value of row i of a varying field; return the used bytes of the heap.
+    """Write the value of a field with values of varying size, in row i, into the heap.
+
+    `used` and the return value are the numbers of bytes that are used in the heap before and
+    afterwards.
 
     Raises:
         SchemaError: the value does not fit the field.
@@ -57,7 +61,11 @@ def put_value(batch: BatchRows, slot: VaryingSlot, i: int, value: object, used: 
 def reserve(
     batch: BatchRows, slot: WholeSlot, shape: Sequence[int], used: int
 ) -> tuple[npt.NDArray[Any], int]:
-    """Reserve an array for the whole batch in the heap; return it and the used bytes."""
+    """Reserve space in the heap for an array of the whole batch.
+
+    Return the array, and the number of bytes that are then used in the heap. `used` is the number
+    of bytes that are used before.
+    """
     layout, memory = batch.layout, batch.memory
     start = -(-used // ALIGNMENT) * ALIGNMENT
     end = start + slot.dtype.itemsize * math.prod(shape)
@@ -67,13 +75,17 @@ def reserve(
 
 
 def _make_room(layout: BlockLayout, memory: BlockMap, end: int) -> None:
-    # Double the heap, because later sizes are unknown, and every growth remaps the block.
+    # If the heap must grow, make it twice as large as needed now. The sizes of the values to come
+    # are unknown, and the block is mapped again every time it grows.
     if layout.heap + end > len(memory.bytes):
         memory.grow(layout.heap + end, better=layout.heap + 2 * end)
 
 
 class Scratch(BlockMap):
-    """A private block for batches of one layout. Owns the memory file of the block."""
+    """A block that only this process uses, for batches with a certain layout.
+
+    Owns the memory file of the block.
+    """
 
     def __init__(self, layout: BlockLayout) -> None:
         self.layout = layout
@@ -85,9 +97,10 @@ class Scratch(BlockMap):
 
 
 def copy_rows(source: BatchRows, batch: BatchRows, first: int = 0, used: int = 0) -> int:
-    """Copy the rows of `source`, except collated fields, to the rows of `batch` from `first` on.
+    """Copy the rows of `source` to the rows of `batch` from row `first` on.
 
-    `used` and the return value are the used bytes of the heap before and after.
+    Collated fields are not copied. `used` and the return value are the numbers of bytes that are
+    used in the heap of `batch` before and afterwards.
     """
     layout, memory, rows = batch.layout, batch.memory, slice(first, first + source.n_rows)
     below, given = source.layout, source.memory.bytes
@@ -120,16 +133,20 @@ Places = Callable[[int], str]
 
 
 def join(batch: BatchRows, slot: JoinSlot, values: Values, used: int, places: Places) -> int:
-    """Write the values of a field into the heap as one array; return the used bytes.
+    """Write the values of a field into the heap as one array.
+
+    Return the number of bytes that are then used in the heap.
 
     Args:
-        batch, slot: the rows, and the slot of the array.
-        values: the values of the rows, without padding, as arrays of the field's dtype.
-        used: the bytes of the heap used so far.
+        batch: the block, and the samples of the batch.
+        slot: the description of the array in the layout of the block.
+        values: for each sample, its value as an array of the field's dtype, or None. There are no
+            values for rows that pad the batch.
+        used: the number of bytes that are used in the heap so far.
         places: a function that describes the sample in a row, for messages.
 
     Raises:
-        SchemaError: the shapes cannot be collated; the message names samples.
+        SchemaError: the shapes of the values cannot be collated; the message names samples.
     """
     n_read, n_rows = len(values), batch.n_rows
     values = values + [values[i % n_read] for i in range(n_rows - n_read)]
@@ -157,8 +174,11 @@ def join(batch: BatchRows, slot: JoinSlot, values: Values, used: int, places: Pl
 def _sizes(
     join: JoinedField, values: Values, lengths: npt.NDArray[np.int64], places: Places
 ) -> tuple[int, ...]:
-    """Return the shape to which the array of each sample is padded."""
-    # Axes of fixed length keep their length even if all values are missing.
+    """Return the shape to which the arrays of all samples are padded.
+
+    `lengths` has the shape of the array of each sample.
+    """
+    # If all values are missing, an axis has the length from the field type, or the length 0.
     largest = np.maximum(lengths.max(0), [n or 0 for n in join.field.shape])
     if join.rule.kind == "stack":
         _check_equal(join, values, 0, places)
@@ -177,7 +197,7 @@ def _sizes(
 
 
 def _check_equal(join: JoinedField, values: Values, first_axis: int, places: Places) -> None:
-    """Raise SchemaError unless all shapes are equal, ignoring the axes before `first_axis`."""
+    """Raise SchemaError unless all arrays have equal lengths in the axes from `first_axis` on."""
     there = [(i, value.shape) for i, value in enumerate(values) if value is not None]
     for i, shape in there:
         k, first = there[0]
@@ -192,7 +212,10 @@ def _check_equal(join: JoinedField, values: Values, first_axis: int, places: Pla
 
 
 def _mask(out: npt.NDArray[np.bool_], lengths: npt.NDArray[np.int64], sizes: Rows | Any) -> None:
-    """Fill a mask with True inside the lengths of each row, and False elsewhere."""
+    """Fill the mask of a padded array: True for values, False for padding.
+
+    `lengths` has the shape of the array of each row, and `sizes` the shape to which it was padded.
+    """
     out.fill(True)
     n_rows, n_dims = lengths.shape
     for axis, size in enumerate(sizes):
@@ -210,7 +233,10 @@ def _concatenate(
     used: int,
     places: Places,
 ) -> int:
-    """Concatenate the values along the first axis, and write the offset of each value."""
+    """Concatenate the values along the first axis, and write the offset at which each begins.
+
+    Return the number of bytes that are then used in the heap.
+    """
     _check_equal(slot.join, values, 1, places)
     there = [value for value in values if value is not None]
     inner = there[0].shape[1:] if there else tuple(n or 0 for n in slot.join.field.shape[1:])

@@ -1,14 +1,17 @@
 """Fill a block with a batch, in a worker or, without workers, in the main process.
 
-A batch is a pure function of (dataset, batch spec, plan, step): any process writes the same bytes.
-Each block has an origin table, with the shard, row and status of each sample. The filler claims a
-sample in this table before it touches the sample's mapped memory or calls user code; after a crash,
-the table shows which samples the worker was reading.
+A block is a piece of memory for one batch; its heap is the area at its end for values of varying
+size. The content of a batch depends only on the dataset, the BatchSpec, the EpochPlan and the step,
+so every process writes the same bytes. Each block has an origin table, with the shard, the row and
+a status of each sample. Before the filler reads the mapped memory of a sample or calls user code
+with the sample, it claims the sample: it sets the status to CLAIMED. After a crash, the table
+therefore shows which samples the worker was reading.
 
-With on_error="skip", a batch that failed as a whole or crashed a worker is filled row by row. A
-failing sample is replaced by the sample at a substitute position, which is a random draw seeded by
-the position of the failing sample; other samples stay in their rows. A batch thus remains a pure
-function of the above as long as failures depend on the sample alone.
+With on_error="skip", a batch is filled row by row if filling it as a whole has failed or has
+crashed a worker. A sample that fails is replaced by the sample at another position of the epoch.
+This position is drawn at random, with a seed that depends on the position of the failing sample.
+All other samples stay in their rows. If the failure of a sample depends only on the sample, the
+content of such a batch also depends only on the dataset, the BatchSpec, the EpochPlan and the step.
 """
 
 from __future__ import annotations
@@ -61,20 +64,25 @@ from shardio.shard.verification import Rows
 
 Origins = npt.NDArray[np.int64]
 RowByRow = Callable[[Origins, BatchRows], int]
-"""A function that fills the rows of a batch one by one, and returns the used bytes of the heap.
+"""A function that fills the rows of a batch one by one.
 
-The first argument is the origin table of the samples.
+It returns the number of bytes that it has used in the heap. Its first argument is the part of the
+origin table that belongs to the samples of the batch.
 """
 
 _ALL_FILLED: Final = pack_state(NO_FIELD, FILLED)
 
 
 class Filler:
-    """A filler of blocks with the batches of one BatchSpec. Borrows the view.
+    """A filler of blocks with batches that a BatchSpec describes. Borrows the view.
 
     Args:
-        passes: exception types that are not wrapped in a TransformError if user code raises them.
-        cautions: a function to call with the shards of a batch before they are read.
+        batch_spec: the description of batches.
+        view: the view of the dataset.
+        passes: exception types that are passed on unchanged if user code raises them. Exceptions of
+            all other types become a TransformError.
+        cautions: a function that is called with the indices of the shards of a batch before these
+            shards are read; None for none.
         call: the function that calls user functions.
     """
 
@@ -95,17 +103,22 @@ class Filler:
         self._batches = BatchBuilder(batch_spec, view.dataset, self._reader, passes, call)
 
     def close(self) -> None:
-        """Close decoders and files. Idempotent."""
+        """Close the decoders, and the files that they read. Idempotent."""
         self._reader.close()
 
     def share_steps(self, n_workers: int) -> None:
-        """Set how many workers share an epoch's steps; the filler then plans only its own steps."""
+        """Set the number of workers among which the steps of an epoch are divided.
+
+        When the filler computes the samples of many steps at once, it then only includes the steps
+        that its own worker will probably fill.
+        """
         self._index_planner.n_workers = n_workers
 
     def batch_schema(self, number: int = 0) -> Schema:
-        """Return the schema of samples in a batch: the delivered fields, or the transform's result.
+        """Return the schema of the samples in a batch.
 
-        The transform runs on the sample with the index `number` in the view, not in the epoch.
+        Without a transform, this is the schema of the delivered fields. With a transform, it is the
+        schema of the result for sample `number` of the view.
         """
         batch_spec, view = self._batch_spec, self._view
         if batch_spec.transform is None:
@@ -118,7 +131,7 @@ class Filler:
             stored = Schema({name: view.dataset.schema[name] for name in batch_spec.fields})
             source = batch_spec.audio.delivered(view.delivered(stored))
             schema = batch_spec.collation.relax_shapes(infer_schema(sample, source))
-            # The first sample may lack an image
+            # The sample may have no image in an optional field, so its schema may lack a size.
             schema = image_schema(schema, batch_spec.pictures)
             self._heap_bytes = heap_bytes_by(sample, schema, batch_spec.block_rows)
             return schema
@@ -126,10 +139,10 @@ class Filler:
             raise self._transformed.placed(str(error), chunk, 0) from None
 
     def schemas(self, number: int = 0) -> Schemas:
-        """Return the schemas of samples and of the batches that batch functions return.
+        """Return the schema of samples, and the schema of the results of the batch functions.
 
-        Batch functions run on the first batch or, if samples may be skipped, on copies of sample
-        `number`.
+        If there are batch functions, they run on the first batch of epoch 0. If samples may be
+        skipped, they run on a batch that consists of copies of sample `number` of the view.
         """
         batch_spec = self._batch_spec
         samples = self.batch_schema(number)
@@ -155,9 +168,10 @@ class Filler:
         step: int,
         row_by_row: RowByRow | None = None,
     ) -> tuple[int, int]:
-        """Fill a block with a batch; return the number of rows and the used bytes of the heap.
+        """Fill the block `memory` with the batch of step `step`.
 
-        If `row_by_row` is given, it fills the rows.
+        Return the number of rows, and the number of bytes that are used in the heap. If
+        `row_by_row` is given, this function fills the rows instead of `fill_rows`.
 
         Raises:
             ShardCorrupt, TransformError, InsufficientMemory: the message names the sample.
@@ -191,7 +205,10 @@ class Filler:
         return n_rows, heap
 
     def fill_rows(self, batch: BatchRows) -> int:
-        """Fill the first rows of a block with samples; return the used bytes of the heap."""
+        """Fill the first rows of a block with the samples of a batch.
+
+        Return the number of bytes that are used in the heap.
+        """
         if self._cautions is not None:
             self._cautions(batch.chunk.covered(batch.part)[1])
         if self._batch_spec.transform is None:
@@ -199,37 +216,38 @@ class Filler:
         return self._transformed.fill(batch)
 
     def sample_at(self, plan: EpochPlan, position: int) -> IndexChunk:
-        """Return a chunk with the sample at a position of an iteration."""
+        """Return a chunk with only the sample at a position of the epoch."""
         return self._index_planner.at(plan, np.array([position]))
 
 
 ATTEMPTS: Final = 32
-"""The maximum number of substitutes to try for a row.
+"""The maximum number of substitutes that are tried for a row.
 
-Even if half of all samples fail, only one row in 4 * 10^9 finds no substitute.
+Even if half of all samples fail, all substitutes fail for only one row in 4 * 10^9.
 """
 
 _MAX_CHARACTERS: Final = 4000
 _EMPTY: Final = pack_state(NO_FIELD, EMPTY)
 
 LeftOut = Mapping[int, Mapping[int, str]]
-"""Samples to skip: row in the batch -> {index in the view: reason}."""
+"""Samples to skip: for each row of the batch, {index of the sample in the view: reason}."""
 
 
 def may_skip(error: BaseException) -> bool:
-    """Return True if the sample alone causes an error, so that every attempt fails.
+    """Return True if an error is caused by the sample, so that every other attempt fails, too.
 
-    Return False for lack of memory, and for a file that changes while it is read.
+    Return False if memory was lacking, or if a file was changed while it was read.
     """
     if isinstance(error, TransformError):
         return not isinstance(error.__cause__, MemoryError)
-    if isinstance(error, OSError):  # only without mmap: an EIO in a mapped file crashes the worker
+    # An OSError can only occur if files are not mapped. In a mapped file, EIO crashes the worker.
+    if isinstance(error, OSError):
         return error.errno == errno.EIO
     return isinstance(error, ShardCorrupt | MediaError) and not isinstance(error, ShardChanged)
 
 
 def shortened(text: str) -> str:
-    """Return the reason for a skip, with the middle of a long text cut out."""
+    """Return the text of a reason for a skip; if it is long, without its middle."""
     if len(text) <= _MAX_CHARACTERS:
         return text
     half = _MAX_CHARACTERS // 2
@@ -237,7 +255,7 @@ def shortened(text: str) -> str:
 
 
 class RowByRowFiller:
-    """A filler that skips the samples at which `filler` fails. Borrows `filler`."""
+    """A filler that replaces samples at which `filler` fails by substitutes. Borrows `filler`."""
 
     def __init__(self, filler: Filler, seed: int) -> None:
         self._filler, self._seed = filler, seed
@@ -250,11 +268,15 @@ class RowByRowFiller:
         step: int,
         left_out: LeftOut | None = None,
     ) -> tuple[int, int, tuple[Skipped, ...]]:
-        """Fill a block with a batch; return (rows, used bytes of the heap, skips).
+        """Fill a block with the batch of step `step`.
 
-        `left_out` has the samples to skip, because workers have crashed at them. If it is not None,
-        even if it is empty, rows are claimed one by one, so that another crash identifies the
-        sample.
+        Return the number of rows, the number of bytes that are used in the heap, and the skipped
+        samples.
+
+        `left_out` has the samples to skip because workers have crashed at them. If `left_out` is
+        None, the batch is first filled as a whole. If it is a mapping, which may be empty, rows are
+        claimed and filled one by one from the start. Another crash then identifies the sample that
+        causes it.
 
         Raises:
             TransformError, ShardCorrupt, …: no substitute was found for a sample, or the failure is
@@ -270,7 +292,8 @@ class RowByRowFiller:
         fill = functools.partial(self._fill_rows, plan, step, left_out or {}, found)
         n_rows, heap_bytes = self._filler.fill(layout, memory, plan, step, fill)
         start, stop = plan.partition.share(step)
-        # Skips in later rows belong to padding, and are not reported.
+        # Rows from `stop - start` on pad the batch. Samples that were skipped there are not
+        # reported.
         skips = tuple(each for each in found if each.row < stop - start)
         states = layout.origins(memory.bytes)["status"]
         for each in skips:
@@ -286,9 +309,10 @@ class RowByRowFiller:
         origins: Origins,
         batch: BatchRows,
     ) -> int:
-        """Fill the rows of a batch, without padding; return the used bytes of the heap.
+        """Fill the rows of a batch one by one, except rows that pad the batch.
 
-        Skipped samples are appended to `skips`.
+        Return the number of bytes that are used in the heap. Skipped samples are appended to
+        `skips`. `origins` is the part of the origin table for the samples.
         """
         layout = layout_for_samples(batch.layout.samples, 1)
         one = batch._replace(layout=layout, memory=Scratch(layout), part=slice(0, 1), n_rows=1)
@@ -311,9 +335,11 @@ class RowByRowFiller:
         origin: Origins,
         one: BatchRows,
     ) -> Skipped | None:
-        """Fill the block of `one` with the sample at a position or, if it fails, a substitute.
+        """Fill the block of `one` with the sample at `position`, which belongs to row i.
 
-        Return the skipped sample of row i, or None if no sample failed.
+        If this sample fails or is in `left_out`, fill the block with a substitute. Return the
+        sample that was skipped, or None if no sample was skipped. `origin` is the entry of row i
+        in the origin table.
         """
         found: Skipped | None = None
         first: Exception | None = None
@@ -339,11 +365,15 @@ class RowByRowFiller:
         try:
             raise first
         finally:
-            # Break the reference cycle of error and traceback, which keeps all frames alive.
+            # Break the reference cycle error -> traceback -> this frame -> error. The cycle would
+            # keep all frames of the traceback alive.
             first = error = None
 
     def _candidates(self, plan: EpochPlan, position: int) -> Iterator[int]:
-        """Yield the position itself, then the positions of its substitutes, each once."""
+        """Yield the position itself, and then the positions of its substitutes.
+
+        Positions that have been yielded already are left out.
+        """
         yield position
         tried = {position}
         n, epoch = plan.partition.n, plan.epoch
@@ -356,17 +386,20 @@ class RowByRowFiller:
                 yield found
 
     def _try(self, one: BatchRows) -> Exception | None:
-        """Write a sample, which is claimed meanwhile; return the error that it caused, or None.
+        """Fill the block of `one` with its sample; return the error that the sample causes, if any.
+
+        The sample is claimed while it is read.
 
         Raises:
-            Exception: an error that the sample did not cause.
+            Exception: an error that was not caused by the sample.
         """
         try:
             self._filler.fill_rows(one)
         except Exception as error:
             if not may_skip(error):
                 raise
-            # Drop the traceback: it refers to this frame, and the frame to the error.
+            # Without the traceback, there is no reference cycle: the traceback refers to this
+            # frame, and this frame refers to the error.
             return error.with_traceback(None)
         finally:
             one.states[:] = _EMPTY

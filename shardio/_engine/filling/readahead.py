@@ -1,8 +1,14 @@
 """Request all missing pages of a batch from the kernel at once.
 
-Without requests, page faults wait for the storage one after the other, each for the full latency.
-If all pages are in memory, requests would take longer than filling the batch. A few rows of a batch
-are therefore probed first, and probes become rarer while no page is missing.
+Files are memory-mapped. Without requests, every missing page causes a page fault when it is read.
+The page faults wait for the storage one after another, each for the full latency of the storage. If
+no page is missing, however, requests would take longer than filling the batch. A few rows of a
+batch are therefore probed first: for each of them, the kernel says whether the pages in the middle
+of its data are in memory. As long as no page is missing, probes become rarer.
+
+An order with windows divides the positions of an epoch into windows of equal length. The samples of
+a window lie close together in few regions of the files, and are loaded in random order. A request
+in such an order can therefore include the data of neighbouring rows.
 """
 
 from __future__ import annotations
@@ -27,32 +33,45 @@ N_PROBED: Final = 4
 N_PROBED_FIRST: Final = 16
 """The number of rows to probe in the first batch of a window.
 
-It is larger than N_PROBED, because other workers may have requested parts of the window.
+It is larger than N_PROBED, because other workers may already have requested parts of the window. A
+few rows might then all be in memory although most of the window is missing.
 """
 HITS_UNTIL_WARM: Final = 16
-"""The number of consecutive hits after which probes become rarer."""
+"""The number of consecutive probes that find no missing page, before probes become rarer."""
 MAX_SKIPPED: Final = 127
-"""The maximum number of batches between probes.
+"""The maximum number of batches between two probes.
 
-A probe takes up to 400 µs, which is then about 3 µs per batch.
+A probe takes up to 400 µs. Once per 128 batches, that is about 3 µs per batch.
 """
 NEAR_BYTES: Final = 256 << 10
-"""The size of a request if the order has windows, so that neighbouring rows will be needed soon."""
+"""The size of a request if the order has windows.
+
+A request then includes rows that lie near the requested row. They belong to the same window, so
+they will be needed soon.
+"""
 WIDE_BYTES: Final = 512 << 10
-"""The size of a request if all files fit into memory, where data stays until it is needed."""
+"""The size of a request if all files fit into half of the available memory.
+
+All data that is read then stays in memory until it is needed.
+"""
 N_STALE: Final = 4
-"""The number of consecutive batches without a new request after which a window is complete."""
+"""A window counts as requested after this number of consecutive batches without a new request."""
 PAUSE: Final = 7
-"""The number of batches between checks that the data of a complete window is still in memory."""
+"""The number of batches between two probes of a window that counts as requested.
+
+These probes check whether the data of the window is still in memory.
+"""
 _MAX_ASKED: Final = 1 << 16
-"""The maximum number of requested blocks to remember."""
+"""The maximum number of requested blocks of files to remember."""
 
 
 class ProbePolicy:
-    """A policy that chooses the batches to probe and to request, by the results of earlier probes.
+    """A policy that decides, by the results of earlier probes, which batches to probe and request.
 
-    `wait` is the number of batches before the next probe. `is_cold` is True while all batches are
-    requested: from a miss until HITS_UNTIL_WARM consecutive hits.
+    A hit is a probe that finds no missing page; a miss is a probe that finds a missing page. `wait`
+    is the number of batches before the next probe. While `is_cold` is True, the data of every batch
+    is requested. It becomes True by a miss. It becomes False by HITS_UNTIL_WARM consecutive hits,
+    or by a call of `rest`, `wake` or `stop`.
     """
 
     def __init__(self) -> None:
@@ -63,7 +82,7 @@ class ProbePolicy:
         self._has_stopped = False
 
     def hit(self) -> None:
-        """Record that all probed pages were in memory."""
+        """Record that a probe found all of its pages in memory."""
         self._n_hits += 1
         if self._n_hits >= HITS_UNTIL_WARM:
             self.is_cold = False
@@ -71,16 +90,19 @@ class ProbePolicy:
             self._left_out = min(2 * self._left_out + 1, MAX_SKIPPED)
 
     def miss(self) -> None:
-        """Record that a probed page was not in memory."""
+        """Record that a probe found a page that was not in memory."""
         self.is_cold = True
         self._n_hits, self._left_out = 0, 1
 
     def rest(self) -> None:
-        """Record that the whole window was requested: probe again after PAUSE batches."""
+        """Record that the data of the whole window has been requested.
+
+        The next probe then follows after PAUSE batches.
+        """
         self.is_cold, self.wait = False, PAUSE
 
     def wake(self) -> None:
-        """Probe the next batch, because another window begins."""
+        """Record that another window begins: its first batch will be probed."""
         if not self._has_stopped:
             self.wait = 0
             self.is_cold = False
@@ -92,7 +114,10 @@ class ProbePolicy:
 
 
 class ReadAhead:
-    """Read-ahead for a filler of batches by one BatchSpec. Borrows the view."""
+    """The read-ahead of a Filler: it requests the data of a batch before the batch is filled.
+
+    `batch_spec` says which fields are read. Borrows the view.
+    """
 
     def __init__(self, batch_spec: BatchSpec, view: SampleView) -> None:
         self._batch_spec, self._view, self._dataset = batch_spec, view, view.dataset
@@ -100,18 +125,24 @@ class ReadAhead:
         self._clips: ClipExtents | None = None
         self._probe_policy = ProbePolicy()
         self._window: tuple[EpochPlan, int] | None = None
-        """The plan of the latest batch, and the index of its window, if the order has windows."""
+        """If the order has windows, the plan of the latest batch and the index of its window."""
         self._asked: set[int] = set()
-        """The indices of the requested blocks of files; a block has `_grain()` bytes."""
+        """The indices of the blocks of files that have been requested.
+
+        All files together are divided into blocks of `_grain()` bytes.
+        """
         self._n_stale = 0
-        """The number of consecutive batches without a new request."""
+        """The number of consecutive batches that needed no new request."""
         self._fits: bool | None = None
+        """True if all files fit into half of the available memory; None if not computed yet."""
         self._is_scattered = False
+        """True once the kernel's own read-ahead is disabled."""
 
     def before(self, plan: EpochPlan, step: int, index_chunk: IndexChunk, part: slice) -> None:
-        """Request the data of a step if a probe finds that some pages are not in memory.
+        """Request the data of the batch of step `step` if the policy requires it.
 
-        File errors are ignored here, because reading the batch reports them.
+        This may include a probe of the batch. The samples of the batch are `part` of `index_chunk`.
+        Errors of files are ignored here, because reading the batch reports them.
         """
         policy, n_probed, n_positions = self._probe_policy, N_PROBED, plan.order.window
         if n_positions is not None:
@@ -120,13 +151,15 @@ class ReadAhead:
                 self._window, n_probed = window, N_PROBED_FIRST
                 self._asked.clear()
                 policy.wake()
-            elif policy.is_cold:  # a probe would only find pages requested for this window
+            elif policy.is_cold:
+                # A probe would prove nothing: it might find pages that were requested for earlier
+                # batches of this window.
                 n_probed = 0
         if policy.wait:
             policy.wait -= 1
             return
         if plan.order.is_sequential:
-            policy.stop()  # the kernel predicts sequential reads correctly
+            policy.stop()  # the kernel's own read-ahead is right for sequential reads
             return
         with contextlib.suppress(OSError, ShardioError):
             self._probe_pages(plan, index_chunk, part, n_probed)
@@ -147,7 +180,8 @@ class ReadAhead:
             self._probe(extents, rows[some], shards[some], starts[some])
         if policy.is_cold:
             grain = self._grain(plan, extents)
-            if grain != WIDE_BYTES:  # if all files fit into memory, kernel read-ahead helps
+            # If all files fit into memory, the kernel's own read-ahead helps. Otherwise, it harms.
+            if grain != WIDE_BYTES:
                 self._expect_scattered()
             n_before = len(self._asked)
             self._ask(extents, extents.fixed(rows, shards), grain)
@@ -159,10 +193,10 @@ class ReadAhead:
                 policy.rest()
 
     def _expect_scattered(self) -> None:
-        """Disable the kernel's own read-ahead for the files.
+        """Disable the kernel's own read-ahead for the mapped files.
 
-        With a read-ahead of 8 MiB, the kernel reads 2,000 unneeded pages for each missing page. If
-        memory is short, the unneeded pages evict requested pages.
+        If the kernel's read-ahead is set to 8 MiB, the kernel reads 2,000 unneeded pages with each
+        missing page. If memory is short, these pages evict pages that were requested.
         """
         if self._is_scattered:
             return
@@ -174,7 +208,7 @@ class ReadAhead:
         dataset.files.disable_readahead()
 
     def _probe(self, extents: Extents, rows: Rows, shards: Rows, starts: Rows) -> None:
-        """Check whether some rows are in memory, and update the policy."""
+        """Check whether the data of some rows is in memory, and tell the policy the result."""
         found = _are_cached(extents, extents.fixed(rows, shards))
         if found:
             found = _are_cached(extents, extents.records(rows, shards))
@@ -186,12 +220,13 @@ class ReadAhead:
             self._probe_policy.hit()
         else:
             if not self._probe_policy.is_cold:
-                self._asked.clear()  # the pages were evicted, or belong to an earlier epoch
+                # What was requested earlier has been evicted, or was requested for another epoch.
+                self._asked.clear()
                 self._n_stale = 0
             self._probe_policy.miss()
 
     def _grain(self, plan: EpochPlan, extents: Extents) -> int:
-        """Return the size of a request in bytes."""
+        """Return the size in bytes to whose multiples requests are rounded."""
         if self._fits is None:
             self._fits = extents.files.n_bytes <= available_bytes() // 2
         if self._fits:
@@ -199,9 +234,10 @@ class ReadAhead:
         return PAGE_BYTES if plan.order.window is None else NEAR_BYTES
 
     def _ask(self, extents: Extents, ranges: Ranges, grain: int) -> None:
-        """Request ranges from the kernel, rounded to blocks of `grain` bytes.
+        """Request byte ranges of files from the kernel.
 
-        Blocks larger than a page are remembered, and not requested again.
+        The ranges are rounded to whole blocks of `grain` bytes. If blocks are larger than a page,
+        requested blocks are remembered, and are not requested again.
         """
         if grain > PAGE_BYTES:
             if len(self._asked) > _MAX_ASKED:
@@ -217,7 +253,10 @@ class ReadAhead:
 
 
 def _are_cached(extents: Extents, ranges: Ranges) -> bool | None:
-    """Return True if the middle of each range is in memory; None if the system cannot tell."""
+    """Return True if the page in the middle of every range is in memory, and False otherwise.
+
+    Return None if the file system or the kernel cannot answer this.
+    """
     middles = np.sort((ranges.starts + ranges.ends) // 2)
     for number, places in extents.files.pieces(Ranges(middles, middles)):
         with extents.files.opened(number) as fd:

@@ -1,4 +1,9 @@
-"""Estimate the size and number of blocks before the first is created, to check the budget."""
+"""Estimate the size and the number of blocks before the first block is created.
+
+A block is a piece of shared memory for one batch. Its heap is the area at its end for values of
+varying size, so the size of a block can only be estimated. All blocks together must fit into the
+memory budget of the loader.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +31,7 @@ _MARGIN: Final = 1.5
 _PREFETCH: Final = 2
 _SMALL_BYTES: Final = 1 << 20
 _SAMPLE_BYTES: Final = 4
-"""The size of a decoded audio sample as float32; int16 takes half."""
+"""The number of bytes of one decoded audio sample as float32; an int16 takes half of that."""
 
 
 def block_bytes(
@@ -36,9 +41,10 @@ def block_bytes(
     memory_bytes: int,
     heap_bytes: int = 0,
 ) -> int:
-    """Return the size of a new block, with varying sizes estimated from the first shard.
+    """Return the number of bytes of a new block.
 
-    `heap_bytes` is the size of a batch in its heap, estimated from the first sample or batch.
+    The size of its heap is estimated from values of the first shard. It is at least `heap_bytes`,
+    the size that was estimated from the first transformed sample or batch.
 
     Raises:
         InsufficientMemory: `memory_bytes`, the budget for all blocks, is smaller than one block.
@@ -54,7 +60,7 @@ def block_bytes(
 
 
 def heap_bytes_by(sample: Mapping[str, Any], schema: Schema, n_rows: int) -> int:
-    """Estimate the heap size of n_rows samples from one transformed sample."""
+    """Estimate, from one transformed sample, the bytes that n_rows such samples need in a heap."""
     per_row = 0
     for name, field in schema.items():
         if not is_fixed(schema, name):
@@ -64,13 +70,16 @@ def heap_bytes_by(sample: Mapping[str, Any], schema: Schema, n_rows: int) -> int
 
 
 def n_blocks_wanted(n_workers: int, prefetch: int | None, n_bytes: int) -> int:
-    """Return the number of blocks of n_bytes that an iteration needs.
+    """Return the number of blocks of n_bytes that an iteration should have.
 
-    The number is one block per worker, `prefetch` more, and one for the batch that the loop holds;
-    without workers, two are enough, because nothing is filled ahead. Few blocks are faster than
-    many, because few blocks stay in the CPU cache. But small blocks are filled faster than the main
-    process can assign tasks. By default, there are therefore enough small blocks for QUICK_DEPTH
-    tasks per worker and QUICK_DEPTH batches that wait for the loop.
+    With workers, it is one block per worker, plus `prefetch` blocks that are filled ahead of the
+    loop, plus one block for the batch that the loop holds. Without workers, two blocks are enough,
+    because no block is filled ahead.
+
+    If `prefetch` is None, the number depends on the size of a block. Few blocks are usually faster
+    than many, because the memory of few blocks stays in the CPU cache. But workers fill a small
+    block faster than the main process can assign a task. Small blocks are therefore so many that
+    QUICK_DEPTH tasks per worker can be assigned, while QUICK_DEPTH filled blocks wait for the loop.
     """
     if not n_workers:
         return 2
@@ -81,10 +90,10 @@ def n_blocks_wanted(n_workers: int, prefetch: int | None, n_bytes: int) -> int:
 
 
 def _expected_heap(layout: BlockLayout, batch_spec: BatchSpec, view: SampleView) -> int:
-    """Return the expected size of a heap.
+    """Return the expected number of bytes of the heap of a block.
 
-    A good estimate saves time: if all blocks must grow in the first epoch (125 batches of 1 MB),
-    the main process spends 20 ms of CPU time on the growth.
+    A good estimate saves time, because a block that is too small must grow. If all blocks grow in
+    the first epoch (125 batches of 1 MB), this costs the main process 20 ms of CPU time.
     """
     dataset = view.dataset
     names = [slot.name for slot in layout.varying if slot.name in batch_spec.fields]
@@ -110,9 +119,10 @@ def _expected_heap(layout: BlockLayout, batch_spec: BatchSpec, view: SampleView)
 
 
 def _heard_bytes(view: SampleView, field: AudioField, rows: Rows) -> float:
-    """Return the size of the longest decoded audio among `rows`, with a byte per sample for a mask.
+    """Return the number of bytes of the longest decoded audio among `rows`.
 
-    Return 0 for the audio of clips, whose length is unknown here.
+    This includes one byte per audio sample for a mask. Return 0 for the audio of clips, because the
+    length of a clip's audio is unknown here.
     """
     if isinstance(view, ClipView):
         return 0
@@ -123,7 +133,10 @@ def _heard_bytes(view: SampleView, field: AudioField, rows: Rows) -> float:
 
 
 def _stated_bytes(layout: BlockLayout) -> int:
-    """Return the size of the arrays whose padded shape the user has given, and of their masks."""
+    """Return the bytes of all arrays that are padded to a shape that the user has given.
+
+    This includes the masks of these arrays.
+    """
     n_items = [
         (math.prod(n or 0 for n in join.rule.sizes or (0,)), join.field.numpy.itemsize + 1)
         for join, _, _ in layout.joins
@@ -132,9 +145,10 @@ def _stated_bytes(layout: BlockLayout) -> int:
 
 
 def _padded_bytes(join: JoinedField, varying: npt.NDArray[np.uint64]) -> int:
-    """Estimate the size of a sample's padded array and its mask.
+    """Estimate the number of bytes of the padded array of one sample, together with its mask.
 
-    `varying` has the lengths of the varying axes for some samples; the largest is used.
+    `varying` has the lengths of all axes of varying length, for some samples. For each axis, the
+    largest of its lengths is used.
     """
     largest = iter(varying.max(0).tolist())
     found = [next(largest) if n is None else n for n in join.field.shape]

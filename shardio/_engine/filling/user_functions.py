@@ -1,8 +1,14 @@
-"""User functions: the transform of samples, and batches in steps.
+"""User functions: run the transform of samples, and build batches in several stages.
 
-The steps of `BatchBuilder` are rows, arrays of all rows, and the results of functions of batches.
-They are used if fields are collated, or if functions change the batch. The last step writes into
-the block; earlier steps write into a scratch block, which is private memory reused for every batch.
+`TransformRunner` runs the user's transform on each sample. `BatchBuilder` is used if fields are
+collated, or if user functions change whole batches. It builds a batch in up to three stages: first
+the rows, then arrays of the values of all rows, then the results of user functions of batches. The
+last stage writes into the block, the shared memory of the batch. Every earlier stage writes into a
+scratch block: private memory that is reused for every batch.
+
+A block has an origin table with a status for each row. A row is claimed (its status is CLAIMED)
+while its sample is read or transformed, so that a crash can be attributed to the sample. The heap
+of a block is the area at its end for values of varying size.
 """
 
 from __future__ import annotations
@@ -54,11 +60,13 @@ _CLAIMED: Final = pack_state(NO_FIELD, CLAIMED)
 _FILLED: Final = pack_state(NO_FIELD, FILLED)
 _NAMED_SAMPLES: Final = 3
 _DEPTH: Final = 2
-"""The maximum nesting of lists: a batch has a list of values, each of which may be a list."""
+"""The maximum nesting of lists: a field of a batch may be a list of lists."""
 
 
 def plain(made: Any) -> Any:
-    """Return a sample or a batch of user code with torch tensors converted to arrays.
+    """Return a sample or batch that user code has made, with torch tensors converted to arrays.
+
+    A value that is not a mapping is returned unchanged.
 
     Raises:
         SchemaError: a value is a masked array, or a tensor that cannot be converted.
@@ -78,17 +86,24 @@ _HERE: Final = os.path.dirname(os.path.dirname(__file__))
 _READ_ONLY: Final = "\n  arrays given to a transform are read-only: write into a copy, x = x.copy()"
 
 Call = Callable[[int, Callable[..., Any], tuple[Any, ...]], Any]
-"""A function that calls a user function; its arguments are (random seed, function, arguments)."""
+"""A function that calls a user function and returns its result.
+
+Its arguments are the seed of the global generators, the user function, and the arguments of the
+user function.
+"""
 
 
 def call_keyed(key: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Call a user function after seeding the global generators with `key`."""
+    """Seed the global random generators with `key`; call a user function and return its result."""
     seed_generators(key)
     return function(*arguments)
 
 
 class TransformRunner:
-    """A runner of the user's transform on samples of a view; `passes` and `call` as in `Filler`."""
+    """A runner of the user's transform on samples of a view.
+
+    The docstring of `Filler` describes `passes` and `call`.
+    """
 
     def __init__(
         self,
@@ -106,8 +121,12 @@ class TransformRunner:
         self._generators = SampleGenerators(batch_spec.seed)
 
     def fill(self, batch: BatchRows) -> int:
-        """Write the transform's results for all samples; return the used bytes of the heap."""
-        # The arrays stay valid when the block grows, because growing does not replace its pages.
+        """Transform all samples of a batch, and write the results into the block.
+
+        Return the number of bytes that are used in the block's heap.
+        """
+        # When the block grows, these arrays stay valid, because the memory at their addresses
+        # still belongs to the block.
         layout, memory, states, part = batch.layout, batch.memory, batch.states, batch.part
         arrays = [(s.name, layout.fixed_rows(memory.bytes, s, batch.n_read)) for s in layout.fixed]
         presence = [(p.name, layout.present(memory.bytes, p)) for p in layout.presence]
@@ -141,7 +160,10 @@ class TransformRunner:
         )
 
     def sample(self, chunk: IndexChunk, k: int) -> Any:
-        """Return the transform's result for sample k of a chunk; its generators are seeded."""
+        """Run the transform on sample k of a chunk, with generators seeded for the sample.
+
+        Return the result of the transform.
+        """
         sample, generators = self._reader.read(chunk, k), self._generators
         _make_read_only(sample)
         key = generators.key(chunk.keys.epoch, chunk.positions[k])
@@ -163,17 +185,21 @@ class TransformRunner:
             raise self.placed(str(error), chunk, k) from None
 
     def placed(self, what: str, chunk: IndexChunk, k: int, text: str = "") -> TransformError:
-        """Return an error that names sample k of a chunk."""
+        """Return an error with the message `what` that names sample k of a chunk.
+
+        `text` is added at the end of the message.
+        """
         name = named(self._dataset, *chunk.places[k])
         place = f"{name} of {self._batch_spec.path} (position {chunk.positions[k]})"
         return TransformError(f"{what}\n  at {place}" + (f"\n\n{text}" if text else ""))
 
 
 def _make_read_only(sample: Mapping[str, Any]) -> None:
-    """Clear the writable flag of a sample's arrays.
+    """Make all arrays of a sample read-only.
 
-    Stored arrays are views of a mapped file. A transform that writes to decoded arrays would fail
-    on a dataset that stores the values.
+    Arrays of stored values must be read-only, because they are views of a mapped file. Arrays of
+    decoded values could be writable. But then a transform that writes to its arrays would work for
+    decoded values, and fail for a dataset in which the same values are stored.
     """
     for value in sample.values():
         if isinstance(value, np.ndarray):
@@ -181,14 +207,15 @@ def _make_read_only(sample: Mapping[str, Any]) -> None:
 
 
 def named(dataset: Dataset, shard: int, row: int) -> str:
-    """Describe the sample at a row of a shard."""
+    """Return a phrase for messages that names the sample in row `row` of a shard."""
     return f"sample {row} of shard {dataset.shards[shard].name}"
 
 
 def describe_error(what: str, error: BaseException) -> tuple[str, str]:
-    """Return a line about a user function's error, and the traceback without shardio's frames.
+    """Describe an exception that a user function has raised.
 
-    The line calls the function `what`.
+    Return a line of text, in which the user function is called `what`, and the traceback of the
+    exception without the frames of this package.
     """
     frames = error.__traceback__
     while frames and frames.tb_frame.f_code.co_filename.startswith(_HERE):
@@ -205,10 +232,15 @@ def _text_of(error: BaseException) -> str:
 
 
 FillRows = Callable[[BatchRows], int]
+"""A function that writes the samples of a batch; it returns the used bytes of the heap."""
 
 
 class BatchBuilder:
-    """A builder of batches in steps. Borrows the reader and owns its scratch blocks."""
+    """A builder of batches in several stages.
+
+    Borrows `reader`. Owns the scratch blocks, which hold a batch between two stages. The docstring
+    of `Filler` describes `passes` and `call`.
+    """
 
     def __init__(
         self,
@@ -232,13 +264,17 @@ class BatchBuilder:
         }
 
     def fill(self, batch: BatchRows, fill_rows: FillRows, *, by_row: bool = False) -> int:
-        """Fill a block or a scratch block with a batch; return the used bytes of the heap.
+        """Fill a block or a scratch block with a batch.
+
+        Return the number of bytes that are used in the heap of the block.
 
         Args:
-            batch: the rows.
-            fill_rows: a function that writes the samples of a batch, and returns the used bytes.
-            by_row: True if `fill_rows` may replace samples. Values to collate are then taken from
-                its result, not from the dataset.
+            batch: the block to fill, and the samples of the batch.
+            fill_rows: a function that writes the samples of a batch, and returns the number of
+                bytes that it has used in the heap.
+            by_row: True if `fill_rows` may write other samples in place of failing ones. The values
+                to collate are then read back from the rows that `fill_rows` has written. If False,
+                they are read from the dataset.
 
         Raises:
             ShardCorrupt, SchemaError, TransformError, InsufficientMemory: the message names
@@ -258,7 +294,8 @@ class BatchBuilder:
             if batch.n_rows > batch.n_read:
                 layout.pad(batch.memory.bytes, batch.n_read, batch.n_read)
             return used
-        # Claim all samples but no particular field: errors from here on concern the whole batch.
+        # The following stages work on the whole batch. Claim all rows, without naming a field: if
+        # the worker crashes now, every sample of the batch may be the cause.
         batch.states[:] = _CLAIMED
         if not layout.joins:
             return self._write(batch, self._make(below))
@@ -266,7 +303,7 @@ class BatchBuilder:
         return self._join(batch, rows.__getitem__, copy_rows(below, batch))
 
     def _scratch(self, layout: BlockLayout) -> Scratch:
-        """Return the scratch block for batches of an inner layout."""
+        """Return the scratch block for batches with a certain layout; create it if necessary."""
         for found in self._scratches:
             if found.layout is layout:
                 return found
@@ -274,7 +311,11 @@ class BatchBuilder:
         return self._scratches[-1]
 
     def _join(self, batch: BatchRows, values_of: Callable[[str], Values], used: int) -> int:
-        """Collate the values of fields; return the used bytes of the heap."""
+        """Collate the values of those fields that become one array of the batch.
+
+        `values_of` returns the values of a field by its name. `used` and the return value are the
+        numbers of bytes that are used in the heap before and afterwards.
+        """
         try:
             for slot in batch.layout.joins:
                 used = join(batch, slot, values_of(slot.join.name), used, self._places(batch))
@@ -284,7 +325,7 @@ class BatchBuilder:
         return used
 
     def _make(self, rows: BatchRows) -> Any:
-        """Return the result of the user's batch functions for a batch."""
+        """Run the user's batch functions on the batch in `rows`; return the result."""
         batch_spec, block = self._batch_spec, rows.memory.bytes
         epoch, start = rows.chunk.keys.epoch, rows.chunk.positions[rows.part.start]
         arrays, files = rows.layout.arrays(block, rows.n_rows), (self._paths, self._beside)
@@ -319,7 +360,10 @@ class BatchBuilder:
             raise TransformError(f"{error}\n  at {self._named(rows)}") from None
 
     def first(self, samples: Schema, rows: BatchRows, fill_rows: FillRows) -> Schemas:
-        """Build the first batch of samples with this schema, and return the resulting schemas."""
+        """Build a first batch, to find out which schema the results of batch functions have.
+
+        Return this schema together with `samples`, the schema of samples.
+        """
         self.fill(rows, fill_rows)
         made = self._make(rows)
         try:
@@ -328,11 +372,14 @@ class BatchBuilder:
             raise TransformError(f"{error}\n  at {self._named(rows)}") from None
         layout = layout_for_batches(schema, whole, rows.layout)
         heap_bytes = self._write(rows._replace(layout=layout, memory=Scratch(layout)), made)
-        self._scratches.clear()  # later batches have other layouts
+        self._scratches.clear()  # these scratch blocks do not fit the layouts of later batches
         return Schemas(samples, schema, whole, heap_bytes)
 
     def _write(self, batch: BatchRows, made: Any) -> int:
-        """Copy the user's batch into a block; return the used bytes of the heap."""
+        """Copy `made`, the result of the batch functions, into a block; return the used bytes.
+
+        These are the bytes that are used in the heap of the block.
+        """
         layout, used = batch.layout, 0
         try:
             check_batch(made, batch.n_rows, layout.schema, [slot.name for slot in layout.whole])
@@ -358,7 +405,7 @@ class BatchBuilder:
         return place
 
     def _named(self, batch: BatchRows) -> str:
-        """Describe the batch for messages."""
+        """Return a phrase for messages that names the batch by its first samples."""
         places = list(map(self._places(batch), range(min(batch.n_read, _NAMED_SAMPLES))))
         more = ", …" if batch.n_read > _NAMED_SAMPLES else ""
         return f"the batch of {', '.join(places)}{more} of {self._batch_spec.path}"
