@@ -1,10 +1,15 @@
-"""The pool of blocks, the shared memory that batches are written to, and the leases on blocks.
+"""Blocks of shared memory, the pool that owns them, and leases on blocks.
 
-A block is an anonymous memory file: it has no name, cannot leak, and is passed by descriptor. The
-main process creates and owns all blocks. A batch that the caller holds has a *lease*: an array over
-the whole block, kept alive by all views of it. (NumPy sets the `base` of a view of a view to the
-last array in the chain: the lease, whose own base is a map.) When the last view is gone, a
-finalizer appends the lease to a deque, and does nothing else: it may run in any thread at any time.
+Workers write batches and other values to blocks. A block is an anonymous memory file. The file has
+no name, so it cannot be left behind, and processes send each other its descriptor. The main process
+creates and owns all blocks.
+
+While user code holds the content of a block, the block is *leased*: there is an array over the
+whole block, and every array that user code has received is a view of this array and keeps it alive.
+(NumPy sets the `base` of a view of a view to the array at the end of the chain. Here this is the
+array over the whole block, because the base of that array is a memory map.) When the last view is
+gone, the callback of a weak reference records the end of the lease in a deque. The callback does
+nothing else, because it may run in any thread at any time.
 """
 
 from __future__ import annotations
@@ -44,10 +49,10 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class BlockMap:
-    """A mapping of a block's memory file that follows its growth; borrows the descriptor.
+    """A memory map of a block's file, renewed when the file has grown.
 
-    Views of an earlier, smaller mapping stay valid, because both mappings share the pages. `most`
-    is the maximum size of the block in bytes: the limit for all blocks together, or None.
+    The descriptor `fd` is borrowed. Views of an earlier, smaller map stay valid, because both maps
+    share the pages. `most` is the maximum size of the block in bytes; None means no maximum.
     """
 
     def __init__(self, fd: int, most: int | None = None) -> None:
@@ -62,17 +67,23 @@ class BlockMap:
         self.views: BlockViews | None = None
 
     def backed_bytes(self) -> int:
-        """Return the bytes that have memory: the file's size, without an end freed by `trim`."""
+        """Return the number of bytes that have memory: the file's size, or less after `trim`."""
         status = os.fstat(self._fd)
         return min(status.st_size, status.st_blocks * _STAT_BLOCK)
 
     def note_growth(self, n_bytes: int | None = None) -> None:
-        """Remap if the file, of n_bytes or as long as fstat says, has outgrown the mapping."""
+        """Map the file again if it has become longer than the map.
+
+        `n_bytes` is the least length that the file is known to have; None asks the kernel.
+        """
         if (os.fstat(self._fd).st_size if n_bytes is None else n_bytes) > len(self.bytes):
             self._map()
 
     def grow(self, n_bytes: int, better: int = 0) -> None:
-        """Allocate memory for at least n_bytes of the file, and for `better` bytes if possible."""
+        """Allocate memory for the first n_bytes of the file, or for `better` bytes if that is more.
+
+        `better` is first reduced to the maximum size of the block and of a file.
+        """
         size = self.backed_bytes()
         if n_bytes > size:
             if self._most is not None:
@@ -94,7 +105,7 @@ class BlockMap:
 
 
 class Block(BlockMap):
-    """A block of the main process's pool. Owns its descriptor until the pool closes the block."""
+    """A block in the main process; owns the descriptor `fd` until the pool closes it."""
 
     def __init__(self, number: int, n_bytes: int, most: int | None = None) -> None:
         self.number = number
@@ -105,13 +116,14 @@ class Block(BlockMap):
             os.close(self.fd)
             raise
         self.use = 0
-        self.n_counted = 0  # bytes that this block contributes to the size of the pool
-        self.known_to: set[int] = set()  # the workers that have received the descriptor
+        self.n_counted = 0  # the bytes of this block that are part of the pool's `n_bytes`
+        self.known_to: set[int] = set()  # the indices of workers that have the descriptor
 
     def trim(self, n_bytes: int) -> None:
-        """Free the memory after the first n_bytes, which `grow` allocates again.
+        """Free the memory behind the first n_bytes; call `grow` before that part is used again.
 
-        The file keeps its length: maps stay valid, and read zeros in the freed part.
+        The file keeps its length. Maps of the file therefore stay valid; the freed part reads as
+        zeros.
         """
         first = -(-n_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         n_behind = len(self.bytes) - first
@@ -121,12 +133,15 @@ class Block(BlockMap):
 
 
 class _Lease(weakref.ref[Any]):
-    """A weak reference that records the end of a lease, in a third of `weakref.finalize`'s time."""
+    """A weak reference to the array of a lease; its callback records the end of the lease.
+
+    This takes a third of the time of `weakref.finalize`.
+    """
 
     __slots__ = ("memory", "number")
 
-    number: int  # the index of the block; negative for a copy
-    memory: mmap.mmap  # the memory of a copy, kept until the copy is returned
+    number: int  # the index of the leased block; for a leased copy, a negative number
+    memory: mmap.mmap  # the memory of a leased copy; not set for a block
 
 
 class BlockPool:
@@ -134,27 +149,28 @@ class BlockPool:
 
     Args:
         block_bytes: the size of a new block.
-        budget: the total number of bytes up to which blocks are created.
-        is_trimmed: free the memory of blocks that are returned while the budget is exceeded; `grow`
-            must be called before such a block is used again.
+        budget: the size of all blocks together up to which `make` creates further blocks.
+        is_trimmed: True to free the memory of a block that is returned while all blocks together
+            exceed the budget. `grow` must be called before such a block is written to again.
     """
 
     def __init__(self, block_bytes: int, budget: int, *, is_trimmed: bool = False) -> None:
         self.block_bytes = block_bytes
         self._budget, self._is_trimmed = budget, is_trimmed
-        self.n_bytes = 0  # of all blocks together
-        # A block takes at most two descriptors per process: one for the block, one for its map.
+        self.n_bytes = 0  # the memory of all blocks together
+        # In each process, a block takes at most two descriptors: one for the file, and one that
+        # Python keeps for the map. All blocks together thus take at most a quarter of the limit.
         self._most = max(2, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
         self._blocks: list[Block] = []
         self._idle: list[int] = []
         self._returned: deque[_Lease] = deque()
-        # No method of the pool, which a lease must not keep alive, and no Python function, which
-        # Ctrl-C could interrupt.
+        # The callback is a method of the deque. A method of the pool would keep the pool alive as
+        # long as there is a lease, and a function in Python could be interrupted by Ctrl-C.
         self._end_lease = self._returned.append
         self.kept: dict[tuple[int, int], Any] = {}
-        """A cache of arrays or tensors over the blocks, for the code that wraps blocks."""
+        """A cache of arrays or tensors over the blocks; the code that creates them fills it."""
         self._leases: dict[int, _Lease] = {}
-        self.n_copies = 0  # of batches out of their blocks
+        self.n_copies = 0  # how often `copy` has copied the content of a block
 
     def __getitem__(self, number: int) -> Block:
         return self._blocks[number]
@@ -172,7 +188,10 @@ class BlockPool:
         return self._idle.pop() if self._idle else None
 
     def make(self) -> int | None:
-        """Create a block and return its index; None if budget or memory allow no further one."""
+        """Create a block and return its index; None if the budget or the memory is exhausted.
+
+        The first block is created regardless of the budget.
+        """
         if not self._blocks:
             return self.make_extra()
         if not self._has_budget:
@@ -211,16 +230,17 @@ class BlockPool:
 
     @property
     def has_room(self) -> bool:
-        """True if a block is idle, or the budget allows another."""
+        """True if a block is idle, or if the budget allows another block."""
         return bool(self._idle) or self._has_budget
 
     @property
     def _has_budget(self) -> bool:
-        # The number of blocks first: with many workers it usually decides, and this is read often.
+        # Compare the number of blocks first: with many workers, this comparison usually decides,
+        # and the property is read often.
         return len(self._blocks) < self._most and self.n_bytes + self.block_bytes <= self._budget
 
     def give_back(self, number: int) -> None:
-        """Return a block or a copy to the pool."""
+        """Make a block idle again; if `number` is that of a copy, forget the copy."""
         if number < 0:
             del self._leases[number]
         else:
@@ -229,7 +249,10 @@ class BlockPool:
             self._idle.append(number)
 
     def lease(self, number: int) -> Bytes:
-        """Return an array over the whole block; the lease ends when its last view is gone."""
+        """Lease a block: return an array over the whole block.
+
+        The lease ends when neither the array nor a view of it exists any more.
+        """
         block = self._blocks[number]
         leased: Bytes = np.ndarray(block.bytes.shape, _BYTE, block.map, block.start)
         self._leases[number] = lease = _Lease(leased, self._end_lease)
@@ -237,7 +260,7 @@ class BlockPool:
         return leased
 
     def copy(self, number: int, n_bytes: int) -> Bytes:
-        """Copy the first n_bytes of a block to separate memory, leased like a block."""
+        """Return a copy of the first n_bytes of a block, in memory that is leased like a block."""
         require(n_bytes, "copies of batches, because all blocks are held by batches still in use")
         memory = mmap.mmap(-1, n_bytes)
         np.frombuffer(memory, np.uint8)[:] = self._blocks[number].bytes[:n_bytes]
@@ -248,8 +271,11 @@ class BlockPool:
         return leased
 
     def take_back_returned(self, settle: Callable[[], None] | None) -> None:
-        """Call `settle`, then take back the blocks and copies whose leases have ended."""
-        # Only the holder of the engine's lock removes entries from the deque; leases only append.
+        """Take back the blocks and copies whose leases have ended.
+
+        If there are any, `settle` is called first, unless it is None.
+        """
+        # Other threads only append to the deque, because the caller holds the engine's lock.
         if n_returned := len(self._returned):
             if settle is not None:
                 settle()
@@ -257,7 +283,7 @@ class BlockPool:
                 self.give_back(self._returned.popleft().number)
 
     def close(self) -> None:
-        """Close all descriptors; leased memory stays valid until its last view is gone."""
+        """Close all descriptors; the memory of a lease stays valid as long as the lease."""
         for block in self._blocks:
             os.close(block.fd)
         self._blocks = []

@@ -1,9 +1,10 @@
 """Seed, save and restore the global random generators of Python, NumPy and torch.
 
-Of torch's generators, only that of the CPU is handled, and only if user code has imported torch. If
-user code imports torch later, the generator is seeded at the end of that import; its first draws
-then do not depend on whether the process had already imported torch. Seeding the generator directly
-takes 1 µs; `torch.manual_seed` takes 110 µs, because it queues seeds for uninitialized devices.
+torch has a generator for each device. This module handles only the generator of the CPU, and never
+imports torch itself. If torch is not imported yet, the seed is kept until user code imports torch,
+and the generator is seeded at the end of that import. The first numbers that user code draws then
+do not depend on when torch was imported. Seeding the generator object directly takes 1 µs;
+`torch.manual_seed` takes 110 µs, because it also queues seeds for devices that are not initialized.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ import numpy as np
 States = tuple[Any, Any, Any]
 """The states of Python's, NumPy's and torch's generators.
 
-If torch is not imported, the third item is the seed to set when torch is imported, or None.
+If torch is not imported, the third item is the seed that torch's generator will get at the end of
+the import, or None if there is no such seed.
 """
 
 
 def seed_generators(key: int) -> None:
-    """Seed the three generators with a key of 64 bits."""
+    """Seed the three generators with `key`, a number of 64 bits."""
     random.seed(key)
     np.random.seed(key & 0xFFFFFFFF)
     _seed_torch(key)
@@ -35,8 +37,9 @@ def seed_generators(key: int) -> None:
 def seed_generators_of_worker() -> None:
     """Seed the generators of a new worker process from the system's entropy.
 
-    A fork inherits NumPy's state, and torch always starts with the same state; Python reseeds its
-    own generator after a fork.
+    Without this, NumPy's generators of all workers would have the state that they inherit from the
+    zygote, and torch's generators would have the state with which torch always starts. Python
+    reseeds its own generator after a fork.
     """
     np.random.seed()
     _seed_torch(int.from_bytes(os.urandom(8), "little"))
@@ -52,8 +55,9 @@ def generator_states() -> States:
 def restore_generators(states: States) -> None:
     """Restore the states that `generator_states` returned.
 
-    If torch was imported after that call, its generator gets the seed that was pending then or, if
-    none was, the state of a new generator.
+    If torch was imported after `generator_states` was called, torch's generator gets the seed that
+    was kept for it at the time of that call. If there was no such seed, the generator gets the
+    state of a new generator.
     """
     random.setstate(states[0])
     np.random.set_state(states[1])
@@ -67,7 +71,7 @@ def restore_generators(states: States) -> None:
 
 
 def _torch_generator() -> Any:
-    """Return torch's CPU generator; None if torch is not, or not completely, imported."""
+    """Return torch's CPU generator; None if torch is not imported, or only partly."""
     return getattr(sys.modules.get("torch"), "default_generator", None)
 
 
@@ -101,7 +105,7 @@ class _TorchImport:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find torch with the other finders, and let its loader seed the generator."""
+        """Find torch with the other finders, and make the loader of torch seed the generator."""
         if name != "torch":
             return None
         for finder in sys.meta_path:
@@ -113,10 +117,10 @@ class _TorchImport:
         return None
 
     def _extend(self, loader: Any) -> None:
-        """Make a loader seed torch's generator after the next module that it executes."""
+        """Make `loader` seed torch's generator once, after it has executed its next module."""
 
         def execute_and_seed(module: ModuleType) -> None:
-            del loader.exec_module  # the method of its class remains
+            del loader.exec_module  # remove this function, which hides the method of the class
             loader.exec_module(module)
             torch, seed = _torch_generator(), self.seed
             self.cancel()

@@ -1,11 +1,13 @@
 """The limits on CPUs and memory of this process.
 
-Every control group from the process's own up to the root can set a limit, so all groups are read,
-through both versions of the kernel's interface. `root` is the root of the file system, so that
-tests can simulate other machines.
+Linux organizes processes in a tree of control groups. The group of this process and each of the
+group's ancestors can set a limit, so all of them are read. The kernel's interface to the groups has
+two versions, and both are supported. In several functions, `root` is the root of the file system;
+tests pass another folder to simulate other machines.
 
-Inside a control group, reserving too much memory raises no error; the kernel's out-of-memory killer
-kills the process instead. `require` therefore checks first, and raises an error with figures.
+If a process allocates more memory than its control group allows, the process gets no error: the
+kernel kills it. `require` is therefore called before an allocation, and raises an error that
+contains the required and the available number of bytes.
 """
 
 from __future__ import annotations
@@ -21,17 +23,17 @@ _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
 class CgroupLevel(NamedTuple):
-    """One control group: the version (1 or 2) of its interface, and its folder."""
+    """A control group: the version (1 or 2) of the kernel's interface, and the group's folder."""
 
     version: int
     folder: str
 
 
 def levels(controller: str, root: str = "/") -> list[CgroupLevel]:
-    """Return the groups that may limit this process through `controller`, its own group first.
+    """Return the control groups that may limit this process, from its own group to the root.
 
-    A version 2 group is included even if the controller is not enabled in it: the controller's
-    files are then missing there.
+    `controller` is "cpu" or "memory". A group of version 2 is included even if the controller is
+    not enabled in the group. In that case, the folder of the group lacks the controller's files.
     """
     places = _group_paths(read_text(os.path.join(root, "proc/self/cgroup")), controller)
     found = []
@@ -60,13 +62,13 @@ def read_text(path: str) -> str:
 
 
 def read_number(path: str) -> int | None:
-    """Read a file that contains one integer; None if it is missing or contains "max"."""
+    """Read a file that contains one integer; return None if the file is missing or has "max"."""
     text = read_text(path).strip()
     return int(text) if text.lstrip("-").isdigit() else None
 
 
 def _group_paths(text: str, controller: str) -> dict[int, str]:
-    """Return this process's group in each version's tree, from lines `id:controllers:group`."""
+    """Return {version: group of this process}; `text` has lines `id:controllers:group`."""
     places = {}
     for line in text.splitlines():
         number, _, rest = line.partition(":")
@@ -85,10 +87,11 @@ def _version(kind: str, options: list[str], controller: str) -> int:
 
 
 def _relative_group(group: str, mounted_group: str) -> str:
-    """Return the path of `group` below the group that is visible at the mount point, or "".
+    """Return the path of `group` relative to `mounted_group`; "" if both are the same group.
 
-    In a container, the mounted group is often the process's own group. A group outside the
-    container's view is shown as `/../…`; only the mounted group can then be read.
+    `mounted_group` is the group whose folder is the mount point. In a container, this is often the
+    group of the process itself. The kernel shows a group outside of the container's view as
+    `/../…`. In that case, only the mounted group can be read, and the result is "".
     """
     below = os.path.relpath(group, mounted_group)
     return "" if below == "." or below.startswith("..") or "/.." in group else below
@@ -104,7 +107,11 @@ def _unescape(text: str) -> str:
 
 
 def usable_cpus() -> int:
-    """Return the number of CPUs in this process's affinity, at most its groups' quota."""
+    """Return the number of CPUs that this process may use.
+
+    This is the number of CPUs in the affinity of the process or, if lower, the quota of its control
+    groups.
+    """
     n_allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     n_cpus, n_quota = n_allowed or 1, quota_cpus()
     return n_cpus if n_quota is None else min(n_cpus, n_quota)
@@ -113,7 +120,7 @@ def usable_cpus() -> int:
 def quota_cpus(root: str = "/") -> int | None:
     """Return the number of CPUs that the control groups' quotas allow; None without a quota.
 
-    A quota is rounded up: with 1.5 CPUs, two busy processes use the whole quota.
+    A fraction is rounded up, because one busy process cannot use a quota of 1.5 CPUs, but two can.
     """
     quotas = (_quota_us(level) for level in levels("cpu", root))
     counts = [max(1, -(-quota // period)) for quota, period in quotas if quota > 0 and period > 0]
@@ -121,7 +128,10 @@ def quota_cpus(root: str = "/") -> int | None:
 
 
 def _quota_us(level: CgroupLevel) -> tuple[int, int]:
-    """Return a group's quota and its period in microseconds; zeros if there is none."""
+    """Return the CPU time that a group may use per period, and the period, in microseconds.
+
+    If the group has no quota, one of the numbers is 0 or negative.
+    """
     if level.version == 2:
         quota, _, period = read_text(f"{level.folder}/cpu.max").partition(" ")
         period = period.strip()
@@ -141,7 +151,7 @@ _STRICT = 2  # the value of vm.overcommit_memory at which the kernel never overc
 
 
 class MemoryLimit(NamedTuple):
-    """The number of bytes still available under a limit; `name` names the limit in messages."""
+    """A limit on memory: the number of bytes that are still available, and a name for messages."""
 
     n_bytes: int
     name: str
@@ -150,8 +160,9 @@ class MemoryLimit(NamedTuple):
 def available_bytes() -> int:
     """Return the number of bytes that this process can safely allocate now.
 
-    The minimum is taken of the memory of the machine, of each control group (with its page cache)
-    and of the address space under RLIMIT_AS.
+    Several limits are compared, and the lowest number counts: the available memory of the machine
+    and of each control group (the page cache counts as available), the address space that RLIMIT_AS
+    leaves, and the memory that the kernel's limit on committed memory leaves.
     """
     return _tightest().n_bytes
 
@@ -162,14 +173,17 @@ def default_budget() -> int:
 
 
 def require(n_bytes: int, what: str, hint: str = _DEFAULT_HINT) -> None:
-    """Raise InsufficientMemory, with a hint, unless n_bytes are free for `what`, a plural."""
+    """Raise InsufficientMemory unless n_bytes are available.
+
+    `what`, preferably a plural, is the subject of the message, and `hint` is its end.
+    """
     _require_within(_tightest(), n_bytes, what, hint)
 
 
 def require_page_cache(n_bytes: int, what: str, hint: str) -> None:
-    """Raise InsufficientMemory unless n_bytes are free for pages of files.
+    """Raise InsufficientMemory unless n_bytes are available for the page cache.
 
-    Limits on address space and committed memory do not apply to them.
+    Limits on address space and committed memory are not checked: cached pages do not count there.
     """
     _require_within(_least(page_cache_limits()), n_bytes, what, hint)
 
@@ -183,12 +197,12 @@ def _require_within(tightest: MemoryLimit, n_bytes: int, what: str, hint: str) -
 
 
 def limits(root: str = "/") -> list[MemoryLimit]:
-    """Return all limits that are set in files below `root`; none on systems without /proc."""
+    """Return all limits that files below `root` contain; without /proc, the list is empty."""
     return [*page_cache_limits(root), *_commit_limits(root)]
 
 
 def page_cache_limits(root: str = "/") -> list[MemoryLimit]:
-    """Return the limits that also apply to pages of files."""
+    """Return the limits that apply to the page cache as well as to allocated memory."""
     found = []
     figures = _meminfo(root)
     if "MemAvailable" in figures:
@@ -228,7 +242,10 @@ def _commit_limits(root: str) -> list[MemoryLimit]:
 
 
 def _group_limit(level: CgroupLevel) -> MemoryLimit | None:
-    """Return limit - usage + page cache of a control group; None without a limit."""
+    """Return the available memory of a control group: limit - usage + page cache.
+
+    Return None if the group has no limit.
+    """
     folder = level.folder
     if level.version == 2:
         # Above "high" the kernel throttles the process, which is as bad for a loader as a kill.
@@ -243,8 +260,8 @@ def _group_limit(level: CgroupLevel) -> MemoryLimit | None:
     used_bytes = read_number(f"{folder}/{usage}")
     if limit_bytes is None or used_bytes is None:
         return None
-    # Count file pages only, because the group's "cache" figure also includes shared memory such as
-    # blocks, which cannot be reclaimed.
+    # Count only cached pages of files. The group's figure "cache" also includes shared memory, such
+    # as the blocks of loaders, which the kernel cannot reclaim.
     figures = _parse_key_values(read_text(f"{folder}/memory.stat"), unit_bytes=1)
     cache_bytes = min(used_bytes, sum(figures.get(name, 0) for name in cache))
     left_bytes = max(0, limit_bytes - used_bytes + cache_bytes)

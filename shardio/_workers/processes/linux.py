@@ -32,7 +32,7 @@ _KEPT_BYTES = 128 << 20
 _LARGEST_KEPT_BYTES = 32 << 20  # the largest value that glibc accepts
 _OF_MALLOC = {"MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"}
 
-Given = tuple[int, FrameType | None]
+Given = tuple[int, FrameType | None]  # the arguments of a signal handler
 Handler = Callable[[int, FrameType | None], object]
 
 # Load the library at import, because a forked worker calls prctl before anything else.
@@ -40,7 +40,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _ThisProcess:
-    """A cache of this process's `pid` that follows forks; os.getpid() is slow for each batch."""
+    """A cache of this process's id, which is updated in a fork.
+
+    os.getpid() would be slow for each batch.
+    """
 
     def __init__(self) -> None:
         self.note_pid()
@@ -55,10 +58,14 @@ this_process = _ThisProcess()
 
 @contextlib.contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Defer Ctrl-C during a short step; threads other than the main one never receive it."""
+    """Defer Ctrl-C until the end of a `with` block, which must be short.
+
+    Only the main thread needs this, because Python handles Ctrl-C in no other thread.
+    """
     with _handler_held(lambda handler, given: handler(*given)):
-        # Block the signal only while interrupts are recorded: another thread may receive a late
-        # interrupt, which must not leave the mask changed.
+        # Change the signal mask only while `_handler_held` records interrupts. The kernel may still
+        # deliver the signal to another thread; without the recording, Python would then raise
+        # KeyboardInterrupt here, and the mask could stay changed.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             yield
@@ -69,8 +76,9 @@ def interrupts_held() -> Iterator[None]:
 class Finalizer(weakref.finalize):  # type: ignore[type-arg]  # not subscriptable at run time
     """A `weakref.finalize` that does not swallow Ctrl-C.
 
-    Python discards exceptions that are raised while an object is collected; an interrupt is
-    therefore sent again afterwards. Explicit calls behave normally.
+    Python discards every exception that is raised while an object is garbage-collected. If Ctrl-C
+    arrives while the finalizer runs for this reason, the signal is therefore sent again afterwards.
+    If the finalizer is called explicitly, Ctrl-C interrupts it as any other function.
     """
 
     __slots__ = ()
@@ -84,15 +92,15 @@ class Finalizer(weakref.finalize):  # type: ignore[type-arg]  # not subscriptabl
 
 
 def _send_again(handler: Handler, given: Given) -> None:
-    if isinstance(handler, _HeldInterrupts):  # the outer context manager raises it
+    if isinstance(handler, _HeldInterrupts):  # an outer `_handler_held` handles the interrupt
         handler(*given)
         return
-    with contextlib.suppress(RuntimeError):  # the interpreter is shutting down
+    with contextlib.suppress(RuntimeError):  # no thread starts while the interpreter shuts down
         _thread.start_new_thread(_interrupt_once_out, (threading.get_ident(),))
 
 
 def _interrupt_once_out(thread: int) -> None:
-    """Send Ctrl-C to a thread as soon as it has left the finalizer."""
+    """Send Ctrl-C to a thread as soon as that thread has left the finalizer."""
     while _is_in_finalizer(sys._current_frames().get(thread)):
         time.sleep(0.001)
     signal.pthread_kill(thread, signal.SIGINT)
@@ -105,7 +113,7 @@ def _is_in_finalizer(frame: FrameType | None) -> bool:
 
 
 class _HeldInterrupts(list[Given]):
-    """A temporary SIGINT handler that records the signals."""
+    """A temporary handler of SIGINT that records its calls."""
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self.append((number, frame))
@@ -113,10 +121,13 @@ class _HeldInterrupts(list[Given]):
 
 @contextlib.contextmanager
 def _handler_held(then: Callable[[Handler, Given], object]) -> Iterator[None]:
-    """Record interrupts; at the end, call `then` with the program's handler for each.
+    """Record interrupts during a `with` block; then call `then` for each of them.
 
-    Blocking the signal in this thread is not enough: the kernel sends the signal to another thread,
-    such as one of NumPy's, and Python still calls the handler in the main thread.
+    `then` gets the program's handler of SIGINT and the arguments for that handler. In threads other
+    than the main thread, nothing is recorded.
+
+    It is not enough to block the signal in the main thread: the kernel would deliver the signal to
+    another thread, such as one of NumPy's, and Python would call the handler in the main thread.
     """
     handler = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
@@ -135,7 +146,7 @@ def _handler_held(then: Callable[[Handler, Given], object]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def files_explained() -> Iterator[None]:
-    """Raise UnsupportedEnvironment, with a remedy, if the limit on open files is reached."""
+    """Raise UnsupportedEnvironment if the `with` block fails because too many files are open."""
     try:
         yield
     except OSError as error:
@@ -144,7 +155,7 @@ def files_explained() -> Iterator[None]:
 
 
 def explain_files(error: OSError) -> None:
-    """Raise UnsupportedEnvironment, with a remedy, if an error means too many open files."""
+    """Raise UnsupportedEnvironment if `error` means that too many files are open."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         raise UnsupportedEnvironment(
@@ -157,7 +168,7 @@ def explain_files(error: OSError) -> None:
 def check_files(n_files: int) -> None:
     """Raise UnsupportedEnvironment unless n_files more files can be opened.
 
-    ZeroMQ aborts the program if it cannot open one.
+    Check this before ZeroMQ opens files, because ZeroMQ aborts the program when that fails.
     """
     with interrupts_held(), files_explained(), contextlib.ExitStack() as opened:
         for _ in range(n_files):
@@ -165,10 +176,10 @@ def check_files(n_files: int) -> None:
 
 
 def open_pidfd(pid: int) -> int:
-    """Open a descriptor, owned by the caller, that is readable once a process has exited.
+    """Open a descriptor that becomes readable when the process exits; the caller owns it.
 
-    Raises ProcessLookupError if there is no such process, UnsupportedEnvironment if the kernel has
-    no pidfds.
+    Raises ProcessLookupError if there is no such process, and UnsupportedEnvironment if the kernel
+    does not support such descriptors.
     """
     if not hasattr(os, "pidfd_open"):
         raise _missing_call("pidfd_open", f"this is {sys.platform}")
@@ -182,7 +193,7 @@ def open_pidfd(pid: int) -> int:
 
 
 def has_ended(pidfd: int, timeout_s: float | None = 0.0) -> bool:
-    """Return True if the process of `pidfd` has exited; wait for its exit up to `timeout_s`."""
+    """Wait up to `timeout_s` for the exit of a process; return True if the process has exited."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))
@@ -197,7 +208,8 @@ def end_process(pidfd: int) -> None:
 def memory_file(*parts: bytes) -> int:
     """Create an anonymous file in memory that contains `parts`; the caller owns the descriptor.
 
-    Read the file with `os.pread`: the offset is at the end, and shared by all processes.
+    Read the file with `os.pread`, because the descriptor's position is at the end of the file, and
+    all processes that have the descriptor share this position.
     """
     if not hasattr(os, "memfd_create"):
         raise _missing_call("memfd_create", f"this is {sys.platform}")
@@ -219,14 +231,20 @@ def memory_file(*parts: bytes) -> int:
 
 
 def resize_memory_file(fd: int, n_bytes: int, what: str) -> None:
-    """Set the length of a memory file for `what`; its pages take memory when they are touched."""
+    """Set the length of a memory file; a page takes memory only once it is touched.
+
+    `what` is the purpose of the file, for error messages.
+    """
     with file_limit_explained(n_bytes, what):
         os.ftruncate(fd, n_bytes)
 
 
 @contextlib.contextmanager
 def file_limit_explained(n_bytes: int, what: str) -> Iterator[None]:
-    """Raise InsufficientMemory if RLIMIT_FSIZE forbids a memory file of n_bytes for `what`."""
+    """Raise InsufficientMemory if the `with` block fails because of RLIMIT_FSIZE.
+
+    `n_bytes` is the size of the memory file, and `what` its purpose; the message contains both.
+    """
     try:
         yield
     except OSError as error:
@@ -242,8 +260,8 @@ def file_limit_explained(n_bytes: int, what: str) -> Iterator[None]:
 def die_with_parent(parent_pid: int) -> None:
     """Ask the kernel to kill this process when its parent exits; exit if the parent has exited.
 
-    The kernel also does so when the *thread* that forked this process exits, so the parent must
-    have a single thread.
+    The kernel would also kill this process if only the *thread* exited that has forked it. The
+    parent must therefore have a single thread.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent_pid:  # the parent exited before prctl: there will be no signal
@@ -256,22 +274,23 @@ def name_process(name: str) -> None:
 
 
 def yield_to_main() -> None:
-    """Prevent this process from preempting others on its CPU when it wakes up.
+    """Prevent this process from preempting other processes on its CPU when it wakes up.
 
-    A worker that wakes up for a task must not preempt the main process in the middle of a step. The
-    gain varies a lot between runs.
+    A worker that wakes up for a task must not interrupt the main process in the middle of a step.
+    The gain varies a lot between runs.
     """
-    with contextlib.suppress(OSError):  # refused by some sandboxes and by the inherited policy
+    with contextlib.suppress(OSError):  # some sandboxes and inherited policies refuse this
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def keep_freed_memory() -> None:
     """Keep up to 128 MiB of freed memory in this process for reuse.
 
-    By default, glibc returns arrays of 128 KiB and more to the kernel when they are freed, and the
-    kernel zeroes every page of the next arrays: nine tenths of the time if each sample allocates
-    two arrays of 600 KB. Arrays above 32 MiB are still returned. Malloc settings in the environment
-    take precedence; with another libc nothing is changed.
+    By default, glibc returns the memory of an array of 128 KiB or more to the kernel when the array
+    is freed. The kernel must then zero every page of the next array. If each sample allocates two
+    arrays of 600 KB, this takes nine tenths of the time. The memory of arrays above 32 MiB is still
+    returned. Settings of malloc in the environment take precedence. Without glibc's `mallopt`,
+    nothing is changed.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if "glibc.malloc." in tunables or not _OF_MALLOC.isdisjoint(os.environ):
@@ -282,7 +301,10 @@ def keep_freed_memory() -> None:
 
 
 def read_umask() -> int:
-    """Return this process's umask, without os.umask(), which would change it for other threads."""
+    """Return this process's umask.
+
+    os.umask() would change the umask to read it, also for the other threads.
+    """
     with open("/proc/self/status", "rb") as status:
         for line in status:
             if line.startswith(b"Umask:"):
@@ -303,12 +325,13 @@ class WakeupEvent(Closing):
     def __init__(self) -> None:
         with files_explained():
             self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        # Without a lock, `ring` could write to a descriptor number that was reused after `close`.
+        # Without the lock, another thread could call `close` just before `ring` writes; `ring`
+        # would then write to a file that was opened since, with the same descriptor number.
         self._lock = threading.Lock()
         self._is_closed = False
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable from `ring` to `clear`."""
+        """Return a descriptor that is readable after a call of `ring`, until `clear` is called."""
         return self._fd
 
     def ring(self) -> None:
@@ -318,7 +341,7 @@ class WakeupEvent(Closing):
                 os.eventfd_write(self._fd, 1)
 
     def clear(self) -> None:
-        """Clear the event."""
+        """Undo all calls of `ring`: the descriptor is not readable any more."""
         with contextlib.suppress(BlockingIOError):  # the event was not set
             os.eventfd_read(self._fd)
 

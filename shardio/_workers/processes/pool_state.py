@@ -1,9 +1,9 @@
 """The state of a worker pool: its kernel objects, the events on them, and their release.
 
-The state is separate from the pool, because a finalizer releases it after the pool is gone.
-Received events stay in the state until `WorkerPool.wait` returns them, and every step can be
-repeated on the same state. A KeyboardInterrupt at any moment thus neither loses nor duplicates an
-event.
+The state is an object of its own, because a finalizer must be able to release it after the
+WorkerPool has been garbage-collected. Received events stay in the state until `WorkerPool.wait`
+returns them, and every step that handles them can be repeated. A KeyboardInterrupt at any moment
+thus neither loses nor duplicates an event.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from shardio._workers.processes.worker_main import (
 from shardio._workers.processes.zygote import EXITED, GRACE_S, REPLY, STARTED, Zygote, release
 from shardio.errors import UnsupportedEnvironment
 
-# The time to wait after SIGKILL until the kernel has ended the processes.
+# The maximum time to wait, after SIGKILL, until the kernel has ended the processes.
 _PATIENCE_S = 0.8
 
 Arrival = tuple[int, Received]  # the worker's index, and the result of `recvmsg`
-Rights = list[tuple[int, int, "array.array[int]"]]
+Rights = list[tuple[int, int, "array.array[int]"]]  # descriptors, as an argument of `sendmsg`
 
 _RECEIVE_NOW = (RECEIVE[0], RECEIVE[1], RECEIVE[2] | socket.MSG_DONTWAIT)
-# The same arguments of `recvmsg`, as the iterables that `map` takes.
+# The arguments in `_RECEIVE_NOW`, each in a tuple of its own, because `map` takes iterables.
 _ONE_RECEIVE = tuple((argument,) for argument in _RECEIVE_NOW)
 
 # Plain ints, because operators of enum members are slow.
@@ -55,7 +55,11 @@ class Message(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The pool's function raised in a worker, or could not be unpickled; a WorkerExit follows."""
+    """The failure of a worker; a WorkerExit for the worker follows.
+
+    The pool's function raised or could not be unpickled, and `text` is the traceback. Or the
+    process could not be started, and `text` is the reason.
+    """
 
     worker: int
     text: str
@@ -64,9 +68,10 @@ class Failed(NamedTuple):
 class WorkerExit(NamedTuple):
     """The exit of a worker's process: its last event.
 
-    The process was killed by `signal`, or exited with `exit_code`: 0 if the function returned, 1 if
-    it raised (a Failed event precedes this). Both are None if the process could not be started.
-    `pid` is None then, and if the zygote exited meanwhile.
+    If the process was killed by a signal, `signal` is its number. If the process exited by itself,
+    `exit_code` is 0 if the pool's function returned, and 1 if the function raised; in the latter
+    case, a Failed event precedes this event. Both attributes are None if the process could not be
+    started. `pid` is None in that case, and also if the zygote exited before it reported the start.
     """
 
     worker: int
@@ -96,18 +101,18 @@ Event = Message | Failed | WorkerExit
 
 
 class WorkerHandle:
-    """The main process's side of one worker; a restart replaces it."""
+    """The main process's side of one worker process; a restart creates a new handle."""
 
     def __init__(self, index: int, end: socket.socket) -> None:
         self.index = index
         self.end = end
-        # An infinite iterator of (index, result of `recvmsg`): taking an item calls `recvmsg` once.
+        # An endless iterator of (index, result of `recvmsg`). Each `next` calls `recvmsg` once.
         received = map(end.recvmsg, *map(repeat, _RECEIVE_NOW))
         self.arrivals: Iterator[Arrival] = zip(repeat(index), received, strict=False)
         self.pid: int | None = None
         self.pidfd: int | None = None
-        # Messages for which the socket had no room, as arguments of `sendmsg`; `sent` has the
-        # results of those sent so far.
+        # `outgoing` has the messages for which the socket had no room, as arguments of `sendmsg`.
+        # The first len(sent) of them have been sent since; `sent` has the results of `sendmsg`.
         self.outgoing: list[tuple[list[bytes], Rights]] = []
         self.outgoing_fds: list[int] = []
         self.sent: list[int] = []
@@ -130,13 +135,13 @@ class PoolState:
 
     def __init__(self) -> None:
         self.owner_pid = os.getpid()
-        self.lock = threading.RLock()  # held while `wait` uses descriptors, so that none is closed
+        self.lock = threading.RLock()  # held by `wait`, so that `end` does not close descriptors
         self.epoll = select.epoll()
         self.workers: list[WorkerHandle] = []
         self.zygote: Zygote | None = None
         self.session: socket.socket | None = None
         self.wakeup: WakeupEvent | None = None
-        self.own_fds: list[int] = []  # the payload file, then copies of the fds given to workers
+        self.own_fds: list[int] = []  # the file with the function, then the fds for the workers
         self.replies: deque[Received] = deque()  # replies of the zygote that are not handled yet
         self.intake: list[Arrival] = []  # messages of workers that are not returned yet
         self.exited: list[WorkerHandle] = []  # exited workers that are not reported yet
@@ -163,8 +168,8 @@ class PoolState:
     def gather(self, timeout_s: float | None) -> list[Event]:
         """Wait until there is an event, and return all events.
 
-        The list is empty after a timeout or a wakeup. The caller must clear `intake` and `exited`,
-        in which the events stay.
+        The list is empty after a timeout or a wakeup, or if the pool is being closed. The events
+        stay in `intake` and `exited`, and the caller must clear both lists.
         """
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -177,7 +182,7 @@ class PoolState:
             try:
                 ready = self.epoll.poll(timeout_s, 64)
             except (OSError, ValueError):
-                if self.is_closing:  # closed by a signal handler during the call
+                if self.is_closing:  # a signal handler closed the pool during the call
                     return []
                 raise
             if not ready or self.is_closing:
@@ -194,11 +199,11 @@ class PoolState:
                     self._receive(worker)
             if end_s is not None:
                 timeout_s = max(0.0, end_s - time.monotonic())
-            if is_woken:  # receive the events that arrived at the same time, then return
+            if is_woken:  # receive events that have arrived as well, then return
                 end_s = timeout_s = 0.0
 
     def _handle_other(self, fd: int) -> bool:
-        """Handle a ready descriptor that is not a worker's; return True for the wakeup event."""
+        """Handle a readable descriptor that is not a worker's; return True for the wakeup event."""
         if self.wakeup is not None and fd == self.wakeup.fileno():
             self.wakeup.clear()
             return True
@@ -209,7 +214,7 @@ class PoolState:
         return False
 
     def queue(self, worker: WorkerHandle, message: bytes, fds: Sequence[int]) -> None:
-        """Queue a message for which the socket had no room, with duplicates of its fds."""
+        """Queue a message for which the socket had no room; duplicate its descriptors `fds`."""
         if not worker.outgoing:
             self.epoll.modify(worker.end, _READABLE | _WRITABLE)
         copies = array.array("i", map(os.dup, fds))
@@ -220,8 +225,8 @@ class PoolState:
     def _flush(self, worker: WorkerHandle) -> None:
         """Send queued messages as long as the socket has room for them."""
         try:
-            # The result of each send is stored before the next send, so Ctrl-C cannot cause a
-            # message to be sent twice.
+            # `extend` stores the result of each send before the next send. Therefore no message is
+            # sent twice, even after Ctrl-C.
             unsent = worker.outgoing[len(worker.sent) :]
             worker.sent.extend(starmap(worker.end.sendmsg, unsent))
         except BlockingIOError:
@@ -235,18 +240,19 @@ class PoolState:
             os.close(fd)
 
     def _receive(self, worker: WorkerHandle) -> None:
-        # One call moves data from the kernel to the list, so no signal handler can run in between.
+        # A single call in C receives the message and stores it in the list. No signal handler can
+        # run between these two steps, so no message is lost.
         try:
             self.intake.extend(islice(worker.arrivals, 1))
         except (BlockingIOError, ConnectionResetError):
-            return  # a reset is reported once; queued data can still be received afterwards
+            return  # the kernel reports a reset once; queued messages can be received afterwards
 
     def _receive_reply(self, session: socket.socket) -> None:
         with contextlib.suppress(BlockingIOError, ConnectionResetError):
             self.replies.extend(map(session.recvmsg, *_ONE_RECEIVE))
 
     def _events(self) -> list[Event]:
-        """Convert everything received so far into events, without a change of the state."""
+        """Convert everything received so far into events; a second call returns them again."""
         events: list[Event] = []
         workers = self.workers
         for index, (data, ancillary, flags, _) in self.intake:
@@ -268,7 +274,7 @@ class PoolState:
         """Handle the zygote's replies; remove each reply once it is completely handled."""
         while self.replies:
             data, ancillary, flags, _ = self.replies[0]
-            if not data:  # the zygote has exited, which its pidfd reports too
+            if not data:  # the zygote has exited; its pidfd reports the same
                 self._ignore(self.session)
             else:
                 kind, index, pid, how, status = REPLY.unpack(data)
@@ -322,7 +328,7 @@ class PoolState:
                 intake.extend(islice(worker.arrivals, 1))
             except ConnectionResetError:
                 continue
-            # The socket is empty but still open, in a process that the worker started.
+            # The socket is empty, but a process that the worker has started keeps it open.
             except BlockingIOError:
                 break
             _, (data, ancillary, _, _) = intake[-1]
@@ -338,7 +344,10 @@ class PoolState:
         self._by_fd.pop(worker.end.fileno(), None)
 
     def _ignore(self, source: socket.socket | int | None) -> None:
-        """Remove a descriptor from the epoll; `close` is not enough if a fork has a copy of it."""
+        """Stop watching a descriptor.
+
+        Closing the descriptor would not be enough if a fork of this process has a copy of it.
+        """
         if source is not None:
             with contextlib.suppress(FileNotFoundError):
                 self.epoll.unregister(source)
@@ -346,8 +355,9 @@ class PoolState:
     def end(self) -> None:
         """End the workers, wait until they have exited, and close everything.
 
-        Idle workers exit when their channel is shut down; others are killed after GRACE_S. In a
-        fork of the owner this does nothing: a fork that exits must not end its parent's workers.
+        Idle workers exit when their channel is shut down; other workers are killed after GRACE_S.
+        In a fork of the process that created the pool, this method does nothing, because a fork
+        that exits must not end the workers of its parent.
         """
         if os.getpid() != self.owner_pid:
             return
@@ -358,16 +368,17 @@ class PoolState:
                 return
             self.is_closed = True
             try:
-                # If no descriptor is available, the workers are killed below.
+                # An OSError means that no descriptor is available; `_let_go` kills the workers.
                 with contextlib.suppress(OSError):
                     self._release_zygote()
             finally:  # even if a second Ctrl-C interrupts the wait
                 self._let_go()
 
     def _shut_sockets(self) -> None:
-        """Shut down the main process's side of every socket; this also wakes a `wait` in a thread.
+        """Shut down the main process's side of every socket.
 
-        Closing would not suffice: the other side does not notice while a fork has a copy.
+        This also ends a `wait` in another thread. Closing the sockets would not be enough, because
+        the other side does not notice a `close` while a fork of this process has a copy.
         """
         ends = [(worker.end, socket.SHUT_RDWR) for worker in self.workers]
         if self.session is not None:
@@ -380,7 +391,7 @@ class PoolState:
         zygote = self.zygote
         if zygote is None:
             return
-        zygote_pidfd = os.dup(zygote.pidfd)  # the release below may close the original
+        zygote_pidfd = os.dup(zygote.pidfd)  # `release` below may close the original
         try:
             if not self._is_over(zygote_pidfd, GRACE_S):
                 self._kill()
@@ -395,7 +406,10 @@ class PoolState:
             os.close(zygote_pidfd)
 
     def _is_over(self, zygote_pidfd: int, timeout_s: float) -> bool:
-        """Read the zygote's last replies; return False if they do not all arrive in time."""
+        """Read the zygote's last replies; return True if the session ended within `timeout_s`.
+
+        The zygote ends the session when all workers of the pool have exited.
+        """
         if self.session is None:
             return True
         poll = select.poll()
@@ -419,7 +433,10 @@ class PoolState:
         return False
 
     def _note_starts(self) -> None:
-        """Record the pidfds of workers that were started since the last `wait`."""
+        """Record the pidfds of workers that were started since the last `wait`.
+
+        Other replies are dropped.
+        """
         while self.replies:
             data, ancillary, flags, _ = self.replies[0]
             kind, index, pid, _, _ = REPLY.unpack(data) if data else (0, 0, 0, 0, 0)
@@ -434,7 +451,7 @@ class PoolState:
                 end_process(worker.pidfd)
 
     def _let_go(self) -> None:
-        # The error means that descriptors ran out, which was reported before.
+        # The error means that the descriptors ran out, which has been reported already.
         with contextlib.suppress(UnsupportedEnvironment):
             self._note_starts()
         self._kill()
@@ -443,7 +460,7 @@ class PoolState:
             self.zygote = None
         for worker in self.workers:
             worker.close()
-        # Close descriptors that arrived with events that were never returned.
+        # Close the descriptors of messages that `wait` has not returned.
         for _, (_, ancillary, flags, _) in self.intake:
             for fd in unpack_fds(ancillary, flags):
                 os.close(fd)
@@ -461,7 +478,8 @@ def _await_end(worker: WorkerHandle) -> None:
     if worker.pidfd is not None:
         has_ended(worker.pidfd, 1.0)
         return
-    # The zygote exited while it started this worker, so only the channel shows the exit.
+    # The zygote exited before it reported the start of this worker, so there is no pidfd. Only the
+    # channel shows the exit of the worker.
     poll = select.poll()
     poll.register(worker.end, 0)
     poll.poll(1000)

@@ -1,9 +1,10 @@
 """Serialization between the main process and its workers: functions, values and exceptions.
 
-An exception that can be unpickled keeps its class; any other becomes a TransformError with the same
-text. A function is sent together with the main process's environment, in one memory file. Large
-arrays are pickled out of band, so that their memory is copied only once. Everything that is
-unpickled here comes from this program's own processes, never from stored data.
+An exception that can be unpickled keeps its class; any other exception becomes a TransformError
+with the same text. A function is sent in a memory file, together with the environment of the main
+process: `sys.path`, working directory, environment variables, arguments and umask. Large arrays are
+pickled out of band, so that their memory is copied only once. Everything that is unpickled here
+comes from this program's own processes, never from stored data.
 """
 
 from __future__ import annotations
@@ -32,11 +33,14 @@ from shardio._workers.processes.worker_main import MAX_MESSAGE_BYTES
 from shardio.errors import InvalidArgument, TransformError
 
 MAX_ERROR_BYTES: Final = MAX_MESSAGE_BYTES - 32
-"""The maximum length of a packed error, which is sent in one message after a header."""
+"""The maximum length of a packed error. A message has room for a header and an error."""
 
 
 def pack_error(error: BaseException) -> bytes:
-    """Pickle an exception and, if possible, its cause, in at most MAX_ERROR_BYTES."""
+    """Pickle an exception for `unpack_error`, with its cause if MAX_ERROR_BYTES suffice for both.
+
+    If the exception cannot be pickled or is too long, pickle a TransformError with its text.
+    """
     limit = MAX_ERROR_BYTES
     for cause in (error.__cause__, None):
         packed = _pickle_error(error, cause)
@@ -49,7 +53,7 @@ def pack_error(error: BaseException) -> bytes:
 
 
 def _pickle_error(error: BaseException, cause: BaseException | None) -> bytes | None:
-    """Pickle an error and its cause; None if they cannot be unpickled as exceptions."""
+    """Pickle an error and its cause; return None if unpickling would not restore both."""
     try:
         packed: bytes = cloudpickle.dumps((error, cause))
         found, found_cause = pickle.loads(packed)
@@ -67,7 +71,7 @@ def _described(error: BaseException) -> str:
 
 
 def unpack_error(packed: bytes) -> BaseException:
-    """Return the exception that a worker sent, with its cause."""
+    """Return the exception that a worker has packed with `pack_error`, with its cause."""
     try:
         found: BaseException
         found, found.__cause__ = pickle.loads(packed)
@@ -77,14 +81,20 @@ def unpack_error(packed: bytes) -> BaseException:
 
 
 def pack_failure(error: BaseException, is_called: str) -> bytes:
-    """Pack an exception and its traceback for `unpack_failure`."""
+    """Pack an exception and its traceback for `unpack_failure`.
+
+    `is_called` is the name, in messages, of the function that raised the exception.
+    """
     frames = error.__traceback__
     text = "".join(traceback.format_exception(type(error), error, frames and frames.tb_next))
     return pickle.dumps((pack_error(as_failure(error, is_called)), text))
 
 
 def unpack_failure(failure: bytes | memoryview, where: str) -> BaseException:
-    """Return the exception that a function raised, with a note; `where` names the function."""
+    """Return the exception in `failure`, with the traceback from the worker as a note.
+
+    `where` describes, for the note, where the exception was raised: the worker and the item.
+    """
     packed_error, text = pickle.loads(failure)
     error = unpack_error(packed_error)
     add_note(error, f"in {where}:\n\n{text}")
@@ -92,7 +102,10 @@ def unpack_failure(failure: bytes | memoryview, where: str) -> BaseException:
 
 
 def as_failure(error: BaseException, is_called: str) -> Exception:
-    """Return the exception, or a TransformError instead of one that would end a worker or loop."""
+    """Return `error`, or a TransformError in its place if `error` would end a process or a loop.
+
+    SystemExit, for example, would end a process, and StopIteration would end a loop.
+    """
     if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
         return error
     text = text_of(error)
@@ -103,7 +116,10 @@ def as_failure(error: BaseException, is_called: str) -> Exception:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Add a note to an exception, even if it refuses attributes, as a frozen dataclass does."""
+    """Add a note to an exception, even if the exception is, for example, a frozen dataclass.
+
+    `error.add_note` would fail for such an exception, because its attributes cannot be set.
+    """
     vars(error).setdefault("__notes__", []).append(note)
 
 
@@ -130,8 +146,8 @@ _PROTOCOL: Final = 5
 class ValuePickler:
     """A pickler of values that leaves the memory of large arrays out of the pickle.
 
-    `least_bytes` is the size from which an array is large. Creating a pickler takes 1.4 us, so one
-    is kept for all values of a thread.
+    An array is large if it has at least `least_bytes` bytes. Creating a pickler takes 1.4 µs, so
+    each thread keeps one pickler for all its values.
     """
 
     def __init__(self, least_bytes: int) -> None:
@@ -144,20 +160,21 @@ class ValuePickler:
         self._n_reducers = 0
 
     def dumps(self, value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
-        """Return a value's pickle, and the uncopied memory of its large arrays.
+        """Return the pickle of a value, and the memory of its large arrays, which is not copied.
 
-        The memory is the `buffers` for `pickle.loads`; each buffer is contiguous. If pickle does
-        not support the value, cloudpickle is used. Raises any exception that parts of the value
-        raise when they are pickled.
+        `pickle.loads` takes this memory as `buffers`; each buffer is contiguous. If pickle does not
+        support the value, cloudpickle is used. Raises any exception that parts of the value raise
+        when they are pickled.
         """
         if len(copyreg.dispatch_table) != self._n_reducers:
             self._n_reducers = len(copyreg.dispatch_table)
-            # This takes half the time of a `reducer_override` method, called for every object.
+            # A table takes half the time of a `reducer_override` method, because pickle would call
+            # that method for every object.
             self._pickler.dispatch_table = {**copyreg.dispatch_table, **self._arrays}
         try:
             try:
                 self._pickler.dump(value)
-            except Exception:  # noqa: BLE001  # cloudpickle may support the value; if not, it raises
+            except Exception:  # noqa: BLE001  # cloudpickle supports the value, or raises as well
                 self._chunks.clear()
                 self._apart.clear()
                 _CloudPickler(self._file, self._arrays, self._apart).dump(value)
@@ -169,7 +186,7 @@ class ValuePickler:
 
 
 def _reduce_code(code: CodeType) -> Any:
-    """Reduce a function's code with its file name, which cloudpickle 3.1.3 replaces."""
+    """Reduce a function's code, but keep its file name, which cloudpickle 3.1.3 would replace."""
     make, parts = cloudpickle.Pickler.dispatch_table[CodeType](code)
     return make, tuple(code.co_filename if part == _DYNAMIC_CODE else part for part in parts)
 
@@ -188,8 +205,11 @@ class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
 
 
 def _reduce_array(least_bytes: int, array: Any) -> Any:
-    """Reduce an array to shape, dtype and memory if these determine it: half of NumPy's time."""
-    if type(array) is np.memmap:  # send the values of a memory map
+    """Reduce an array to its shape, dtype and memory, in half of the time that NumPy takes.
+
+    If these three do not determine the array, NumPy reduces it.
+    """
+    if type(array) is np.memmap:  # send an ordinary array with the values of the memory map
         array = array.view(np.ndarray)
     dtype, flags = array.dtype, array.flags
     if dtype.hasobject or not dtype.itemsize:
@@ -208,20 +228,24 @@ def _reduce_array(least_bytes: int, array: Any) -> Any:
     return np.ndarray, args if is_c else (*args, 0, None, "F")
 
 
-# The size of the pickled environment; the pickled function follows it.
+# The head of the memory file: the size of the pickled environment, which follows the head. The
+# pickled function follows the environment.
 _HEADER = struct.Struct("<Q")
 
-# cloudpickle's list of modules to pickle by value is global to the process.
+# Held while modules are in cloudpickle's list of modules to pickle by value, because the list is
+# global to the process.
 _registry_lock = threading.Lock()
 
 
 def pack(target: Callable[..., object]) -> int:
-    """Write `target` and this process's environment to a memory file; the caller owns it.
+    """Write `target` and this process's environment to a memory file; return its descriptor.
 
-    Functions and classes of `__main__`, and of modules that are not found through `sys.path`, are
-    pickled by value, others by name. Raises InvalidArgument if something cannot be pickled.
+    The caller owns the descriptor. Functions and classes of `__main__`, and of modules that are not
+    found through `sys.path`, are pickled by value; all others are pickled by name. Raises
+    InvalidArgument if something cannot be pickled.
     """
-    # In messages, show the user's function instead of the engine's function that wraps it.
+    # Show the user's function in messages. It is the first argument if `target` is a partial of a
+    # function of shardio.
     known = target.args[0] if isinstance(target, partial) and target.args else target
     packed = pickled(target, "make those inside the function", known)
     surroundings = pickle.dumps(
@@ -237,10 +261,10 @@ def pack(target: Callable[..., object]) -> int:
 
 
 def pickled(value: object, hint: str, known: object = None) -> bytes:
-    """Pickle a value by the rules of `pack`.
+    """Pickle a value; functions and classes are pickled by name or by value, as in `pack`.
 
-    Raises InvalidArgument if something cannot be pickled. The message ends with `hint`, and shows
-    `known` in place of `value`, if given.
+    Raises InvalidArgument if something cannot be pickled. The message ends with `hint`. If `known`
+    is given, the message shows `known` in place of `value`.
     """
     buffer = io.BytesIO()
     with _registry_lock:
@@ -259,9 +283,9 @@ def pickled(value: object, hint: str, known: object = None) -> bytes:
 
 
 def unpack(fd: int) -> Callable[..., Any]:
-    """Apply the environment that `pack` recorded to this process, and return the function.
+    """Read a file that `pack` has written: apply the environment, and return the function.
 
-    The file is read by offset, because other workers read the same file.
+    The file is read by offset, because all workers share the position of the descriptor.
     """
     stored = _read_all(fd)
     (n_bytes,) = _HEADER.unpack_from(stored)
@@ -274,7 +298,7 @@ def unpack(fd: int) -> Callable[..., Any]:
 def _apply_environment(
     sys_path: list[str], cwd: str | None, environ: dict[str, str], argv: list[str], umask: int
 ) -> None:
-    """Apply the main process's environment; only variables that differ are set."""
+    """Apply the main process's environment; set only variables with another value here."""
     sys.path[:] = sys_path
     sys.argv[:] = argv
     os.umask(umask)
@@ -305,7 +329,7 @@ def _read_all(fd: int) -> memoryview:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """Pickles functions and classes by value if a worker could not import their modules."""
+    """A pickler that pickles a function or class by value if a worker cannot import its module."""
 
     dispatch_table = _DISPATCH_TABLE
 
@@ -315,7 +339,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         self._registered: list[Any] = []
 
     def reducer_override(self, obj: Any) -> Any:
-        """Register an object's module before cloudpickle decides between name and value."""
+        """Register the module of `obj` if needed, then let cloudpickle choose name or value."""
         if isinstance(obj, FunctionType | type):
             name = getattr(obj, "__module__", None)
             if isinstance(name, str) and name not in self._importable:
@@ -340,7 +364,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 def _is_importable(name: str) -> bool:
     """Return True if a new process with this `sys.path` would find the module `name`.
 
-    `importlib.util.find_spec` first looks in `sys.modules`.
+    `importlib.util.find_spec` does not tell, because it first looks in `sys.modules`.
     """
     if name == "__main__" or name not in sys.modules:
         return True  # cloudpickle itself handles both cases

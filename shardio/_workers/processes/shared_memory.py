@@ -1,9 +1,9 @@
 """Memory files, in large pages if the kernel supports them, and arrays that all workers map.
 
-Allocating a block in pages of 2 MiB takes a seventh of the time of 4 KiB pages, and copies to and
-from the block are faster, because the CPU caches the addresses of few pages only. Linux collapses
-small pages into large ones on request (`MADV_COLLAPSE`, 6.1 and later); where it cannot, the memory
-has ordinary pages.
+To allocate a block in pages of 2 MiB takes a seventh of the time of pages of 4 KiB. Copies to and
+from the block are faster, too, because the CPU can cache the addresses of only a limited number of
+pages. Linux 6.1 and later turns small pages into large ones on request (`MADV_COLLAPSE`). If the
+kernel does not, the memory keeps its small pages.
 """
 
 from __future__ import annotations
@@ -30,15 +30,18 @@ from shardio.errors import InsufficientMemory
 from shardio.storage.file_access import map_over
 
 LARGE_BYTES: Final = 2 << 20
-"""The size of a large page on CPUs with small pages of 4 KiB; elsewhere requests are refused."""
+"""The size of a large page if small pages have 4 KiB; otherwise the kernel refuses requests."""
 
 _STEP_BYTES: Final = 16 * LARGE_BYTES
-"""The bytes per request, many because each makes all CPUs return their reserved pages."""
+"""The number of bytes per request for large pages.
+
+The number is high, because every request makes all CPUs return the pages that they have reserved.
+"""
 _MAX_NS: Final = 10_000_000
 """The maximum time per large page, after which no more large pages are requested.
 
-A large page takes 0.2 ms if one is free, small pages for the same memory 2 ms. But if memory is
-fragmented, the kernel must first move other pages.
+A large page takes 0.2 ms if the kernel has a free one; small pages for the same memory take 2 ms.
+But if the memory is fragmented, the kernel must first move other pages, which takes longer.
 """
 
 _MAP_NORESERVE: Final = 0x4000
@@ -52,13 +55,16 @@ _MFD_NOEXEC_SEAL: Final = 8
 
 
 class _KernelSupport:
-    """A flag that is False once the kernel has refused large pages or has taken too long."""
+    """A flag of this process, `is_asked`: True if the kernel is asked for large pages.
+
+    The flag is False once the kernel has refused a request, or has taken too long.
+    """
 
     is_asked = True
 
 
 def take_large_pages(fd: int, n_bytes: int) -> None:
-    """Allocate the first n_bytes of an empty memory file in large pages, if there are any."""
+    """Allocate the first n_bytes of an empty memory file in large pages, if the kernel has any."""
     n_large = n_bytes // LARGE_BYTES * LARGE_BYTES
     if not (n_large and _KernelSupport.is_asked):
         return
@@ -79,9 +85,10 @@ def take_large_pages(fd: int, n_bytes: int) -> None:
 
 
 def map_whole(fd: int, n_bytes: int, n_backed: int) -> tuple[mmap.mmap, int]:
-    """Map a memory file with all its pages; return the map and the file's offset in it.
+    """Map a memory file; return the map, and the offset in the map at which the file starts.
 
-    The map is aligned to large pages if the address space has room for it.
+    The pages of the first `n_backed` bytes are mapped at once instead of on first access. The file
+    starts at a multiple of the size of large pages if the address space has room for that.
     """
     try:
         memory, first = _map_aligned(fd, n_bytes) if n_bytes >= LARGE_BYTES else _map_plain(fd)
@@ -98,10 +105,10 @@ def _map_plain(fd: int) -> tuple[mmap.mmap, int]:
 
 
 def _map_aligned(fd: int, n_bytes: int) -> tuple[mmap.mmap, int]:
-    """Map a file aligned to large pages; return the map and the file's offset in it.
+    """Map a file at a multiple of LARGE_BYTES; return the map, and the offset of the file in it.
 
-    Python's mmap cannot choose the address: the file is mapped over a part of a larger anonymous
-    map, and both are unmapped together.
+    Python's mmap cannot choose the address. The file is therefore mapped over a part of a larger
+    anonymous map, and both are unmapped together.
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     memory = mmap.mmap(-1, n_bytes + LARGE_BYTES, flags)
@@ -112,11 +119,12 @@ def _map_aligned(fd: int, n_bytes: int) -> tuple[mmap.mmap, int]:
 
 
 def reserve_memory_file(n_bytes: int, what: str) -> int:
-    """Create an anonymous memory file of n_bytes, allocated; the caller owns the descriptor.
+    """Create an anonymous memory file and allocate its n_bytes; the caller owns the descriptor.
 
-    The file is sealed against shrinking, so that no process can remove mapped pages.
+    The file is sealed against shrinking, so that no process can remove pages that another process
+    has mapped. `what` is the purpose of the file, for error messages.
     """
-    # Check before allocating: beyond a cgroup's limit, the kernel kills the process.
+    # Check first: the kernel kills a process that exceeds the memory limit of its control group.
     require(n_bytes, what)
     with _new_memory_file(n_bytes, what) as fd:
         take_large_pages(fd, n_bytes)
@@ -127,7 +135,7 @@ def reserve_memory_file(n_bytes: int, what: str) -> int:
 
 @contextlib.contextmanager
 def _new_memory_file(n_bytes: int, what: str) -> Iterator[int]:
-    """Yield a new memory file; seal the file afterwards, or close it if the body raises."""
+    """Yield a new memory file; then seal it against shrinking, or close it if the body raises."""
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
         fd = os.memfd_create("shardio", flags | _MFD_NOEXEC_SEAL)
@@ -144,7 +152,10 @@ def _new_memory_file(n_bytes: int, what: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def refusals_explained(n_bytes: int, what: str) -> Iterator[None]:
-    """Raise InsufficientMemory if the kernel refuses memory that was reported as free."""
+    """Raise InsufficientMemory if the `with` block fails because the kernel refuses memory.
+
+    `n_bytes` is the size of the memory, and `what` its purpose; the message contains both.
+    """
     try:
         yield
     except OSError as error:
@@ -157,20 +168,23 @@ def refusals_explained(n_bytes: int, what: str) -> Iterator[None]:
 
 
 _MAX_RESERVED: Final = 64 << 20
-"""The maximum number of marks whose memory is allocated in advance."""
+"""The maximum number of marks (see `create_bitmap_file`) whose memory is allocated in advance."""
 
 
 def sparse_memory_file(n_bytes: int, what: str) -> int:
     """Create a memory file, owned by the caller, whose pages take memory when they are touched.
 
-    If no memory is left at that time, the kernel kills the process.
+    If no memory is left when a page is touched, the kernel kills the process.
     """
     with _new_memory_file(n_bytes, what) as fd:
         return fd
 
 
 def create_bitmap_file(n_marks: int) -> int:
-    """Create a memory file for a verification bitmap; the caller owns the descriptor."""
+    """Create a memory file for the marks of verified units; the caller owns the descriptor.
+
+    A unit is a part of a shard that has a hash. It has one byte in the file, called the mark.
+    """
     create = reserve_memory_file if n_marks <= _MAX_RESERVED else sparse_memory_file
     return create(max(1, n_marks), "the marks of verified units")
 
@@ -184,7 +198,7 @@ class SharedArray:
 
     @classmethod
     def of(cls, numbers: npt.NDArray[Any], what: str) -> Self:
-        """Copy `numbers` to a memory file; `what` names them in errors."""
+        """Create a shared copy of `numbers`; `what` is the name of the array in errors."""
         fd = reserve_memory_file(max(1, numbers.nbytes), what)
         try:
             written = _mapped(fd, numbers.dtype, len(numbers), mmap.ACCESS_WRITE)
@@ -196,12 +210,12 @@ class SharedArray:
 
     @classmethod
     def received(cls, fd: int, dtype: str, n: int) -> Self:
-        """Map an array of another process; take ownership of its descriptor."""
+        """Map an array that another process has created; take ownership of the descriptor `fd`."""
         return cls(fd, _mapped(fd, np.dtype(dtype), n, mmap.ACCESS_READ))
 
 
 class _SharingPickler(pickle.Pickler):
-    """A pickler that leaves shared arrays out of the message, and lists them in `found`."""
+    """A pickler that leaves the content of shared arrays out, and lists the arrays in `found`."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -223,19 +237,26 @@ class _SharingUnpickler(pickle.Unpickler):
         self._fds = iter(fds)
 
     def persistent_load(self, shape: tuple[str, int]) -> SharedArray:
-        """Map the next shared array, which has this dtype and length."""
+        """Map the next shared array; `shape` is its dtype and its length."""
         return SharedArray.received(next(self._fds), *shape)
 
 
 def pack_shared(value: Any) -> tuple[bytes, list[int]]:
-    """Return a value as a message, and its shared arrays' descriptors, which the arrays own."""
+    """Return a message that contains a value, and the descriptors of the value's shared arrays.
+
+    The arrays own the descriptors.
+    """
     pickler = _SharingPickler(file := io.BytesIO())
     pickler.dump(value)
     return file.getvalue(), [array.fd for array in pickler.found]
 
 
 def unpack_shared(message: bytes, fds: Sequence[int]) -> Any:
-    """Restore a value that the main process packed, never stored data; take ownership of `fds`."""
+    """Restore a value that the main process has packed with `pack_shared`.
+
+    The shared arrays of the value take ownership of `fds`. The message must not be stored data,
+    because unpickling can execute code.
+    """
     return _SharingUnpickler(message, fds).load()
 
 

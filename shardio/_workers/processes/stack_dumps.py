@@ -1,7 +1,9 @@
-"""Reports of workers: each worker's current step and place in it; Python stacks after a timeout.
+"""Reports on workers: the step that each worker is executing, and Python stacks after a timeout.
 
-On a signal, a worker writes the stacks of its threads to a file that it shares with the main
-process. The signal handler is C code, so it works wherever the worker's Python code hangs.
+A step is the index of a task or batch. A worker may also record a place: the index of the part of
+the step that the worker is executing. On a signal, a worker writes the stacks of its threads to a
+file that it shares with the main process. The signal handler is C code, so it works wherever the
+Python code of the worker hangs.
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ Steps = npt.NDArray[np.uint64]
 
 
 class StepFiles(Closing):
-    """The step and stack files of all workers, owned from `open` until `close`."""
+    """The files to which workers write their steps and stacks; owned from `open` until `close`."""
 
     def __init__(self) -> None:
-        self.stacks: list[int] = []  # for each worker, the file for its stacks
+        self.stacks: list[int] = []  # for each worker, the descriptor of the file for its stacks
         self._fds = list[int]()
         self._steps: Steps = np.zeros((0, 2), np.uint64)
 
@@ -42,12 +44,15 @@ class StepFiles(Closing):
         return self._fds[0]
 
     def of(self, worker: int) -> int | None:
-        """Return the current step of a worker, or its last step if it has exited; None if none."""
+        """Return the step that a worker executes, or was executing when it exited; else None."""
         step = int(self._steps[worker, 0]) - 1
         return None if step < 0 else step
 
     def take(self, worker: int) -> tuple[int | None, int | None]:
-        """Return and clear the last step of an exited worker, and the place in it; None if none."""
+        """Return the step and the place that a worker had recorded when it exited; clear both.
+
+        A number that the worker had not recorded is None.
+        """
         step, place = self.of(worker), int(self._steps[worker, 1]) - 1
         self._steps[worker] = 0
         return step, None if place < 0 else place
@@ -61,13 +66,16 @@ class StepFiles(Closing):
 
 
 def map_steps(fd: int) -> Steps:
-    """Map two words per worker: the current step plus 1, and the place plus 1; 0 for none."""
+    """Map the step file, an array with two numbers per worker.
+
+    The numbers are the current step plus 1 and the current place plus 1. A 0 stands for none.
+    """
     return np.frombuffer(mmap.mmap(fd, 0), np.uint64).reshape(-1, 2)
 
 
 _PATIENCE_S: Final = 1.0
 _QUIET_S: Final = 0.02  # the time without growth after which stacks count as complete
-_OURS: Final = str(Path(__file__).parents[2] / "_")  # where shardio's private modules lie
+_OURS: Final = str(Path(__file__).parents[2] / "_")  # the paths of private modules begin with this
 
 
 def stack_files(n_workers: int) -> Iterator[int]:
@@ -87,10 +95,10 @@ def timeout_error(
     workers: Sequence[tuple[str, str]],
     tasks_of: Callable[[int], list[str]],
 ) -> BatchTimeout:
-    """Return the error for a late batch or result of the dataset at `path`.
+    """Return the error for a batch or result of the dataset at `path` that is late.
 
-    `workers` has the name and the stacks of each worker; `tasks_of` describes the unanswered tasks
-    of the worker with an index.
+    `what` is the name of the batch or result. `workers` has the name and the stacks of each worker.
+    `tasks_of(i)` returns descriptions of the tasks that worker i has not answered yet.
     """
     first = f"{what} of {path} did not arrive within {timeout_s:g} s"
     return BatchTimeout("\n".join([first, *describe_workers(workers, tasks_of)]))
@@ -99,7 +107,10 @@ def timeout_error(
 def describe_workers(
     workers: Sequence[tuple[str, str]], tasks_of: Callable[[int], list[str]]
 ) -> list[str]:
-    """Return lines that describe the activity of every worker; arguments as in `timeout_error`."""
+    """Return lines that describe the activity of every worker.
+
+    The arguments are the same as those of `timeout_error`.
+    """
     lines = []
     for worker, (who, stacks) in enumerate(workers):
         tasks = "; ".join(tasks_of(worker)) or "without a task"
@@ -110,10 +121,11 @@ def describe_workers(
 def ask_for_stacks(fds: Sequence[int], send: Callable[[int, int], bool]) -> list[str]:
     """Return the stacks of all workers, innermost frame first, down to the first frame of shardio.
 
-    Each worker writes to its file in `fds`. All are signalled at the same time, and must answer
-    within `_PATIENCE_S`; `send` returns False if there is no process.
+    Worker i writes its stacks to the file `fds[i]`. All workers get the signal at the same time,
+    and must answer within `_PATIENCE_S`. `send(i, signal)` sends the signal to worker i, and
+    returns False if the worker has no process.
     """
-    for fd in fds:  # the worker writes at the shared file offset: reset it too
+    for fd in fds:  # processes share the position at which the worker writes: reset it too
         os.ftruncate(fd, 0)
         os.lseek(fd, 0, os.SEEK_SET)
     before = _sizes(fds)

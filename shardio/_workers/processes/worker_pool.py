@@ -1,6 +1,6 @@
 """A pool of worker processes: start, watch, restart and stop them.
 
-`pool_state` waits for events and ends the processes, and `zygote` starts them.
+The module `zygote` starts the processes; `pool_state` waits for events and ends the processes.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ __all__ = ["Channel", "WorkerPool", "WorkerExit", "Event", "Failed", "Message"]
 class WorkerPool(Closing):
     """A pool of `n_workers` processes that each run `target(channel)`; `close` ends them.
 
-    `target` is pickled by cloudpickle. `fds` are duplicated and available as `channel.fds` in every
-    worker; `preload` names modules that the zygote imports before it forks. Messages may be sent
-    immediately: they wait in the socket until the worker runs. `send`, `wait` and `restart` must
-    not run in two threads at once. A pool that is garbage-collected, or open when the interpreter
-    exits, is closed then.
+    `target` is pickled by cloudpickle. `fds` are duplicated, and every worker has the duplicates in
+    `channel.fds`. `preload` names modules that the zygote imports before it forks workers. `start`
+    is the start method, see `Start`. Messages may be sent immediately: they wait in the socket
+    until the worker runs. `send`, `wait` and `restart` must not run in two threads at once. A pool
+    is also closed when it is garbage-collected, or when the interpreter exits.
 
     Raises InvalidArgument if `target` cannot be pickled, and UnsupportedEnvironment if processes
     cannot be started here.
@@ -95,9 +95,9 @@ class WorkerPool(Closing):
     def send(self, index: int, message: bytes, fds: Sequence[int] = ()) -> None:
         """Send a message of 1 to MAX_MESSAGE_BYTES bytes to worker `index`, without blocking.
 
-        If the socket has no room, a later call of `wait` sends the message. The caller keeps `fds`.
-        A message to a worker that has exited is dropped; once `wait` has returned the WorkerExit,
-        WorkerDied is raised instead.
+        If the socket has no room, a later call of `wait` sends the message. The caller still owns
+        `fds`. A message to a worker that has exited is dropped. Once `wait` has returned the
+        WorkerExit of the worker, `send` raises WorkerDied instead.
         """
         held = self._held
         if held.is_closing or this_process.pid != held.owner_pid:
@@ -124,7 +124,7 @@ class WorkerPool(Closing):
 
     def signal(self, index: int, number: int) -> bool:
         """Send a signal to worker `index`; return False if its process is not running."""
-        with self._held.lock:  # another thread may close the pool, and the pidfd with it
+        with self._held.lock:  # another thread may close the pool, which closes the pidfd
             worker = self._held.workers[index]
             if worker.pidfd is None or worker.ended is not None:
                 return False
@@ -135,7 +135,7 @@ class WorkerPool(Closing):
         return True
 
     def named_stacks(self, fds: Sequence[int]) -> list[tuple[str, str]]:
-        """Return the name and Python stacks of each worker; `fds` are their stack files."""
+        """Return the name and Python stacks of each worker; `fds` are the workers' stack files."""
         known = ["" if pid is None else f" (process {pid})" for pid in self.pids()]
         names = [f"worker {i}{process}" for i, process in enumerate(known)]
         return list(zip(names, ask_for_stacks(fds, self.signal), strict=True))
@@ -145,12 +145,12 @@ class WorkerPool(Closing):
         self._held.add_wakeup()
 
     def nudge(self) -> None:
-        """Make the current or next `wait` return with the events so far; callable in any thread."""
+        """Make the current or next `wait` return the events so far; callable in any thread."""
         if self._held.wakeup is not None:
             self._held.wakeup.ring()
 
     def wait(self, timeout_s: float | None = None) -> list[Event]:
-        """Wait for events and return at least one, or none after `timeout_s`.
+        """Wait for events and return them; after `timeout_s` or a `nudge`, there may be none.
 
         All messages of a worker come before its WorkerExit. Raises ClosedError if the pool is
         closed before or during the wait, and UnsupportedEnvironment if no worker can be started.
@@ -162,12 +162,13 @@ class WorkerPool(Closing):
             events = [] if held.is_closing else held.gather(timeout_s)
         if not events:
             self._check_usable()  # closed by another thread, or by a signal handler in this one
-        # No function is called from here to the caller, so no KeyboardInterrupt can occur.
+        # From here until the caller has the events, no function is called. No KeyboardInterrupt can
+        # therefore occur after the events are removed from the state.
         held.intake, held.exited = [], []
         return events
 
     def restart(self, index: int) -> None:
-        """Replace a worker whose WorkerExit `wait` has returned."""
+        """Start a new process for a worker whose WorkerExit was returned by `wait`."""
         held = self._held
         self._check_usable()
         worker = held.workers[index]
@@ -180,12 +181,13 @@ class WorkerPool(Closing):
             held.workers[index] = self._start(index)
 
     def close(self) -> None:
-        """End all workers, even busy ones; they have exited when this returns.
+        """End all workers, even busy ones; all have exited when this method returns.
 
-        Workers have GRACE_S to exit by themselves. Idempotent, and callable in any thread.
+        A worker that does not exit by itself within GRACE_S is killed. Idempotent, and callable in
+        any thread.
         """
         with interrupts_held():
-            self._held.end()  # waits for another thread that may be closing
+            self._held.end()  # if another thread is closing the pool, wait for that thread
             self._finalizer.detach()
 
     def _check_usable(self) -> None:
@@ -207,7 +209,7 @@ class WorkerPool(Closing):
         held.add_zygote()
 
     def _start(self, index: int) -> WorkerHandle:
-        """Request a worker; the zygote's later reply confirms the start."""
+        """Request a worker from the zygote, which replies once the process is started."""
         held = self._held
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
@@ -219,7 +221,7 @@ class WorkerPool(Closing):
                     asked = REQUEST.pack(index, self._action)
                     socket.send_fds(held.session, [asked], request)
                 except (BrokenPipeError, ConnectionResetError):
-                    pass  # the zygote has exited, which `wait` notices by the zygote's pidfd
+                    pass  # the zygote has exited; `wait` will notice, because it polls the pidfd
         worker = WorkerHandle(index, ours)
         held.add(worker)
         return worker
