@@ -384,5 +384,5 @@ def test_appending_takes_the_options_of_the_store(root: Path, tmp_path: Path) ->
         keys = packet_flags(dataset[2]["frames"].packets) & PacketFlag.KEY
         assert np.flatnonzero(keys).tolist() == [0, 5, 10]
         assert dataset.view["kind"] == "clips"
-    with pytest.raises(InvalidArgument, match="store was 'h264', is 'raw'"):
+    with pytest.raises(InvalidArgument, match="differ.* dataset: store was 'h264', is 'raw'"):
         shardio.convert(more, out, workers=0, append=True, store="raw")

@@ -320,7 +320,8 @@ def test_an_exception_comes_with_traceback_sample_and_shard(
     transform = _raising(lambda: ValueError("three is too many"), first)
     error = _failure(folder, transform, num_workers=num_workers)
     shard, row = divmod(first, 20)
-    assert f"sample {row} of shard 00000{shard}-000.shard of {folder}" in str(error)
+    place = f"sample {row} of shard 00000{shard}-000.shard of {folder} (position {first})"
+    assert place in str(error)
     assert "the transform raised ValueError: three is too many" in str(error)
     assert "raise make()" in str(error)  # the traceback shows the source
     assert "shardio/_engine" not in str(error)

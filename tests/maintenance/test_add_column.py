@@ -264,6 +264,7 @@ def test_a_function_that_fails_keeps_its_error_and_the_sample_is_noted(
     first, *others = caught.value.__notes__
     assert first == f"while the value of sample 5 of {folder} was made"
     assert [note.partition("\n")[0][:18] for note in others] == ["in worker 0, item "] * workers
+    assert all(":\n\nTraceback" in note for note in others)
     with pytest.raises(SchemaError, match=rf"{folder}, sample 0: field 'n'"):
         add_column(folder, "n", Array("uint8"), lambda sample: 300, workers=workers)
     assert tree(folder) == before

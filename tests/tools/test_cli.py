@@ -135,7 +135,9 @@ def test_a_command_explains_itself(command: str, capsys: Capture) -> None:
     assert summary in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [[], ["fly"], ["verify"], ["convert", "a", "b", "--size=x"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["fly"], ["verify"], ["convert", "a"], ["convert", "a", "b", "--size=x"]]
+)
 def test_arguments_that_do_not_parse_end_with_code_2(arguments: list[str], capsys: Capture) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(arguments)

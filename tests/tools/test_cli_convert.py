@@ -383,3 +383,47 @@ def test_a_file_of_a_schema_that_is_none_says_why(
     assert cli.main(["convert", str(tmp_path / "t.csv"), str(tmp_path / "out"), *options]) == 2
     assert reason in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind_of_problem", ["missing", "empty", "taken", "option", "kind"])
+def test_what_cannot_be_asked_for_is_one_line_and_exit_code_2(
+    kind_of_problem: str, videos: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    source, out = str(videos), str(tmp_path / "out")
+    arguments, words = {
+        "missing": ([str(tmp_path / "no"), out], "no such file or folder to convert"),
+        "empty": ([str(tmp_path / "empty"), out], "holds no file"),
+        "taken": ([source, str(tmp_path / "taken")], "already holds data"),
+        "option": ([source, out, "--size", "0"], "size is 0"),
+        "kind": ([source, out, "--kind", "stamps"], "'stamps'"),
+    }[kind_of_problem]
+    assert cli.main(["convert", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+    assert words in captured.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--overwrite"], "append and overwrite are mutually exclusive"),
+        (["--size=32"], "samples that differ from those of the dataset: size was 16, is 32"),
+        (["--store=raw"], "samples that differ from those of the dataset: store was 'h264', is"),
+        (["--kind=stamps"], "'stamps'"),
+    ],
+)
+def test_an_append_that_makes_no_sense_is_one_line_and_exit_code_2(
+    videos: Path, tmp_path: Path, capsys: Capture, options: list[str], words: str
+) -> None:
+    source, out = str(videos / "dogs"), str(tmp_path / "out")
+    assert cli.main(["convert", source, out, "--append"]) == 2
+    assert "holds no dataset to append to; leave out append (--append)" in capsys.readouterr().err
+    assert cli.main(["convert", source, out, *SMALL]) == 0
+    capsys.readouterr()
+    assert cli.main(["convert", source, out, "--append", *options]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1 and words in said.err

@@ -242,6 +242,11 @@ def test_a_function_that_cannot_be_pickled_is_refused_and_nothing_is_left_open()
     assert _open_fds() == before
 
 
+def test_a_pool_without_workers_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="n_workers is 0"):
+        WorkerPool(0, _echo())
+
+
 def test_the_name_of_a_worker_that_is_being_started_has_no_process() -> None:
     fd = os.memfd_create("stacks")
     with WorkerPool(1, lambda channel: channel.recv()) as pool:
