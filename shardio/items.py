@@ -229,7 +229,7 @@ class _Feed:
         while self._task_pool.has_room:
             try:
                 self._put_next()
-            except Exception as error:  # noqa: BLE001  # raised by `_values`
+            except Exception as error:  # noqa: BLE001  # `_values` raises it later
                 self.failures.append(error)
                 self._task_pool.end()
 

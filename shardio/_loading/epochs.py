@@ -154,6 +154,9 @@ def _count(state: Mapping[str, Any], name: str) -> int:
 class EpochSampler:
     """The samples of each epoch, and their order.
 
+    This describes epochs that begin now, with all samples of the dataset. An epoch that is resumed
+    from a state may have begun when the dataset had fewer samples.
+
     Raises:
         InvalidArgument: the shuffle mode or the sampler does not fit the dataset.
     """

@@ -149,7 +149,7 @@ class InlineWorker:
                     n_rows, heap_bytes, skips = self._row_by_row.fill(*batch)
                 counters.add(task.slot, task.step, start_ns)
                 status = Status.FILLED
-        except Exception as failure:  # noqa: BLE001  # raised when the batch is delivered
+        except Exception as failure:  # noqa: BLE001  # `deliver` raises it when the batch is due
             status, error = Status.FAILED, failure
         words = status, task.slot, task.block, task.step, heap_bytes, task.use, n_rows
         try:

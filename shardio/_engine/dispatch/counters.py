@@ -20,9 +20,10 @@ from shardio._workers.processes.shared_memory import sparse_memory_file
 from shardio.order import RankPartition
 
 # The file consists of lines of 8 words of 8 bytes, each as long as a cache line. The first line is
-# the header, which the main process writes. Then follow the counters: one line per worker and slot
-# (an iteration's index). A ring buffer of N_RECORDS + 1 lines per worker is last. Only one worker
-# writes to a line of counters or to a ring buffer while an iteration runs.
+# the header, which the main process writes. The counters follow: for each slot (the index of an
+# iteration), one line per worker. The last part of the file has, for each worker, a ring buffer of
+# N_RECORDS + 1 lines. While an iteration runs, only one worker writes to a line of counters, and
+# only one worker writes to a ring buffer.
 #
 # `_FILLED` to `_TRANSFORM` are the indices of the words in a line of counters, and `_N_WORKERS` to
 # `_IS_RECORDING` are the indices of the words in the header.
@@ -185,9 +186,9 @@ class IterationTimer:
     n_filled_ahead: int = 0
     """The number of batches that were filled before `began_ns`."""
     ready_ahead_ns: int = 0
-    """The sum, over the batches that were filled before `began_ns`, of their times of completion.
+    """The sum of the moments at which the batches filled before `began_ns` were complete.
 
-    Here a time of completion is counted from the start of the iteration ahead of the loop.
+    Unlike other moments, these are in ns since the iteration was begun ahead.
     """
     entered_ns: int = 0
     """The sum of the moments at which the loop requested a batch."""
@@ -206,7 +207,8 @@ class IterationTimer:
     def restarted_now(self, words: npt.NDArray[np.uint64]) -> IterationTimer:
         """Return a timer for an iteration that was begun ahead and that a loop takes over now.
 
-        `self` is the timer from the beginning ahead, and `words` are the iteration's counters.
+        `self` is the timer that was created when the iteration was begun ahead, and `words` are the
+        counters of the iteration.
         """
         timer = IterationTimer(
             n_filled_ahead=int(words[_FILLED]), ready_ahead_ns=int(words[_READY])

@@ -109,8 +109,8 @@ class Dispatcher:
         """Return a new deadline, `timeout_s` from now.
 
         Raises:
-            BatchTimeout: the deadline `end_s` has passed and no worker is starting; the message
-                calls the missing result `what`.
+            BatchTimeout: the deadline `end_s` has passed and no worker is starting. `what` is the
+                name of the missing result in the message.
         """
         now_s = time.monotonic()
         if end_s is not None and now_s >= end_s and not self._backend.is_starting:

@@ -358,9 +358,9 @@ class Engine:
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[None]:
-        """Hold the engine's lock and set `_is_inside` and `is_torn` during the block.
+        """Hold the engine's lock, and set `_is_inside` and `is_torn`, during a `with` block.
 
-        `next` does the same without this context manager, because it must be fast.
+        `next` does the same without this context manager, because `next` must be fast.
         """
         with self._lock:
             self._check_usable()

@@ -71,7 +71,7 @@ class EpochIteration:
     is_watched: bool = False
     """True if there is an iterator, which will cancel the iteration."""
     is_ahead: bool = False
-    """True if workers began the iteration before a loop requested it, and none has requested it."""
+    """True if workers have begun the iteration, and no loop has requested it yet."""
     successor: EpochPlan | None = None
     """The plan of the next iteration; None if the next one must not be begun ahead."""
 
@@ -113,7 +113,7 @@ class IterationTable:
         self.ahead: EpochIteration | None = None
         """The iteration that was begun ahead; None once a loop takes it over or it is cancelled."""
         self._latest: EpochIteration | None = None
-        """The iteration that a loop began or took over last; None once it is dropped."""
+        """The iteration that a loop began or took over last; None once the table has dropped it."""
         self._foreseen: EpochPlan | None = None
         """The plan that the next iteration is expected to have; None if unknown."""
         self.counters: CounterTable
@@ -246,7 +246,7 @@ class IterationTable:
         self.ended.append(iteration)
 
     def take_ended(self) -> Iterator[EpochIteration]:
-        """Mark and yield each iteration that `cancel` has recorded since the last call, once."""
+        """Mark the iterations that `cancel` has recorded since the last call; yield each once."""
         while self.ended:
             iteration = self.ended.popleft()
             if not iteration.is_cancelled:

@@ -359,7 +359,7 @@ class BatchWorker(Closing):
                 status, n_rows, heap_bytes, rest = self._fill(task)
             else:
                 self._left_out = None
-        except Exception as error:  # noqa: BLE001  # raised in the main process
+        except Exception as error:  # noqa: BLE001  # the main process raises it
             status, rest = _FAILED, pack_error(error)
         done = pack_done(status, task.slot, task.block, task.step, heap_bytes, task.use, n_rows)
         return status, done + rest

@@ -1,9 +1,9 @@
 """The specification of batches and of epochs: everything that determines the content of a batch.
 
 A loader has one `BatchSpec`, and each of its iterations over an epoch has an `EpochPlan`. A step is
-the position of a batch in the epoch. An `IndexPlanner` computes which samples belong to a step: the
-index of each sample in the view, its row, and its shard. It computes this for many steps at once,
-with vectorized operations. The result is called a chunk, and a batch uses a slice of a chunk.
+the index of a batch in the epoch. An `IndexPlanner` computes which samples belong to a step: for
+each sample, the index in the view, the row, and the shard. The planner does this for many steps at
+once, with vectorized operations. The result is called a chunk, and a batch uses a slice of a chunk.
 
 A view that determines its samples by long tables sends these tables to the workers as shared
 arrays, so that all processes share one copy. If the dataset is a selection, the first table is the
@@ -96,7 +96,8 @@ class BatchSpec:
     def delivered(self, view: SampleView) -> Schema:
         """Return the schema of the samples that user functions would get.
 
-        These are samples whose stored fields have been decoded, but not transformed.
+        These samples have the stored fields, decoded where the loader decodes them, and have not
+        been transformed.
         """
         stored = Schema({name: view.dataset.schema[name] for name in self.fields})
         found = self.audio.delivered(view.delivered(stored))
@@ -212,8 +213,8 @@ class IndexPlanner:
     """A planner that computes the samples of each step, with a cache of the latest chunks.
 
     A chunk has the samples of several steps. With `n_workers` workers, worker w usually fills the
-    steps s with `s % n_workers == w`. A chunk therefore only has the samples of steps with the same
-    remainder.
+    steps s with `s % n_workers == w`. A chunk therefore only has the samples of such steps of one
+    worker.
     """
 
     def __init__(self, view: SampleView, *, seed: int) -> None:
@@ -223,9 +224,9 @@ class IndexPlanner:
         self._plan: EpochPlan | None = None
         self._order: Ordering
         self._chunks: dict[int, tuple[int, int, IndexChunk]] = {}
-        """The latest chunk of each worker: (the first step, the end of the steps, the chunk).
+        """For each worker w, the latest chunk: (the first step, the end of the steps, the chunk).
 
-        The key is the remainder of the steps of the chunk.
+        A step s belongs to the worker `s % n_workers`, even if another worker fills the step.
         """
 
     def index_chunk(self, plan: EpochPlan, step: int) -> tuple[IndexChunk, slice]:

@@ -70,8 +70,8 @@ class ProbePolicy:
 
     A hit is a probe that finds no missing page; a miss is a probe that finds a missing page. `wait`
     is the number of batches before the next probe. While `is_cold` is True, the data of every batch
-    is requested. It becomes True by a miss. It becomes False by HITS_UNTIL_WARM consecutive hits,
-    or by a call of `rest`, `wake` or `stop`.
+    is requested. `is_cold` becomes True by a miss, and it becomes False by HITS_UNTIL_WARM
+    consecutive hits or by a call of `rest`, `wake` or `stop`.
     """
 
     def __init__(self) -> None:
@@ -208,7 +208,7 @@ class ReadAhead:
         dataset.files.disable_readahead()
 
     def _probe(self, extents: Extents, rows: Rows, shards: Rows, starts: Rows) -> None:
-        """Check whether the data of some rows is in memory, and tell the policy the result."""
+        """Check whether the data of some rows is in memory, and record the result in the policy."""
         found = _are_cached(extents, extents.fixed(rows, shards))
         if found:
             found = _are_cached(extents, extents.records(rows, shards))

@@ -72,9 +72,9 @@ def heap_bytes_by(sample: Mapping[str, Any], schema: Schema, n_rows: int) -> int
 def n_blocks_wanted(n_workers: int, prefetch: int | None, n_bytes: int) -> int:
     """Return the number of blocks of n_bytes that an iteration should have.
 
-    With workers, it is one block per worker, plus `prefetch` blocks that are filled ahead of the
-    loop, plus one block for the batch that the loop holds. Without workers, two blocks are enough,
-    because no block is filled ahead.
+    With workers, there should be one block per worker, `prefetch` blocks that are filled ahead of
+    the loop, and one block for the batch that the loop holds. Without workers, two blocks are
+    enough, because no block is filled ahead.
 
     If `prefetch` is None, the number depends on the size of a block. Few blocks are usually faster
     than many, because the memory of few blocks stays in the CPU cache. But workers fill a small
