@@ -1,4 +1,4 @@
-"""Files of a source: their names in data and in Python, and damage that libraries report."""
+"""Names of files, as data and as Python spell them, and damage that libraries report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardio import Input, MediaError
 
 
 def named_path(folder: str, name: str) -> str:
-    """Return the path of a file that data names (in UTF-8) relative to a folder."""
+    """Return the path of the file in a folder that data, such as an index, calls `name`."""
     # Encode lone surrogates, which JSON can escape; no file has such a name.
     return os.path.join(folder, os.fsdecode(name.encode("utf-8", "surrogatepass")))
 
@@ -25,7 +25,10 @@ def data_name(name: str) -> str:
 
 @contextmanager
 def open_media(source: Input, *, is_promised: bool) -> Iterator[IO[bytes]]:
-    """Open a file for reading; a broken link reads as empty, unless its name promises media."""
+    """Open a file for reading; a broken link reads as an empty file unless `is_promised`.
+
+    `is_promised` is True if the name of the file promises media; a broken link is then an error.
+    """
     try:
         with open(source.path, "rb") as file:
             yield file
@@ -39,8 +42,8 @@ def open_media(source: Input, *, is_promised: bool) -> Iterator[IO[bytes]]:
 class Damage:
     """A context that reports exceptions of a library as damage of a file.
 
-    An `OSError` that names a file is not damage. (A generator would take 1 µs more, which counts
-    for small arrays.)
+    An `OSError` that names a file is not damage. A context manager made from a generator would
+    take 1 µs more, which is much for a small array.
     """
 
     __slots__ = ("_kinds", "_place")

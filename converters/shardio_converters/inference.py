@@ -51,7 +51,11 @@ def _parts(word: str) -> tuple[str, str, str]:
 
 
 def widen(values: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return numbers in a dtype from `common_dtype`."""
+    """Convert numbers to `dtype`, which is a result of `common_dtype`.
+
+    Raises:
+        MediaError: an integer is larger than those that the float dtype represents exactly.
+    """
     wanted = np.dtype(dtype)
     if values.dtype == wanted:
         return values
@@ -75,14 +79,14 @@ class InputProbe:
 
     @contextmanager
     def skip_broken(self, one: Input) -> Iterator[None]:
-        """Skip an input that is broken; the first reason is kept for `nothing_usable`."""
+        """Suppress errors of a broken input; keep the first of them for `nothing_usable`."""
         try:
             yield
         except (MediaError, OSError) as error:
             self._reason = self._reason or f"; {one.name}: {error}".replace(one.path, one.name)
 
     def nothing_usable(self, what: str, reason: str = "") -> InvalidArgument:
-        """Return the error for inputs without a usable file; it quotes the first broken input.
+        """Return the error for inputs without a usable file; it quotes the first error, if any.
 
         `reason` is used if no input was broken.
         """
@@ -93,17 +97,18 @@ class InputProbe:
 
 
 DtypeShape = tuple[str, tuple[int | None, ...]]
-"""The dtype or type name of a field, and its shape; or a spec, and ()."""
+"""The dtype of a field, or the name of its type, and its shape; or its whole spec and ()."""
 
 
 class SchemaInference:
     """Merges the fields of samples or files; the first sample with a field determines its type.
 
-    A dimension whose sizes differ becomes variable, and a field that is missing somewhere optional.
+    A dimension with differing sizes becomes variable. A field that some samples or files lack
+    becomes optional.
 
     Args:
         names: the plural noun for names in messages; None if names are not checked here.
-        widens: True if other numeric dtypes widen a field; else they are errors.
+        widens: True if a differing numeric dtype widens the field; if False, it is an error.
     """
 
     def __init__(self, names: str | None = "members or columns", *, widens: bool = False) -> None:
@@ -118,19 +123,19 @@ class SchemaInference:
         return [*self._facts]
 
     def add(self, sample: Mapping[str, DtypeShape], nulls: Collection[str] = frozenset()) -> None:
-        """Add a sample, or a file with these fields; fields in `nulls` are optional."""
+        """Add the fields of a sample or of a file; those named in `nulls` become optional."""
         self._merge(sample)
         self._counts.update(sample.keys() - nulls if nulls else sample.keys())
         self.n_samples += 1
 
     def merge(self, other: SchemaInference) -> None:
-        """Add all samples of another file, or none if a field does not match."""
+        """Add all samples of another file; if a field does not match, raise and add none."""
         self._merge(other._facts)
         self._counts.update(other._counts)
         self.n_samples += other.n_samples
 
     def is_optional(self, name: str) -> bool:
-        """Return True if a field is missing somewhere."""
+        """Return True if a sample or file lacks the field, or has a null in it."""
         return self._counts[name] < self.n_samples
 
     def facts(self) -> dict[str, DtypeShape]:

@@ -9,7 +9,7 @@ from shardio import InvalidArgument
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
-    """Check that an option is one of some texts."""
+    """Check that the value of an option is one of `choices`."""
     if value not in choices:
         raise InvalidArgument(f"{name} is {value!r}; it must be one of {', '.join(choices)}")
 
@@ -29,7 +29,10 @@ def check_flag(name: str, value: Any) -> None:
 
 
 def column_names(columns: Any, what: str) -> list[str] | None:
-    """Return the option `columns`, names of `what`, as a list; None if it is not given."""
+    """Return the value of the option `columns` as a list; None if it is not given.
+
+    `what` is the plural noun, for messages, of the things that the option names.
+    """
     if columns is None:
         return None
     if not isinstance(columns, list | tuple) or not columns:

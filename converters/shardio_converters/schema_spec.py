@@ -42,7 +42,7 @@ REFERENCES: Final[dict[str, Callable[..., Field]]] = {
     "video": Video,
     "audio": Audio,
 }
-"""Types of fields whose values are file names in a table."""
+"""By their names in specs, the types of fields for which a table contains file names."""
 _NAMED: Final[dict[str, Callable[..., Field]]] = {
     "text": Text,
     "json": Json,
@@ -58,7 +58,7 @@ _SPEC: Final = re.compile(r"(\w+)(?:\[((?:\d+|\*)(?:,\s*(?:\d+|\*))*)\])?(\?)?")
 
 
 def format_spec(dtype: str, shape: tuple[int | None, ...] = (), *, optional: bool = False) -> str:
-    """Return the spec of a field; `dtype` is an Array's, or the name of another type, such as text.
+    """Return the spec of a field; `dtype` is the dtype of an Array, or a type such as `text`.
 
     Brackets contain the shape, with `*` for a varying dimension; a trailing `?` means optional.
     """
@@ -141,7 +141,7 @@ def _schema_of(fields: tuple[tuple[str, str], ...]) -> Schema:
 
 
 def fits(shape: Sequence[int | None], expected: Sequence[int | None]) -> bool:
-    """Return True if a field allows a shape."""
+    """Return True if `shape` fits a field of shape `expected`, in which None is any size."""
     return len(shape) == len(expected) and all(
         want in (None, n) for n, want in zip(shape, expected, strict=True)
     )
@@ -155,8 +155,9 @@ STEP_S: Final = 120.0
 class InferringConverter(Converter):
     """A converter base with an option `fields`: specs by name, or None to infer them.
 
-    `fields` is such as `{"x": "float32[3,*]", "note": "text?"}`. Samples also have the fields that
-    `about` returns, such as `label` and `source`, except those that `fields` declares itself.
+    An example of `fields` is `{"x": "float32[3,*]", "note": "text?"}`. Samples also have the
+    additional fields that `about` returns, such as `label` and `source`. If `fields` declares a
+    field of that name, its values come from the files instead.
     """
 
     fields: Mapping[str, str] | None = dataclasses.field(
@@ -165,7 +166,7 @@ class InferringConverter(Converter):
     """JSON file with the field types (default: inferred from the files)."""
 
     def __post_init__(self) -> None:
-        """Validate and sort the fields, so that an append has them in the same order."""
+        """Validate the fields, and sort them: a later append then has the same order."""
         if self.fields is None:
             return
         for name, field in parse_schema(self.fields).items():
@@ -173,7 +174,7 @@ class InferringConverter(Converter):
         object.__setattr__(self, "fields", dict(sorted(self.fields.items())))
 
     def check_field(self, name: str, word: str, field: Field) -> None:
-        """Check that files can provide a field."""
+        """Check that files can provide a field; `word` is its spec."""
 
     def about(self) -> Mapping[str, str]:
         """Return the specs of all possible additional fields."""
@@ -207,7 +208,7 @@ class InferringConverter(Converter):
                 raise MediaError(f"{what} {name!r} is missing, found {', '.join(sorted(found))}")
 
     def class_names(self) -> Sequence[str] | None:
-        """Return () if labels come from the files, because folders are then not classes."""
+        """Return () if labels come from the files, as folders are then no classes; else None."""
         return None if "label" in self.additional_fields() else ()
 
     def libraries(self) -> Mapping[str, str]:

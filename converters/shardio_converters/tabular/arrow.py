@@ -29,7 +29,7 @@ _DESCRIBE: Final = ("state.json", "dataset_info.json", "dataset_dict.json")
 class Arrow(InferringConverter):
     """A converter that makes one sample per row; a struct column becomes a nested record.
 
-    By default, fields follow from the files, and so do `units` and `classes`.
+    By default, `fields`, `units` and `classes` are inferred from the files.
     """
 
     kind: ClassVar[str] = "arrow"
@@ -71,7 +71,10 @@ class Arrow(InferringConverter):
 
     @staticmethod
     def frame_columns(frame: Any, refused: str) -> tuple[int, list[FrameColumn]]:
-        """Return the number of rows of a data frame with `__arrow_c_stream__`, and its columns."""
+        """Return the number of rows and the columns of a data frame with `__arrow_c_stream__`.
+
+        `refused` is the message of the error for an object that Arrow cannot read.
+        """
         from shardio_converters.tabular.arrow_inference import frame_columns, read_frame
 
         table = read_frame(frame, refused)

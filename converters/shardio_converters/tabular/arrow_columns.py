@@ -60,9 +60,10 @@ _TIMES: Final = {
 class ArrowColumn:
     """A column, or a member of a struct column, that becomes one field.
 
-    `top` is the name of the table's column, `path` the indices of the members that lead from this
-    column to a nested one. `word` is the field spec, `unit` the unit of integers that were times,
-    `classes` the names of labels.
+    `top` is the name of the column in the table. For a member of a struct, `path` has the index
+    of a member for each level of nesting below that column; it is otherwise empty. `word` is the
+    field spec. `unit` is the unit of times, which are stored as integers; it is otherwise "".
+    `classes` has the names of the classes if the values are labels.
     """
 
     name: str
@@ -82,7 +83,7 @@ def columns_of(
     Args:
         schema: the schema of the table.
         only: the columns to take; by default all.
-        whole: the field specs by name; a struct whose name has a spec is one field.
+        whole: the field specs by name; a struct with a spec is one field, not one per member.
     """
     names = list(schema.names)
     if twice := {name for name in names if names.count(name) > 1}:
@@ -100,7 +101,7 @@ def columns_of(
 
 
 def columns_below(name: str, type_: pa.DataType) -> Iterator[ArrowColumn]:
-    """Yield the columns for a column of a table: the column itself, or the members of a struct."""
+    """Yield the `ArrowColumn` of a column of a table or, for a struct, one per member."""
     return _columns(_ColumnPath(name, name, (), None), type_, {})
 
 
@@ -207,7 +208,7 @@ def dims_of(name: str, type_: pa.DataType) -> tuple[tuple[int | None, ...], pa.D
 
 
 def plain(type_: pa.DataType) -> pa.DataType:
-    """Return the logical type of stored values; fixed-shape tensors stay tensors."""
+    """Unwrap dictionary, run-end-encoded and extension types, except fixed-shape tensors."""
     while True:
         kind = kind_of(type_)
         if kind in ("dictionary", "run_end_encoded"):
@@ -233,7 +234,7 @@ def is_tensor(type_: pa.DataType) -> bool:
     """Return True if values of a type are Arrow's fixed-shape tensors.
 
     Types registered by other packages, such as Hugging Face's Array2D, may also have a `shape`;
-    they count as their storage type.
+    they are treated as their storage type.
     """
     return isinstance(type_, pa.FixedShapeTensorType)
 
@@ -271,7 +272,7 @@ def _features_of(schema: pa.Schema) -> dict[str, Any]:
 
 
 def _shape_of(feature: dict[str, Any]) -> tuple[int | None, ...] | None:
-    """Return the shape of Hugging Face's Array2D to Array5D."""
+    """Return the shape of a Hugging Face feature of type Array2D to Array5D; None for others."""
     shape = feature.get("shape")
     if not isinstance(shape, list) or not str(feature.get("_type")).startswith("Array"):
         return None
@@ -356,7 +357,7 @@ def _unpacked(array: pa.Array) -> pa.Array:
 
 def _arrays(array: pa.Array, column: ArrowColumn, field: Array) -> Sequence[Any]:
     found = _blocks(array, field.dtype)
-    if is_tensor(column.type):  # stored as one flat list
+    if is_tensor(column.type):  # each tensor is stored as a flat list
         found = np.reshape(found, (len(array), *column.type.shape))
     dims = field.shape
     if isinstance(found, np.ndarray) and fits(found.shape[1:], dims):
@@ -368,7 +369,7 @@ def _arrays(array: pa.Array, column: ArrowColumn, field: Array) -> Sequence[Any]
 
 
 def _shaped(one: npt.NDArray[Any], dims: Sequence[int | None]) -> npt.NDArray[Any]:
-    """Return an array in the shape of a field; an empty array has no inner dimensions."""
+    """Return an array in the shape of a field; the inner sizes of an empty array may differ."""
     if not one.size and one.ndim == len(dims):
         shape = tuple(n if want is None else want for n, want in zip(one.shape, dims, strict=True))
         one = one.reshape(shape) if 0 in shape else one
@@ -379,7 +380,7 @@ def _shaped(one: npt.NDArray[Any], dims: Sequence[int | None]) -> npt.NDArray[An
 
 
 def _blocks(array: pa.Array, dtype: str) -> npt.NDArray[Any] | list[npt.NDArray[Any]]:
-    """Return an array per row; a single array if all have the same shape."""
+    """Return a list with an array per row; if all have the same shape, one array of all rows."""
     array = _unpacked(array)
     if not is_list(array.type):
         return _numbers(array, dtype)
@@ -405,10 +406,10 @@ def _stacked(arrays: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 
 def _lists(array: pa.Array, element: Array) -> list[list[npt.NDArray[Any]]]:
-    """Return a list of arrays per row, each of the element's shape."""
+    """Return a list of arrays per row; the arrays have the shape of `element`."""
     offsets, values = _split(array)
     inner = _blocks(values, element.dtype)
-    if [*element.shape] != [None]:  # lists of lists all have this shape
+    if [*element.shape] != [None]:  # every one-dimensional array fits [None]
         inner = [_shaped(one, element.shape) for one in inner]
     return [list(inner[start:end]) for start, end in pairwise(offsets.tolist())]
 
@@ -421,9 +422,9 @@ def _split(array: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array]:
 
 
 def _numbers(array: pa.Array, wanted: str) -> npt.NDArray[Any]:
-    """Return a copy of the numbers or times in the field's dtype; nulls become arbitrary numbers.
+    """Copy numbers or times to an array of dtype `wanted`; nulls become arbitrary numbers.
 
-    A copy does not change if a memory-mapped file does.
+    They are copied because a view of a memory-mapped file would change if the file does.
     """
     if pa.types.is_boolean(array.type):
         return np.array(array.fill_null(False).to_numpy(zero_copy_only=False))
@@ -454,7 +455,7 @@ def _json_values(array: pa.Array) -> list[Any]:
 
 
 def _files(array: pa.Array, field: Field) -> list[Any]:
-    """Return the files in a column, which may be stored with their paths; each is probed."""
+    """Return the files in a column of bytes, or of structs of bytes and path; probe each file."""
     paths: list[str | None] = [None] * len(array)
     if is_struct(array.type):
         paths = pc.struct_field(array, "path").to_pylist()

@@ -66,7 +66,7 @@ class ParquetTable:
 
 
 class ArrowTable:
-    """A memory-mapped Arrow file or stream; if compressed, one batch is held decompressed."""
+    """A memory-mapped Arrow file or stream; compressed batches are decompressed one at a time."""
 
     def __init__(self, path: str) -> None:
         self._source = pa.memory_map(os.fsencode(path))
@@ -110,7 +110,10 @@ class ArrowTable:
 
 @contextmanager
 def open_table(path: str, name: str) -> Iterator[ParquetTable | ArrowTable]:
-    """Open a file by its suffix; errors raised while the file is open are reported as damage."""
+    """Open the table at `path`; the suffix of `name` determines the format.
+
+    Errors of pyarrow in the `with` block are raised as MediaError: the file is damaged.
+    """
     with open(path, "rb") as file:  # an error of `open` names the file
         head = file.read(len(_FILE_MAGIC))
         n_bytes = os.fstat(file.fileno()).st_size
@@ -125,9 +128,9 @@ def open_table(path: str, name: str) -> Iterator[ParquetTable | ArrowTable]:
 
 
 def is_table(source: Input) -> bool:
-    """Return True if a file is a table by its name and, if there is a state.json, is listed in it.
+    """Return True if a file has the suffix of a table, and any state.json beside it lists it.
 
-    A Hugging Face dataset folder may also contain cached tables of earlier steps.
+    A Hugging Face dataset folder may also contain cached tables of earlier steps, not listed there.
     """
     name = os.path.basename(source.name)
     if not name.lower().endswith(SUFFIXES):
@@ -153,7 +156,7 @@ def _listed(path: str) -> frozenset[str] | None:
     return _parse_state(path, stat.st_mtime_ns, stat.st_size)
 
 
-@lru_cache(maxsize=16)  # a small cache is enough, as the tables of a folder are consecutive
+@lru_cache(maxsize=16)  # a small cache is enough, as the tables of a folder are read in sequence
 def _parse_state(path: str, changed_ns: int, n_bytes: int) -> frozenset[str] | None:
     try:
         with open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""Infer the fields of Arrow columns from files or a data frame, and compare those of each file."""
+"""Infer the fields of Arrow columns from files or a data frame; check a file against them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ from shardio_converters.tabular.arrow_files import ArrowTable, ParquetTable
 
 @dataclass
 class Nulls:
-    """Columns that have nulls, and columns that have lists containing nulls."""
+    """The names of columns with nulls.
+
+    `missing` has the columns with a null value, `inside` the columns with a null in a list.
+    """
 
     missing: set[str] = field(default_factory=set)
     inside: set[str] = field(default_factory=set)
@@ -39,8 +42,8 @@ class Nulls:
 def nulls_of(table: ParquetTable | ArrowTable, columns: Sequence[ArrowColumn]) -> Nulls:
     """Return the columns of a table that have nulls.
 
-    The values are read until further nulls would not change the result. Statistics of Parquet would
-    be faster, but if they contradict the schema, pyarrow 26 crashes the process that reads them.
+    The values are read until more of them could not change the result. Reading the statistics of
+    Parquet would be faster, but if they contradict the schema, pyarrow 26 crashes the process.
     """
     sure = {one.name for one in table.schema if not (one.nullable or pa.types.is_nested(one.type))}
     left = {column.name: column for column in columns if column.top not in sure}
@@ -70,9 +73,9 @@ class ArrowInference:
 
     def __init__(self) -> None:
         self._fields = SchemaInference(None, widens=True)
-        self._columns: dict[str, ArrowColumn] = {}  # the first column of each name with a type
-        self._nulls: set[str] = set()  # columns that are all null so far
-        self._json: set[str] = set()  # columns of lists with nulls
+        self._columns: dict[str, ArrowColumn] = {}  # by name, the first that is not all null
+        self._nulls: set[str] = set()  # columns that are null in all rows so far
+        self._json: set[str] = set()  # columns with lists that contain nulls
 
     def add(self, columns: Sequence[ArrowColumn], nulls: Nulls) -> None:
         """Add the columns of a file."""
@@ -101,7 +104,7 @@ class ArrowInference:
 
     @property
     def units(self) -> dict[str, str]:
-        """Units of integers that were times, by column."""
+        """By column of times, which are stored as integers, their unit."""
         return {name: column.unit for name, column in self._columns.items() if column.unit}
 
     @property
@@ -115,12 +118,12 @@ def _has_member(name: str, names: Iterable[str]) -> bool:
 
 
 def is_null_record(column: ArrowColumn, names: Iterable[str]) -> bool:
-    """Return True if an all-null column is a nested record according to the field names."""
+    """Return True if a column is all null, and `names` show that it is a nested record."""
     return column.word == UNKNOWN and _has_member(column.name, names)
 
 
 def refuse_other_type(column: ArrowColumn, known: Field, spec: str) -> None:
-    """Check that a column can be stored in a field."""
+    """Check that a column can be stored in the field `known`, whose spec is `spec`."""
     if column.word == spec.removesuffix("?") or (column.word == UNKNOWN and known.optional):
         return
     if known.is_json:
@@ -141,7 +144,7 @@ def refuse_other_type(column: ArrowColumn, known: Field, spec: str) -> None:
 
 
 def _stored_as(column: ArrowColumn, dtype: str) -> str | None:
-    """Return the common dtype of a column's numbers and another dtype; times keep their dtype."""
+    """Return the dtype that covers a column's numbers and `dtype`; for times, their own dtype."""
     own = column.word.removeprefix("list[").partition("[")[0].rstrip("]")
     return own if column.unit else common_dtype(own, dtype)
 
@@ -167,7 +170,10 @@ FrameColumn = tuple[str, Field, Callable[[int, int], Sequence[Any]]]
 
 
 def read_frame(frame: Any, refused: str) -> pa.Table:
-    """Return a data frame as a table, without a copy where its library allows it."""
+    """Return a data frame as a table, without a copy if the library of the frame allows that.
+
+    `refused` is the message of the error for an object that Arrow cannot read.
+    """
     try:
         return pa.table(frame)
     except (pa.ArrowException, TypeError, ValueError) as error:
@@ -177,8 +183,8 @@ def read_frame(frame: Any, refused: str) -> pa.Table:
 def frame_columns(table: pa.Table) -> Iterator[FrameColumn]:
     """Yield the columns of a table; members of structs have dotted names.
 
-    Lists of times are refused, as the units would be lost. Arrays of several dimensions that all
-    vary become JSON, because their rows may be ragged.
+    Lists of times are refused, as the units would be lost. Lists of arrays that have several
+    dimensions and varying shapes become JSON, because their rows may be ragged.
     """
     for place, (name, type_) in enumerate(zip(table.schema.names, table.schema.types, strict=True)):
         of_column = table.select([place])

@@ -1,4 +1,4 @@
-"""Values of table columns: CSV cells and JSON values as typed values, without loss of digits."""
+"""Convert CSV cells and JSON values to values of fields, without loss of digits."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def holds_only(kind: str, cells: Sequence[str]) -> bool:
 
 
 def cell_kind(cells: Sequence[str], known: str | None) -> str | None:
-    """Return the narrowest kind that covers these cells and `known`.
+    """Return the narrowest kind that covers these cells and earlier ones, of the kind `known`.
 
-    Return None if all cells are empty, as they can then be of any kind.
+    Return None if all cells so far are empty, as they can then be of any kind.
     """
     kinds = (BOOL, INT, FLOAT) if known is None else (known, FLOAT) if known == INT else (known,)
     if known is None and not any(cells):
@@ -137,7 +137,10 @@ Column = Sequence[Any]
 def values_of(
     name: str, field: Field, column: Column, lines: Sequence[int], *, is_csv: bool
 ) -> Iterable[Any]:
-    """Return the values of a field for some rows; None if an optional value is missing."""
+    """Return the values of a field for some rows; None if an optional value is missing.
+
+    `column` has the cells or JSON values, `lines` the line of each row, for messages.
+    """
     make = partial(_of_cells if is_csv else _of_values, field)
     try:
         return make(column)
@@ -151,7 +154,7 @@ def values_of(
 
 
 def _of_cells(field: Field, cells: Column) -> Iterable[Any]:
-    """Return the values of CSV cells; an empty text cell is "", or missing if optional."""
+    """Return the values of CSV cells; an empty cell is None, except that of a required text."""
     if field.is_utf8:
         return [cell or None for cell in cells] if field.optional else cells
     if field.is_json or field.shape:
@@ -188,13 +191,13 @@ def _of_values(field: Field, values: Column) -> Iterable[Any]:
     if field.is_utf8:
         if {*map(type, values)} - {str}:
             raise ValueError(_expected(field, values[0]))
-        "".join(values).encode()  # JSON can escape lone surrogates, which are not text
+        "".join(values).encode()  # raises for lone surrogates, which JSON can escape
         return values
     return _arrays(field, values)
 
 
 def _arrays(field: Array, values: Column) -> Iterable[npt.NDArray[Any]]:
-    """Return arrays or numbers; converted for all rows at once if they have one shape."""
+    """Return arrays or numbers; if all rows have the same shape, convert them together."""
     if field.shape == (None,) and {*map(type, values)} == {list}:
         return _rows(field, values)
     found = as_numbers([*values])

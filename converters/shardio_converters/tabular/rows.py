@@ -14,8 +14,8 @@ def row_samples(
 ) -> Iterator[dict[str, Any]]:
     """Yield `n_rows` samples from columns; `about` has values that all samples share.
 
-    For speed, `n_together` samples are filled column by column, and are in memory together;
-    `dict(zip(...))` for each sample takes four times as long.
+    For speed, `n_together` samples at a time are filled, column by column, and are in memory
+    together. Calling `dict(zip(...))` for each sample would take four times as long.
     """
     template = {**dict.fromkeys(columns), **about}
     left = {name: iter(values) for name, values in columns.items()}

@@ -34,7 +34,7 @@ _SCAN_CHECKED: Final = make_scanner(json.JSONDecoder(parse_float=float_of))  # t
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:
-    """A block of consecutive rows, by columns; `lines` has the line at which each row ends.
+    """Consecutive rows, stored by column; `lines` has the number of the last line of each row.
 
     CSV cells are text, JSON values are Python values. None stands for a column that a row lacks,
     and for null.
@@ -154,7 +154,7 @@ def _read_json(lines: _Lines) -> Iterator[RowBlock]:
 
 
 def _json_block(texts: list[str], n_lines: int) -> Iterator[RowBlock]:
-    """Yield the block of the objects in some lines, the last of which is line `n_lines`."""
+    """Yield a block of the objects in `texts`, which are the lines up to line `n_lines`."""
     first = n_lines - len(texts) + 1
     rows = _load_all(texts)
     ends = [*range(first, n_lines + 1)]
@@ -205,13 +205,14 @@ def _load_all(texts: Sequence[str]) -> list[dict[str, Any]] | None:
     whole = "\n".join(texts)
     scan = _SCAN_CHECKED if may_be_out_of_range(whole) else _SCAN
     try:
-        # map() stops at a text that does not begin with a value.
+        # At a text that does not begin with a value, `scan` raises StopIteration, which ends map().
         found = [*map(scan, texts, repeat(0))]
     except (ValueError, RecursionError):
         return None
     rows = [row for row, _ in found]
     if [end for _, end in found] != [*map(len, texts)] or {*map(type, rows)} - {dict}:
         return None
+    # A dict drops a repeated name, so that there are fewer names than colons.
     n_names = sum(map(len, rows))
     if whole.count("{") > len(rows):  # objects within objects, or braces in texts
         inner = inside(rows)
@@ -220,7 +221,8 @@ def _load_all(texts: Sequence[str]) -> list[dict[str, Any]] | None:
             inner = inside(inner)
     if n_names == whole.count(":"):
         return rows
-    # Count the names: a colon after a name follows a quote or space, colons in texts rarely do.
+    # Some texts contain colons. Count only colons after a quote or white space, as after a name;
+    # colons within texts rarely follow one.
     return rows if n_names == sum(map(whole.count, ('":', " :", "\t:"))) else None
 
 
@@ -306,7 +308,7 @@ FILE: Final = "file"
 
 
 def name_of(table: Input, reference: str) -> str:
-    """Return the input name of a file that a table references, such as `images/1.png`."""
+    """Return the name of the input to which `reference` in a table refers."""
     return posixpath.normpath(posixpath.join(posixpath.dirname(table.name), reference))
 
 
@@ -329,7 +331,10 @@ def read_files(
     lines: Sequence[int],
     parts: Mapping[str, Input],
 ) -> Iterator[Any]:
-    """Yield the values of a field, each read when it is requested."""
+    """Yield the contents of the files that a column names; read each when it is requested.
+
+    `parts` has the referenced inputs by name, `lines` the line of each row, for messages.
+    """
     for line, reference in zip(lines, column, strict=True):
         try:
             yield _read(table, field, reference, parts)

@@ -30,7 +30,7 @@ from shardio_converters.tabular.table_files import (
 )
 
 _MAX_NAMES: Final = 256
-"""The maximum number of names in a nested record, over all rows; objects with more become JSON."""
+"""The maximum number of names in a nested record, over all rows; with more, it becomes JSON."""
 _MAX_NESTED: Final = 16
 _NO_NUMBERS: Final = "json"
 
@@ -271,7 +271,7 @@ def infer_table_fields(inputs: Sequence[Input], references: Sequence[str]) -> di
 
 
 def values_by_name(block: RowBlock, name: str) -> Sequence[Any]:
-    """Return a column, or the members of objects by dotted name; empty if there is none."""
+    """Return a column or, for a dotted name, a member of its objects; () if there is none."""
     if name in block.columns:
         return block.columns[name]
     column, _, inner = name.partition(".")
@@ -283,7 +283,7 @@ def values_by_name(block: RowBlock, name: str) -> Sequence[Any]:
 
 
 def _suffixes_in(values: Sequence[Any]) -> set[str | None]:
-    """Return the suffixes of the files that values name; None for values that name none."""
+    """Return the suffixes of file names, as names such as `x.png`; None for other values."""
     return {
         f"x{os.path.splitext(each)[1].lower()}" if isinstance(each, str) and each else None
         for each in values
@@ -293,7 +293,11 @@ def _suffixes_in(values: Sequence[Any]) -> set[str | None]:
 def _infer_table(
     one: Input, references: Sequence[str]
 ) -> tuple[TableInference, dict[str, set[str | None]]]:
-    """Return the inferred columns and referenced files of a table that is completely readable."""
+    """Return the inferred columns of a table, and the suffixes of files by column of references.
+
+    Raises:
+        MediaError: the table cannot be read to its end, or its columns cannot be fields.
+    """
     columns, n_names = TableInference(), 0
     named: dict[str, set[str | None]] = {name: set() for name in references}
     for block in read_blocks(one.path, one.name):

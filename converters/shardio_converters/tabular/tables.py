@@ -30,8 +30,9 @@ class Tables(InferringConverter):
 
     By default, fields are inferred from all rows of all tables. A column declared as `file`,
     `image`, `video` or `audio` references files, whose contents become the values. If fields are
-    inferred, these are the columns in `references`, and the suffixes of the files determine the
-    type. Paths are relative to the table's folder, and must lead to files of the source.
+    inferred, the columns in `references` are such columns, and the suffixes of their files
+    determine the type. Paths are relative to the table's folder, and must lead to files of the
+    source.
     """
 
     kind: ClassVar[str] = "tables"
@@ -95,7 +96,7 @@ class Tables(InferringConverter):
             return Outcome("unsupported", "not a table")
         about = self.additional_values(source)
         parts = {one.name: one for one in source.parts}
-        n_together = 1 if parts else 256  # with files, only one sample at a time in memory
+        n_together = 1 if parts else 256  # hold the files of one sample at a time
         n_samples = 0
         for block in read_blocks(source.path, source.name):
             columns = dict(self._values(source, block, parts))
@@ -128,7 +129,7 @@ def _is_in_cells(field: Field) -> bool:
 
 
 def _references(table: Input, names: set[str]) -> Iterator[str]:
-    """Yield the values of some columns; stop at damage, which is reported by `samples`."""
+    """Yield the file names in the columns `names`; stop at damage, which `samples` reports."""
     try:
         for block in read_blocks(table.path, table.name):
             for name in names:
