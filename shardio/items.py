@@ -150,7 +150,7 @@ class ItemIteration(Closing, Generator[Any, None, None]):
             self.close()
 
     def close(self) -> None:
-        """Stop the workers without waiting for running calls of `load`. Idempotent.
+        """Stop the workers; do not wait until running calls of `load` end. Idempotent.
 
         Values that were yielded stay valid.
         """
@@ -172,7 +172,7 @@ class ItemIteration(Closing, Generator[Any, None, None]):
 def _values(
     task_pool: TaskPool | InlinePool, loader: Loader, source: Iterator[Any], timeout_s: float | None
 ) -> Generator[Any, None, None]:
-    """Yield the loaded value of each item of a source."""
+    """Load each item of a source; yield the results of `post_process`."""
     feed = _Feed(task_pool, loader, source)
     ready: list[tuple[int, Any]] = []
     while _await_next(task_pool, feed, ready, timeout_s):
@@ -308,8 +308,8 @@ class SharedMemoryShim(Loader):
     Args:
         loader: the wrapped loader.
         smm: a SharedMemoryManager or None; ignored.
-        memory_pool_block_count: the value of the option with this name in calls of
-            `load_with_workers` that do not pass the option.
+        memory_pool_block_count: `load_with_workers` uses this value if it is called without its own
+            argument of this name.
     """
 
     def __init__(self, loader: Loader, smm: Any, memory_pool_block_count: int | None) -> None:

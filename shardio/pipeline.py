@@ -41,7 +41,7 @@ _UNUSED: Final = PipelineStats((), 0, (), 0.0, 0.0, 0.0)
 
 
 class PipelineIterations(Closing):
-    """The base class of DataLoader and Pipeline, which starts iterations and ends them."""
+    """The base class of DataLoader and Pipeline. It starts and ends iterations."""
 
     def __init__(
         self, supply: PipelineSource, n_skips: int | None, n_buffered: int, timeout_s: float | None
@@ -83,7 +83,10 @@ class PipelineIterations(Closing):
             raise ClosedError(f"this {type(self).__name__} was closed")
 
     def stats(self) -> PipelineStats:
-        """Return the figures of the latest iteration; before it, all are 0 or empty."""
+        """Return the figures of the latest iteration.
+
+        Before the first iteration, all figures are 0 or empty.
+        """
         return _UNUSED if self._latest is None else self._latest.stats()
 
     def close(self) -> None:
@@ -94,10 +97,10 @@ class PipelineIterations(Closing):
 
 
 class _Iteration:
-    """An iterator over the results of a runner, which ends the runner.
+    """An iterator over the results of a PipelineRunner.
 
-    The runner is ended when the iterator is exhausted, fails or is garbage-collected. `note` is
-    called with the source item of each result, and with None at the end.
+    The iterator ends the runner when it is exhausted, fails or is garbage-collected. It calls
+    `note` with the source item of each result, and with None at the end.
     """
 
     def __init__(
@@ -212,13 +215,14 @@ class Pipeline(PipelineIterations):
         order: Order = "completion",
         name: str | None = None,
     ) -> Pipeline:
-        """Add a step that calls a function with every item.
+        """Return a pipeline with one more step, which calls a function with every item.
 
         Args:
             function: a function of an item, which returns a result, or None to drop the item. If it
                 is a generator function, each value that it yields becomes an item. Async functions
-                and async generators run in an event loop. If it is a mapping or a sequence, the
-                result is the value that it has at the item, as a key or an index.
+                and async generators run in an event loop. A mapping or a sequence may be given
+                instead of a function; the item is then a key or an index, and the result is the
+                value at this key or index.
             concurrency: the maximum number of items that are processed at the same time.
             executor: None for threads; "process" for worker processes, which return arrays through
                 shared memory; or an Executor that the caller owns.
@@ -240,7 +244,7 @@ class Pipeline(PipelineIterations):
         )
 
     def aggregate(self, n: int, *, drop_last: bool = False) -> Pipeline:
-        """Add a step that collects items into lists of `n`.
+        """Return a pipeline with one more step, which collects items into lists of `n`.
 
         If `drop_last` is True, the last list is dropped if it is shorter.
         """
@@ -248,7 +252,10 @@ class Pipeline(PipelineIterations):
         return self._with(BatchStep(count("n", n, 1), drop))
 
     def disaggregate(self) -> Pipeline:
-        """Add a step that replaces each item, an iterable, by the elements of the item."""
+        """Return a pipeline with one more step, which replaces each item by its elements.
+
+        The items must be iterable.
+        """
         thread_group = f"step {len(self._steps)}"
         step = _piped("function", _each_of, name="disaggregate", thread_group=thread_group)
         return self._with(step)

@@ -1,4 +1,7 @@
-"""The options of a loader, which users pass as parameters, as a frozen record of checked values."""
+"""The options of a loader: users pass them as arguments, and `LoaderOptions` is their record.
+
+The record is frozen, and its values are checked.
+"""
 
 from __future__ import annotations
 
@@ -101,9 +104,9 @@ def one_of(name: str, value: Any, known: tuple[Any, ...]) -> Any:
 
 
 def refuse_path(name: str, value: Any) -> None:
-    """Raise InvalidArgument if `value`, an iterable of items, is a path or a text.
+    """Raise InvalidArgument if `value` is a path or a text instead of an iterable of items.
 
-    Iterating over a text would yield its characters as items.
+    Without this check, the characters of a text would be loaded as items.
     """
     if not isinstance(value, str | bytes | bytearray | os.PathLike):
         return
@@ -179,9 +182,9 @@ def seconds(name: str, value: Any) -> float | None:
 
 
 def user_function(name: str, function: Any, given: str) -> Any:
-    """Return the function; check that it can be called with (given) or with (given, rng).
+    """Return the function; check that it takes one argument, or one argument and `rng`.
 
-    `given` is the name of the first parameter in messages.
+    `given` is the name of the first argument in messages.
     """
     if function is not None and not callable(function):
         raise InvalidArgument(f"{name} must be callable; found {function!r}")
