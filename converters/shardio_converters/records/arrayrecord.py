@@ -54,7 +54,7 @@ def _reader() -> Any:
 def _records(path: bytes) -> Generator[bytes]:
     try:
         with closing(_reader()(path, "max_parallelism:2")) as reader:
-            if not reader.ok():  # a truncated file, for example, would read as having no records
+            if not reader.ok():  # e.g. truncated; `num_records` would return 0
                 reader.read_all()
                 raise MediaError("it cannot be opened")
             for _ in range(reader.num_records()):

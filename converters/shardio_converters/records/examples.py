@@ -21,10 +21,10 @@ Values = list[bytes] | npt.NDArray[Any]
 
 _BYTES, _FLOATS, _INTS = 1, 2, 3  # fields of a Feature
 _VARINT, _I64, _LENGTH, _I32 = 0, 1, 2, 5  # wire types
-_FIRST: Final = 0x0A  # the tag of field 1 with a length: a message, a string, packed numbers
+_FIRST: Final = 0x0A  # the tag of a field 1 with a length: a message, a string or packed numbers
 _SECOND: Final = 0x12  # the tag of field 2 with a length
 _LISTS: Final = {0x0A: _BYTES, 0x12: _FLOATS, 0x1A: _INTS}
-_FEW: Final = 16  # the size of numbers in bytes up to which Python is faster than NumPy
+_FEW: Final = 16  # bytes of varints up to which Python decodes faster than NumPy
 _MAX_VARINT: Final = 10  # bytes
 _TOO_EARLY: Final = "the message ends within a field"
 
@@ -63,7 +63,7 @@ def is_example(record: bytes) -> bool | None:
 
 
 def _read_features(data: bytes, at: int, end: int, found: dict[bytes, Values]) -> None:
-    """Parse a map from names to features.
+    """Parse a map from names to features, and add its entries to `found`.
 
     Entries in the usual form, a name and one list with consistent lengths, take a fast path;
     `_read_entry` parses any other form that protobuf allows.
@@ -105,7 +105,10 @@ def _read_entry(data: bytes, start: int, end: int, found: dict[bytes, Values]) -
 
 
 def _read_feature(data: bytes, start: int, end: int, values: Values | None) -> Values | None:
-    """Parse a feature: the last kind of list is used, and lists of one kind are concatenated."""
+    """Parse a feature; `values` are those of an earlier part of the same feature.
+
+    As in protobuf, lists of one kind are concatenated; a list of another kind replaces them.
+    """
     for number, wire, first, stop in _fields(data, start, end):
         if number not in (_BYTES, _FLOATS, _INTS) or wire != _LENGTH:
             continue
@@ -236,7 +239,7 @@ def _length(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return an unsigned number of up to 64 bits, and its end."""
+    """Parse an unsigned varint of up to 64 bits; return its value and the offset of its end."""
     value = 0
     for shift in range(0, 7 * _MAX_VARINT, 7):
         byte = data[at]
@@ -254,7 +257,7 @@ Maker = Callable[[Values], Any]
 
 
 def facts_of(features: Mapping[bytes, Values]) -> dict[str, DtypeShape]:
-    """Return dtype and shape of the features of a record; bytes that are not UTF-8 are escaped."""
+    """Return the dtype and shape of each feature; names that are not UTF-8 are escaped."""
     return {_escaped(name): (dtype_of(each), (len(each),)) for name, each in features.items()}
 
 
@@ -264,7 +267,7 @@ def _escaped(name: bytes) -> str:
 
 
 def merge_file(found: SchemaInference, of_file: SchemaInference) -> None:
-    """Add all records of a file, or none if they do not fit."""
+    """Add all records of a file to `found`; if they do not fit, raise and add none."""
     names = sorted({*found.names, *of_file.names})
     if found.names and are_compatible_names(found.names) and not are_compatible_names(names):
         raise MediaError(f"features {', '.join(names)}: one sample cannot have them all")
@@ -274,8 +277,8 @@ def merge_file(found: SchemaInference, of_file: SchemaInference) -> None:
 def specs_of(found: SchemaInference) -> dict[str, str]:
     """Return the field specs of features.
 
-    A feature with one value in every record is a scalar, a feature with a constant number of values
-    an array of this size. Features that some records lack are optional.
+    A feature with one value in every record is a scalar. A feature with the same number of values
+    in every record is an array of that size. Features that some records lack are optional.
     """
     specs = {}
     for name, (dtype, shape) in found.facts().items():
@@ -308,7 +311,7 @@ def makers(schema: Schema) -> dict[bytes, Maker]:
 
 
 def fits(field: Any) -> bool:
-    """Return True if features can provide a field: arrays with at most one varying dimension."""
+    """Return True if features can provide a field; an array may have one varying dimension."""
     if field.item:
         return bool(field.item == Array("uint8", (None,)))
     return field.word() in _MAKERS and getattr(field, "shape", ()).count(None) <= 1

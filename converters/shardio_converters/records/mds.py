@@ -1,8 +1,9 @@
 """MosaicML's MDS shards, read without the streaming package and without pickle.
 
-A shard consists of u32 n, n + 1 u32 offsets (of the samples and the end), and JSON up to the first
-sample. A sample consists of the u32 sizes of its variable-size columns, then the columns. All
-numbers are little-endian.
+A shard consists of the number n of its samples, n + 1 offsets (of the samples and of the end), a
+JSON text that describes the columns, and the samples. A sample consists of the sizes of its columns
+of varying size, then the values of all columns. The number, offsets and sizes are u32. All numbers
+are little-endian.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _ARRAY_DTYPES: Final = {
     **{8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32"},
     **{33: "int32", 34: "float32", 64: "uint64", 65: "int64", 66: "float64"},
 }
-"""The codes of array dtypes; stored with arrays whose column does not state the dtype."""
+"""The dtypes by code; an array begins with a code if its column does not state the dtype."""
 _DIM_DTYPES: Final = ("<u1", "<u2", "<u4", "<u8")
 _MAX_DIMS: Final = 16
 
@@ -100,7 +101,7 @@ class MdsColumn:
         return value.dtype.name, value.shape
 
     def decoder(self, field: Field) -> Callable[[Any], Any]:
-        """Return the function that decodes a value from the bytes in a shard."""
+        """Return the function that decodes the bytes of the column to a value of `field`."""
         if field.is_opaque:
             return bytes
         if self.is_array and field.array:
@@ -190,7 +191,7 @@ INDEX: Final = "index.json"
 SUFFIXES: Final = (".mds", ".mds.zstd")
 
 _COMPRESSED: Final = (".mds.br", ".mds.bz2", ".mds.gz", ".mds.snappy")
-_MAX_TEXT: Final = 256 << 20  # bytes of an index, and of a shard's column descriptions
+_MAX_TEXT: Final = 256 << 20  # maximum bytes of an index, or of the JSON text of a shard
 _CHUNK: Final = 1 << 20
 _U32: Final = np.dtype("<u4")
 
@@ -200,7 +201,8 @@ def open_shard(
 ) -> tuple[list[MdsColumn], Iterator[list[Piece]]]:
     """Return the columns of a shard, and an iterator over its samples as bytes per column.
 
-    With `is_checked`, the shard is first checked against the index in its folder.
+    With `is_checked`, the shard is first checked against the index in its folder. The shard stays
+    open until `files` is closed.
     """
     file: IO[bytes] = files.enter_context(open(path, "rb"))
     is_packed = name.lower().endswith(SUFFIXES[1])
@@ -233,13 +235,13 @@ def check_index(path: str) -> int:
 
 
 def _is_below(folder: str, name: str) -> bool:
-    """Return True if a file exists; a merged index names files in subfolders."""
+    """Return True if `name` is a file in a folder or, as in a merged index, in its subfolders."""
     leads_out = name.startswith("/") or ".." in name.split("/")
     return not leads_out and os.path.isfile(named_path(folder, name))
 
 
 def _read_index(path: str) -> list[dict[str, Any]]:
-    """Return the MDS shards that an index names; none for an unrelated file of that name."""
+    """Return the MDS shards that an index names; none for a file that is no index of MDS."""
     if os.path.getsize(path) > _MAX_TEXT:
         raise MediaError(f"an index of more than {_MAX_TEXT:,} bytes")
     try:
@@ -356,7 +358,10 @@ def _rows(
 
 
 def _read(file: IO[bytes], n_bytes: int, n_file: int | None) -> bytes:
-    """Read exactly `n_bytes`; never allocate much more than the file has."""
+    """Read exactly `n_bytes`; never allocate much more than the file has.
+
+    `n_file` is the size of the file; None if it is compressed.
+    """
     if n_file is not None and n_bytes > n_file:
         raise MediaError(f"a part of {n_bytes:,} bytes; the file has {n_file:,}")
     if n_bytes <= _CHUNK:
@@ -384,10 +389,10 @@ def _piece(file: IO[bytes], n_bytes: int) -> bytes:
 class Mds(InferringConverter):
     """A converter that makes one sample per sample of MDS shards; each shard is an input.
 
-    A shard describes its own columns. It is checked against the `index.json` in its folder: its
-    size, checksums if present, and that all shards exist. By default, fields follow from the
-    encodings; for arrays with a shape per sample, all samples are read, and a dimension that
-    differs varies.
+    A shard describes its own columns. If there is an `index.json` in its folder, the size of the
+    shard is compared with it, and so are checksums that it contains; all shards that it names must
+    exist. By default, fields are inferred from the encodings of columns. If these do not state the
+    shape of an array, all samples are read; a dimension with differing sizes becomes variable.
     """
 
     kind: ClassVar[str] = "mds"
@@ -449,7 +454,7 @@ class Mds(InferringConverter):
 
 
 def _fields_of(source: Input) -> SchemaInference:
-    """Return the columns of a shard; samples are read only if shapes vary per sample."""
+    """Return the fields of a shard; read one sample, or all if encodings lack dtype or shape."""
     found = SchemaInference()
     if not source.name.lower().endswith(SUFFIXES):
         return found

@@ -31,9 +31,9 @@ ONLY: Final = "record"
 class RecordConverter(InferringConverter):
     """A converter base that makes one sample per record of a file.
 
-    With `records="example"` a record is a tf.train.Example, whose features become fields; with
-    `"bytes"` it becomes the field `record`. By default the first record decides, and fields are
-    inferred by reading all records.
+    With `records="example"`, a record is a tf.train.Example, whose features become fields. With
+    `records="bytes"`, a record becomes the field `record`. By default, the first record that is
+    certainly one or the other decides. Fields are inferred by reading all records.
     """
 
     kind: ClassVar[str]

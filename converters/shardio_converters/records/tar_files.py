@@ -25,7 +25,7 @@ _BLOCK: Final = 512
 _HEADER: Final = Struct("100s 24x 12s 12x 8s s 100x 8s 80x 155s 12x")
 """Name, size, checksum, type, magic and prefix; owners, times and links are skipped."""
 _CHECKSUM: Final = slice(148, 156)  # these bytes count as spaces in the checksum
-_USTAR: Final = b"ustar\0"  # POSIX; the magic of GNU tar, with two spaces, has no prefix field
+_USTAR: Final = b"ustar\0"  # the magic of POSIX; headers of GNU tar have another one and no prefix
 _REGULAR: Final = (b"0", b"\0", b"7")
 _FOLDER: Final = b"5"
 _OTHERS: Final = {
@@ -41,7 +41,7 @@ _LONG_NAME, _LONG_LINK, _PAX, _PAX_FOR_ALL = b"L", b"K", b"x", b"g"
 _EXTENSIONS: Final = (_LONG_NAME, _LONG_LINK, _PAX, _PAX_FOR_ALL)
 _MAX_EXTENSION: Final = 1 << 20  # the maximum size of a name, or of another extension header
 _MAX_MEMBER: Final = 4 << 30  # the maximum size of a member that is read into memory
-_PIECE: Final = 16 << 20  # the size of single reads: a wrong size in a header allocates little
+_PIECE: Final = 16 << 20  # of single reads, so that a wrong size in a header allocates little
 _DAMAGED: Final = (gzip.BadGzipFile, zlib.error, zstandard.ZstdError, EOFError)
 
 
@@ -55,7 +55,7 @@ class Member:
         self._stream, self._left = stream, n_bytes
 
     def read(self, most: int | None = None) -> bytes:
-        """Read up to `most` more bytes."""
+        """Read up to `most` more bytes; by default all that are left."""
         n_bytes = self._left if most is None else min(most, self._left)
         if n_bytes > _MAX_MEMBER:
             raise MediaError(f"{n_bytes:,} bytes; {_MAX_MEMBER:,} at most")
@@ -69,7 +69,7 @@ class Member:
 
 
 def is_tar(name: str) -> bool:
-    """Return True if a file name is that of a tar."""
+    """Return True if a file name is that of a tar; raise for an unsupported compression."""
     lower = name.lower()
     if lower.endswith(SUFFIXES):
         return True
@@ -120,7 +120,7 @@ def _members(stream: _Stream) -> Iterator[Member]:
 
 
 def _next_header(stream: _Stream) -> tuple[str, int, bytes] | None:
-    """Return name, size and type of the next entry; None at the verified end."""
+    """Return name, size and type of the next entry; None at the end, which is checked."""
     block = stream.read(_BLOCK)
     if not any(block):
         if any(stream.read(_BLOCK)):
@@ -141,7 +141,7 @@ def _next_header(stream: _Stream) -> tuple[str, int, bytes] | None:
 
 
 def _number(field: bytes, what: str) -> int:
-    """Parse a number: octal digits, or binary after a set bit, for large numbers."""
+    """Parse a number: octal digits or, for large numbers, binary after a byte 0x80."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:])
     try:
@@ -189,7 +189,7 @@ class _Stream:
     """A reader of exact numbers of bytes that reports where a file is truncated."""
 
     def __init__(self, file: IO[bytes] | gzip.GzipFile, n_bytes: int | None) -> None:
-        self._file, self._n_bytes = file, n_bytes  # None for a compressed file
+        self._file, self._n_bytes = file, n_bytes  # `n_bytes` is None if compressed
         self.position = 0
 
     def read(self, n_bytes: int) -> bytes:

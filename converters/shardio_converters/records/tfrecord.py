@@ -78,7 +78,7 @@ def _is_head(head: bytes, checksum: Callable[[bytes], int]) -> bool:
 
 
 def _is_compressed(head: bytes) -> bool:
-    """Return True if a file starts as gzip or zlib."""
+    """Return True if a file starts like one of gzip or zlib."""
     is_zlib = len(head) > 1 and head[0] & 15 == 8 and not int.from_bytes(head[:2]) % 31
     return is_zlib or head[:2] == b"\x1f\x8b"
 
@@ -86,7 +86,10 @@ def _is_compressed(head: bytes) -> bool:
 def _records(
     file: Any, ours: _Bytes, n_bytes: int | None, checksum: Callable[[bytes], int]
 ) -> Generator[bytes]:
-    """Yield the records; `n_bytes` is the size of the file, if known."""
+    """Yield the records, and close `file` at the end.
+
+    `ours` is `file`, or decompresses it. `n_bytes` is the size of `file`; None if compressed.
+    """
     with file:
         data, at, n_records, start = b"", 0, 0, 0
         while True:

@@ -34,7 +34,7 @@ class TokenFiles(Converter):
     With `eot`, the token between documents, each document is a sample. Samples begin with `eot` if
     the file begins with it; otherwise they end with it. Without `eot`, a sample has `length`
     tokens; the last sample of a file may be shorter. `dtype` is the dtype of tokens in the file;
-    llm.c files have it in their header.
+    the header of an llm.c file states it.
 
     Fields: `tokens`, a one-dimensional array of varying length; `label` int64; `source`, the file's
     name below the source folder.
@@ -121,7 +121,7 @@ class TokenFiles(Converter):
 def _read_header(file: IO[bytes]) -> tuple[str | None, int]:
     """Return dtype and number of tokens from an llm.c header; (None, 0) for any other file.
 
-    Leaves the file at its first token.
+    The position in the file is then that of the first token.
     """
     head = file.read(_HEADER_BYTES)
     numbers = np.frombuffer(head[: len(head) // 4 * 4], "<i4")
@@ -135,7 +135,7 @@ def _read_header(file: IO[bytes]) -> tuple[str | None, int]:
 
 
 def _rows(blocks: Iterator[Tokens], length: int) -> Iterator[Tokens]:
-    """Split blocks, whose sizes are multiples of `length` but for the last one."""
+    """Split blocks; the size of each block but the last is a multiple of `length`."""
     for block in blocks:
         for start in range(0, len(block), length):
             yield block[start : start + length]
@@ -146,7 +146,7 @@ def _joined(waiting: list[Tokens], tokens: Tokens) -> Tokens:
 
 
 def _documents(blocks: Iterator[Tokens], eot: int) -> Iterator[Tokens]:
-    """Split a stream into documents. They begin with `eot` if the stream does; else they end so."""
+    """Split a stream into documents, which begin with `eot` if the stream does, else end so."""
     waiting: list[Tokens] = []
     leads: bool | None = None
     for block in blocks:

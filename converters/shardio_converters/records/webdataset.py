@@ -36,7 +36,7 @@ _WORDS: Final = {
 _WORD_OF: Final = {ending: word for some, word in _WORDS.items() for ending in some.split()}
 _PICKLES: Final = frozenset("pickle pkl pt pth pyd".split())
 _NPY_HEAD: Final = (64 << 10) + 12
-"""The number of bytes that include the header of any .npy that can be stored."""
+"""A number of bytes that is enough for the header of any .npy that can be stored."""
 
 
 def split(name: str) -> tuple[str, str] | None:
@@ -53,8 +53,8 @@ def split(name: str) -> tuple[str, str] | None:
 class TarSamples:
     """The samples of a tar: consecutive members with the same key.
 
-    Yields each key with a dict that maps the fields of its members to the results of `take`.
-    `n_aside` counts members that belong to no sample.
+    Yields each key with a dict, which has the result of `take(field, member)` for each member by
+    its field. `n_aside` is the number of members so far that belong to no sample.
     """
 
     def __init__(self, members: Iterable[Member], take: Callable[[str, Member], Any]) -> None:
@@ -154,8 +154,9 @@ class WebDataset(InferringConverter):
     """A converter that makes a sample of consecutive tar members that share a key.
 
     The key is a member's name up to the first dot after the last slash; the field is the part after
-    that dot. By default, fields follow from suffixes, and for arrays from their headers: a
-    dimension that differs varies, and fields missing in some samples are optional.
+    that dot. By default, fields are inferred from suffixes and from the headers of arrays. A
+    dimension with differing sizes becomes variable. A field that some samples lack becomes
+    optional.
     """
 
     kind: ClassVar[str] = "webdataset"
@@ -177,7 +178,7 @@ class WebDataset(InferringConverter):
         return {"key": "text", **super().about()}
 
     def ordered(self, fields: Mapping[str, str]) -> dict[str, str]:
-        """Return all field specs, the members last."""
+        """Return all field specs; those of members come last."""
         return {**self.additional_fields(), **fields}
 
     def fitted(self, inputs: Sequence[Input]) -> WebDataset:
@@ -217,7 +218,7 @@ class WebDataset(InferringConverter):
 
 
 def _fields_of(source: Input) -> SchemaInference:
-    """Return the fields of an undamaged tar."""
+    """Return the fields of the samples of a tar; raise MediaError if it is damaged."""
     found = SchemaInference()
     if is_tar(source.name):
         with ExitStack() as files:

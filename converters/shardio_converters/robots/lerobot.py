@@ -36,11 +36,11 @@ from shardio_converters.schema_spec import Field, InferringConverter, fits, pars
 if TYPE_CHECKING:  # pyarrow is imported on use, so that options can be listed without it
     from shardio_converters.tabular.arrow_columns import ArrowColumn
 
-_HALF: Final = 0.5  # half the time between two frames
+_HALF: Final = 0.5  # tolerance of times, in intervals between frames
 
 
 class Cameras:
-    """The open video files, one per camera, with episodes in order. Owned until `close`."""
+    """The open video files, one per camera at a time. Call `close` at the end."""
 
     def __init__(self, paths: Mapping[str, str], fps: Fraction, *, check: bool | None) -> None:
         self._paths, self._fps, self._check = paths, fps, check
@@ -192,11 +192,11 @@ _MAX_NAMED: Final = 5  # the number of broken episodes that a reason names
 class LeRobot(InferringConverter):
     """A converter that makes one sample per episode; each data file of a dataset is an input.
 
-    The features that every dataset has are always taken; by default, fields follow from the
-    datasets. Numbers have one value per frame, except `episode_index`, which is a single number. A
-    camera is a video of the episode's own frames, with unchanged packets; its time 0 is that of
-    `timestamp`. `task` is the task of the first frame, `tasks` has those of all frames by the
-    numbers in `task_index`.
+    The features that every dataset has are always taken; by default, fields are inferred from the
+    datasets. Numbers have one value per frame, except `episode_index`, which is a single number.
+    The field of a camera is a video of the frames of the episode, with unchanged packets; its time
+    0 is time 0 of `timestamp`. `task` is the text of the task of the first frame. `tasks` maps the
+    numbers in `task_index` to the texts of the tasks.
     """
 
     kind: ClassVar[str] = "lerobot"
@@ -213,7 +213,7 @@ class LeRobot(InferringConverter):
         super().__post_init__()
 
     def parts(self, inputs: Sequence[Input]) -> Mapping[str, Sequence[str]]:
-        """Assign videos and episode tables to the data files they are read with."""
+        """Map each data file to the videos and episode tables that are read with it."""
         known = {one.name for one in inputs}
         found: dict[str, list[str]] = {}
         for one in inputs:
@@ -237,7 +237,7 @@ class LeRobot(InferringConverter):
         found, probe = SchemaInference(None), InputProbe(inputs)
         for one in probe.files():
             if _is_info(one) and (place := root_of(one)) is not None:
-                with probe.skip_broken(one):  # a deviating dataset, too, is reported when read
+                with probe.skip_broken(one):  # `samples` reports a broken dataset
                     specs = self._taken(open_set(place[0]))
                     found.add({name: (spec, ()) for name, spec in specs.items()})
         if not found.n_samples:
@@ -283,7 +283,7 @@ class LeRobot(InferringConverter):
     def _episodes(
         self, source: Input, below: str, robot_set: RobotSet, taken: Mapping[str, str]
     ) -> Iterator[tuple[int, dict[str, Any] | MediaError]]:
-        """Yield the sample of each episode or its error, including missing episodes."""
+        """Yield the number of each expected or found episode, with its sample or its error."""
         n_below = len(below) + 1 if below else 0
         expected = {one.number: one for one in robot_set.episodes(source.name[n_below:])}
         paths = {part.name[n_below:]: part.path for part in source.parts}

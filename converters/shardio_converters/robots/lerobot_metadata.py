@@ -132,7 +132,7 @@ def _task_rows(root: str) -> list[tuple[int, str]]:
 
 
 def _check(columns: Columns) -> None:
-    """Check that episode numbers are valid and unique."""
+    """Check that all numbers are in range, and that no episode is listed twice."""
     for key, values in columns.items():
         least = 1 if key == "length" else 0
         wrong = ~((values >= least) & (values < _MAX_NUMBER))  # NaN fails both comparisons
@@ -164,7 +164,7 @@ def _text(root: str, name: str) -> str:
 META: Final = "meta/"
 VIDEO: Final = "video"
 PICTURES: Final = "image"
-"""The `dtype` of features that are a video, or an image per row."""
+"""The `dtype` of a feature of videos is VIDEO, that of an image per row is PICTURES."""
 
 _MAX_FPS: Final = 1000
 _MAX_DIMS: Final = 5
@@ -237,7 +237,7 @@ class RobotSet:
         return sorted({*videos, *self.tables})
 
     def refuse_missing(self, root: str) -> None:
-        """Check that the declared number of episodes and all data files exist."""
+        """Check that the number of episodes is as declared, and that all data files exist."""
         n_found = len(self.columns["length"])
         if n_found != self.n_episodes:
             raise MediaError(f"expected {self.n_episodes:,} episodes in {META}, found {n_found:,}")
@@ -275,7 +275,7 @@ def open_set(root: str) -> RobotSet:
     return _open_set(root, stat.st_mtime_ns, stat.st_size)
 
 
-@lru_cache(maxsize=4)  # the inputs of a dataset are consecutive
+@lru_cache(maxsize=4)  # a small cache is enough, as inputs of a dataset are consecutive
 def _open_set(root: str, changed_ns: int, n_bytes: int) -> RobotSet:
     info = read_info(root)
     with naming(INFO):
@@ -334,7 +334,7 @@ def _spec(name: str, feature: Mapping[str, Any]) -> str:
 
 
 def _rows_of(template: str, places: Mapping[str, Numbers]) -> dict[str, Numbers]:
-    """Return the indices of the episodes of each data file."""
+    """Return the indices of episodes by the name of the data file that has them."""
     distinct, which = np.unique(np.stack([*places.values()], 1), axis=0, return_inverse=True)
     order = np.argsort(which.ravel(), kind="stable")
     groups = np.split(order, np.cumsum(np.bincount(which.ravel()))[:-1])
