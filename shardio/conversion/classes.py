@@ -1,8 +1,9 @@
 """Classes of inputs: labels from a file, and a warning about folders that are named like splits.
 
-By default, the class of a file is its folder, and its label is the index of the class. A label file
-assigns other classes to files. A split is a subset of a data set, such as train or test. The
-folders of splits would be read as classes, which is rarely intended.
+By default, the class of a file is its folder, and the label of a file is the index of its class. A
+label file assigns other classes to files. A split is a subset of a data set, such as train or test.
+If the splits of a source are in separate folders, these folders are read as classes, which is
+rarely intended.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ LABEL_COLUMNS: Final = ("path", "label")
 _JSON_SUFFIXES: Final = (".json", ".jsonl", ".ndjson")
 _MAX_PATHS_NAMED: Final = 3
 
-Entry = tuple[int, Any, Any]  # line, path, label
+Entry = tuple[int, Any, Any]  # the number of a line in a label file, and its path and label
 
 
 def read_labels(path: str) -> dict[str, str]:

@@ -218,8 +218,8 @@ def _append(run: _Run) -> ConversionReport:
     """Convert the inputs that the dataset does not have yet, and publish the next generation."""
     listing, staging = run.listing, run.staging
     with staging:
-        # The caller has read the generation before, but it may have changed until the lock was
-        # acquired.
+        # The options were checked against this generation before `out` was locked. Another writer
+        # may have published a later generation since, so that it is read again.
         base = load_base(staging.out)
         check_not_repaired(base, staging.out)
         check_same_samples(base, run.converter, run.job.source.schema(), staging.out)

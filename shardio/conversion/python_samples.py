@@ -1,10 +1,10 @@
 """Samples from Python objects: from an iterable of samples, or from items that workers convert.
 
 If the source is an iterable of samples, the calling process writes them. If the source is an
-iterable of items and a function that returns the samples of an item, each item is an input, like a
-file: a worker converts it, and the report has an entry for it. If the conversion is interrupted, it
-can be resumed. A map-style data set is converted like items. Each item is an index, or a range of
-indices, of the data set.
+iterable of items, and a function returns the samples of an item, each item is an input, like a
+file: a worker converts the item, and the report has an entry for it. An interrupted conversion of
+items can be resumed. A map-style data set is converted like items. Each of these items is an index,
+or a range of indices, of the data set.
 
 Tensors are stored as arrays and Pillow images as files. To recognize them, this module does not
 import torch or Pillow: it compares the names of classes.

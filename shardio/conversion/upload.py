@@ -7,7 +7,7 @@ an interrupted conversion can be resumed. The notes then show which shards are u
 
 After all shards, the generation is uploaded, which is a JSON file that lists the shards. The object
 `dataset.json`, which points to the generation, is uploaded last. Until then, readers of the URL see
-no dataset. If one of these two objects already exists, it is not overwritten.
+no dataset. If the generation or `dataset.json` already exists in the store, it is not overwritten.
 
 A lease, which is an object in the store, prevents two conversions from writing to the same URL. A
 local file has the same content as the lease, and shows that this machine owns it.

@@ -399,7 +399,7 @@ class Videos(Converter):
         return (self.frames - 1) * self.stride + 1
 
     def _is_used(self, n: int) -> bool:
-        """Return True if the frame with the index `n` is in a clip, so that it must be decoded."""
+        """Return True if the n-th frame is in a clip; the pixels of other frames are not needed."""
         first = max(0, -(-(n - self._span + 1) // self._step))
         return any(
             (n - k * self._step) % self.stride == 0 for k in range(first, n // self._step + 1)
