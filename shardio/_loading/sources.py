@@ -145,9 +145,11 @@ class PipelineSource:
     def state_of(self, position: ResumePosition) -> dict[str, Any]:
         """Return a position as a state, from which `position_in` restores the position."""
         self._check_positions()
-        state = position.source_state
-        if state is None and self._has_state:
-            state = self.source.state_dict()
+        state = None
+        if self._has_state:  # the position of a source without states is the number of its items
+            state = position.source_state
+            if state is None:
+                state = self.source.state_dict()
         return {
             "version": _VERSION,
             "item": position.item,

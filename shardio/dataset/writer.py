@@ -169,7 +169,8 @@ class GenerationWriter:
 
         Also add a hint to the message if the disk is full.
         """
-        if not os.fsdecode(error.filename or "").startswith(str(self.staging)):
+        path = error.filename  # or a descriptor, or None
+        if not isinstance(path, str) or not path.startswith(str(self.staging)):
             return
         error.filename = str(self.root)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):

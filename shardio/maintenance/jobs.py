@@ -7,9 +7,10 @@ new folder for the files each time it is run.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -103,13 +104,15 @@ def run_for_shards(
     engine: Engine,
     workers: int | None = None,
     sees: str | os.PathLike[str] | None = None,
-) -> list[R]:
-    """Run a job for each shard of a dataset; return the results in the order of the shards.
+) -> Iterator[R]:
+    """Run a job for each shard of a dataset; yield the results in the order of the shards.
 
     The job is called with the index of a shard. `step` is the name of the step in progress reports.
     The other arguments are those of `run_jobs`; `sees` is by default the path of the dataset.
     """
-    ends, found = ends_of(shard.n_bytes for shard in dataset.shards), dict[int, R]()
+    ends = ends_of(shard.n_bytes for shard in dataset.shards)
+    early: dict[int, R] = {}  # the results that wait for the result of an earlier shard
+    n_yielded = 0
     report_step(progress, step, 0, ends)
     results = run_jobs(
         job,
@@ -119,10 +122,13 @@ def run_for_shards(
         sees=dataset.path if sees is None else sees,
         preload=type(job).__module__,
     )
-    for k, result in results:
-        found[k] = result
-        report_step(progress, step, len(found), ends)
-    return [found[k] for k in range(len(found))]
+    with contextlib.closing(results):
+        for n_done, (k, result) in enumerate(results, 1):
+            early[k] = result
+            report_step(progress, step, n_done, ends)
+            while n_yielded in early:
+                yield early.pop(n_yielded)
+                n_yielded += 1
 
 
 def run_jobs(
@@ -135,8 +141,11 @@ def run_jobs(
     preload: str,
     takes_part: bool = False,
     on_crash: Callable[[T, WorkerExit], R | None] | None = None,
-) -> Iterator[tuple[int, R]]:
+) -> Generator[tuple[int, R], None, None]:
     """Call `function` for each item; yield the index of an item and the result when a call ends.
+
+    The caller closes the generator: if the loop over it raises an exception, the traceback would
+    otherwise keep the generator, and with it the workers.
 
     Args:
         function: the job. It is sent by cloudpickle, once to each process.

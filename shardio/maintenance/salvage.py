@@ -307,15 +307,19 @@ def _headers(content: Content, path: str) -> Iterator[Header | DataError]:
         what, size = "too short to be a shard", content.nbytes
         yield ShardCorrupt(what, code="file_size", path=path, expected=PAGE, found=size)
         return
-    for offset in (0, *_last_header(content)):
+    for offset in _header_offsets(content):
         try:
             yield unpack_header(bytes(content[offset : offset + PAGE]), path, offset=offset)
         except DataError as error:
             yield error
 
 
-def _last_header(content: Content) -> Iterator[int]:
-    """Yield the offset of the last page that starts with MAGIC, unless it is the first page."""
+def _header_offsets(content: Content) -> Iterator[int]:
+    """Yield the offset of the first page, then that of the last page that starts with MAGIC.
+
+    The last one is searched for only if it is needed, because the search may read the whole file.
+    """
+    yield 0
     for page in range(content.nbytes // PAGE * PAGE - PAGE, 0, -PAGE):
         if bytes(content[page : page + len(MAGIC)]) == MAGIC:
             yield page

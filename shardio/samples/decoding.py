@@ -42,14 +42,11 @@ Pixels = npt.NDArray[np.uint8]
 class ImageSource(RecordSource):
     """A source of decoded images."""
 
-    is_stored = False
+    is_converted = True
 
-    def of_sample(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
+    def converted(self, value: Any, chunk: IndexChunk, k: int) -> Any:
         """Return the pixels of an image; None if the image is missing."""
-        sample = super().of_sample(chunk, k)
-        if sample[self.name] is not None:
-            sample[self.name] = self._decode(sample[self.name], *chunk.places[k])
-        return sample
+        return None if value is None else self._decode(value, *chunk.places[k])
 
     def fill_fixed(
         self, batch: BatchRows, slot: FixedSlot, out: Bytes, present: Present | None

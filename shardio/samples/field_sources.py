@@ -176,15 +176,20 @@ class FieldSource(Closing):
     """
 
     is_stored: ClassVar[bool] = False
-    """True if samples have the value as stored; `SampleReader` reads such fields together."""
+    """True if `SampleReader` reads the stored value, together with those of other fields."""
+    is_converted: ClassVar[bool] = False
+    """True if samples have the result of `converted` instead of the value that was read."""
 
     def __init__(self, dataset: Dataset, name: str, names: tuple[str, ...] = ()) -> None:
         self._dataset, self.name, self.names = dataset, name, names or (name,)
 
     def of_sample(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
-        """Return the fields that are made for sample k of a chunk; by default, the stored value."""
-        # Do not check for truncated files here: `Filler` checks once per batch.
-        return self._dataset.sample(*chunk.places[k], (self.name,), check_truncated=False)
+        """Return the fields that are made for sample k of a chunk, unless `is_stored`."""
+        raise NotImplementedError(f"the field {self.name!r} is read together with others")
+
+    def converted(self, value: Any, chunk: IndexChunk, k: int) -> Any:
+        """Return the value for sample k of a chunk, given the stored value."""
+        raise NotImplementedError(f"the field {self.name!r} is delivered as stored")
 
     @abstractmethod
     def fill_fixed(
@@ -339,6 +344,7 @@ class SampleReader(Closing):
     def __init__(self, dataset: Dataset, sources: Sequence[FieldSource]) -> None:
         self._dataset, self._sources = dataset, sources
         self._stored = [each.name for each in sources if each.is_stored]
+        self._converted = [each for each in sources if each.is_converted]
         self._others = [each for each in sources if not each.is_stored]
         self._names = [name for each in sources for name in each.names]
         self._by_name = {name: each for each in sources for name in each.names}
@@ -351,6 +357,8 @@ class SampleReader(Closing):
         shard, row = chunk.places[k]
         # Do not check for truncated files here: `Filler` checks once per batch.
         sample = self._dataset.sample(shard, row, self._stored, check_truncated=False)
+        for source in self._converted:
+            sample[source.name] = source.converted(sample[source.name], chunk, k)
         if not self._others:
             return sample
         for source in self._others:

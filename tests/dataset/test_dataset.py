@@ -14,7 +14,7 @@ import pytest
 from shardio import Array, Schema, Text
 from shardio import open as open_dataset
 from shardio.dataset.manifest import load, publish
-from shardio.dataset.writer import DatasetWriter
+from shardio.dataset.writer import DatasetWriter, GenerationWriter
 from shardio.errors import (
     ChecksumMismatch,
     ClosedError,
@@ -428,6 +428,14 @@ def test_a_writer_takes_no_folder_that_holds_anything(tmp_path: Path) -> None:
     with pytest.raises(DatasetExists):
         DatasetWriter(tmp_path, LABELS)
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_an_error_about_a_descriptor_is_raised_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(OSError) as caught, GenerationWriter(tmp_path / "d", LABELS) as output:
+        output.append({"label": 0, "note": ""})
+        raise OSError(errno.EIO, "Input/output error", 5)
+    assert caught.value.filename == 5
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_shard_bytes_of_nothing_is_refused(tmp_path: Path) -> None:

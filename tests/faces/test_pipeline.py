@@ -957,6 +957,13 @@ def test_without_order_or_a_place_in_the_source_there_is_no_position(
         DataLoader(source, **options).state_dict()
 
 
+def test_the_state_of_a_source_without_states_is_none() -> None:
+    loader = DataLoader(["a", "b", "c", "d"], batch_size=2, output_order="input")
+    next(iter(loader))
+    state = loader.state_dict()
+    assert (state["item"], state["source"]) == (2, None)
+
+
 @pytest.mark.parametrize(
     ("change", "found"),
     [

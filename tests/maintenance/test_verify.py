@@ -15,17 +15,23 @@ from typing import Any
 import pytest
 
 from shardio import Array, Bytes, DatasetWriter, Schema, ShardWriter, Text
+from shardio._workers.tasks.task_pool import TaskPool
 from shardio.dataset.manifest import GENERATIONS, POINTER
 from shardio.errors import DatasetNotFound, InvalidArgument, ShardCorrupt, ShardNotFound, WorkerDied
+from shardio.format.layout import PAGE
 from shardio.maintenance import (
     Finding,
     MaintenanceProgress,
     VerificationReport,
+    add_column,
+    jobs,
+    survey_shard,
     verify_dataset,
     verify_shard,
 )
 from shardio.maintenance.verify import MAX_FINDINGS, Findings, shard
 from shardio.maintenance.verify import dataset as verification
+from shardio.storage.content import PreadFile
 from shardio.storage.file_access import Access
 from tests.maintenance.datasets import flip
 from tests.shards import write_shard
@@ -88,6 +94,50 @@ def test_progress_is_told_at_the_start_and_after_every_shard(dataset: Path, work
     assert [p.n_shards_done for p in told] == list(range(N_SHARDS + 1))
     assert {(p.n_shards, p.n_bytes) for p in told} == {(N_SHARDS, report.n_bytes)}
     assert (told[0].n_bytes_done, told[-1].n_bytes_done) == (0, report.n_bytes)
+
+
+def test_workers_end_although_the_error_of_a_progress_function_is_kept(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[object] = []
+
+    class NotedPool(TaskPool):
+        def close(self) -> None:
+            closed.append(self)
+            super().close()
+
+    def interrupt(progress: MaintenanceProgress) -> None:
+        if progress.n_shards_done:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(jobs, "TaskPool", NotedPool)
+    operations: list[Callable[[], object]] = [
+        lambda: verify_dataset(dataset, workers=1, progress=interrupt),
+        lambda: add_column(dataset, "n", Array("int64"), len, workers=1, progress=interrupt),
+    ]
+    for operation in operations:
+        closed.clear()
+        with pytest.raises(KeyboardInterrupt) as kept:
+            operation()
+        assert len(closed) >= 1, kept
+
+
+def test_a_survey_of_a_truncated_shard_does_not_search_the_file_for_another_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_shard(tmp_path / "a.shard", 400)
+    os.truncate(path, path.stat().st_size - PAGE)
+    n_reads = 0
+    real = PreadFile.__getitem__
+
+    def counted(self: PreadFile, at: slice) -> memoryview:
+        nonlocal n_reads
+        n_reads += 1
+        return real(self, at)
+
+    monkeypatch.setattr(PreadFile, "__getitem__", counted)
+    survey = survey_shard(path, access="pread")
+    assert survey.header is not None and n_reads <= 6 < path.stat().st_size // PAGE
 
 
 def test_a_missing_shard_is_a_finding_and_the_others_are_checked(dataset: Path) -> None:

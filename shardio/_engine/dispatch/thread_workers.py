@@ -169,21 +169,25 @@ class _SharedState:
     def map_of(self, fd: int, most_bytes: int | None) -> BlockMap:
         """Return the memory map of a block; all threads get the same map.
 
+        The map may be shared, although it is not thread-safe, because only one thread uses a block
+        at a time.
+
         Take ownership of `fd`, the file of the block: the first `fd` is closed when the map is
         garbage-collected, a later one immediately.
         """
         file = os.fstat(fd).st_ino  # no other file gets this inode while the file is mapped
         with self._lock:
-            if file in self.maps:
+            found = self.maps.get(file)
+            if found is not None:
                 os.close(fd)
-            else:
-                try:
-                    self.maps[file] = BlockMap(fd, most_bytes)
-                except BaseException:
-                    os.close(fd)
-                    raise
-                weakref.finalize(self.maps[file], os.close, fd).atexit = False
-            return self.maps[file]
+                return found
+            try:
+                found = self.maps[file] = BlockMap(fd, most_bytes)
+            except BaseException:
+                os.close(fd)
+                raise
+            weakref.finalize(found, os.close, fd).atexit = False
+            return found
 
 
 def filler_in_main(batch_spec: BatchSpec, view: SampleView, **options: Any) -> Filler:

@@ -137,12 +137,13 @@ def verify_all(
     n_bytes_done = 0
     report = progress or (lambda _: None)
     report(MaintenanceProgress("verifying", 0, len(names), 0, n_bytes))
-    for number, examined in jobs:
-        name = names[number]
-        findings = tuple(replace(each, path=str(root / name)) for each in examined.findings)
-        found[name] = replace(examined, findings=findings)
-        n_bytes_done += sizes[number]
-        report(MaintenanceProgress("verifying", len(found), len(names), n_bytes_done, n_bytes))
+    with contextlib.closing(jobs):
+        for number, examined in jobs:
+            name = names[number]
+            findings = tuple(replace(each, path=str(root / name)) for each in examined.findings)
+            found[name] = replace(examined, findings=findings)
+            n_bytes_done += sizes[number]
+            report(MaintenanceProgress("verifying", len(found), len(names), n_bytes_done, n_bytes))
     return {name: found[name] for name in names}
 
 
