@@ -81,7 +81,7 @@ def _not_a_field(text: str) -> str:
 def read_column(path: str, name: str, field: Kind | None) -> tuple[Kind, Iterable[Any]]:
     """Return the type and the values of a column in a file, whose suffix determines the format.
 
-    `field` is the type of the new field `name`; None for the type of the array in an .npy.
+    `field` is the type of the new field `name`; None means that of the array in an .npy file.
     """
     suffix = Path(path).suffix.lower()
     if not os.path.isfile(path):
@@ -120,7 +120,7 @@ def _array(path: str, field: Kind | None) -> tuple[Kind, Iterable[Any]]:
         raise InvalidArgument(f"{path}: expected an array with one row per sample")
     if field is not None:
         return field, array
-    try:  # not the dtype's string, which has a byte order; writing converts the order
+    try:  # a dtype's name, unlike its string, has no byte order; writing converts the order
         return Array(array.dtype.name, array.shape[1:]), array
     except SchemaError as error:
         raise SchemaError(f"{path}: {error}") from error
@@ -152,7 +152,7 @@ def _text_values(path: str, name: str, field: Kind) -> Iterator[Any]:
 
 
 def _cells(path: str, name: str, file: TextIO) -> Iterator[tuple[int, str]]:
-    """Yield the cells of a column of a CSV file, with their lines."""
+    """Yield the line and the cell of each row of a CSV file, for the column `name`."""
     rows = csv.reader(file, strict=True)
     try:
         names = next(rows, [])

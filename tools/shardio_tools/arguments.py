@@ -17,13 +17,13 @@ def add_output_arguments(
     quiet: str = "print errors only",
     json: str = "print the report as JSON",
 ) -> None:
-    """Add --quiet and --json, with their help texts, through a parser's `add_argument`."""
+    """Add --quiet and --json with these help texts; `add` is a parser's `add_argument`."""
     add("--quiet", action="store_true", help=quiet)
     add("--json", action="store_true", help=json)
 
 
 def add_rewrite_arguments(add: Callable[..., Any]) -> None:
-    """Add the options of commands that rewrite datasets through a parser's `add_argument`."""
+    """Add the options of commands that rewrite datasets; `add` is a parser's `add_argument`."""
     add(
         "--shard-bytes",
         type=int,
@@ -36,7 +36,7 @@ def add_rewrite_arguments(add: Callable[..., Any]) -> None:
 
 
 def add_engine_arguments(add: Callable[..., Any]) -> None:
-    """Add the options of the execution backend through a parser's `add_argument`."""
+    """Add the options of the execution backend; `add` is a parser's `add_argument`."""
     add(
         "--engine",
         choices=("local", "ray"),
@@ -75,7 +75,7 @@ def named_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """Return the end of a message about a mistyped word: the known word that is most like it."""
+    """Return the end of a message about a mistyped word: the most similar known word, if any."""
     close = difflib.get_close_matches(word, known, 1)
     return f"; did you mean {close[0]}?" if close else ""
 

@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
             **more,
         )
     print_result(report, options, _describe(report))
-    # Last, so that the result is printed even if the trace cannot be saved.
+    # Save the trace last: the result is then printed even if saving fails.
     if report.trace is not None:
         report.trace.save(options.trace)
         if not options.json and not options.quiet:

@@ -158,7 +158,7 @@ def _print_exception(error: BaseException, what: str) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that adds the arguments of its command late, and suggests names for mistyped ones.
+    """A parser that adds its command's arguments when it parses; it suggests similar names.
 
     Help and version are printed like reports, because argparse ignores write errors.
     """
@@ -225,7 +225,7 @@ def exit_code(error: shardio.ShardioError) -> int:
 
 
 def _system_error(error: OSError, options: argparse.Namespace) -> str:
-    """Return a message that names the file. A failed write has no file name; then OUT is named."""
+    """Return a message that names the file; OUT for a failed write, whose error names no file."""
     reason = error.strerror or str(error)
     if isinstance(error.filename, str | bytes):
         return f"{os.fsdecode(error.filename)}: {reason}"

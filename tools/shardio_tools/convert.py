@@ -35,9 +35,9 @@ from shardio_tools.output import (
 
 
 def add_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] = ()) -> None:
-    """Add the arguments of the command to its parser, with the options of the kind in `arguments`.
+    """Add the arguments of the command and the options of converters to the command's parser.
 
-    Those of a third-party converter are added if `arguments` has its kind.
+    The options of a third-party converter are added only if `arguments` has its --kind.
     """
     add = parser.add_argument
     add(
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser, arguments: Sequence[str] = ()
 
 
 def _kind_in(arguments: Sequence[str]) -> str | None:
-    """Return the value of --kind among arguments; its converter may be a third party's."""
+    """Return the value of --kind in `arguments`; None if it is missing or unknown."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--kind")
     try:

@@ -32,7 +32,7 @@ def sample_noun(report: shardio.ConversionReport) -> str:
 
 
 def n_clips(report: shardio.ConversionReport) -> int:
-    """Return the number of samples, or of clips in the default view of videos."""
+    """Return the number of samples or, for videos that are viewed as clips, of clips."""
     if report.view["kind"] != "clips":
         return report.n_samples
     return sum(int(source.detail.get("clips", 0)) for source in report.inputs if source.n_samples)
@@ -142,7 +142,7 @@ def describe_report(
 ) -> Iterator[str]:
     """Yield the lines of the report.
 
-    `has_file` is True if a file of labels was given, `appends` if samples were appended.
+    `has_file` is True if a file of labels was given. `appends` is True with --append.
     """
     if report.n_samples or not appends:
         yield from _describe_clips(report, has_file=has_file)
@@ -215,7 +215,7 @@ def _describe_audio(report: shardio.ConversionReport) -> Iterator[str]:
 
 
 def _group(report: shardio.ConversionReport, outcome: str) -> Iterator[str]:
-    """Yield the inputs of one outcome; broken ones are all listed."""
+    """Yield lines that list the inputs of one outcome; broken and modified ones all."""
     group = [source for source in report.inputs if source.outcome == outcome]
     if not group:
         return
@@ -227,7 +227,7 @@ def _group(report: shardio.ConversionReport, outcome: str) -> Iterator[str]:
         words = "no sample"
     yield f"{words}: {format_count(len(group), 'file')}"
     if outcome == "part":
-        return  # not listed: a store may have one per chunk
+        return  # not listed: a Zarr store may have one such input per chunk
     lines = []
     for source in group:
         kept = (

@@ -1,7 +1,7 @@
 """Options of converters on the command line, from the fields of their dataclasses.
 
 The annotation of a field determines how its value is parsed, and its docstring is the help text.
-Its metadata may override `flag` (None for no option), `metavar`, `choices` and `help`.
+The metadata of a field may override `flag` (None for no option), `metavar`, `choices` and `help`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ConverterOption:
     helps: dict[str, str] = field(default_factory=dict)
 
     def help(self, kinds: Sequence[str]) -> str:
-        """Return the help text for a group of options of `kinds`; name the kinds if not all."""
+        """Return the help text; it names the kinds that have the option, unless all `kinds` do."""
         texts = {*self.helps.values()}
         if len(texts) > 1:
             return "; ".join(f"{kind}: {text}" for kind, text in self.helps.items())
@@ -178,7 +178,7 @@ class JsonFile(str):
 
 
 def given_options(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the given options of converters; the converters define the defaults of others."""
+    """Return the converter options that were given; a converter has defaults for the rest."""
     return {
         name.removeprefix(PREFIX): value.read() if isinstance(value, JsonFile) else value
         for name, value in vars(options).items()

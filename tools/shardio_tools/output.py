@@ -80,7 +80,7 @@ def flush() -> None:
 def _attempt(stream: TextIO, write: Callable[[], object]) -> None:
     """Write, ignoring errors: a command does its work even if its output is lost.
 
-    `is_report_lost` then returns True for standard output.
+    After an error of standard output, `is_report_lost` returns True.
 
     Raises:
         BrokenPipeError: the reader of a pipe has closed it.
@@ -212,8 +212,8 @@ def format_list(lines: Iterable[str], rest: str, indent: str = "  ") -> str:
 class ProgressLine:
     """A progress display for the duration of a `with` block.
 
-    On a terminal this is a bar with bytes, rate and time left, removed at the end; otherwise a line
-    at every tenth. With `is_silent` nothing is shown.
+    On a terminal, this is a bar with bytes, rate and time left, which is removed at the end.
+    Otherwise, a line is printed after each tenth of the bytes. With `is_silent`, nothing is shown.
     """
 
     def __init__(self, title: str, *, is_silent: bool = False) -> None:
@@ -234,7 +234,7 @@ class ProgressLine:
                 self._bar.stop()
 
     def show(self, n_bytes_done: int, n_bytes: int, note: str) -> None:
-        """Show that `n_bytes_done` of `n_bytes` are done; `note` gives other units."""
+        """Show that `n_bytes_done` of `n_bytes` are done; `note` has counts in other units."""
         if self._bar is not None:
             (task,) = self._bar.task_ids
             self._bar.update(task, completed=n_bytes_done, total=n_bytes, note=note)
@@ -311,7 +311,7 @@ def run_rewrite(
     *places: str,
     **more: object,
 ) -> MaintenanceReport:
-    """Call a rewriting operation with the shared options, showing its progress."""
+    """Call `surgery`, which rewrites datasets, with the shared options; show its progress."""
     with StepProgress(options) as steps:
         return surgery(
             *places,

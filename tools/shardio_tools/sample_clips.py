@@ -24,13 +24,13 @@ RATE = 24
 HEIGHT, WIDTH = 120, 160
 
 Picture = npt.NDArray[np.uint8]
-# Maps the time, 0 to 1, to the position of the shape in picture heights from the centre, right and
-# down, and its scale.
+# A function from the time, in lengths of a clip, to the distances of the shape from the centre, to
+# the right and down, in picture heights, and to the scale of the shape.
 Motion = Callable[[float], tuple[float, float, float]]
 
 
 def _swing(share: float) -> float:
-    """Go from -1 to 1 and back, twice in a clip."""
+    """Return a number that swings from -1 to 1 and back, twice in a clip."""
     return float(np.sin(4 * np.pi * share))
 
 

@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     elif options.engine != "local":
         raise InvalidArgument(f"--engine {options.engine} is for datasets, not for one shard")
     else:
-        # A worker process, because reading a damaged mapped file may kill the process.
+        # By default, map files in a worker process: reading a damaged mapping may kill the process.
         workers = int(options.access == "mmap") if options.workers is None else options.workers
         found = verify_shard(options.path, workers=workers, access=options.access)
         findings = tuple(found)
@@ -109,6 +109,6 @@ def _summary(report: dict[str, Any], findings: tuple[Finding, ...], elapsed_s: f
 
 
 def _n_found(findings: tuple[Finding, ...]) -> int:
-    """Count the findings, including those that a last one with code "more" stands for."""
+    """Count the findings; one with code "more" stands for as many as its `found` states."""
     more = [int(f.found or 0) - 1 for f in findings if f.code == "more"]
     return len(findings) + sum(more)

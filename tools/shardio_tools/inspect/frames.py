@@ -34,8 +34,8 @@ _CHANNELS: Final = (1, 3)
 class FrameSequence:
     """The frames of a value: `n` frames, or one picture if `is_still`.
 
-    `size` is that of the first frame. `take` yields frames by number, scaled to a size. `times_s`
-    has the frames' times in seconds from any origin, or is None if they are unknown.
+    `size` is the size of the first frame. `take` yields frames by number, scaled to a size.
+    `times_s` has the frames' times in seconds from any origin; None if they are unknown.
     """
 
     n: int
@@ -45,7 +45,7 @@ class FrameSequence:
     times_s: npt.NDArray[np.float64] | None = None
 
     def durations_s(self, numbers: Sequence[int]) -> list[float]:
-        """Return the duration of each given frame; the last one repeats the previous one."""
+        """Return the duration of each frame; the last duration repeats the one before."""
         if self.times_s is None:
             times = np.asarray(numbers, np.float64) / RATE
         else:
@@ -77,7 +77,7 @@ def can_hold_files(kind: Any) -> bool:
 
 
 def _layout(shape: Sequence[int | None]) -> str | None:
-    """Guess the meaning of an array's dimensions from their number and sizes; None if no pixels."""
+    """Guess which dimensions are time, height, width and channels; None if not an image."""
     layout = None
     if len(shape) == 2:
         layout = "HW"
@@ -158,7 +158,7 @@ def _as_bytes(data: Any) -> bytes:
 
 
 def _times_s(stream: shardio.EncodedStream) -> npt.NDArray[np.float64] | None:
-    """Return the times of a video's frames; evenly spaced times if some packets are hidden."""
+    """Return the times of a video's frames; evenly spaced ones if some packets show no frame."""
     n, tick_s = stream.n_frames, float(stream.time_base)
     if len(stream.packets) == n:
         return _from_zero(np.sort(stream.packets["pts"]), tick_s)
@@ -186,7 +186,7 @@ def _from_zero(ticks: npt.NDArray[Any], tick_s: float) -> npt.NDArray[np.float64
 def _from_video(
     stream: shardio.EncodedStream, numbers: Sequence[int], size: Size
 ) -> Iterator[Frame]:
-    """Decode frames of a video; if that fails, one by one, with errors in the place of frames."""
+    """Decode frames of a video; if that fails, decode each alone, and yield errors for damage."""
     out = np.empty((len(numbers), *size, 3), np.uint8)
     with ClipDecoder() as decoder:
         try:
@@ -268,7 +268,7 @@ def open_samples(path: str) -> Samples:
 
 
 def place_of(samples: Samples, number: int, name: str) -> tuple[str, int]:
-    """Return the file that has a field of a sample, and the row in it."""
+    """Return the path of the file that stores a field of a sample, and the row in that file."""
     if isinstance(samples, shardio.ShardReader):
         return samples.path, number
     shard, row = _located(samples, number)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 GAP: Final = 4
 CAPTION: Final = 16
-"""Pixels between tiles, and height of a line of text."""
+"""GAP is the space between tiles, CAPTION the height of a line of text; both in pixels."""
 _MIN_SIDE: Final = 96
 """Minimum side of a tile, to fit its caption."""
 _LETTERS: Final = 11
@@ -45,7 +45,7 @@ _PAPER, _INK, _MARK, _EMPTY = (24, 24, 24), (225, 225, 225), (224, 64, 48), (60,
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One picture of a sheet, or a note instead; a damaged one is crossed out."""
+    """A tile of a sheet: a picture, or a note if there is none; damage is crossed out."""
 
     caption: str
     pixels: Pixels | None = None
@@ -146,7 +146,7 @@ def image_of(pixels: Pixels) -> Image:
 
 
 def quantized(pixels: Pixels) -> Image:
-    """Return an image in 256 colours, fifty times as fast as Pillow's default and 1 dB worse."""
+    """Return an image in 256 colours; 50 times as fast as Pillow's default, and 1 dB worse."""
     return image_of(pixels).quantize(256, method=pillow_image().Quantize.FASTOCTREE)
 
 
@@ -260,7 +260,7 @@ def write_whole(path: str, data: bytes, *, may_replace: bool) -> None:
 
 
 def _name(part: str, path: str) -> None:
-    """Rename a file to `path`; raise FileExistsError if that exists."""
+    """Rename a file to `path`; raise FileExistsError if `path` exists."""
     try:
         os.link(part, path)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Pictures of `shardio inspect`, of one sample or a sheet of many, and their options.
+"""The pictures that `shardio inspect` writes, of one sample or of many, and their options.
 
 Options are checked before anything is read. Damage becomes a finding; the readable parts are shown.
 """
@@ -56,7 +56,7 @@ _NEEDS: Final = {
     ("count",): ("sheet",),
     ("field", "side", "overwrite"): ("image", "sheet"),
 }
-"""Options of pictures, and the options of which they need one."""
+"""Options for pictures; the options of each key need one of the options in the value."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -110,7 +110,7 @@ def check_picture_options(options: argparse.Namespace) -> None:
 
 
 def _check_together(options: argparse.Namespace) -> None:
-    """Check that options do not exclude each other, and that those that they need are given."""
+    """Check that no two options exclude each other, and that no option lacks one that it needs."""
     for name in ("image", "sheet"):
         if getattr(options, name) == "":
             raise shardio.InvalidArgument(f"--{name}: expected the name of a file, found none")
@@ -153,7 +153,7 @@ class FieldViewer:
         self.name = _chosen_field(options.path, samples.schema, options.field)
 
     def frames(self, number: int) -> FrameSequence | None:
-        """Return the frames of a sample, none if the sample lacks the field; None if damaged."""
+        """Return the frames of a sample: no frames if it lacks the field, None if it is damaged."""
         found: FrameSequence | None = self._read(number, self.name, partial(self._frames, number))
         return found
 
@@ -189,7 +189,7 @@ class FieldViewer:
         return f"{number}  {names[label] if 0 <= label < len(names) else label}"
 
     def intact(self, number: int, taken: Iterable[Frame]) -> list[Pixels | None]:
-        """Return frames of a sample, None for damaged ones; record the first damage."""
+        """Return the frames in `taken`, with None for damaged ones; record the first damage."""
         frames = list(taken)
         errors = [frame for frame in frames if isinstance(frame, shardio.DataError)]
         if errors:
@@ -313,7 +313,7 @@ def _write_image(
     frames: FrameSequence,
     numbers: Sequence[int],
 ) -> Facts | None:
-    """Write frames of a sample as a picture, an animation or a strip; None if all are damaged."""
+    """Write frames of a sample as a picture, animation or sheet; return None if all are damaged."""
     path = options.image or ""
     suffix = suffix_of(path)
     is_still = frames.is_still or options.frame is not None

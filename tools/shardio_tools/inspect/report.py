@@ -65,7 +65,7 @@ def _stream_facts(stream: shardio.EncodedStream, kind: str) -> dict[str, Any]:
 
 
 def _range(numbers: npt.NDArray[Any]) -> Mapping[str, Any]:
-    with np.errstate(all="ignore"):  # of infinities and NaN
+    with np.errstate(all="ignore"):  # infinities and NaN cause warnings
         return {
             "min": numbers.min().item(),
             "max": numbers.max().item(),
@@ -209,7 +209,7 @@ def inspect_dataset(path: str, sample: int | None) -> Inspection:
         inspection.findings.append(_finding(path, error))
         dataset = None
     if dataset is None:
-        # Report the shards, which are still there.
+        # No generation can be opened: report the shards in the folder instead.
         surveys = _surveys(inspection, path, in_folder)
         schema = next((survey.schema for survey in surveys.values() if survey.schema), None)
         inspection.facts["schema"] = schema_facts(schema)
@@ -271,7 +271,7 @@ def _surveys(inspection: Inspection, folder: str, names: list[str]) -> dict[str,
 
 
 def _list(facts: Facts, side: str, surveys: list[Survey]) -> None:
-    """Add the shards of whole samples, or of an added column, to the facts."""
+    """Add shards to the facts; `side` is their added column, "" for shards of other fields."""
     listed = [shard_facts(survey) for survey in surveys]
     if side:
         facts.setdefault("column_groups", {})[side] = listed
@@ -280,7 +280,7 @@ def _list(facts: Facts, side: str, surveys: list[Survey]) -> None:
 
 
 def _schema_of(dataset: shardio.ShardDataset, side: str) -> shardio.Schema:
-    """Return the expected schema of shards of whole samples, or of an added column."""
+    """Return the expected schema of shards; `side` is their added column, "" for other fields."""
     names = (
         [side] if side else [name for name in dataset.schema if name not in dataset.column_groups]
     )
