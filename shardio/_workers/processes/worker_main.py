@@ -3,9 +3,9 @@
 A channel is a SOCK_SEQPACKET socket pair. The kernel keeps message boundaries, each process notices
 when the other exits, and the sockets have no names in the file system.
 
-A message that may be too long for the socket consists of a header of DESCRIPTOR_BYTES bytes and a
-payload. `pack_message` moves a long payload to a memory file; the message then has the header, one
-extra byte and the file descriptor.
+Messages that may be too long for the socket consist of a header of DESCRIPTOR_BYTES bytes and a
+payload. If such a message is too long, `pack_message` moves the payload to a memory file. The
+message then consists of the header and one more byte, and carries the descriptor of the file.
 
 A new worker is a fork of the zygote, or a new interpreter. This module imports nothing slow,
 because the main process and the zygote import it.
@@ -43,9 +43,10 @@ RECEIVE = (MAX_MESSAGE_BYTES, socket.CMSG_SPACE(4 * MAX_FDS), socket.MSG_CMSG_CL
 
 
 class Channel:
-    """A worker's socket of its channel; owned by the worker, closed when its process exits.
+    """The worker's side of its channel to the main process.
 
-    `index` is the worker's index in its pool; `fds` are the descriptors given to the pool.
+    The worker owns the socket, which is closed when the process exits. `index` is the index of the
+    worker in its pool; `fds` are duplicates of the descriptors that the pool was created with.
     """
 
     __slots__ = ("_recvmsg", "_send", "_socket", "fds", "index")
@@ -64,7 +65,7 @@ class Channel:
     def send(self, message: bytes, fds: Sequence[int] = ()) -> None:
         """Send a message of 1 to MAX_MESSAGE_BYTES bytes; block while the socket's buffer is full.
 
-        The caller keeps `fds`. Raises BrokenPipeError if the pool was closed.
+        The caller still owns `fds`. Raises BrokenPipeError if the pool was closed.
         """
         if fds or not 0 < len(message) <= MAX_MESSAGE_BYTES:
             check_message(message, fds)
@@ -84,7 +85,10 @@ class Channel:
         return data or None
 
     def recv_fds(self) -> tuple[bytes, tuple[int, ...]] | None:
-        """Wait for a message and its descriptors; the caller then owns the descriptors."""
+        """Wait for a message and its descriptors, which the caller then owns.
+
+        Return None if the pool was closed.
+        """
         data, ancillary, flags, _ = self._receive()
         if ancillary or flags & LOST_FDS:
             return (data, unpack_fds(ancillary, flags)) if data else None
@@ -99,8 +103,8 @@ class Channel:
         try:
             return self._recvmsg(*RECEIVE)
         except ConnectionResetError:
-            # Raised once if the main process closed its socket with messages unread; the messages
-            # that it sent earlier are still queued.
+            # The kernel raises this once if the main process closed its socket before it had read
+            # all messages of this worker. Messages that the main process sent are still queued.
             return self._recvmsg(*RECEIVE)
 
 
@@ -135,7 +139,10 @@ DESCRIPTOR_BYTES: Final = 32
 
 @contextlib.contextmanager
 def pack_message(parcel: bytes) -> Iterator[tuple[bytes, tuple[int, ...]]]:
-    """Yield the message to send and its file descriptors, which are closed on leaving the block."""
+    """Yield a message to send, and its file descriptors, which are closed after the `with` block.
+
+    `parcel` is a header and a payload of any length.
+    """
     if len(parcel) <= MAX_MESSAGE_BYTES:
         yield parcel, ()
         return
@@ -158,10 +165,12 @@ def unpack_message(message: bytes, fds: Sequence[int]) -> bytes:
 
 
 Start = Literal["zygote", "spawn"]
-"""The start method of workers: fork the zygote, or also execute a new interpreter in the fork."""
+"""The start method of workers: "zygote" forks the zygote, and the fork is the worker; "spawn" also
+executes a new interpreter in the fork.
+"""
 
 FORK, EXECUTE = range(2)
-"""The zygote's action to start a worker: fork, or fork and execute an interpreter."""
+"""The action by which the zygote starts a worker: fork, or fork and execute an interpreter."""
 
 Target = Callable[[Channel], object]
 
@@ -171,19 +180,22 @@ _Fds = tuple[int, ...]
 def preload(names: tuple[str, ...]) -> None:
     """Import modules that workers will need, for all forks of this process.
 
-    A missing module is reported by the worker that needs it.
+    A missing module is ignored here, because the worker that needs the module reports the error.
     """
     for name in names:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    # A garbage collection in a worker would write to the pages of all present objects, and thus
-    # copy them. Do not collect before: only 500 of 36,000 objects are garbage, and finding them
-    # takes 12 ms.
+    # Exempt the present objects from garbage collection. Otherwise, a collection in a worker would
+    # write to all of them, and the kernel would copy their pages. Do not collect garbage before
+    # this call: only 500 of 36,000 objects are garbage, and finding them takes 12 ms.
     gc.freeze()
 
 
 def execute(index: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
-    """Replace this process, a fork of the zygote, by a new interpreter; its settings survive."""
+    """Replace the program of this fork of the zygote by a new interpreter.
+
+    Settings of the process survive, such as ignored signals and the signal on its parent's exit.
+    """
     for fd in fds:
         os.set_inheritable(fd, True)
     code = (
@@ -199,7 +211,8 @@ def begin(index: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
     """Run as a worker in a new interpreter."""
     for fd in fds:
         os.set_inheritable(fd, False)
-    # Import before the main process's environment is applied, so that libraries use one thread.
+    # Import the modules before the environment of the main process is applied, because the present
+    # environment, that of the zygote, makes libraries use one thread.
     preload(modules)
     run(index, fds)
 
@@ -207,7 +220,8 @@ def begin(index: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
 def run(index: int, fds: _Fds) -> NoReturn:
     """Run the pool's function in this worker, report a failure to the main process, and exit.
 
-    `fds` are the descriptors of the channel and the payload, then those given to the pool.
+    `fds` are the descriptors of the channel and of the file that contains the function, followed by
+    duplicates of the descriptors that the pool was created with.
     """
     name_process("shardio-worker")
     gc.enable()
@@ -235,6 +249,7 @@ def _report(channel: Channel, error: BaseException) -> None:
     # Leave out the frame of `run` itself.
     frames = error.__traceback__.tb_next if error.__traceback__ else None
     text = "".join(traceback.format_exception(type(error), error, frames))
-    # If the main process has closed the pool, this usually also caused `error`.
+    # These errors mean that the main process has closed the pool. The close is then usually the
+    # cause of `error`, too, so nothing needs to be reported.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         channel.report_failure(text)

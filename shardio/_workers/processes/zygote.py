@@ -1,11 +1,12 @@
 """The zygote: a small single-threaded process that forks workers for the main process.
 
-The zygote is started by exec, so it has none of the main process's threads, locks or memory. It has
-imported NumPy and the codecs, so that forking a worker takes only a few milliseconds, and never
-imports the user's `__main__` or tinygrad. The class `Zygote` is the main process's handle.
+The zygote is started by exec, so it has none of the main process's threads, locks or memory. The
+zygote imports NumPy and the codecs once, and forking a worker then takes only a few milliseconds.
+The zygote never imports the user's `__main__` or tinygrad. The class `Zygote` is the main process's
+handle for the process.
 
-Every pool has a *session*: a socket pair by which the main process requests workers and learns of
-their exits.
+Every pool has a *session*. This is a socket pair: the main process requests workers through it, and
+the zygote reports the starts and exits of workers.
 
     main -> zygote   control   names of modules to import         + the zygote's socket of a session
     main -> zygote   session   REQUEST (index, action)            + channel, payload, the pool's fds
@@ -13,13 +14,14 @@ their exits.
     zygote -> main   session   REPLY EXITED (index, pid, how, status)
     zygote -> main   session   REPLY NOT_STARTED (index, errno)
 
-`index` is a worker's index in its pool. The main process closes a pool by shutting down its side of
-the session: the workers have GRACE_S to exit by themselves, then they are killed; after the last
-exit the zygote shuts down its side too. When the main process exits, for any reason, the zygote
-exits, and the kernel kills the workers.
+`index` is the index of a worker in its pool. To close a pool, the main process shuts down its side
+of the session. The workers have GRACE_S to exit by themselves; then the zygote kills them. After
+the last exit, the zygote shuts down its side of the session, too. When the main process exits, for
+any reason, the zygote exits, and the kernel kills the workers.
 
-The main process has one zygote for all its pools. `acquire` and `release` count its users, start it
-and end it, in any thread; a finalizer that interrupts one of them may call `release`.
+The main process has one zygote for all its pools. `acquire` starts the zygote for the first pool,
+and `release` ends the zygote after the last pool. Both may be called in any thread. A finalizer may
+call `release` even if it has interrupted one of the two functions.
 """
 
 from __future__ import annotations
@@ -65,12 +67,13 @@ STARTED, EXITED, NOT_STARTED = 1, 2, 3
 GRACE_S = 0.1
 
 ASK_FOR_STACKS = signal.SIGRTMIN + 7
-"""The signal on which a loader's workers write their stacks; see `stack_dumps`."""
+"""The signal on which workers write their stacks; see `stack_dumps`."""
 
 
 def serve(control_fd: int, main_pidfd: int, modules: tuple[str, ...]) -> NoReturn:
     """Run the zygote until the main process exits or shuts down the control socket."""
-    # If an inherited pipe stayed open here, its readers would never see the end of the data.
+    # Close all other descriptors. If an inherited pipe stayed open here, the readers of the pipe
+    # would never see the end of the data.
     os.closerange(max(control_fd, main_pidfd) + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     os.set_inheritable(control_fd, False)
     os.set_inheritable(main_pidfd, False)
@@ -80,8 +83,8 @@ def serve(control_fd: int, main_pidfd: int, modules: tuple[str, ...]) -> NoRetur
 
 
 def _set_up() -> None:
-    # Ctrl-C is sent to the whole process group; only the main process handles it. If SIG_IGN for
-    # SIGCHLD was inherited, the kernel would discard exit statuses.
+    # The terminal sends Ctrl-C to the whole process group; only the main process handles it. Reset
+    # SIGCHLD: if the zygote inherited SIG_IGN, the kernel would discard exit statuses.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -99,7 +102,9 @@ class _Session:
         self.workers: dict[int, tuple[int, int]] = {}  # pidfd: (index in the pool, pid)
         self.replies: deque[tuple[bytes, list[int]]] = deque()  # replies that are not sent yet
         self.is_ending = False  # True once the main process has closed the pool
-        self.kill_at_s: float | None = None  # monotonic; set while ending, until workers are killed
+        # The monotonic time at which workers that are still running are killed; None if the pool is
+        # not being closed, or if the workers have been killed.
+        self.kill_at_s: float | None = None
 
 
 class _Zygote:
@@ -161,7 +166,7 @@ class _Zygote:
         if mask & ~select.EPOLLOUT:
             try:
                 data, ancillary, flags, _ = session.socket.recvmsg(*RECEIVE)
-            # The main process exited with replies unread; the next call reports the end.
+            # The main process exited before it had read all replies; the next call reports the end.
             except ConnectionResetError:
                 return
             if data:
@@ -192,8 +197,8 @@ class _Zygote:
     def _become_worker(self, index: int, action: int, fds: tuple[int, ...]) -> NoReturn:
         try:
             die_with_parent(self.pid)
-            # Close the zygote's sockets here: otherwise the main process would not notice that the
-            # zygote has closed them.
+            # Close the copies of the zygote's sockets in this fork. Otherwise the main process
+            # would not notice when the zygote closes the sockets.
             self.epoll.close()
             self.control.close()
             for session in self.sessions.values():
@@ -217,12 +222,13 @@ class _Zygote:
         self._close_if_over(session)
 
     def _reply(self, session: _Session, data: bytes, pidfd: int | None = None) -> None:
-        # The worker may exit, and its pidfd be closed, before the reply is sent.
+        # Send a duplicate of the pidfd: the reply may wait for room in the socket, and the zygote
+        # may close the pidfd in the meantime, because the worker has exited.
         session.replies.append((data, [] if pidfd is None else [os.dup(pidfd)]))
         self._flush(session)
 
     def _flush(self, session: _Session) -> None:
-        """Send as many replies as the socket has room for; keep the rest for later."""
+        """Send as many replies as the socket has room for; the others stay in the queue."""
         while session.replies:
             data, fds = session.replies[0]
             try:
@@ -237,12 +243,13 @@ class _Zygote:
         self._watch(session)
 
     def _watch(self, session: _Session) -> None:
-        # While the session is ending, the end of file on its socket must not wake the zygote again.
+        # The socket of an ending session stays at the end of its data. EPOLLIN would therefore wake
+        # the zygote again and again.
         mask = select.EPOLLET if session.is_ending else select.EPOLLIN
         self.epoll.modify(session.socket, mask | (select.EPOLLOUT if session.replies else 0))
 
     def _close_if_over(self, session: _Session) -> None:
-        """Close the session of a closed pool, once its last worker has exited."""
+        """Close a session if its pool is closed, all workers have exited and no reply is queued."""
         if session.is_ending and not session.workers and not session.replies:
             self.epoll.unregister(session.socket)
             del self.sessions[session.socket.fileno()]
@@ -259,7 +266,7 @@ class _Zygote:
                     end_process(pidfd)
 
 
-# Slow imports that the workers of every pool need; each pool adds its own.
+# Modules that the workers of every pool need and that are slow to import. A pool may name more.
 PRELOAD = (
     "numpy",
     "xxhash",
@@ -268,18 +275,18 @@ PRELOAD = (
     "shardio._workers.processes.global_generators",
 )
 
-# Libraries use one thread per process: parallelism comes from the worker processes, and the zygote
-# must be single-threaded to fork.
+# These variables make libraries use one thread per process. The worker processes already run in
+# parallel, and the zygote must have a single thread to fork.
 _SINGLE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 _CONTROL_FD, _MAIN_PIDFD = 3, 4
 
 
 class Zygote:
-    """The main process's handle for a zygote; owned by `acquire` and `release`.
+    """The main process's handle for a zygote. Only `acquire` creates handles; `release` ends them.
 
-    `pidfd` is readable once the process has exited. The constructor takes 0.6 ms, because it does
-    not wait for the imports of the process.
+    `pidfd` becomes readable when the zygote exits. The constructor takes only 0.6 ms, because it
+    does not wait until the zygote has imported its modules.
     """
 
     def __init__(self) -> None:
@@ -316,7 +323,7 @@ class Zygote:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             names = " ".join(preload).encode()
-            # If the zygote has exited, callers notice by its pidfd.
+            # An error means that the zygote has exited. The caller notices this by the pidfd.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 socket.send_fds(self._control, [names or b" "], [theirs.fileno()])
         return ours
@@ -334,7 +341,7 @@ class Zygote:
         return ended.si_status if ended and ended.si_code == os.CLD_EXITED else None
 
     def unsuitable(self, when: str) -> UnsupportedEnvironment:
-        """Return the error for a zygote that could not start workers."""
+        """Return the error for a zygote that could not start workers; `when` completes its text."""
         return UnsupportedEnvironment(
             f"the process that starts workers ended {when}; its output on standard error shows "
             "why; num_workers=0 needs no such process"
@@ -363,18 +370,20 @@ def acquire() -> Zygote:
 
 
 def release(zygote: Zygote) -> None:
-    """Drop one use of `zygote`; dropping the last use ends the process before this returns.
+    """Record that a user of `zygote` no longer needs it; after the last user, end the process.
 
-    If a call of `acquire` or `release` is in progress, that call drops the use before it returns.
+    The process has ended when this function returns. Only if another call of `acquire` or `release`
+    is in progress, this function returns at once, and that call ends the process before it returns.
     """
     _released.append(zygote)
     _settle()
 
 
 def _settle() -> None:
-    """Handle queued releases, unless the holder of the lock is about to do so.
+    """Handle queued releases; if other code holds the lock, leave them to that code.
 
-    Never wait for the lock: a finalizer may have interrupted the code that holds it.
+    Never wait for the lock: this may be called by a finalizer that has interrupted the code that
+    holds the lock.
     """
     global _current
     while _released and _lock.acquire(blocking=False):
@@ -403,7 +412,8 @@ def _spawn(control_fd: int, main_pidfd: int) -> int:
     environ = dict(os.environ)
     for name in _SINGLE_THREAD:
         environ.setdefault(name, "1")
-    # Duplicate to numbers above the targets, so that no source is overwritten.
+    # Duplicate both descriptors to numbers of at least 10. Otherwise, DUP2 to the first target
+    # could overwrite the source of the second.
     sources = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (control_fd, main_pidfd)]
     try:
         return os.posix_spawn(
@@ -415,7 +425,8 @@ def _spawn(control_fd: int, main_pidfd: int) -> int:
                 (os.POSIX_SPAWN_DUP2, sources[0], _CONTROL_FD),
                 (os.POSIX_SPAWN_DUP2, sources[1], _MAIN_PIDFD),
             ],
-            # Block Ctrl-C until the zygote ignores the signal, which could kill it during imports.
+            # Block SIGINT until the zygote ignores this signal. Otherwise, Ctrl-C would kill the
+            # zygote during its imports.
             setsigmask=[signal.SIGINT],
         )
     finally:
@@ -424,7 +435,7 @@ def _spawn(control_fd: int, main_pidfd: int) -> int:
 
 
 def _forget() -> None:
-    """Reset the module's state in a fork, which must not use its parent's zygote."""
+    """Reset the state of this module in a fork, because a fork must not use its parent's zygote."""
     global _lock, _current
     _lock, _current = threading.Lock(), None
     _released.clear()

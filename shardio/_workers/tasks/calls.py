@@ -1,11 +1,13 @@
 """Call a function for one item after another, in a worker or in this process.
 
-A call is a message of 32 bytes and a pickled item. An answer is a message of 32 bytes, followed by
-the result if it is small; a larger result is in the block that came with the call (see `values`).
+A call is a message with a header of 32 bytes and a pickled item. An answer is a message with a
+header of 32 bytes, followed by the result if the result is small. A larger result is written to the
+block (of shared memory) that the header of the call names; see `values`.
 
-The results of a generator are sent in chunks, which the main process requests one after another. A
-chunk is a list of results, or a `FailedCall` if the generator has raised. Each result is pickled
-when it is yielded, because the generator may then write to the same array again.
+If the function is a generator, its results are sent in chunks, and the main process requests one
+chunk after another. A chunk is a list of results, or a `FailedCall` if the generator has raised.
+Each result is pickled as soon as it is yielded, because the generator may afterwards write to the
+same array again.
 """
 
 from __future__ import annotations
@@ -45,8 +47,8 @@ from shardio._workers.tasks.failure_policy import ErrorBudget
 from shardio._workers.tasks.values import PackedValue, ValuePacker, write_value
 from shardio.errors import BatchTimeout, InsufficientMemory, InvalidArgument
 
-# A chunk ends when its results reach a count, a size or a time. A result that has an array of at
-# least _ALONE_BYTES is a chunk of its own.
+# A chunk ends after _MAX results, after _MAX_BYTES of pickled results, or after _MAX_NS. A result
+# with an array of at least _ALONE_BYTES is a chunk of its own.
 _MAX: Final = 64
 _MAX_BYTES: Final = 64 << 10
 _MAX_NS: Final = 10_000_000
@@ -55,7 +57,7 @@ _END: Final = object()
 
 
 class FailedCall:
-    """The results of a generator before an exception, and the exception with its traceback."""
+    """The last results of a generator that has raised, and the exception with its traceback."""
 
     def __init__(self, found: list[Any], error: BaseException, name: str) -> None:
         self.found, self.error, self._name = found, error, name
@@ -69,7 +71,7 @@ def _broken(found: list[Any], failure: bytes, name: str) -> FailedCall:
 
 
 class _Pickled:
-    """A result, pickled when the generator yielded it."""
+    """A result that was pickled as soon as the generator had yielded it."""
 
     def __init__(self, pickled: bytes) -> None:
         self._pickled = pickled
@@ -84,12 +86,12 @@ class ResultChunks:
     def __init__(self, results: Iterator[Any], name: str) -> None:
         self._results, self._name = results, name
         self._pickler = ValuePickler(_ALONE_BYTES)
-        self._large: list[Any] = []  # results that each need a separate chunk
-        self.n_passed_over = 0  # results to skip, because an earlier worker has sent them
+        self._large: list[Any] = []  # the next result, if it must be a chunk of its own
+        self.n_passed_over = 0  # the number of results to skip: an earlier worker has sent them
         self.is_over = False
 
     def take(self) -> list[Any] | FailedCall:
-        """Return the next results; an empty list only if the generator is exhausted."""
+        """Return the next results; the list is empty only if the generator has no more."""
         found: list[Any] = []
         end_ns = now_ns() + _MAX_NS
         try:
@@ -125,36 +127,42 @@ class ResultChunks:
 
 
 CALL: Final = struct.Struct("<HHIQQQ")
-"""A request: kind, 0, block, step, number of results to skip, 0. An item follows a call."""
+"""The header of a request: kind, 0, index of the block, step, number of results to skip, 0.
+
+The step is the index of the item. In a request of the kind CALL, the item follows the header.
+"""
 ANSWER: Final = struct.Struct("<HHIQQQ")
-"""An answer: outcome, number of results, block, step, bytes in the block, nanoseconds in the
-function. The number of results is 0 unless a generator has more.
+"""The header of an answer: outcome, number of results, index of the block, step, number of bytes in
+the block, nanoseconds spent in the function.
+
+If a generator will yield more results, the second number is the number of results in this answer;
+otherwise it is 0.
 """
 
 MAX_INLINE_BYTES: Final = 32 << 10
-"""The maximum size of a value sent in the answer; sending larger values in a block is faster."""
+"""The maximum size of a value that is sent in the answer; larger values are faster in a block."""
 
 
 class CallRequest(IntEnum):
     """The kind of a message from the main process."""
 
-    CALL = 1  # call the function with the item that follows
-    BLOCK = 2  # a block; its descriptor is attached
-    HELLO = 3  # the file for stacks is attached
+    CALL = 1  # call the function with the item that follows the header
+    BLOCK = 2  # receive a block, whose descriptor is attached
+    HELLO = 3  # receive the file for stacks, whose descriptor is attached
     GO_ON = 4  # send more results of a suspended generator
 
 
 class CallOutcome(IntEnum):
     """The outcome of a call."""
 
-    INLINE = 1  # the value follows
+    INLINE = 1  # the value follows the header
     IN_BLOCK = 2  # the value is in the block
-    FAILED = 3  # the pickled exception follows, and its traceback as text
-    FORKED = 4  # the call also returned in a fork of the worker; the fork has exited
+    FAILED = 3  # the pickled exception and the text of its traceback follow the header
+    FORKED = 4  # the function also returned in a fork of the worker; that fork has exited
 
 
 def pack_call(kind: CallRequest, block: int = 0, step: int = 0, n_passed_over: int = 0) -> bytes:
-    """Pack a message from the main process, without the item of a call."""
+    """Pack the header of a message from the main process."""
     return CALL.pack(kind, 0, block, step, n_passed_over, 0)
 
 
@@ -164,7 +172,7 @@ def call_for_main(
     """Call the function for one item after another until the main process closes the channel.
 
     Args:
-        function: returns a value for an item, or `ResultChunks`, sent one by one.
+        function: returns a value for an item, or `ResultChunks`, whose chunks are sent one by one.
         most_bytes: the maximum size of a block.
         is_called: the name of the function in messages.
         channel: the channel of this worker; its first descriptor is the file for `map_steps`.
@@ -184,19 +192,23 @@ def call_for_main(
             at_work[0] = step + 1
             with pack_message(caller.answer(unpack_message(message, fds))) as parcel:
                 channel.send(*parcel)
-            # Clear the step, so that no later crash is attributed to the answered item.
+            # Clear step and place, so that no later crash is attributed to the answered item.
             at_work[0] = at_work[1] = 0
 
 
 class _Here:
-    line: npt.NDArray[np.uint64] | None = None  # a worker's two words in the step file
+    line: npt.NDArray[np.uint64] | None = None  # this worker's two numbers in the step file
 
 
 _here: Final = _Here()
 
 
 def note_place(place: int | None) -> None:
-    """Record the index of the part of the item to which a crash is attributed; None for none."""
+    """Record which part of the current item this worker is working on.
+
+    `place` is the index of the part, or None. If the worker crashes, the crash is attributed to
+    this part.
+    """
     if _here.line is not None:
         _here.line[1] = 0 if place is None else place + 1
 
@@ -213,7 +225,7 @@ class _Caller:
         self._suspended: dict[int, ResultChunks] = {}
 
     def answer(self, message: bytes) -> bytes:
-        """Start or resume a call and return the answer."""
+        """Start or resume the call that `message` requests, and return the answer."""
         request_kind, _, number, step, n_passed_over, _ = CALL.unpack_from(message)
         start_ns = now_ns()
         try:
@@ -240,7 +252,7 @@ class _Caller:
         return ANSWER.pack(CallOutcome.IN_BLOCK, n_results, number, step, found.n_bytes, taken_ns)
 
     def _next_chunk(self, step: int, chunks: ResultChunks) -> tuple[Any, int]:
-        """Return the next results of a generator, and their count; 0 if no more results follow."""
+        """Return the next results of a generator, and their number, or 0 if these are the last."""
         found = self._guarded(step, chunks.take)
         if chunks.is_over:
             return found, 0
@@ -248,7 +260,7 @@ class _Caller:
         return found, len(found)
 
     def _guarded(self, step: int, function: Callable[[], Any]) -> Any:
-        """Return the result of a function; if it also returns in a fork, end the fork."""
+        """Return the result of a function; if the function also returns in a fork, end the fork."""
         try:
             return function()
         finally:
@@ -263,7 +275,7 @@ class _Caller:
                 f"{self._most_bytes}: raise it, or return less at a time"
             )
         if (n_lacking := found.n_bytes - block.backed_bytes()) > 0:
-            # Check here, because the message must name the result; `grow` would name a batch.
+            # Check here although `grow` checks, too: the message of `grow` would name a batch.
             what = f"the bytes that {self._is_called} returned"
             require(n_lacking, what, "return less, or load fewer at a time")
         block.grow(found.n_bytes)
@@ -271,7 +283,7 @@ class _Caller:
 
 
 class SingleCaller:
-    """A guard for a `with` block that one caller may be in; any other gets an error at once."""
+    """A context manager that one caller at a time may enter; a second caller gets an error."""
 
     def __init__(self, refusal: str) -> None:
         self._refusal, self._lock = refusal, threading.Lock()
@@ -285,7 +297,7 @@ class SingleCaller:
 
 
 class InlinePool(Closing):
-    """A `TaskPool` for num_workers=0: one item at a time, for which `take` calls the function."""
+    """A `TaskPool` for num_workers=0, with room for one item; `take` calls the function."""
 
     def __init__(
         self,
@@ -321,7 +333,7 @@ class InlinePool(Closing):
         )
 
     def put(self, request: Any, item: Any = None) -> int:
-        """Queue a call with `request`; return the item's index, from 0 up."""
+        """Queue a call of the function with `request`; return the item's index, from 0 up."""
         self._waiting.append((request, request if item is None else item))
         self.n_put += 1
         return self.n_put - 1
@@ -361,7 +373,7 @@ class InlinePool(Closing):
         """Do nothing: a queued item can be taken immediately."""
 
     def overdue(self, timeout_s: float) -> BatchTimeout:
-        """Return the error for a value that did not arrive in time."""
+        """Return the error for a value that was not ready in time."""
         slow = self.n_put - 1
         return BatchTimeout(f"item {slow} of {self._is_called} took over {timeout_s:g} s")
 

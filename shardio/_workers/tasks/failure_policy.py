@@ -1,8 +1,8 @@
-"""The policy for items that fail and workers that crash, the same for all work in workers.
+"""The policy for items that fail and for workers that crash; all work in workers follows it.
 
 A worker that crashes is replaced, and its items are tried again. An item that has crashed
-MAX_CRASHES workers is not tried again: it is reported, or skipped if allowed. If workers crash one
-after another without completing anything, the work ends with an error.
+MAX_CRASHES workers is not tried again: it is skipped if that is allowed, or else reported. If
+workers crash one after another without completing anything, the work ends with an error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ class CrashLoop:
 
 
 class ErrorBudget:
-    """The skipped items; at most `most` may be, or none if it is None."""
+    """The items that were skipped, and the number `most` of items that may be skipped.
+
+    If `most` is None, no item may be skipped.
+    """
 
     def __init__(self, most: int | None) -> None:
         self.most = most
@@ -47,7 +50,7 @@ class ErrorBudget:
         return self.most is not None and is_its_own
 
     def skip(self, index: int, item: Any, error: BaseException) -> None:
-        """Record that an item is skipped; raise TooManySkipped if more are than may be."""
+        """Record that an item is skipped; raise TooManySkipped if more than `most` items are."""
         found = SkippedItem(index, shortened(item), type(error).__name__, text_of(error))
         self.skipped.append(found)
         n_skipped = len(self.skipped)

@@ -1,8 +1,12 @@
-"""The schedule of one iteration's steps: a pure state machine, whose decisions others carry out.
+"""The schedule of the steps of one iteration: a state machine without side effects.
 
-Steps, workers and blocks are indices. Steps are assigned in order, and delivered in order or, by
-`deliver_any`, as they become ready. Each block is in one state: free, in flight (with its step and
-worker), lost (with its step, which must be done again), ready, or delivered.
+A step is one batch or item. Workers execute steps as tasks and write the results to blocks, pieces
+of shared memory. Steps, workers and blocks are represented by their indices. The schedule decides
+which worker executes a step with which block; its owner sends the tasks.
+
+Steps are assigned in order. `deliver` delivers them in order, `deliver_any` as they become ready.
+Each block has one of these states: free; in flight, which means that a worker has it for a step;
+lost, which means that the worker has exited and the step must be executed again; ready; delivered.
 """
 
 from __future__ import annotations
@@ -14,13 +18,16 @@ from typing import Final
 DEPTH = 2
 """The number of tasks per worker: the current task and the next, so that workers never wait."""
 QUICK_DEPTH = 8
-"""The number of tasks of a quick worker, whose time is dominated by messages.
+"""The number of tasks of a quick worker, which spends most of its time on messages.
 
-With more tasks, several share a message: for a batch of 32 KiB, the main process takes 11 us of CPU
-time instead of 20.
+With more tasks per worker, several tasks share a message: for a batch of 32 KiB, the main process
+then takes 11 µs of CPU time instead of 20 µs.
 """
 QUICK_NS = 500_000
-"""A task that takes less time is quick; a worker holds back the answer for at most this time."""
+"""The duration below which a task is quick.
+
+A worker may hold an answer back for at most this time, to send several answers in one message.
+"""
 ENDLESS: Final = sys.maxsize
 """The value of `last` for an iteration whose end is not known yet; `end_at` sets the end."""
 
@@ -37,18 +44,22 @@ class Schedule:
         n_workers: the number of workers.
         depth: the number of tasks that a worker may have at a time, unless it is quick.
 
-    The load of a worker is `_full` minus the number of further tasks that it may have. The loads of
-    quick and slow workers are thus comparable, and a worker with the load `_full` gets no task.
+    The load of a worker is `_full` minus the number of further tasks that the worker may have. The
+    loads of quick and slow workers are thus comparable. A worker whose load is `_full` gets no
+    task.
     """
 
     def __init__(self, first: int, last: int, n_workers: int, depth: int = DEPTH) -> None:
-        self.next_step = first  # to deliver; with `deliver_any`, the count of delivered steps
+        # The step to deliver next; with `deliver_any`, the number of delivered steps.
+        self.next_step = first
         self._next_assigned, self._last = first, last
         self._base_depth, self._full = depth, max(depth, QUICK_DEPTH)
         self._is_quick = [False] * n_workers
-        self._before = [0] * n_workers  # tasks of the previous iteration
+        self._before = [0] * n_workers  # each worker's tasks of the previous iteration
         self._tasks: list[dict[int, int]] = [{} for _ in range(n_workers)]  # worker: step -> block
         self._loads = [self._full - depth] * n_workers
+        # A worker may soon be idle if its load is at most its low. A worker gets the steps that are
+        # its turn as long as its load exceeds the least load by at most its lead.
         self._lows, self._leads = [self._full - 1] * n_workers, [0] * n_workers
         self._n_low = n_workers
         self._ready: dict[int, int] = {}
@@ -65,7 +76,7 @@ class Schedule:
 
     @property
     def is_given_out(self) -> bool:
-        """True if no step is left to assign and none has failed or was lost."""
+        """True if no step is left to assign, no step has failed, and no step is lost."""
         return self._next_assigned >= self._last and not (self._lost or self._failed)
 
     @property
@@ -93,11 +104,11 @@ class Schedule:
         return not (self._free or self._lost)
 
     def renewed(self) -> Schedule:
-        """Return a schedule of the undelivered steps, with nothing assigned."""
+        """Return a schedule of the steps that are not delivered yet; none of them is assigned."""
         return Schedule(self.next_step, self._last, len(self._tasks), self._base_depth)
 
     def followed(self, first: int, last: int) -> Schedule:
-        """Return a schedule for the next iteration; workers keep their depths."""
+        """Return a schedule for the next iteration, in which the same workers are quick."""
         found = Schedule(first, last, len(self._tasks), self._base_depth)
         for worker, is_quick in enumerate(self._is_quick):
             if is_quick:
@@ -105,7 +116,10 @@ class Schedule:
         return found
 
     def set_backlog(self, n_tasks: list[int]) -> None:
-        """Set how many tasks of the previous iteration each worker has, to include in its load."""
+        """Set the number of tasks of the previous iteration that each worker still has.
+
+        These tasks are part of the worker's load.
+        """
         self._before = n_tasks
         for worker, is_quick in enumerate(self._is_quick):
             self._update_load(worker, QUICK_DEPTH if is_quick else self._base_depth)
@@ -118,15 +132,16 @@ class Schedule:
         self.n_circulating += 1
 
     def assign(self) -> Assignment:
-        """Assign the next step to a worker with few tasks; there must be a step to assign.
+        """Assign the next step to a worker with few tasks.
 
-        Step `s` goes to worker `s % n_workers`, unless that worker has fallen behind.
+        There must be a step, a block and a worker with room. Step `s` goes to worker
+        `s % n_workers`, unless that worker has fallen behind.
         """
         loads = self._loads
         least = min(loads)
         if least >= self._full or not (self._free or self._lost):
             raise AssertionError("nothing can be assigned")
-        if self._lost:  # lost steps first: the loop may be waiting for one
+        if self._lost:  # lost steps come first, because the loop may be waiting for one of them
             step = min(self._lost)
             block = self._lost.pop(step)
         else:
@@ -143,8 +158,11 @@ class Schedule:
         return worker, step, block
 
     def done(self, worker: int, step: int, *, is_quick: bool = False) -> None:
-        """Record that a worker has filled the block of a step, and whether it was quick."""
-        self._ready[step] = self._tasks[worker].pop(step)  # `_answered`, inlined
+        """Record that a worker has filled the block of a step.
+
+        `is_quick` is True if the task was quick; the worker then counts as quick.
+        """
+        self._ready[step] = self._tasks[worker].pop(step)  # the code of `_answered`, for speed
         self.n_in_flight -= 1
         self._loads[worker] = load = self._loads[worker] - 1
         self._n_low += load == self._lows[worker]
@@ -154,7 +172,8 @@ class Schedule:
     def _change_depth(self, worker: int, *, is_quick: bool) -> None:
         """Record that a worker has become quick or slow.
 
-        A slow worker with as many tasks as a quick one would delay all steps after its own.
+        A slow worker gets fewer tasks than a quick one. With as many, it would delay all steps that
+        come after its own steps.
         """
         if self._base_depth == 1:  # one task at a time, even for a quick worker
             return
@@ -173,7 +192,7 @@ class Schedule:
         self._n_low = sum(n <= low for n, low in zip(self._loads, self._lows, strict=True))
 
     def failed(self, worker: int, step: int, error: BaseException) -> None:
-        """Record that a step failed; `deliver` raises the error in its place."""
+        """Record that a step failed; `deliver` raises the error when it is the step's turn."""
         self._free.append(self._answered(worker, step))
         self._failed[step] = error
 
@@ -198,9 +217,10 @@ class Schedule:
         return dict(self._tasks[worker])
 
     def deliver(self) -> int | None:
-        """Return the block of the next step if it is ready; the caller has the block until `free`.
+        """Return the block of the next step; return None if the step is not ready.
 
-        If the step has failed, raise its error once; the iteration is then over.
+        The block belongs to the caller until the caller passes the block to `free`. If the step has
+        failed, raise its error once; the iteration is then over.
         """
         block = self._ready.pop(self.next_step, None)
         if block is not None:
@@ -208,15 +228,16 @@ class Schedule:
             self.n_circulating -= 1
         elif self.next_step in self._failed:
             self._last = self.next_step
-            # Not bound to a name: the traceback refers to the loop, and would keep its loader.
+            # Do not bind the error to a name. The traceback of the error refers to this frame, and
+            # thus to the loop: a cycle of references would keep the loader alive.
             raise self._failed.pop(self.next_step)
         return block
 
     def deliver_any(self) -> tuple[int, int] | None:
         """Return the step that became ready first, and its block; do not use with `deliver`.
 
-        If no step is ready and one has failed, raise its error; the iteration is then over. Return
-        None if no step is ready, or the iteration is over.
+        If no step is ready and a step has failed, raise the error of that step; the iteration is
+        then over. Return None if no step is ready, or if the iteration is over.
         """
         if self.is_over:
             return None
@@ -231,13 +252,13 @@ class Schedule:
         return None
 
     def end_at(self, last: int) -> None:
-        """Set the end of an endless iteration; no step from `last` on may have been assigned."""
+        """Set the end of an endless iteration; only steps before `last` may have been assigned."""
         if last < self._next_assigned:
             raise AssertionError(f"step {self._next_assigned - 1} has been assigned already")
         self._last = last
 
     def release_idle_blocks(self) -> list[int]:
-        """Release and return every block that no worker has, after the iteration was cancelled."""
+        """Remove and return all blocks that no worker has, after the iteration was cancelled."""
         blocks = [*self._free, *self._lost.values(), *self._ready.values()]
         self._free.clear()
         self._lost.clear()

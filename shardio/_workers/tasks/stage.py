@@ -1,11 +1,13 @@
 """The parts of a pipeline, and the state of one stage.
 
-A pipeline starts at a position of its source, and has steps: functions to call, and batches.
+A pipeline takes the items of a source through steps. A step either calls a function for each item,
+or collects items into lists, called batches. The pipeline may start at any position of the source.
 
-A `Stage` is pure bookkeeping: it starts no threads and calls no functions. It decides which job may
-start, accepts the results of jobs, and keeps their order; `pipeline_runner` moves results on to the
-next stage. A `ListBatcher` collects results between two stages; the `OutputQueue` is at the end of
-the pipeline.
+A `Stage` is the state of a step that calls a function. A call for one input is called a job. The
+stage is only bookkeeping: it starts no threads and calls no functions. It decides which job may
+start, accepts the results of jobs, and puts the results in order; `pipeline_runner` moves them on
+to the next stage. A `ListBatcher` collects results between two stages. An `OutputQueue` is at the
+end of the pipeline.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class UserCall:
 
 
 def user_call(name: str, function: Any) -> UserCall:
-    """Classify a function; an object that supports indexing becomes a function of the index."""
+    """Return the UserCall for a function, or for the look-up in an object such as a mapping."""
     if not callable(function):
         look_up = getattr(function, "__getitem__", None)
         if look_up is None or isinstance(function, str | bytes):
@@ -59,7 +61,7 @@ def user_call(name: str, function: Any) -> UserCall:
 
 
 def _kind(function: Callable[..., Any]) -> Kind:
-    # For a callable object, look at its `__call__`; for a class, do not.
+    # Look also at the `__call__` of a callable object, but not at that of a class.
     method = None if isinstance(function, type) else getattr(function, "__call__", None)  # noqa: B004
     for each in (function, method):
         if inspect.iscoroutinefunction(each):
@@ -72,7 +74,7 @@ def _kind(function: Callable[..., Any]) -> Kind:
 
 
 def checked(value: Any) -> Any:
-    """Return a function's result; raise TransformError for a coroutine, which nothing awaits."""
+    """Return `value`, the result of a function; raise TransformError if it is a coroutine."""
     if type(value) is CoroutineType:
         value.close()
         raise TransformError(
@@ -96,7 +98,11 @@ def checked_where(executor: Any) -> Where:
 
 
 class PipeStep(NamedTuple):
-    """A function to call for every item; steps of a `thread_group` share `concurrency` threads."""
+    """A step that calls a function for every item.
+
+    Steps with the same `thread_group` share threads. The number of these threads is the highest
+    `concurrency` of the steps.
+    """
 
     call: UserCall
     name: str
@@ -107,21 +113,24 @@ class PipeStep(NamedTuple):
 
     @property
     def most_under_way(self) -> int:
-        """The maximum number of jobs in flight; more for processes, so that no worker idles."""
+        """The maximum number of jobs in flight; for processes, enough that no worker is idle."""
         if self.executor == "process":
             return DEPTH * self.concurrency + 2
         return self.concurrency
 
 
 class BatchStep(NamedTuple):
-    """The collection of items into lists of `n`; a shorter last list is kept or dropped."""
+    """A step that collects items into lists of `n`; a shorter last list is kept or dropped."""
 
     n: int
     drop_last: bool
 
 
 class SourcePosition(NamedTuple):
-    """An item, with the states of its source before it, to repeat it, and after it, to continue."""
+    """An item of a source, and the states of the source before and after the item.
+
+    To repeat the item, the source continues from `before`; to skip it, from `after`.
+    """
 
     before: Any
     after: Any
@@ -129,7 +138,11 @@ class SourcePosition(NamedTuple):
 
 
 class PipelineStart(NamedTuple):
-    """The position where a pipeline resumes: the first item, and the number of results to skip."""
+    """The position where a pipeline resumes.
+
+    `item` is the index of the first item. `n_passed_over` is the number of results of this item to
+    skip, because an earlier iteration has delivered them.
+    """
 
     item: int = 0
     n_passed_over: int = 0
@@ -138,16 +151,17 @@ class PipelineStart(NamedTuple):
 _AHEAD: Final = 16
 """The number of results that a generator may yield before its turn in input order."""
 _MAX_OUT: Final = 2
-"""The number of results waiting for the next stage at which a generator is suspended."""
+"""A generator is suspended while this number of results waits for the next stage."""
 _S_PER_NS: Final = 1e-9
 
 
 class SourceItem(NamedTuple):
-    """The source items of a result, and the source's states before and after these items.
+    """The items of the source from which a result was made, for messages and to resume.
 
-    To resume after the result, the source continues from `after`. But if a generator yields several
-    results for an item, the source continues from `before`, and the generator's first `n_given`
-    results, this one included, are skipped.
+    `first` and `last` are the indices of the items; `before` and `after` are the states of the
+    source before and after these items. To resume after the result, the source continues from
+    `after`. But if a generator yields several results for an item, the source continues from
+    `before`, and the first `n_given` results of the generator, including this one, are skipped.
     """
 
     first: int
@@ -162,12 +176,12 @@ class SourceItem(NamedTuple):
         return f"items {self.first} to {self.last}"
 
 
-Entry = tuple[SourceItem, Any]
+Entry = tuple[SourceItem, Any]  # a result, preceded by the items of the source that it is made from
 
 
 @dataclass(slots=True, eq=False)
 class StageJob:
-    """A running call; `step` is the index of its input."""
+    """A call that is running or suspended; `step` is the index of its input in the stage."""
 
     stage: Stage
     step: int
@@ -193,7 +207,8 @@ class Stage:
         concurrency: the maximum number of running jobs.
         in_order: True to deliver results in input order; False as they become ready.
         yields_many: True if a job may have any number of results.
-        n_passed_over: the number of the first job's results that were delivered before.
+        n_passed_over: the number of results of the first job to skip, because an earlier iteration
+            has delivered them.
     """
 
     name: str
@@ -205,7 +220,7 @@ class Stage:
     inputs: deque[Entry] = field(default_factory=deque)
     out: deque[Entry] = field(default_factory=deque)  # results that the next stage has not taken
     running: dict[int, StageJob] = field(default_factory=dict)
-    error: Exception | None = None  # the stage has failed; no results follow those in `out`
+    error: Exception | None = None  # if set, the stage has failed, and `out` has the last results
     has_reported_end: bool = False
     is_halted: bool = False  # a later stage has failed, so no more jobs may start
     n_workers: int = 1  # the number of jobs that can run at the same time
@@ -217,7 +232,7 @@ class Stage:
     busy_ns: int = 0
     waiting_ns: int = 0
     _n_begun: int = 0
-    _next_step: int = 0  # in input order; without an order, the number of finished jobs
+    _next_step: int = 0  # the step whose results are due; if not in order, the number of ended jobs
     # The steps that finished before their turn, each with its error or None.
     _done: dict[int, Exception | None] = field(default_factory=dict)
     _suspended: dict[int, StageJob] = field(default_factory=dict)
@@ -264,7 +279,8 @@ class Stage:
     def _may_begin(self) -> bool:
         if not self.inputs or self.out or self._has_failed:
             return False
-        # Jobs up to 2 * concurrency ahead may start, so that a slow job does not stop the others.
+        # Jobs may start up to 2 * concurrency steps ahead of the step that is due, so that a slow
+        # job does not stop the others.
         n_ahead = self._n_begun - self._next_step
         return len(self.running) < self.concurrency and n_ahead < 2 * self.concurrency
 
@@ -291,7 +307,7 @@ class Stage:
         return job
 
     def give(self, job: StageJob, value: Any) -> None:
-        """Accept a result of a job; None drops the item."""
+        """Accept a result of a job; the result None means that the item is dropped."""
         job.n_given += 1
         if value is None:
             self.n_dropped += 1
@@ -317,7 +333,7 @@ class Stage:
             self._held.setdefault(step, []).append(entry)
 
     def may_go_on(self, job: StageJob) -> bool:
-        """Return True if a job may yield another result; otherwise suspend the job for `begin`."""
+        """Return True if a job may yield another result; otherwise suspend it until `begin`."""
         if self._may_give(job.step, is_next=True):
             return True
         self._suspended[job.step] = job
@@ -327,8 +343,8 @@ class Stage:
     def _may_give(self, step: int, *, is_next: bool) -> bool:
         if self.in_order and step != self._next_step:
             return len(self._held.get(step, ())) < _AHEAD
-        # Resume a suspended job only when all results were taken: most items take less time than
-        # waking a thread.
+        # Resume a suspended job only after all results were taken. Waking a thread takes longer
+        # than most items, so a thread is woken for several items rather than for each.
         return len(self.out) < (_MAX_OUT if is_next else 1)
 
     def fail(self, job: StageJob, error: Exception | None) -> None:
@@ -355,7 +371,7 @@ class Stage:
                 self.out.extend(self._held.pop(self._next_step, ()))
 
     def take_suspended(self) -> list[Any]:
-        """Remove and return the suspended generators, which end when the caller drops them."""
+        """Remove and return the suspended generators; they end when the caller drops them."""
         found = [job.results for job in self._suspended.values()]
         for job in self._suspended.values():
             job.results = None
@@ -385,9 +401,10 @@ class Stage:
 
 
 class ListBatcher:
-    """Collects items into lists of `n`, one list at a time.
+    """A collector of items into lists of `n`, one list at a time.
 
-    Items left at the end become a shorter list, unless `drop_last` is True or an error follows.
+    The items that are left at the end form a shorter list. They are dropped if `drop_last` is True,
+    or if an error follows.
     """
 
     def __init__(self, n: int, *, drop_last: bool) -> None:
@@ -443,7 +460,7 @@ class OutputQueue:
         self.n_taken = self.waiting_ns = 0
         self._most = most
         self._is_awaited = False
-        # Use a lock: it is implemented in C, so Ctrl-C cannot interrupt a half-done `acquire`.
+        # Use a plain lock: its `acquire` is written in C, so Ctrl-C cannot interrupt it half-way.
         self._bell = threading.Lock()
         self._bell.acquire()
 
@@ -462,7 +479,7 @@ class OutputQueue:
         self.is_over, self.error = True, error
 
     def take(self) -> Entry | None:
-        """Return a result; None if there is none. `ring` then announces the next one or the end."""
+        """Return a result, or None if there is none; `ring` then announces a result or the end."""
         if not self.entries:
             self._is_awaited = not self.is_over
             return None

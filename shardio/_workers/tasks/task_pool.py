@@ -39,9 +39,10 @@ from shardio.errors import BatchTimeout, TransformError, WorkerDied
 
 
 class PendingCall:
-    """The state of the item with the index `step`; its block belongs to the pool's `ValueBlocks`.
+    """An item that was put, and the state of the call for it.
 
-    `item` is shown in messages; `request` is the pickled argument of the function.
+    `step` is the index of the item. `item` is shown in messages; `request` is the pickled argument
+    of the function. The block belongs to the pool's `ValueBlocks`.
     """
 
     def __init__(self, step: int, item: Any, request: bytes) -> None:
@@ -49,11 +50,11 @@ class PendingCall:
         self.block: Block | None = None
         self.n_bytes, self.n_crashes = 0, 0
         self.memory: memoryview | None = None  # the value, if it came with the answer
-        self.error: BaseException | None = None  # for which the item is skipped
+        self.error: BaseException | None = None  # the reason why the item is skipped
         self.worker: int | None = None
         self.is_begun = False  # True if the item was sent to its worker
-        self.is_suspended = False  # True if a generator waits until results are requested
-        self.n_given = 0  # results of the generator that have arrived
+        self.is_suspended = False  # True if a generator waits until more results are requested
+        self.n_given = 0  # the number of results of the generator that have arrived
 
     @property
     def named(self) -> str:
@@ -61,7 +62,10 @@ class PendingCall:
         return f"item {self.step} ({shortened(self.item)})"
 
     def split(self, n_results: int) -> PendingCall:
-        """Return the n_results results that have arrived, as a separate call; more will follow."""
+        """Return a separate object for results that have arrived, while more will follow.
+
+        `n_results` is their number. The returned object takes over the block.
+        """
         part = PendingCall(self.step, self.item, b"")
         part.block, part.n_bytes, part.memory = self.block, self.n_bytes, self.memory
         self.block = self.memory = None
@@ -80,7 +84,10 @@ class PendingCall:
             self.block = None
 
     def value(self, blocks: ValueBlocks, is_called: str, *, is_last: bool) -> Any:
-        """Return the function's value; its arrays keep the block as long as they are held."""
+        """Return the value of the function; the block stays leased as long as its arrays exist.
+
+        `is_last` is True if no further item needs a block.
+        """
         memory: Bytes | memoryview = memoryview(b"") if self.memory is None else self.memory
         if self.block is not None:
             block, self.block = self.block, None
@@ -101,26 +108,28 @@ class TaskPool(Closing):
     """A pool of worker processes that each call `function` for items; `close` ends the processes.
 
     Everything but `nudge` must be used by one thread at a time. A pool that is garbage-collected is
-    closed. The arrays of taken values stay valid as long as they are held.
+    closed. The arrays of taken values stay valid as long as the caller refers to them.
 
     Args:
-        function: a function of an item; sent once, by cloudpickle. If it returns `ResultChunks`,
-            each chunk is a separate value, delivered as it becomes ready; see `has_more` and
-            `go_on`.
+        function: a function of an item. It is pickled once, by cloudpickle. If the function returns
+            `ResultChunks`, each chunk is a separate value, which can be taken as soon as it is
+            ready; see `has_more` and `go_on`.
         n_workers: the number of processes, at least 1.
-        most_items: the maximum number of items that are put and not taken; by default two per
-            worker, plus two.
-        depth: the number of items per worker, including the current one.
-        in_order: True to take values in the order of their items; False as they become ready.
+        most_items: the maximum number of items that were put and whose values were not taken; by
+            default two per worker, plus two.
+        depth: the number of items that a worker has at a time, including the current one.
+        in_order: True to take values in the order of their items; False to take values as they
+            become ready.
         memory_bytes: the budget for the blocks of all values, and the limit for one value; by
             default half of the available memory.
         max_skips: the number of items that may fail and be skipped; None raises the first failure.
+        start_method: the way to start workers, see `Start`.
         preload: the names of modules to import before workers start.
         is_called: the name of the function in messages.
-        on_crash: called when a worker has crashed on an item, with the item, the place in it (see
-            `note_place`) and the worker's exit; returns a value for the item, or None to try again
-            in another worker.
-        held_fds: descriptors that workers keep open, such as that of a lock.
+        on_crash: a function that is called when a worker has crashed on an item. Its arguments are
+            the item, the index of the part of the item (see `note_place`) and the worker's exit. It
+            returns a value for the item, or None to try the item again in another worker.
+        held_fds: descriptors that workers keep open, such as the descriptor of a lock.
     """
 
     def __init__(
@@ -143,10 +152,10 @@ class TaskPool(Closing):
         self._most_items = DEPTH * n_workers + 2 if most_items is None else most_items
         self._on_crash = on_crash
         budget = default_budget() if memory_bytes is None else memory_bytes
-        self.error_budget = ErrorBudget(max_skips)  # the owner may add items
+        self.error_budget = ErrorBudget(max_skips)  # the owner may record further items here
         self._schedule = Schedule(0, ENDLESS, n_workers, depth)
         self._calls: dict[int, PendingCall] = {}
-        self._parts: deque[PendingCall] = deque()
+        self._parts: deque[PendingCall] = deque()  # chunks of generators that have more results
         self._resumed: deque[tuple[int, int]] = deque()  # (worker, step) of generators to resume
         self.n_put = self._n_skipped = self._n_bytes = self._calling_ns = 0
         self._n_restarts, self._crash_loop = 0, CrashLoop(n_workers)
@@ -183,7 +192,7 @@ class TaskPool(Closing):
 
     @property
     def is_over(self) -> bool:
-        """True if all items were taken and no more will be put, or if one has failed."""
+        """True if all items were taken and no more will be put, or if an error was raised."""
         return self._schedule.is_over
 
     @property
@@ -211,7 +220,8 @@ class TaskPool(Closing):
         named = request if item is None else item
         self._calls[self.n_put] = PendingCall(self.n_put, named, packed_request)
         self.n_put += 1
-        # For the schedule, each item is a block; an actual block is assigned when the item is sent.
+        # Each item counts as a block of the schedule. The item gets an actual block when it is
+        # sent.
         self._schedule.free(0)
         self._send_waiting()
         return self.n_put - 1
@@ -227,7 +237,7 @@ class TaskPool(Closing):
         """Return the index and value of a finished item, or None, without waiting.
 
         If an item has failed and may not be skipped, raise its error, with a note that names the
-        item, or WorkerDied if two workers crashed on the item; the pool is then over.
+        item. If two workers crashed on the item, the error is WorkerDied. The pool is then over.
         """
         self._send_waiting()
         if self._parts:
@@ -243,14 +253,14 @@ class TaskPool(Closing):
         return None
 
     def has_more(self, step: int) -> bool:
-        """Return True if the item will have further values after those taken."""
+        """Return True if further values of the item will follow those that were taken."""
         return step in self._calls
 
     def go_on(self, step: int) -> None:
         """Request the next value of an item for which `has_more` is True."""
         call = self._calls[step]
         call.is_suspended = False
-        if call.worker is not None:  # otherwise the next worker with room gets the item
+        if call.worker is not None:  # if the worker has exited, another worker gets the item
             self._resumed.append((call.worker, step))
             self._send_waiting()
 
@@ -307,7 +317,7 @@ class TaskPool(Closing):
                 worker, step, _ = schedule.assign()
             call = self._calls[step]
             call.worker, call.block = worker, block
-            if call.is_suspended:  # its worker exited, and no more results were requested
+            if call.is_suspended:  # the worker has exited, and no more results were requested
                 call.give_back(self._blocks)
             else:
                 self._send(worker, step, call, block)
@@ -359,14 +369,14 @@ class TaskPool(Closing):
             self._schedule.failed(worker, step, error)
 
     def _on_worker_exit(self, died: WorkerExit) -> None:
-        """Replace an exited worker; its unanswered items are assigned again or given up."""
+        """Replace a worker that has exited; assign its unanswered items again, or give them up."""
         worker, how = died.worker, died.manner
         step, place = self._step_files.take(worker)
         if text := self._last_words.pop(worker, ""):
             raise TransformError(
                 f"{self._is_called} cannot be loaded in a worker; {how}:\n\n{text}"
             )
-        if step is None:  # crashes on an item are counted per item
+        if step is None:  # a crash on an item is counted below, for the item
             self._crash_loop.count(how)
         tasks = self._schedule.tasks_of(worker)
         if step is not None and step in tasks and not self._calls[step].is_suspended:
@@ -400,7 +410,7 @@ class TaskPool(Closing):
         )
 
     def close(self) -> None:
-        """End the workers, even busy ones. Values that are held stay valid. Idempotent."""
+        """End the workers, even busy ones. Values that were taken stay valid. Idempotent."""
         self._end()
 
 

@@ -1,6 +1,7 @@
 """Python values in blocks and messages; arrays are copied once and read in place.
 
-Pickle's out-of-band buffers follow the rest of the pickle, each aligned to 64 bytes:
+A block is shared memory, see `processes.blocks`. A value is pickled, and the memory of its arrays
+follows the pickle. Each of these buffers starts at a multiple of 64 bytes:
 
     head    number of buffers, bytes of the pickle     two uint64
             bytes of each buffer                       uint64 each
@@ -9,10 +10,11 @@ Pickle's out-of-band buffers follow the rest of the pickle, each aligned to 64 b
 
 `ValueBlocks` is the main process's pool of the blocks to which workers write values. A worker of a
 TaskPool receives a block with each item. A worker that iterates a dataset by itself requests a
-block when it has a large sample and no block; from then on, the main process sends the worker a few
-blocks in advance, as far as memory allows (`BlockLender` in the main process, `LentBlocks` in the
-worker). A block belongs to a worker until the block's content is handed over, and then to the
-arrays that view the block. When the last array is gone, any worker may receive the block.
+block when it has a large sample and no block. From then on, the main process sends the worker a few
+blocks in advance, as far as memory allows. For this, the main process has a `BlockLender`, and the
+worker has `LentBlocks`. A block belongs to a worker until the content of the block is handed over
+to the loop. Then it belongs to the arrays that are views of the block. When the last of these
+arrays is gone, the block may be sent to any worker.
 """
 
 from __future__ import annotations
@@ -36,14 +38,14 @@ _ALIGNMENT: Final = 64
 
 
 class PackedValue(NamedTuple):
-    """A value that is ready to be written: its pickle, and the uncopied memory of its arrays."""
+    """A value that is ready to be written: its pickle, and the memory of its arrays, not copied."""
 
     head: bytes  # the sizes and the pickle
     buffers: list[memoryview]
-    n_bytes: int  # in total
+    n_bytes: int  # of the head and all buffers, with the gaps between them
 
     def to_bytes(self) -> bytes | bytearray:
-        """Return the packed value in memory of its own."""
+        """Return the packed value as one piece of memory."""
         if not self.buffers:
             return self.head
         memory = bytearray(self.n_bytes)
@@ -52,7 +54,10 @@ class PackedValue(NamedTuple):
 
 
 class ValuePacker:
-    """A packer of values for one thread; the memory of arrays of `least_bytes` stays uncopied."""
+    """A packer of values, for one thread.
+
+    The memory of arrays of at least `least_bytes` is not copied; smaller arrays are in the pickle.
+    """
 
     def __init__(self, least_bytes: int = 0) -> None:
         self._pickler = ValuePickler(least_bytes)
@@ -62,7 +67,7 @@ class ValuePacker:
         skeleton, apart = self._pickler.dumps(value)
         if not apart:
             head = _HEAD.pack(0, len(skeleton)) + skeleton
-            # In half the time of PackedValue(…).
+            # This takes half the time of PackedValue(…).
             return tuple.__new__(PackedValue, (head, [], len(head)))
         buffers = [buffer.raw() for buffer in apart]
         sizes = [buffer.nbytes for buffer in buffers]
@@ -88,12 +93,12 @@ def write_value(packed: PackedValue, target: memoryview) -> None:
 def read_value(memory: Bytes | bytes | memoryview, start: int = 0) -> Any:
     """Return the value at `start` in memory; its arrays are views that keep the memory alive.
 
-    Read-only memory is copied first, because the caller may write to the arrays; only such memory
-    may have a `start` other than 0.
+    If the memory is read-only, it is copied first, because the caller may write to the arrays.
+    `start` must be 0 if the memory is writable.
     """
     view = memoryview(memory)  # type: ignore[arg-type]  # an array has memory, too
     n_buffers, n_skeleton = _HEAD.unpack_from(view, start)
-    # Here and below: the pickle was written by a worker, and is never stored data.
+    # Unpickling is safe here and below: a worker wrote the pickle, and it is never stored data.
     if not n_buffers:
         return pickle.loads(view[start + _HEAD.size :])
     if view.readonly:
@@ -107,7 +112,10 @@ def read_value(memory: Bytes | bytes | memoryview, start: int = 0) -> Any:
 
 
 def _places(sizes: Sequence[int], end: int) -> list[int]:
-    """Return the offset of each buffer after the first `end` bytes, then the end of the last."""
+    """Return the offset of each buffer, and finally the offset of the end of the last buffer.
+
+    `sizes` are the sizes of the buffers. The first one starts at `end` or at most 63 bytes later.
+    """
     places = []
     for n_bytes in sizes:
         start = -(-end // _ALIGNMENT) * _ALIGNMENT
@@ -117,19 +125,19 @@ def _places(sizes: Sequence[int], end: int) -> list[int]:
 
 
 _FIRST_BYTES: Final = 1 << 18  # the size of a block before the size of values is known
-_N_RECENT: Final = 32  # recent values that predict the size of the next
+_N_RECENT: Final = 32  # the number of recent values from which the size of blocks is predicted
 
 
 class ValueBlocks(Closing):
     """A pool of blocks that grow with the values.
 
-    A block is idle; in use, from `take` to `give_back` or `hand_over`; or leased, while memory that
-    was handed over is held. If the budget allows, a block keeps the memory of the largest value
-    that it has held.
+    A block has one of three states: it is idle; it is in use, from `take` until `give_back` or
+    `hand_over`; or it is leased, as long as user code refers to content that was handed over. If
+    the budget allows, a block keeps its memory, which has the size of its largest value so far.
 
     Args:
-        n_enough: with more blocks in use than this, another may be leased in any case; None for no
-            such rule.
+        n_enough: the number of blocks that suffice for the workers. While more blocks than this are
+            in use, `hand_over` never copies. None stands for no such number.
         memory_bytes: the budget for all blocks.
     """
 
@@ -154,14 +162,15 @@ class ValueBlocks(Closing):
 
     @property
     def _most(self) -> int:
-        """The number of blocks of the largest recent value's size that the budget allows."""
+        """The number of blocks that the budget allows if each has the size of a new block."""
         return max(1, self._budget // self._pool.block_bytes)
 
     def take(self, *, is_needed: bool = False) -> Block | None:
-        """Return a block for a value; None if memory allows no further block in use, or if closed.
+        """Return a block for a value; return None if the pool is closed, or has none to spare.
 
-        `is_needed` exceeds the limit, if otherwise nothing could finish. Raises InsufficientMemory
-        if there is no memory for a single block.
+        The budget limits the number of blocks in use. With `is_needed`, the limit may be exceeded;
+        a caller needs this if otherwise no value could be finished. Raises InsufficientMemory if
+        there is no memory for a block that is needed.
         """
         pool = self._pool
         pool.take_back_returned(None)
@@ -173,7 +182,8 @@ class ValueBlocks(Closing):
         if number is None:
             if self._n_under_way and not is_needed:
                 return None
-            number = pool.make_extra()  # no block is in use, so waiting for one would be in vain
+            # The block is needed, or none is in use, so that waiting for a block would be in vain.
+            number = pool.make_extra()
         self._n_under_way += 1
         return pool[number]
 
@@ -189,10 +199,10 @@ class ValueBlocks(Closing):
         self._n_under_way -= 1
 
     def hand_over(self, block: Block, n_bytes: int, *, is_spare: bool) -> Bytes:
-        """Return the first n_bytes of a block, leased while the bytes are held, or a copy of them.
+        """Return the first n_bytes of a block: the leased memory of the block, or a copy.
 
-        The content is copied if a lease would leave too few blocks for the workers, unless
-        `is_spare` is True.
+        The content is copied if a lease would leave too few blocks for the workers. `is_spare` is
+        True if the workers do not need the block; the content is then never copied.
         """
         pool = self._pool
         if self._n_enough is not None and self._n_under_way > min(self._n_enough, self._most):
@@ -213,7 +223,7 @@ class ValueBlocks(Closing):
         return memory
 
     def forget(self, worker: int) -> None:
-        """Record that a worker has exited; its successor has received no descriptors."""
+        """Record that a worker has exited: the next process with this index has no descriptors."""
         for number in range(len(self._pool)):
             self._pool[number].known_to.discard(worker)
 
@@ -223,17 +233,17 @@ class ValueBlocks(Closing):
         self._pool.close()
 
 
-_FEW: Final = 4  # the initial number of blocks per worker: one being written, others in flight
-_HELD: Final = 2  # samples that any loop holds, the current and the next; these are not copied
+_FEW: Final = 4  # the initial number of blocks per worker: it fills one, others are in flight
+_HELD: Final = 2  # any loop holds two samples, the current and the next; these are not copied
 
 
 class BlockLender(Closing):
-    """The main process's blocks for samples, each lent to a worker."""
+    """The blocks for samples that the main process has lent to workers."""
 
     def __init__(self, n_workers: int, memory_bytes: int) -> None:
         self._blocks = ValueBlocks(None, memory_bytes)
         self._of_worker: list[dict[int, Block]] = [{} for _ in range(n_workers)]
-        # For each worker that has requested a block, the number of blocks to lend.
+        # {worker: number of blocks to lend}, for workers that have requested a block.
         self._n_each: dict[int, int] = {}
         # The workers that have requested a block since the last long wait of the loop.
         self._were_held_up = set[int]()
@@ -245,10 +255,11 @@ class BlockLender(Closing):
         self._were_held_up.add(worker)
 
     def grant_more(self) -> None:
-        """Double the number of blocks of workers that lacked a block before the loop's long wait.
+        """Double the number of blocks of the workers that have lacked a block.
 
-        More blocks let a dataset work ahead if it yields many samples at once and then none for a
-        while. For other datasets few blocks are faster, because few blocks stay in the CPU cache.
+        Call this after the loop has waited long for a sample. If a dataset yields many samples at
+        once and then none for a while, more blocks let its workers work ahead. For other datasets,
+        few blocks are faster, because few blocks fit in the CPU cache.
         """
         for worker in self._were_held_up:
             self._n_each[worker] *= 2
@@ -257,8 +268,8 @@ class BlockLender(Closing):
     def give(self, send: Callable[[int, int, Sequence[int]], object]) -> None:
         """Send blocks to the workers that have requested one and have too few.
 
-        `send` is called with a worker, a block's index, and a list with the block's descriptor,
-        empty if the worker already has it.
+        `send` is called with a worker, the index of a block, and a list with the descriptor of the
+        block. The list is empty if the worker already has the descriptor.
         """
         for worker in self._n_each:
             # Give each worker one block even beyond the budget, because the blocks of other workers
@@ -286,10 +297,10 @@ class BlockLender(Closing):
         return True
 
     def hand_over(self, worker: int, number: int, n_bytes: int) -> Bytes:
-        """Return the content of a worker's block, leased while the content is held, or a copy.
+        """Return the content of a worker's block: the leased memory of the block, or a copy.
 
-        The content is copied if the loop holds more samples than memory allows and this is the
-        worker's last block.
+        The content is copied if the loop holds more samples than memory allows and this block is
+        the only one of the worker.
         """
         block = self._of_worker[worker].pop(number)
         self._blocks.see(block, n_bytes)
@@ -313,7 +324,7 @@ class BlockLender(Closing):
 
 
 class LentBlocks:
-    """The blocks that a worker has received and not yet filled."""
+    """The blocks that a worker has received, in the worker."""
 
     def __init__(self) -> None:
         self._fds: dict[int, int] = {}
@@ -325,7 +336,10 @@ class LentBlocks:
         return bool(self._idle)
 
     def add(self, number: int, fds: Sequence[int]) -> None:
-        """Add a block that the main process has sent; `fds` has its descriptor the first time."""
+        """Add a block that the main process has sent.
+
+        The first time, `fds` contains the descriptor of the block; later, `fds` is empty.
+        """
         if fds:
             self._fds[number] = fds[0]
         self._idle.append(number)
@@ -336,7 +350,7 @@ class LentBlocks:
         If there is no memory for the value, the block stays in this object.
         """
         number = self._idle[-1]
-        # Map the block only now, so that an error is reported for the sample.
+        # Map the block only now, so that an error is reported as the error of this sample.
         if number not in self._maps:
             self._maps[number] = BlockMap(self._fds[number])
         block = self._maps[number]
