@@ -1,7 +1,8 @@
-"""Demux media files into packets, with a table from which any frame can be decoded.
+"""Demux media files into packets, with a table that makes it possible to decode any frame.
 
-Usually only the first frame is decoded, to find orientation and colours. If the container or the
-codec is known for wrong or missing times or keyframe flags, `checking` decodes the whole stream.
+Usually only the first frame is decoded, to find orientation and colours. Some containers and codecs
+often have wrong times or keyframe flags, or none; streams in them are decoded completely, by
+`checking`.
 """
 
 from __future__ import annotations
@@ -51,11 +52,12 @@ if TYPE_CHECKING:
     from av.container import InputContainer
     from av.video.stream import VideoStream
 
-# Containers that store a presentation time with every frame, and one frame per packet.
+# Containers that store one frame per packet, and a presentation time for every frame.
 _EXACT_CONTAINERS = ("mov,mp4", "matroska", "flv")
 _EXACT_CODECS = frozenset("h264 hevc av1 vp8 vp9 mjpeg prores dnxhd ffv1".split())
 _CHANGES = ("new_extradata", "param_change", "palette")
-# Use plain ints: the operators of an enum take longer than all other work per packet.
+# The flags as plain ints, because the operators of an enum take longer than all other work for a
+# packet.
 _KEY, _HIDDEN, _DISPOSABLE = map(int, (PacketFlag.KEY, PacketFlag.HIDDEN, PacketFlag.DISPOSABLE))
 
 
@@ -67,13 +69,15 @@ def demux(
     Args:
         source: a path, or the bytes of a file.
         kind: "video" or "audio".
-        check: True to decode every frame once, which detects damage and corrects wrong times and
-            keyframe flags. None decodes only if container or codec may have wrong times or flags,
-            False only if packets have no times. Audio is always decoded.
-        name: the name used in errors; the path by default.
+        check: True to decode every frame of a video once. This detects damage, and corrects wrong
+            times and keyframe flags. If `check` is None, frames are decoded only if the times or
+            the flags may be wrong; if it is False, only if packets have no times. Audio is always
+            decoded.
+        name: the name of the file in errors; the path by default.
 
     Raises:
-        MediaError: there is no such stream, it is damaged, or packets alone cannot represent it.
+        MediaError: the file has no such stream, the stream is damaged, or it cannot be represented
+            by packets alone.
         FileNotFoundError: there is no such file.
     """
     if kind not in ("video", "audio"):
@@ -101,9 +105,10 @@ class PacketReader:
     """The packets of one stream of an open container, with their times and flags.
 
     Args:
-        packets: the packets to read; all by default.
-        facts_from: a reader of the same stream that has already decoded its first frame.
-        stop_at_first_frame: stop reading at the first decoded frame.
+        packets: the packets to read; by default all packets of the stream.
+        facts_from: another reader of the same stream, which has decoded the stream's first frame.
+            Its parameters are used, and no frame is decoded.
+        stop_at_first_frame: True to stop reading once a frame has been decoded.
     """
 
     container: InputContainer
@@ -144,10 +149,13 @@ class PacketReader:
         self._record_facts(first)
 
     def _read(self, *, is_known: bool = False) -> VideoFrame | None:
-        """Read every packet in a tight loop; return the first frame, or None if `is_known`."""
+        """Read all packets; decode until there is a frame, and return this first frame.
+
+        If `is_known`, decode nothing and return None.
+        """
         first: VideoFrame | None = None
         sizes, flags, times, durations = self.sizes, self.flags, self.times, self.durations
-        write = self.content.write  # copies the packet; `getvalue` will not copy again
+        write = self.content.write  # copies the bytes of a packet; `getvalue` does not copy again
         packets = self.container.demux(self.source) if self.packets is None else self.packets
         for packet in packets:
             if size := packet.size:
@@ -172,13 +180,13 @@ class PacketReader:
         return first
 
     def _frame_of(self, packet: Packet[VideoStream]) -> VideoFrame | None:
-        """Decode the next packet; return a frame if the decoder outputs one."""
+        """Decode the next packet; return a frame if the decoder outputs one, else None."""
         import av
 
         found = next(iter(packet.decode()), None)
         if found is None and packet.is_keyframe and len(self.sizes) == 1:
-            # Decoders delay a keyframe, because other frames may be shown before it. Draining the
-            # decoder outputs the frame at once, in a third of the time.
+            # The decoder delays the keyframe, because other frames may be shown before it. Draining
+            # the decoder makes it output the frame at once, in a third of the time.
             codec = self.source.codec_context
             with contextlib.suppress(av.FFmpegError):
                 found = next(iter(codec.decode(None)), None)
@@ -188,7 +196,10 @@ class PacketReader:
         return found
 
     def _reject_configuration_change(self, packet: Packet[VideoStream]) -> None:
-        """Raise MediaError if a packet reconfigures the decoder after the start of the stream."""
+        """Raise MediaError if the container changes the decoder's configuration at this packet.
+
+        New extradata is allowed at the first packet.
+        """
         n = len(self.sizes)
         changed = [kind for kind in _CHANGES if packet.has_sidedata(kind)]  # type: ignore[arg-type]
         if changed and (n or changed != ["new_extradata"]):
@@ -212,12 +223,16 @@ class PacketReader:
             self.parameters["display"] = np.frombuffer(display, "<i4").tolist()
 
     def end(self) -> int:
-        """Return the latest end of a packet, in ticks."""
+        """Return the time in ticks at which the last packet ends."""
         spans = zip(self.times, self.durations, strict=True)
         return max((time + n for time, n in spans if time is not None), default=0)
 
     def stream(self, n_streams: int) -> EncodedStream:
-        """Build the stream as its container describes it; missing times repeat the time before."""
+        """Build the stream as its container describes it, without decoding.
+
+        If the container has no time for a packet, the packet gets the time of the previous packet.
+        `n_streams` is the number of video streams in the file.
+        """
         if n_streams > 1:
             self.parameters |= {"stream": self.source.index, "video_streams": n_streams}
         data = self.content.getvalue()
@@ -230,7 +245,7 @@ class PacketReader:
         return build_stream(self.parameters, self.extradata, packets, data, self.time_base())
 
     def _filled_times(self) -> list[int]:
-        """Return the time of each packet; a missing time repeats the time before."""
+        """Return the time of each packet; if it is missing, the time of the previous packet."""
         times, latest = [], next((time for time in self.times if time is not None), 0)
         for time in self.times:
             latest = latest if time is None else time
@@ -238,7 +253,7 @@ class PacketReader:
         return times
 
     def _known_flags(self, data: bytes) -> npt.NDArray[np.int64]:
-        """Return the flags of each packet, from the container and from the packet's first bits."""
+        """Return the flags of each packet: those of the container, and those in its first bits."""
         codec, flags = self.parameters["codec"], np.array(self.flags, np.int64)
         stops = list(accumulate(self.sizes))
         places = (repeat(data), [0, *stops[:-1]], stops)
@@ -257,11 +272,11 @@ class PacketReader:
         return self.source.time_base
 
     def frame_interval(self) -> Fraction:
-        """Return the ticks from one frame to the next, at the average rate."""
+        """Return the ticks from one frame to the next, at the average frame rate."""
         return frame_interval(self.source.average_rate, self.time_base())
 
     def needs_decoding(self, stream: EncodedStream) -> bool:
-        """Return True if the packet table must be verified by decoding."""
+        """Return True if the times or flags of `stream` may be wrong; it must then be decoded."""
         flags, pts = packet_flags(stream.packets), stream.packets["pts"]
         shown = (flags & PacketFlag.HIDDEN) == 0
         first = int(np.flatnonzero(flags & PacketFlag.KEY)[0])
@@ -275,9 +290,9 @@ class PacketReader:
 
 
 class SpanReader(Closing):
-    """An open video file from which spans of time are cut, in any order.
+    """An open video file. `cut` returns the frames of any span of time, in any order.
 
-    `check` is as in `demux`, for the frames of each span.
+    `check` is as in `demux`; it concerns the frames of each span.
     """
 
     def __init__(self, path: str, *, check: bool | None = None) -> None:
@@ -291,7 +306,7 @@ class SpanReader(Closing):
             raise
 
     def _begin(self) -> None:
-        """Check that spans can be cut out, and read up to the first frame."""
+        """Check that spans can be cut out of the file, and read the file up to its first frame."""
         streams = video_streams(self._container, self._path)
         self._source, self._n_streams = streams[0], len(streams)
         if has_guessed_times(self._container, self._source):
@@ -308,15 +323,15 @@ class SpanReader(Closing):
     def cut(
         self, begin: Fraction, end: Fraction | None = None, zero: Fraction = Fraction(0)
     ) -> EncodedStream:
-        """Cut out the frames shown from `begin` on and before `end`, in seconds.
+        """Return a stream of the frames that are shown at `begin` or later, and before `end`.
 
-        The stream also includes packets before and after the span if frames of the span need them,
-        such as the packets from the preceding keyframe on. These packets are decoded, but their
+        The stream also has the packets before and after the span that frames of the span need, such
+        as the packets from the preceding keyframe on. A decoder gets these packets, but their
         frames are never shown.
 
         Args:
-            begin, end: the span; by default up to the end of the file.
-            zero: the time in the file that becomes time 0 of the stream.
+            begin, end: the span, in seconds. If `end` is None, it ends with the file.
+            zero: the time in the file, in seconds, that becomes time 0 of the stream.
         """
         import av
 
@@ -336,22 +351,25 @@ class SpanReader(Closing):
             raise MediaError(f"{self._path}: damaged: {error.strerror}") from error
 
     def _packets(self, first: int, stop: int | None) -> list[Packet[VideoStream]]:
-        """Read the packets of a span, from the last keyframe at or before its first frame."""
+        """Read the packets for a span of ticks, from the last keyframe before its first frame on.
+
+        The keyframe may be the first frame of the span.
+        """
         start = self._source.start_time or 0
         back = max(first, start)
         while True:
             packets = self._read(back, stop)
             times = [packet.pts or 0 for packet in packets]
             shown = [time for time in times if first <= time and (stop is None or time < stop)]
-            # If the packets read begin after `first`, frames of the span may be missing.
+            # If the packets that were read begin after `first`, frames of the span may be missing.
             is_whole = back == start or (bool(times) and times[0] <= first)
             begin = min(shown, default=first - 1)
             facts = enumerate(zip(packets, times, strict=True))
             keys = [n for n, (packet, time) in facts if packet.is_keyframe and time <= begin]
             if is_whole and keys and shown:
                 key = keys[-1]
-                # Drop packets after the keyframe whose frames are shown before the keyframe: such
-                # frames would need packets before the keyframe.
+                # Drop the packets whose frames are decoded after the keyframe but shown before it,
+                # because these frames need packets before the keyframe.
                 return [packets[n] for n in range(key, len(packets)) if times[n] >= times[key]]
             if back == start:
                 end = "its end" if stop is None else f"{float(stop * self._time_base):g}"
@@ -361,7 +379,10 @@ class SpanReader(Closing):
             back = max(start, 2 * back - first - self._second)
 
     def _read(self, back: int, stop: int | None) -> list[Packet[VideoStream]]:
-        """Read from the keyframe at or before `back` to the last packet shown before `stop`."""
+        """Read packets from the last keyframe up to the time `back` on.
+
+        Return the packets up to the last one whose frame is shown before `stop`.
+        """
         packets: list[Packet[VideoStream]] = []
         n_needed = 0
         self._container.seek(back, stream=self._source, backward=True)
@@ -391,7 +412,7 @@ def times_of(stream: EncodedStream) -> npt.NDArray[np.int64]:
 def _restrict_to_span(
     stream: EncodedStream, first: int, stop: int | None, zero: int
 ) -> EncodedStream:
-    """Hide the frames outside of a span, and make times count from `zero`."""
+    """Flag the frames outside of a span as HIDDEN, and make the times count from `zero`."""
     flags, pts = packet_flags(stream.packets), stream.packets["pts"].astype(np.int64)
     outside = pts < first if stop is None else (pts < first) | (pts >= stop)
     flags[outside] |= PacketFlag.HIDDEN

@@ -1,9 +1,9 @@
-"""Encode frames for random access: short closed groups of pictures with few references.
+"""Encode frames for random access: the groups of pictures are short, closed, and easy to decode.
 
-The settings favour decoding speed: a keyframe exactly every `gop` frames, and x264's `fastdecode`.
-In H.264, three of four frames are not references of other frames, so that a clip needs few frames
-besides its own. Encoders use one thread, so that the same frames give the same bytes. `JpegEncoder`
-encodes each frame as a separate JPEG.
+The settings are chosen for fast decoding: every `gop`-th frame is a keyframe, and x264 uses its
+tune `fastdecode`. In H.264, no other frame refers to three of four frames; to decode a clip, few
+other frames must therefore be decoded. Encoders use one thread, because the same frames then always
+give the same bytes. `JpegEncoder` encodes each frame as a separate JPEG.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ _RATE = Fraction(25)
 
 @contextlib.contextmanager
 def keep_scheduling_policy() -> Iterator[None]:
-    """Restore the scheduling policy of threads that an encoder has made real-time.
+    """Restore the scheduling policy of all threads that an encoder has given real-time priority.
 
-    Wrap the call that opens the encoder in this context manager. As root, SVT-AV1 gives the calling
-    thread and its own threads the highest real-time priority: two such processes starve all others
-    on two cores, and child processes inherit the priority.
+    Use this context manager around the call that opens the encoder. If the process runs as root,
+    SVT-AV1 gives the highest real-time priority to the calling thread and to its own threads. On
+    two cores, two such processes leave no time for any other process. Child processes inherit the
+    priority.
     """
     if not hasattr(os, "sched_setscheduler"):  # not Linux
         yield
@@ -51,17 +52,18 @@ def keep_scheduling_policy() -> Iterator[None]:
         yield
     finally:
         for thread in map(int, os.listdir("/proc/self/task") if policy not in real_time else ()):
-            with contextlib.suppress(ProcessLookupError):  # the process has ended
+            with contextlib.suppress(ProcessLookupError):  # the thread has ended
                 if os.sched_getscheduler(thread) in real_time:
                     os.sched_setscheduler(thread, policy, priority)
 
 
 def _x264(gop: int, crf: int) -> dict[str, str]:
-    # Disable partitions: predicting many small blocks makes decoding slower.
+    # Disable partitions, because decoding is slower if many small blocks are predicted separately.
     settings = "b-adapt=0:b-pyramid=none:partitions=none:subme=4"
     if _has_avx512():
-        # Limit x264 to AVX2: with AVX-512, its macroblock tree gave different bytes for the same
-        # pictures in 2 % of 900 encodings of 36 frames; with AVX2 in none of 1,100, at equal speed.
+        # Limit x264 to AVX2. With AVX-512, its macroblock tree made 2 % of 900 encodings of the
+        # same 36 frames differ in their bytes. With AVX2, none of 1,100 encodings differed. The
+        # speed is the same.
         settings += ":asm=avx2"
     return {
         "preset": "veryfast",
@@ -111,11 +113,14 @@ _ENCODERS: dict[str, tuple[str, Callable[[int, int], dict[str, str]]]] = {
 
 
 class StreamEncoder:
-    """An encoder of frames to a stream of 8-bit 4:2:0, in BT.601 and limited range.
+    """An encoder of frames to a video stream of 8-bit 4:2:0, in BT.601 and limited range.
 
-    Every `gop`-th frame is a keyframe. `crf` is the quality on the codec's own scale; lower is
-    better. `codec` is "h264", "hevc" or "av1", whose encoder this FFmpeg may lack
-    (UnsupportedEnvironment).
+    Every `gop`-th frame is a keyframe. `crf` is the quality on the scale of the codec; a lower
+    value is better. `codec` is "h264", "hevc" or "av1".
+
+    Raises:
+        UnsupportedEnvironment: PyAV's FFmpeg has no encoder for the codec.
+        InvalidArgument: an argument is invalid.
     """
 
     def __init__(
@@ -142,7 +147,7 @@ class StreamEncoder:
         self._parts: list[bytes] = []
         self._flags: list[int] = []
         self._times: list[int] = []
-        self._packet_frames: list[int] = []  # the index of each packet's picture
+        self._packet_frames: list[int] = []  # for each packet, the index of its picture
 
     def _open_codec(self, gop: int, crf: int) -> VideoCodecContext:
         import av
@@ -163,8 +168,8 @@ class StreamEncoder:
             raise UnsupportedEnvironment(f"PyAV's {encoder} encodes no video")
         codec.width, codec.height = self._size
         codec.pix_fmt = "yuv420p"
-        # Use a fixed time base, because it is written into the extradata: otherwise streams with
-        # different time bases could not share a decoder. The packet table has the real times.
+        # Use the same time base for all streams. The encoder writes it into the extradata, and only
+        # streams with equal extradata can share a decoder. The packet table has the real times.
         codec.time_base, codec.framerate = 1 / _RATE, _RATE
         codec.colorspace, codec.color_range = MATRICES["bt601"], RANGES["limited"]
         codec.thread_type, codec.thread_count = "NONE", 1
@@ -174,10 +179,13 @@ class StreamEncoder:
         return codec
 
     def add(self, time: int, picture: Pixels) -> None:
-        """Encode the next picture, shown from `time` (in ticks) on; times must rise.
+        """Encode the next picture.
 
-        `picture` is uint8: RGB of (height, width, 3), or planes of (height * 3 / 2, width) with Y
-        above U and V side by side.
+        Args:
+            time: the time from which the picture is shown, in ticks. It must be after the time of
+                the previous picture.
+            picture: an array of uint8. It is RGB of (height, width, 3), or YUV of (height * 3 / 2,
+                width): Y is above, U and V are side by side below Y.
         """
         import av
 
@@ -219,7 +227,7 @@ class StreamEncoder:
             self._packet_frames.append(packet.pts)
 
     def finish(self) -> EncodedStream:
-        """Flush the encoder, and return the stream. Call `finish` once, after a frame was added."""
+        """Flush the encoder and return the stream. Call this once, after the last `add`."""
         import av
 
         if not self._times:
@@ -251,9 +259,10 @@ def encode(
     time_base: Fraction,
     **options: Any,
 ) -> EncodedStream:
-    """Encode pairs of time and picture, as from `VideoFile.pictures`, to a stream.
+    """Encode pairs of (time, picture), such as those of `VideoFile.pictures`, to a stream.
 
-    Pictures that are None are skipped. Other arguments and errors are as in `StreamEncoder`.
+    Pairs whose picture is None are skipped. The other arguments and the errors are as in
+    `StreamEncoder`.
     """
     encoder = StreamEncoder(width, height, time_base, **options)
     for time, picture in pictures:
@@ -286,7 +295,7 @@ def _parameters(
 class JpegEncoder:
     """An encoder of frames to JPEGs with 4:2:0 chroma, one packet per frame.
 
-    `quality` is libjpeg's, from 1 to 100.
+    `quality` is the quality from 1 to 100 as libjpeg defines it.
     """
 
     def __init__(self, width: int, height: int, time_base: Fraction, *, quality: int = 90) -> None:
@@ -300,7 +309,11 @@ class JpegEncoder:
         self._times: list[int] = []
 
     def add(self, time: int, picture: Pixels) -> None:
-        """Encode the next frame, uint8 (height, width, 3), shown from `time` (in ticks) on."""
+        """Encode the next frame, an array of uint8 (height, width, 3).
+
+        `time` is the time from which the frame is shown, in ticks. It must be after the time of the
+        previous frame.
+        """
         width, height = self._size
         if picture.shape != (height, width, 3):
             raise InvalidArgument(
@@ -311,7 +324,7 @@ class JpegEncoder:
         self._times.append(time)
 
     def finish(self) -> EncodedStream:
-        """Return the stream. Call `finish` once, after a frame was added."""
+        """Return the stream. Call this once, after the last `add`."""
         if not self._times:
             raise MediaError("no picture to encode")
         parameters = _parameters("mjpeg", "yuvj420p", self._size, "full")

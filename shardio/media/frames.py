@@ -1,8 +1,9 @@
 """Scale, crop and rotate decoded frames into pictures of one size.
 
-Crop geometry is computed exactly, on upright pictures with square pixels. The whole picture is
-scaled, and the crop is cut out of the result, so that the value of a pixel does not depend on the
-position of the crop. swscale converts size and colours of the decoder's planes in one step.
+The position and size of a crop are computed exactly, as a part of the upright picture with square
+pixels. The whole picture is scaled first; then the crop is cut out. The value of a pixel therefore
+does not depend on the position of the crop. swscale converts the size and the colours of a decoded
+frame in one step.
 """
 
 from __future__ import annotations
@@ -30,15 +31,17 @@ from shardio.media.pixels import (
 if TYPE_CHECKING:
     from av import VideoFrame
 
-MAX_SIDE = 16384  # pixels after scaling; without a limit, 4000x1 pixels could get 500,000 wide
+# The maximum height and width of a picture after scaling, in pixels. Without a limit, a picture of
+# 4000x1 pixels could become 500,000 pixels wide.
+MAX_SIDE = 16384
 
 
 @dataclass(frozen=True, slots=True)
 class CropPosition:
     """The position of a crop: 0 is at the left or upper edge, 1 at the right or lower edge.
 
-    With numbers drawn uniformly from [0, 1), all offsets are equally likely. Functions that accept
-    a position centre the crop if the position is None.
+    If x and y are drawn uniformly from [0, 1), all offsets of the crop are equally likely. If a
+    function gets None instead of a position, the crop is in the centre.
     """
 
     x: float
@@ -47,7 +50,10 @@ class CropPosition:
 
 @dataclass(frozen=True, slots=True)
 class CropBox:
-    """A part of the displayed picture, in display pixels, to be scaled to the requested size."""
+    """A crop: a part of the picture as displayed, which is then scaled to the requested size.
+
+    The unit is a pixel of the displayed picture before scaling.
+    """
 
     left: int
     top: int
@@ -57,7 +63,7 @@ class CropBox:
 
 @dataclass(frozen=True, slots=True)
 class CropGeometry:
-    """The size of the whole scaled picture, and the position of the crop in it."""
+    """The width and height of the whole scaled picture, and the position of the crop in it."""
 
     width: int
     height: int
@@ -66,22 +72,26 @@ class CropGeometry:
 
     @property
     def is_odd(self) -> bool:
-        """True if the crop would split pairs of pixels, which share their chroma."""
+        """True if the crop, or the edge of the picture, splits a pair of pixels with one chroma."""
         return bool((self.width | self.height | self.left | self.top) & 1)
 
 
 def display_size(width: int, height: int, aspect: Fraction, *, turned: bool) -> tuple[int, int]:
-    """Return width and height as displayed: with square pixels, swapped after a quarter turn.
+    """Return the width and height of a picture as displayed, with square pixels.
 
-    Everywhere in this module, `aspect` is the width / height of a stored pixel; 0 (unknown) counts
-    as 1.
+    If the picture is `turned` by a quarter turn, width and height are swapped. Everywhere in this
+    module, `aspect` is the width of a stored pixel divided by its height; 0 means that it is
+    unknown, and counts as 1.
     """
     wide = max(1, _round_half_up(width * (aspect or Fraction(1))))
     return (height, wide) if turned else (wide, height)
 
 
 def covering_size(wide: Fraction, tall: Fraction, size: tuple[int, int]) -> tuple[int, int]:
-    """Return width and height after scaling a picture to cover `size` (height, width)."""
+    """Return the width and height of a picture after scaling it to just cover a size.
+
+    `wide` and `tall` are its width and height before. `size` is the (height, width) to cover.
+    """
     scale = max(size[1] / wide, size[0] / tall)
     wide, tall = wide * scale, tall * scale
     return max(size[1], _round_half_up(wide)), max(size[0], _round_half_up(tall))
@@ -92,14 +102,16 @@ def crop_geometry(
     size: tuple[int, int],
     crop: CropPosition | CropBox | None,
 ) -> CropGeometry:
-    """Compute the geometry of a crop of `size` (height, width); None crops the centre.
+    """Compute the geometry of a crop.
 
     Args:
-        shown: width and height of the displayed picture.
+        shown: the width and height of the displayed picture.
+        size: the height and width of the result.
+        crop: the position or the box of the crop; None means the centre.
 
     Raises:
         InvalidArgument: the box is not within the picture.
-        ValueError: the scaled picture would exceed `MAX_SIDE`.
+        ValueError: a side of the scaled picture would be longer than `MAX_SIDE`.
     """
     height, width = size
     wide, tall = shown
@@ -136,7 +148,7 @@ def _check_box(box: CropBox, shown: tuple[Fraction, Fraction]) -> None:
 
 
 def _round_half_up(value: Fraction) -> int:
-    """Round to the nearest integer, halves up; `round` would round halves to even."""
+    """Round to the nearest integer, halves up. Python's `round` would round halves to even."""
     return (2 * value.numerator + value.denominator) // (2 * value.denominator)
 
 
@@ -144,12 +156,17 @@ _UPRIGHT = (False, 1, 1)
 
 
 class FrameWriter:
-    """A writer of frames into arrays of `size` (height, width), upright, with square pixels.
+    """A writer of frames into arrays: each frame is made upright, scaled and cropped.
 
     Args:
-        crop: the part of the picture; None is the largest centred part.
-        pixels: "rgb" writes (height, width, 3); "yuv420" writes (height * 3 / 2, width), with Y
-            above U and V side by side, and requires even height and width.
+        size: the height and width of the written pictures, whose pixels are square.
+        aspect: the width of a stored pixel divided by its height; 0 if unknown.
+        crop: the part of the picture; None means the largest centred part with the aspect ratio of
+            `size`.
+        pixels: "rgb" for arrays of (height, width, 3); "yuv420" for arrays of (height * 3 / 2,
+            width), in which Y is above, and U and V are side by side below Y. "yuv420" requires
+            that height and width are even.
+        converter: the converter to use; None creates one.
     """
 
     def __init__(
@@ -180,8 +197,8 @@ class FrameWriter:
         `display` is the frame's display matrix as FFmpeg stores it (nine int32), or None.
 
         Raises:
-            ValueError: the scaled frame would exceed `MAX_SIDE`.
-            av.FFmpegError: swscale does not support the frame's colours (YCgCo, constant luminance,
+            ValueError: a side of the scaled frame would be longer than `MAX_SIDE`.
+            av.FFmpegError: swscale cannot convert the frame's colours (YCgCo, constant luminance,
                 …).
         """
         if display is None:
@@ -194,7 +211,7 @@ class FrameWriter:
         self._write_generic(frame, _UPRIGHT if display is None else display_rotation(display), out)
 
     def _find_fast_path(self, frame: VideoFrame) -> PlaneCopyPath | PlanarRgbPath | None:
-        """Return the fast path for upright frames of this format, or None."""
+        """Return the fast path for upright frames with the format of `frame`; None if none exists."""
         geometry = self._geometry(frame, turned=False)
         whole, (top, left) = (geometry.width, geometry.height), (geometry.top, geometry.left)
         if not self._is_yuv:
@@ -204,7 +221,7 @@ class FrameWriter:
         return PlaneCopyPath(self._size, top, left)
 
     def _write_generic(self, frame: VideoFrame, turns: tuple[bool, int, int], out: Pixels) -> None:
-        """Write any frame, without the fast path."""
+        """Write a frame of any format and rotation; see `display_rotation` for `turns`."""
         geometry = self._geometry(frame, turned=turns[0])
         width, height = geometry.width, geometry.height
         if turns[0]:
@@ -223,7 +240,11 @@ class FrameWriter:
         geometry: CropGeometry,
         out: Pixels,
     ) -> None:
-        """Write YUV planes; use full-resolution chroma if the crop would split pairs of pixels."""
+        """Scale a frame to `whole` (width, height), and write the crop as YUV planes.
+
+        If the crop splits pairs of pixels with one chroma, or if the frame is rotated, the frame is
+        first converted to 4:4:4, where every pixel has its own chroma.
+        """
         tall, wide = self._size
         top, left = geometry.top, geometry.left
         if geometry.is_odd or turns != _UPRIGHT:
@@ -241,7 +262,7 @@ class FrameWriter:
     def _oriented_crop(
         self, image: Pixels, turns: tuple[bool, int, int], geometry: CropGeometry
     ) -> Pixels:
-        """Return the crop of the whole picture, rotated upright, as a view."""
+        """Turn a whole picture upright and return the crop of it, as a view."""
         turned, down, right = turns
         if turned:
             image = image.swapaxes(0, 1)
@@ -260,9 +281,11 @@ class FrameWriter:
 
 
 def display_rotation(display: bytes | None) -> tuple[bool, int, int]:
-    """Return the nearest quarter turn: (is transposed, sign of down, sign of right).
+    """Return how to turn a picture upright, given its display matrix: the nearest quarter turn.
 
-    The matrix ((a, b), (c, d)) maps pixel (x, y) to (ax + cy, bx + dy).
+    The result has three items. If the first is True, height and width are transposed. If the second
+    is -1, the picture is then flipped vertically; if the third is -1, horizontally. The matrix
+    ((a, b), (c, d)) maps pixel (x, y) to (ax + cy, bx + dy).
     """
     if display is None:
         return _UPRIGHT
@@ -273,7 +296,7 @@ def display_rotation(display: bytes | None) -> tuple[bool, int, int]:
 
 
 def frame_from_planes(parts: Sequence[Pixels], pixel_format: str) -> VideoFrame:
-    """Copy planes of Y, U and V, of BT.601 in limited range, into a frame."""
+    """Return a new frame with the planes Y, U and V, which are BT.601 in limited range."""
     from av import VideoFrame
 
     height, width = parts[0].shape

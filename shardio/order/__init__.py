@@ -1,11 +1,14 @@
 """Orders: the sample at each position of an epoch, and the positions of each rank.
 
-The options of a loader choose an `Order`. An order has parameters and a state, checks whether it
-applies to a dataset, and answers questions of read-ahead and caches. `Sequential` and `FullShuffle`
-are in this module, shuffles of blocks and shards in `shuffle`, draws in `sampling`, and orders of
-several datasets in `mixture_order`; the registry is `sampling.ORDERS`. `permutation` and
-`clip_groups` compute the samples at given positions; `RankPartition` divides the positions among
-steps and ranks.
+The options of a loader choose an `Order`. An order checks that it can be used with a dataset,
+stores its parameters in the loader's state, and gives the read-ahead and the caches of a loader the
+facts that they need. `arrange` returns an `Ordering`: the order of one epoch, which computes the
+sample at any position.
+
+This module has the orders `Sequential` and `FullShuffle`. Shuffles of blocks and shards are in
+`shuffle`, draws by weight and lists of samples in `sampling`, and orders of several datasets in
+`mixture_order`. `sampling.ORDERS` is the registry of all orders. `permutation` and `clip_groups`
+compute the sample at each position. `RankPartition` divides the positions among steps and ranks.
 """
 
 from __future__ import annotations
@@ -28,16 +31,20 @@ class Ordering(Protocol):
     """The samples of one epoch, by position."""
 
     def at(self, positions: Positions) -> Positions:
-        """Return the sample at each of `positions`, which need not be sorted; int64, read-only."""
+        """Return the index of the sample at each of `positions`, which may be in any order.
+
+        The result is of int64. The caller must not write to it.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """The facts about a dataset's n samples that orders need.
+    """The facts that orders need about the n samples of a dataset, or of a view of a dataset.
 
-    `shard_ends` returns the cumulative sum of the shards' sample counts. `why_unsharded` returns
-    the reason why the samples are not in the order of the shards, or None. `measure` returns the
-    size in bytes and the sample count of all shards together.
+    `clip_grouping` has the groups of clips that are decoded together, or None. `shard_ends` returns
+    the cumulative sum of the shards' sample counts. If the samples are not in the order of the
+    shards, `why_unsharded` returns the reason, otherwise None. `measure` returns the total size in
+    bytes and the total number of samples of all shards.
     """
 
     path: str
@@ -51,26 +58,26 @@ class Samples:
 
 @dataclass(frozen=True)
 class Order:
-    """An order of an epoch's samples, with its parameters. Immutable; sent to the workers.
+    """An order of the samples of an epoch, with its parameters. Immutable; sent to the workers.
 
-    Subclasses must be frozen too, because orders are compared by value.
+    Subclasses must be frozen dataclasses too, because orders are compared by value.
     """
 
     name: ClassVar[bool | str]
-    """The value of `shuffle` that chooses this order; also in a loader's state."""
+    """The value of the option `shuffle` that chooses this order. A loader's state also has it."""
     needs_shards: ClassVar[bool] = False
-    """True if the samples must be in the order of the shards."""
+    """True if the order requires that the samples are in the order of the shards."""
     mixes: ClassVar[bool] = False
-    """True if the order implements `arrange_round`, for the sources of a mixture."""
+    """True if the order implements `arrange_round` and can be used for a mixture."""
     keeps_clips: ClassVar[bool] = False
-    """True if the clips of a group stay together (see `clip_groups`)."""
+    """True if the clips of a group (see `clip_groups`) get neighbouring positions."""
 
     @classmethod
     def check(cls, samples: Samples) -> None:
-        """Check that this order applies to the samples.
+        """Check that this order can be used for the samples.
 
         Raises:
-            InvalidArgument: the order does not apply; the message names one that does.
+            InvalidArgument: it cannot be used; the message names an order that can.
         """
         reason = samples.why_unsharded() if cls.needs_shards else None
         if reason is not None:
@@ -86,7 +93,7 @@ class Order:
 
     @classmethod
     def begin(cls, samples: Samples) -> Self:
-        """Return the order, with parameters derived from the current samples."""
+        """Return an order of this class, whose parameters are derived from the current samples."""
         return cls()
 
     def n_positions(self, samples: Samples) -> int:
@@ -94,27 +101,34 @@ class Order:
         return samples.n
 
     def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
-        """Return the samples of an epoch of n positions; a pure function of the arguments."""
+        """Return the order of one epoch of n positions.
+
+        The result depends only on the parameters of the order and on the arguments.
+        """
         raise NotImplementedError
 
     def arrange_round(self, samples: Samples, n: int, key: int, source: int) -> Ordering:
-        """Return the order of one round over the n samples of a mixture's source."""
+        """Return the order of one round: each of the n samples of a mixture's source, once.
+
+        `key` is the key of the round, `source` is the index of the source.
+        """
         raise NotImplementedError
 
     def identity(self, samples: Samples) -> dict[str, Any]:
-        """Return the options that determine the samples of an epoch, for a loader's state.
+        """Return the options that determine the samples of an epoch.
 
-        The options include `rows` if an epoch has a fixed number of samples.
+        A loader's state has these options, and is only valid for a loader with the same options.
+        `rows` is among them if the number of samples of an epoch is fixed.
         """
         grouping = samples.clip_grouping if self.keeps_clips else None
         return {"shuffle": self.name, "per_video": None if grouping is None else grouping.k}
 
     def to_state(self) -> dict[str, Any]:
-        """Return the parameters as JSON values, for a loader's state."""
+        """Return the parameters of the order as JSON values, which a loader's state includes."""
         return {}
 
     def from_state(self, state: Mapping[str, Any], samples: Samples, n: int) -> Self:
-        """Return the order of a resumed epoch of n positions.
+        """Return the order with the parameters from a state, for an epoch of n positions.
 
         Raises:
             InvalidArgument: the parameters in the state are not valid for the samples.
@@ -123,26 +137,31 @@ class Order:
 
     @property
     def is_sequential(self) -> bool:
-        """True if samples are read in storage order, which the kernel's read-ahead predicts."""
+        """True if samples are read in storage order; the kernel's read-ahead then helps."""
         return False
 
     @property
     def window(self) -> int | None:
-        """The number of positions per window, if each window reads few regions; else None."""
+        """The number of positions per window, or None.
+
+        A window is a range of positions whose samples are in few regions of the dataset. None means
+        that the order has no such windows.
+        """
         return None
 
     def check_cache(self, shard_bytes: Positions, cache_bytes: int, room: str) -> int:
-        """Return the number of bytes that are read from at a time.
+        """Check that a cache of downloaded shards is large enough for this order.
 
-        Called only if the dataset is larger than the cache.
+        Called only if the dataset is larger than the cache. Return the total size of the shards
+        that are in use at the same time; 0 if there is no such number.
 
         Args:
             shard_bytes: the size of each shard.
             cache_bytes: the size of the cache.
-            room: the beginning of the message: the sizes of the dataset and the cache.
+            room: the beginning of the message, with the sizes of the dataset and of the cache.
 
         Raises:
-            InvalidArgument: data would be downloaded repeatedly. Some orders only warn.
+            InvalidArgument: shards would be downloaded again and again. Some orders only warn.
         """
         return 0
 
@@ -155,7 +174,7 @@ class Sequential(Order):
     is_sequential = True
 
     def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
-        """Return the positions themselves."""
+        """Return this object, because the order is the same in every epoch."""
         return self
 
     def at(self, positions: Positions) -> Positions:
@@ -164,7 +183,7 @@ class Sequential(Order):
 
 
 class FullShuffle(Order):
-    """A permutation of all samples, or of all groups of clips."""
+    """A permutation of all samples or, if clips are grouped, of all groups of clips."""
 
     name = "full"
     mixes = True
@@ -183,7 +202,7 @@ class FullShuffle(Order):
         return ClipGroupOrder(samples.clip_grouping.groups(n, source), seed=key, epoch=0)
 
     def check_cache(self, shard_bytes: Positions, cache_bytes: int, room: str) -> int:
-        """Raise InvalidArgument: every batch would need samples that are not in the cache."""
+        """Raise InvalidArgument, because every batch would need samples from all shards."""
         raise InvalidArgument(
             f"{room}: with a full shuffle every batch needs samples from the whole dataset, which "
             f"would be downloaded again and again: {CACHE_HINT}"
@@ -195,19 +214,21 @@ Tail = Literal["short", "drop", "pad"]
 
 @dataclass(frozen=True, slots=True)
 class RankPartition:
-    """The part of the positions first..n-1 of an epoch that belongs to one rank.
+    """The positions that one rank visits, of the positions first..n-1 of an epoch.
 
-    A step has `batch_size` consecutive positions for each rank, starting with rank 0. The remainder
-    at the end of the epoch is divided evenly: the shares of two ranks differ by at most one
-    position. Together, the ranks visit every position once, in order, except the remainder if
-    `tail` is "drop".
+    A step consists of `batch_size` consecutive positions for rank 0, then the same number for rank
+    1, and so on. At the end of the epoch, fewer positions may be left than a step has. This
+    remainder is divided evenly: the numbers of positions of two ranks differ by at most one.
+    Together, the ranks visit every position once and in order. If `tail` is "drop", they do not
+    visit the remainder.
 
     Args:
-        first: the first position still to be visited.
+        first: the first position that has not been visited yet.
         batch_size: the number of samples per step and rank.
-        tail: "short": the last step has the remainder; ranks without a position of the remainder
-            have one step less. "drop": there is no step for the remainder. "pad": all ranks have
-            this step, filled up with padding.
+        tail: "short": the last step has the remainder. If the remainder has fewer positions than
+            there are ranks, some ranks have one step less. "drop": there is no step for the
+            remainder. "pad": all ranks have a step for the remainder, and their batches are filled
+            up with padding.
     """
 
     n: int
@@ -223,7 +244,7 @@ class RankPartition:
 
     @property
     def first_step(self) -> int:
-        """The index of the first step: the number of whole steps before position `first`."""
+        """The index of the first step: the number of complete steps before position `first`."""
         return self.first // self._stride
 
     @property
@@ -237,7 +258,7 @@ class RankPartition:
         return last + (1 if self.tail == "pad" or stop > start else 0)
 
     def position(self, step: int) -> int:
-        """Return the first position of a step over all ranks."""
+        """Return the first position of a step, which is a position of rank 0."""
         return min(self.n, self.first + (step - self.first_step) * self._stride)
 
     def _part_of_rest(self, start: int) -> tuple[int, int]:
@@ -245,7 +266,10 @@ class RankPartition:
         return start + rest * self.rank // n, start + rest * (self.rank + 1) // n
 
     def share(self, step: int) -> tuple[int, int]:
-        """Return start and end of this rank's positions in a step; equal for only padding."""
+        """Return the start and the end of this rank's positions in a step.
+
+        They are equal if this rank has only padding in the step.
+        """
         start = self.first + (step - self.first_step) * self._stride
         if start + self._stride > self.n:
             return self._part_of_rest(start)
@@ -253,20 +277,28 @@ class RankPartition:
         return start, start + self.batch_size
 
     def n_samples(self, step: int) -> int:
-        """Return the number of samples of this rank in the steps before `step`."""
+        """Return the number of samples that this rank has from `first_step` to before `step`."""
         if step <= self.first_step:
             return 0
         start, stop = self.share(step - 1)
         return (step - 1 - self.first_step) * self.batch_size + stop - start
 
     def read(self, step: int) -> tuple[int, int]:
-        """Return the positions read for a step: the rank's share; if it is empty, one position."""
+        """Return the start and the end of the positions that this rank reads for a step.
+
+        These are the positions of `share`. If there are none, the rank reads one position, to copy
+        its sample as padding.
+        """
         start, stop = self.share(step)
         return (start, stop) if start < stop else (self.position(step), self.position(step) + 1)
 
     def positions(self, first_step: int, last_step: int, every: int = 1) -> Positions:
-        """Return the positions read for steps first_step, first_step + every, … below last_step."""
-        n_whole = (last_step - 1 - first_step) // every  # and one more step after these
+        """Return all positions that this rank reads for some steps, concatenated.
+
+        The steps are first_step, first_step + every, first_step + 2 * every, … below last_step.
+        """
+        # All steps except the last one are complete. The last one may be the remainder.
+        n_whole = (last_step - 1 - first_step) // every
         start, stop = self.read(first_step + n_whole * every)
         if self.world_size == every == 1:
             return np.arange(self.read(first_step)[0], stop)
@@ -279,19 +311,20 @@ _SLURM: Final = "SLURM_PROCID"
 _LAUNCHERS: Final = (
     ("RANK", "WORLD_SIZE"),
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    # SLURM_NTASKS is unsuitable: it is also set in a batch script, which runs as one process.
+    # SLURM_NTASKS is not used, because it is also set in a batch script, which is one process.
     (_SLURM, "SLURM_STEP_NUM_TASKS"),
 )
-"""The variables in which launchers set the rank of a process and the number of ranks."""
+"""For each launcher: the environment variables with a process's rank and the number of ranks."""
 
 
 def rank_from_environment() -> tuple[str, int, int]:
-    """Return the environment variable that gives the rank, the rank, and the number of ranks.
+    """Return a name for the source of the rank, the rank, and the number of ranks.
 
-    Without any such variable, this process is the only one.
+    The name is that of the environment variable with the rank. If no launcher has set such a
+    variable, this process is the only one: return ("rank", 0, 1).
 
     Raises:
-        InvalidArgument: the variables are not valid.
+        InvalidArgument: the values of the variables are not valid.
     """
     for name, of_size in _LAUNCHERS:
         texts = os.environ.get(name), os.environ.get(of_size)

@@ -1,17 +1,19 @@
 """Order clips so that neighbouring clips of one video are decoded together.
 
-A group is up to k consecutive clips of one video. An epoch permutes the groups and keeps the clips
-of a group together. One pass of a decoder then produces all clips of a group, unless a batch ends
-within the group.
+A *group* has up to k consecutive clips of one video. An epoch permutes the groups; the clips of a
+group stay together, in order. A decoder then decodes all clips of a group in one pass, unless a
+batch ends within the group.
 
-A video of n clips has n // k groups of k clips and, unless n % k is 0, a smaller group of n % k
-clips. A key per video and epoch places the smaller group before, between or after the others. The
-groups of each size are permuted by `permutation`. The epoch is divided into windows of about 1,024
-groups. All windows have the same proportions of group sizes, so that the start of a window can be
-calculated. Within a window, the groups of one video are spread far apart.
+A video of n clips has n // k groups of k clips and, unless n % k is 0, one smaller group of n % k
+clips. A random number for each video and epoch decides whether the smaller group comes before,
+between or after the other groups of the video.
 
-As in `permutation`, the clip at any position is computed directly. Computing one position takes as
-long as computing its whole window, about 250 µs for 1,024 groups.
+All groups of the same size are permuted, by `permutation`. The epoch is divided into *windows* of
+about 1,024 groups. Every window has the same proportions of group sizes, so the position at which a
+window starts can be calculated. Within a window, the groups of the same video are spread far apart.
+
+As in `permutation`, the clip at any position is computed directly. To find a single clip, its whole
+window is computed, which takes about 250 µs for 1,024 groups.
 """
 
 from __future__ import annotations
@@ -28,12 +30,13 @@ from shardio.order.permutation import Permutation, Positions, derive_key, keyed_
 WINDOW: Final = 1024
 """The minimum number of groups per window; the maximum is twice as large.
 
-In larger windows, the groups of a video are further apart, but finding one sample takes longer.
+In larger windows, the groups of a video are further apart, but finding a single clip takes longer.
 """
 _JITTER: Final = 0.5
-"""The maximum random offset, as a share of the distance between groups of a video.
+"""The maximum of the random offset that is added to the position of a group within a window.
 
-Without random offsets, the same videos would follow each other throughout a window.
+It is a fraction of the mean distance between groups of the same video. Without random offsets, the
+videos would come in the same sequence again and again within a window.
 """
 _HALF: Final = 1 << 32
 
@@ -43,7 +46,8 @@ class ClipGroups:
 
     Args:
         ends: the cumulative sum of the videos' clip counts.
-        n: the number of clips to use; by default all.
+        k: the maximum number of clips in a group.
+        n: if not None, only the first n clips are used.
     """
 
     def __init__(self, ends: Positions, k: int, n: int | None = None) -> None:
@@ -51,25 +55,26 @@ class ClipGroups:
         self._ends: Positions = ends if n is None else np.minimum(ends, n)
         n_whole, n_left = np.divmod(np.diff(self._ends, prepend=0), k)
         self._ends_of_whole: Positions = np.cumsum(n_whole)
-        # The videos that have a smaller group, sorted by the size of that group.
+        # The videos that have a smaller group, sorted by the number of clips in this group.
         with_one = np.flatnonzero(n_left)
         self._by_size: Positions = with_one[np.argsort(n_left[with_one], kind="stable")]
         sizes, firsts, n_bundles = np.unique(
             n_left[self._by_size], return_index=True, return_counts=True
         )
         self.sizes: Positions = np.concatenate([[k], sizes])
-        """The different group sizes: first k, then the sizes of smaller groups."""
+        """The different sizes of groups, in clips: first k, then the sizes of smaller groups."""
         self.counts: Positions = np.concatenate([[n_whole.sum()], n_bundles])
         """The number of groups of each size."""
         self._firsts: Positions = np.concatenate([[0], firsts])
 
     def find(self, which: int, numbers: Positions, key: int) -> tuple[Positions, Positions]:
-        """Return the videos and the first clips of groups of one size.
+        """Return the video and the first clip of each of some groups that have the same size.
 
         Args:
-            which: the index of the size in `sizes`.
-            numbers: the indices of the groups among those of this size, below `counts[which]`.
-            key: the key that places the smaller group within each video.
+            which: the index in `sizes` of the groups' size.
+            numbers: the indices of the groups. Groups of the same size are counted from 0, so these
+                indices are below `counts[which]`.
+            key: the key for the random position of the smaller group within each video.
         """
         k = self._k
         if which:
@@ -90,16 +95,17 @@ class ClipGroups:
 
 
 def _random_up_to(most: Positions, videos: Positions, key: int) -> Positions:
-    """Return a keyed random number from 0 to `most` for each video."""
+    """Return a random integer from 0 to `most` for each video; `key` is the seed."""
     drawn = keyed_hashes(videos, key) >> np.uint64(32)
     found = drawn * (most + 1).astype(np.uint64) >> np.uint64(32)
     return found.astype(np.int64)
 
 
 class ClipGrouping:
-    """The groups of up to k clips of one dataset, or of each source of a mixture.
+    """The groups of up to k clips of a dataset, or of each source of a mixture.
 
-    `ends` has, for each source, the cumulative sum of its videos' clip counts.
+    `ends` has an array for each source: the cumulative sum of the clip counts of its videos. A
+    dataset is the only source.
     """
 
     def __init__(self, k: int, ends: Sequence[Positions]) -> None:
@@ -107,7 +113,10 @@ class ClipGrouping:
         self._latest: dict[int, tuple[int, ClipGroups]] = {}
 
     def groups(self, n: int, source: int = 0) -> ClipGroups:
-        """Return the groups of the first n clips of a source; cached for the next epoch."""
+        """Return the groups of the first n clips of a source.
+
+        The result is cached, because the next epoch usually needs the same groups.
+        """
         latest = self._latest.get(source)
         if latest is None or latest[0] != n:
             ends = self._ends[source]
@@ -118,20 +127,21 @@ class ClipGrouping:
 
 
 class ClipGroupOrder:
-    """The clips of one epoch, by position, in an order that seed and epoch determine."""
+    """The order of the clips of one epoch. It depends only on the groups, `seed` and `epoch`."""
 
     def __init__(self, groups: ClipGroups, *, seed: int, epoch: int) -> None:
         self._groups = groups
         self._keys = [derive_key(kind, seed, epoch) for kind in (24, 25, 26, 27)]
         self._n_windows = max(1, int(groups.counts.sum()) // WINDOW)
-        # The counts of groups are not multiples of the number of windows. Each size has a different
-        # offset; otherwise the remainders of all sizes would fall into the last window.
+        # The number of groups of a size is usually not a multiple of the number of windows: some
+        # windows have one group more. Each size has another offset, so that these are not the same
+        # windows for all sizes.
         starts = keyed_hashes(groups.sizes, self._keys[0]) % np.uint64(self._n_windows)
         self._offsets: Positions = starts.astype(np.int64)
         self._permutations: dict[int, Permutation] = {}
 
     def at(self, positions: Positions) -> Positions:
-        """Return the clip at each of `positions`, which may be in any order; int64, read-only."""
+        """Return the index of the clip at each of `positions`, as `Ordering.at` does."""
         if not len(positions):
             return np.zeros(0, np.int64)
         first, last = self._window(int(positions.min())), self._window(int(positions.max()))
@@ -148,7 +158,7 @@ class ClipGroupOrder:
         return found
 
     def _window(self, position: int) -> int:
-        """Return the window that contains a position."""
+        """Return the index of the window that contains a position."""
 
         def end(window: int) -> int:
             return int((self._n_ranked(np.array([window + 1])) @ self._groups.sizes)[0])
@@ -156,13 +166,13 @@ class ClipGroupOrder:
         return bisect.bisect_right(range(self._n_windows), position, key=end)
 
     def _n_ranked(self, windows: Positions) -> Positions:
-        """Return the number of groups of each size before each window, (windows, sizes)."""
+        """Return how many groups of each size are before each window, (windows, sizes)."""
         each, over = np.divmod(self._groups.counts, self._n_windows)
         numbers = windows[:, None]
         return numbers * each + (numbers * over + self._offsets) // self._n_windows
 
     def _in_window(self, window: int, places: Positions) -> Positions:
-        """Return the clip at each of `places`, which are offsets from the start of the window."""
+        """Return the clip at each of `places`, which are positions within the window."""
         firsts, lasts = self._n_ranked(np.array([window, window + 1]))
         videos, starts, sizes = [], [], []
         for which in np.flatnonzero(lasts > firsts).tolist():
@@ -181,7 +191,7 @@ class ClipGroupOrder:
         return clips
 
     def _permutation(self, which: int) -> Permutation:
-        """Return the permutation of the groups of one size."""
+        """Return the permutation of the groups of the size with index `which` in `sizes`."""
         found = self._permutations.get(which)
         if found is None:
             size, n = int(self._groups.sizes[which]), int(self._groups.counts[which])
@@ -192,11 +202,13 @@ class ClipGroupOrder:
 def spread_groups(videos: Positions, starts: Positions, key: int) -> Positions:
     """Return an order of groups in which the groups of one video are far apart.
 
-    Groups are sorted by their places on a circle. For a video with m groups, the circle is divided
-    into m equal parts, starting at a random phase. Each part has one group of the video, at a
-    random place in the first half of the part: two groups are at least half a part apart.
+    Each group gets a point on a circle, and the groups are sorted by their points. For a video with
+    m groups, the circle is divided into m equal parts; the first part starts at a random point.
+    Each group of the video gets one part, and a random point in the first half of this part.
+    Therefore the points of two groups of a video are at least half a part apart.
 
-    `videos` and `starts` have the video and the first clip of each group.
+    `videos` and `starts` have the video and the first clip of each group. The result has the
+    indices of the groups in their new order.
     """
     drawn = keyed_hashes(starts, key)
     by_video = np.lexsort((drawn, videos))
@@ -206,7 +218,8 @@ def spread_groups(videos: Positions, starts: Positions, key: int) -> Positions:
     group = np.cumsum(is_first) - 1
     counts = np.diff(begins, append=len(videos))[group]
     parts = np.arange(len(videos)) - begins[group]
-    # Use only operations that IEEE 754 rounds exactly: the result is the same on every machine.
+    # Use only operations that IEEE 754 rounds exactly. The result is then the same on every
+    # machine.
     phases = _fractions(keyed_hashes(ordered, derive_key(key, 1)))
     jitter = _JITTER * _fractions(keyed_hashes(starts[by_video], derive_key(key, 2)))
     places = (parts + phases + jitter) / counts

@@ -1,13 +1,19 @@
-"""The source, and the source's sample, at each position of a mixture's epoch. Pure arithmetic.
+"""Compute the source, and the sample of the source, at each position of an epoch of a mixture.
 
-For any n, the first n positions are divided among the sources by bisection: the sources are split
-into two halves, which divide the positions in proportion to their shares; then each half is split
-in the same way, down to single sources. Positions are grouped in spans of 256, and a keyed shuffle
-assigns the positions of a span to sources. Therefore computing any position takes the same time,
-and every span contains the sources in proportion to their shares.
+A mixture combines the samples of several datasets, its *sources*. Each source has a *share*: an
+integer that is proportional to the source's part of the positions.
 
-Each position of a source *draws* the source's next sample. A round draws every sample of the source
-once. The key of a round's order is derived from seed, epoch, source and round.
+The number of positions that each source has among the first n positions is computed by bisection,
+for any n. The list of sources is split into two halves, and the n positions are divided between the
+two halves in proportion to their shares. Each half is then split in the same way, until single
+sources are left. The positions of an epoch form *spans* of 256. These numbers for the start and the
+end of a span say how many positions of the span each source has. A shuffle with a key decides which
+positions these are. Every position can therefore be computed in the same time, and every span
+contains the sources in proportion to their shares.
+
+Each position that a source has is a *draw* of the source's next sample. The draws of a source form
+*rounds*; in a round, each sample of the source is drawn once. A round has an order of its own,
+whose key is derived from the seed, the epoch, the source and the round.
 """
 
 from __future__ import annotations
@@ -36,18 +42,18 @@ from shardio.order.permutation import (
 Exhausted = Literal["stop", "repeat"]
 
 WHOLE: Final = 1 << 30
-"""The approximate maximum of the sum of shares: products of two sums then fit in 63 bits."""
+"""The maximum, roughly, of the sum of all shares. The product of two sums then fits in 63 bits."""
 SPAN: Final = 256
 """The number of positions per span.
 
-Spans are short because finding a single sample takes as long as computing its whole span, and
-because each rank computes every span, even if the rank uses few positions of the span.
+Spans are short for two reasons. To find a single sample, its whole span is computed. And each rank
+computes every span, even if the rank uses only a few positions of the span.
 """
 MAX_SOURCES: Final = 1024
 """The maximum number of sources.
 
-A plan for 2,048 sources would not fit in a message to a worker, and the files of all sources must
-be open.
+With 2,048 sources, the plan of an epoch would not fit in a message to a worker. Also, the files of
+all sources must be open at the same time.
 """
 _SPANS_AT_ONCE: Final = 64
 _MAX_POSITIONS: Final = 1 << 48
@@ -55,27 +61,29 @@ _MAX_POSITIONS: Final = 1 << 48
 
 @dataclass(frozen=True, slots=True)
 class MixtureShares:
-    """The share of each source, from 1 up, and the rule that ends an epoch.
+    """The share of each source, an integer of at least 1, and the rule that ends an epoch.
 
-    With "stop", an epoch ends when the first source has no samples left; with "repeat", when all
-    samples of every source have been seen.
+    If `exhausted` is "stop", an epoch ends once any of the sources has no samples left. If it is
+    "repeat", an epoch ends once all samples of every source have been drawn; the other sources then
+    repeat their samples.
     """
 
     shares: tuple[int, ...]
     exhausted: Exhausted
 
     def counts(self, n: Any) -> list[Any]:
-        """Return how many of the first n positions belong to each source; n may be an array.
+        """Return, for each source, how many of the first n positions it has; n may be an array.
 
-        A count differs from n times the source's share by at most the number of bisections, and
-        never decreases as n grows. All counts add up to n.
+        The counts add up to n. No count decreases if n grows. The exact number of positions of a
+        source would be n times its share, divided by the sum of shares. A count differs from this
+        number by at most the number of bisections.
         """
         found: list[Any] = []
         self._divide(n, 0, len(self.shares), found)
         return found
 
     def _divide(self, n: Any, first: int, last: int, found: list[Any]) -> None:
-        """Append the counts of sources first..last-1; the total of these counts is n."""
+        """Divide n positions among the sources first..last-1; append their counts to `found`."""
         if last - first == 1:
             found.append(n)
             return
@@ -86,7 +94,7 @@ class MixtureShares:
         self._divide(n - of_part, middle, last, found)
 
     def n_positions(self, sizes: tuple[int, ...]) -> int:
-        """Return the number of positions of an epoch; `sizes` has the sources' sample counts."""
+        """Return the number of positions of an epoch, given the sample count of each source."""
         return _n_positions(self, sizes)
 
 
@@ -109,7 +117,7 @@ def _n_positions(mixing: MixtureShares, sizes: tuple[int, ...]) -> int:
                 f"until every source is seen whole, an epoch would have more than {most // 2} "
                 "positions; the maximum is 2^48: give larger weights to large sources"
             )
-    least = -1  # the last n known to continue
+    least = -1  # the largest n for which it is known that the epoch has more than n positions
     while most - least > 1:
         n = (least + most) // 2
         least, most = (n, most) if goes_on(n) else (least, n)
@@ -118,9 +126,10 @@ def _n_positions(mixing: MixtureShares, sizes: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MixtureSizes:
-    """A mixture with the sizes of its sources, in samples, at the start of an epoch.
+    """The shares of a mixture, with the sizes of its sources at the start of an epoch.
 
-    `firsts` has the index within the mixture of each source's first sample.
+    The size of a source is its number of samples. A mixture numbers the samples of all its sources
+    consecutively; `firsts` has the index of each source's first sample in the mixture.
     """
 
     mixing: MixtureShares
@@ -134,10 +143,11 @@ class MixtureSizes:
 
 
 class MixtureOrder:
-    """The samples of one epoch of a mixture, by position, as indices within the mixture.
+    """The samples of one epoch of a mixture, by position. Samples are indices in the mixture.
 
-    `order` arranges the samples of each source. `samples` are those of all sources, concatenated;
-    None if every source comes in storage order.
+    `order` is the order of the samples within each source. `samples` has the facts about the
+    samples of all sources together; if it is None, the samples of every source come in storage
+    order.
     """
 
     def __init__(
@@ -160,7 +170,7 @@ class MixtureOrder:
             ]
 
     def at(self, positions: Positions) -> Positions:
-        """Return the sample at each of `positions`, in any order; int64, read-only."""
+        """Return the sample at each of `positions`, as `Ordering.at` does."""
         sources, draws = self.draws(positions)
         numbers = np.empty(len(positions), np.int64)
         for source in np.flatnonzero(np.bincount(sources)).tolist():
@@ -173,7 +183,10 @@ class MixtureOrder:
         return numbers
 
     def first_position(self, source: int, draw: int) -> int | None:
-        """Return the position of a source's draw, counted from 0; None if no position has it."""
+        """Return the position at which a source has its draw number `draw`, counted from 0.
+
+        Return None if the epoch has fewer draws of this source.
+        """
 
         def drawn(span: int) -> int:
             return int(self._mixing.counts(min((span + 1) * SPAN, self._n))[source])
@@ -185,7 +198,7 @@ class MixtureOrder:
         return int(found[0]) if len(found) else None
 
     def draws(self, positions: Positions) -> tuple[npt.NDArray[Any], Positions]:
-        """Return the source of each position, and the count of the source's earlier positions."""
+        """Return, for each position, its source and the number of the source's draw from 0 on."""
         sources = np.empty(len(positions), np.int16)
         draws = np.empty(len(positions), np.int64)
         spans = positions // SPAN
@@ -196,25 +209,26 @@ class MixtureOrder:
         return sources, draws
 
     def _spans(self, spans: Positions) -> tuple[npt.NDArray[Any], Positions]:
-        """Return the sources and draws of all positions of some spans, concatenated."""
+        """Return the source and the draw at every position of some spans, concatenated."""
         n, n_sources = len(spans), len(self._sizes)
         edges = np.minimum(np.concatenate([spans, spans + 1]) * SPAN, self._n)
         counts = np.stack(self._mixing.counts(edges), axis=1)
         before, here = counts[:n], counts[n:] - counts[:n]
         # Assign the positions past the epoch's end to an extra source, which is sorted last.
         here = np.concatenate([here, SPAN - here.sum(1, keepdims=True)], axis=1).reshape(-1)
-        in_turn = np.tile(np.arange(n_sources + 1, dtype=np.int16), n)  # a small dtype sorts faster
+        in_turn = np.tile(np.arange(n_sources + 1, dtype=np.int16), n)  # int16 is sorted faster
         slots = np.repeat(in_turn, here).reshape(n, SPAN)
         first_slots = np.cumsum(here) - here
         before = np.pad(before, ((0, 0), (0, 1))).reshape(-1)
         draws_in_turn = np.arange(n * SPAN) + np.repeat(before - first_slots, here)
-        # Combine 56 random bits and the slot in one integer, because sort is faster than argsort.
+        # Put 56 random bits and the 8 bits of the index into one integer and sort these integers,
+        # because `sort` is faster than `argsort`.
         hashes = keyed_hashes(spans[:, None] * SPAN + np.arange(SPAN), self._key)
         hashes[slots == n_sources] = ~np.uint64(0)
         shuffled = np.sort(hashes & ~np.uint64(SPAN - 1) | np.arange(SPAN, dtype=np.uint64), axis=1)
         rows = (np.arange(n) * SPAN)[:, None]
         sources = slots.reshape(-1)[(shuffled & np.uint64(SPAN - 1)).astype(np.int64) + rows]
-        # Within a span, the k-th position of a source gets the k-th of the source's draws.
+        # The k-th position that a source has in a span gets the k-th draw of the source there.
         by_source = np.argsort(sources, axis=1, kind="stable") + rows
         draws = np.empty(n * SPAN, np.int64)
         draws[by_source.reshape(-1)] = draws_in_turn
@@ -222,11 +236,14 @@ class MixtureOrder:
 
 
 def _in_groups(numbers: Positions, n_at_once: int) -> Iterator[tuple[Positions, Positions | slice]]:
-    """Yield the distinct `numbers` in ascending groups, with the indices of their occurrences."""
+    """Yield groups of up to `n_at_once` distinct values of `numbers`, in ascending order.
+
+    Each group is followed by the indices of the elements of `numbers` that have one of its values.
+    """
     if not len(numbers):
         return
     first, last = int(numbers.min()), int(numbers.max())
-    if last - first < n_at_once:  # faster for positions that are close together
+    if last - first < n_at_once:  # a fast path for numbers that are close together
         yield np.arange(first, last + 1), slice(None)
         return
     wanted = distinct(numbers)
@@ -236,22 +253,23 @@ def _in_groups(numbers: Positions, n_at_once: int) -> Iterator[tuple[Positions, 
 
 
 class _ShuffledSource:
-    """The n samples of a source, in a new order each round."""
+    """The n samples of a source, in another order in each round."""
 
     def __init__(self, order: Order, samples: Samples, n: int, key: int, source: int) -> None:
         self._n, self._key = n, key
         self._arranged = functools.partial(order.arrange_round, samples, n, source=source)
-        # A call may need many rounds of a small source; compute their orders together.
+        # One call of `at` may need many rounds of a small source. Their orders are then computed
+        # together.
         self._is_small = n <= SORTED_MAX and isinstance(self._arranged(key=0), Permutation)
         self._n_at_once = max(1, SORTED_MAX // n) if self._is_small else 1
         self._rounds: Positions = np.zeros(0, np.int64)
         self._tables: Positions
-        """The orders of the latest rounds, for a small source."""
+        """If the source is small: the orders of the rounds in `_rounds`."""
         self._order: Ordering
-        """The order of the latest round, for any other source."""
+        """If the source is not small: the order of the only round in `_rounds`."""
 
     def at(self, draws: Positions) -> Positions:
-        """Return the sample of each draw."""
+        """Return the sample of each draw, as an index in the source."""
         rounds = draws // self._n
         places = draws - rounds * self._n
         samples = np.empty_like(places)
@@ -271,19 +289,21 @@ class _ShuffledSource:
             self._tables = permutations(self._n, keys)
         else:
             self._order = self._arranged(key=int(keys[0]))
-        self._rounds = rounds  # set last, so that Ctrl-C before this makes the next call recompute
+        # Set `_rounds` last: if Ctrl-C interrupts this method before, the next call computes the
+        # orders again.
+        self._rounds = rounds
 
 
 @dataclass(frozen=True)
 class Interleaved(Order):
-    """The order of a mixture: the order of its sources, and their shares of the positions."""
+    """The order of a mixture: the order within its sources, and the shares of the sources."""
 
     order: Order
-    """The order of the samples of each source."""
+    """The order of the samples within each source."""
     mixture: MixtureSizes
 
     def n_positions(self, samples: Samples) -> int:
-        """Return the number of positions of an epoch over sources of the current sizes."""
+        """Return the number of positions of an epoch, for the current sizes of the sources."""
         return self.mixture.n_positions
 
     def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
@@ -291,14 +311,14 @@ class Interleaved(Order):
         return MixtureOrder(self.order, self.mixture, samples, seed=seed, epoch=epoch)
 
     def identity(self, samples: Samples) -> dict[str, Any]:
-        """Return the options of the order and of the mixture."""
+        """Return the options of the order within the sources, and the options of the mixture."""
         mixing = self.mixture.mixing
         weights = [share / sum(mixing.shares) for share in mixing.shares]
         found = {"weights": weights, "exhausted": mixing.exhausted}
         return self.order.identity(samples) | {"mixing": found}
 
     def to_state(self) -> dict[str, Any]:
-        """Return the parameters of the order and the sizes of the sources."""
+        """Return the parameters of the order within the sources, and the sizes of the sources."""
         return self.order.to_state() | {"sizes": list(self.mixture.sizes)}
 
     def from_state(self, state: Mapping[str, Any], samples: Samples, n: int) -> Self:
@@ -328,9 +348,9 @@ class Interleaved(Order):
 
     @property
     def window(self) -> int | None:
-        """The window of the sources' order."""
+        """The `window` of the order within the sources."""
         return self.order.window
 
     def check_cache(self, shard_bytes: Positions, cache_bytes: int, room: str) -> int:
-        """Check the cache for the order of the sources."""
+        """Check the cache as the order within the sources does."""
         return self.order.check_cache(shard_bytes, cache_bytes, room)

@@ -1,14 +1,17 @@
-"""Keyed permutations: the row at each position of an epoch, from (seed, epoch, position) alone.
+"""Permutations with a key. The row at a position depends only on the seed, epoch and position.
 
-A permutation is computed, not stored: any position can be computed directly, with the same result
-on every machine and in every version. Libraries may change the streams of their generators, so this
-module has its own arithmetic, with golden vectors in the tests.
+A permutation is computed, not stored: the row at any position can be computed directly. The result
+is the same on every machine and in every version of shardio. Libraries may change the numbers that
+their random generators return; therefore this module has its own arithmetic, and the tests compare
+it with stored results.
 
-Up to `SORTED_MAX` rows, keyed hashes are sorted. For more rows, a Feistel network permutes pairs
-(l, r) on a grid of about sqrt(n) by sqrt(n) cells (M. Luby and C. Rackoff, 1988; on grids that are
-not powers of two: J. Black and P. Rogaway, "Ciphers with arbitrary finite domains", 2002), and
-cycle-walks over the few cells beyond n. The mixing constants are from splitmix64 (S. Vigna) and
-MurmurHash3 (A. Appleby).
+For up to `SORTED_MAX` rows, a hash of each row is computed with the key, and the rows are sorted by
+their hashes. For more rows, the rows are the cells of a grid of about sqrt(n) by sqrt(n), and a
+Feistel network permutes the pairs of row and column of the grid (M. Luby and C. Rackoff, 1988; for
+grids that are not powers of two: J. Black and P. Rogaway, "Ciphers with arbitrary finite domains",
+2002). The grid has a few cells more than there are rows. If the network returns such a cell, it is
+applied again, until the cell is that of a row (cycle walking). The mixing constants are from
+splitmix64 (S. Vigna) and MurmurHash3 (A. Appleby).
 """
 
 from __future__ import annotations
@@ -24,10 +27,12 @@ _U64 = npt.NDArray[np.uint64]
 
 SORTED_MAX: Final = 1 << 16
 CHUNK: Final = 16384
-"""The number of positions computed at a time: a call takes 100 µs, plus 15 ns per position."""
+"""The number of positions that callers should compute in one call: a call takes 100 µs, plus 15 ns
+per position."""
 ROUNDS: Final = 6
-"""The number of rounds of the network, one more than needed: statistics of rows a fixed distance
-apart detect a network of 4 rounds, but not one of 5."""
+"""The number of rounds of the Feistel network, one more than needed. In a permutation by 4 rounds,
+statistics of the rows at positions with a fixed distance differ from those of a random permutation;
+by 5 rounds, they do not."""
 
 _MASK: Final = (1 << 64) - 1
 _GOLDEN: Final = 0x9E3779B97F4A7C15
@@ -35,12 +40,12 @@ _MIX_1: Final = 0xBF58476D1CE4E5B9
 _MIX_2: Final = 0x94D049BB133111EB
 _MIX_32: Final = 0x85EBCA6B, 0xC2B2AE35
 _MAX_BITS_SCALED_AT_ONCE: Final = 12
-"""The maximum number of bits of a size to which a hash is scaled by one product. At least 20 bits
-of the hash remain, so no result is more likely than another by more than 1/256."""
+"""If a size has at most this number of bits, `_scale` uses one product instead of two. At least 20
+bits of the hash are then used, so no result is more likely than another by more than 1/256."""
 
 
 def mix(value: int) -> int:
-    """Map 64 bits to 64 bits bijectively, with the finalizer of splitmix64."""
+    """Hash a 64-bit integer with the finalizer of splitmix64, which is a bijection."""
     value &= _MASK
     value = (value ^ value >> 30) * _MIX_1 & _MASK
     value = (value ^ value >> 27) * _MIX_2 & _MASK
@@ -48,7 +53,7 @@ def mix(value: int) -> int:
 
 
 def derive_key(*parts: int) -> int:
-    """Derive one 64-bit key from integers of any size, in this order."""
+    """Derive a 64-bit key from integers of any size. Their order matters."""
     key = 0
     for part in parts:
         key = mix(key + _GOLDEN ^ part)
@@ -58,7 +63,10 @@ def derive_key(*parts: int) -> int:
 
 
 def keyed_hashes(numbers: Positions, key: int) -> _U64:
-    """Return a keyed 64-bit hash of each integer; different integers have different hashes."""
+    """Return a 64-bit hash of each integer, which depends on `key`.
+
+    Different integers have different hashes.
+    """
     hashes = (numbers + 1).astype(np.uint64)
     hashes *= np.uint64(_GOLDEN)
     hashes ^= np.uint64(key)
@@ -75,14 +83,17 @@ def _mixed(hashes: _U64) -> _U64:
 
 
 class Permutation:
-    """A permutation of the integers 0 to n - 1 by a 64-bit key."""
+    """A permutation of the integers 0 to n - 1, chosen by a 64-bit key."""
 
     def __init__(self, n: int, key: int) -> None:
         self.n, self._key = n, key
         self._whole: Positions | None = None
 
     def at(self, positions: Positions) -> Positions:
-        """Return the integer at each of `positions`, in any order; int64, read-only."""
+        """Return the integer at each of `positions`, which may be in any order.
+
+        The result is of int64. The caller must not write to it.
+        """
         if self.n <= SORTED_MAX:
             return self.whole()[positions]
         return permute(positions, self.n, self._key)
@@ -95,9 +106,10 @@ class Permutation:
 
 
 def substitute_position(n: int, *, seed: int, epoch: int, position: int, attempt: int) -> int:
-    """Return the position of the sample, of n, that substitutes for the failed one at `position`.
+    """Return a position whose sample replaces the sample that failed at `position`.
 
-    `attempt` is the count of earlier substitutes that failed as well.
+    The result is one of n positions. `attempt` is the number of earlier replacements that also
+    failed.
     """
     return derive_key(32, seed, epoch, position, attempt) * n >> 64
 
@@ -108,8 +120,11 @@ def epoch_permutation(n: int, *, seed: int, epoch: int) -> Permutation:
 
 
 def permutations(n: int, keys: _U64) -> Positions:
-    """Return the permutation of 0..n-1 for each of `keys`: (keys, n); n up to SORTED_MAX."""
-    # Sort by keyed hashes.
+    """Return the permutation of 0..n-1 for each key, as an array of (keys, n).
+
+    n must be at most SORTED_MAX.
+    """
+    # Sort the integers by their hashes.
     hashes = (np.arange(n) + 1).astype(np.uint64)
     hashes *= np.uint64(_GOLDEN)
     by_key = _mixed(hashes ^ keys[:, None])
@@ -117,7 +132,10 @@ def permutations(n: int, keys: _U64) -> Positions:
 
 
 def permute(positions: Positions, n: int, key: int) -> Positions:
-    """Return the integer at each of `positions` under a permutation of 0..n-1; n is 2 to 2^48."""
+    """Return the integer at each of `positions` in the permutation of 0..n-1 that has this key.
+
+    n must be from 2 to 2^48.
+    """
     width = math.isqrt(n - 1) + 1
     height = -(-n // width)
     keys = [mix(key + (i + 1) * _GOLDEN) for i in range(ROUNDS)]
@@ -134,7 +152,10 @@ def permute(positions: Positions, n: int, key: int) -> Positions:
 
 
 def _feistel_narrow(cells: _U64, width: int, height: int, keys: list[int]) -> _U64:
-    """Apply the network on a grid of at most 2^16 rows and columns, in 32-bit arithmetic."""
+    """Apply the Feistel network to cells of a grid, in 32-bit arithmetic.
+
+    The grid must have at most 2^16 rows and at most 2^16 columns.
+    """
     upper = cells // np.uint64(width)
     halves = [upper.astype(np.uint32), (cells - upper * np.uint64(width)).astype(np.uint32)]
     step, low = np.empty_like(halves[0]), np.empty_like(halves[0])
@@ -147,19 +168,22 @@ def _feistel_narrow(cells: _U64, width: int, height: int, keys: list[int]) -> _U
         np.bitwise_xor(step, low, out=step)
         np.multiply(step, np.uint32(_MIX_32[1]), out=step)
         _scale(step, size, low)
-        # target = (target + step) % size. The sum is below 2 * size, so the result is the smaller
-        # of the sum and, in unsigned arithmetic, the sum minus size.
+        # Compute target = (target + step) % size. The sum is below 2 * size, so this is either the
+        # sum or the sum minus size. In unsigned arithmetic, it is the smaller of the two.
         np.add(target, step, out=target)
         np.subtract(target, np.uint32(size), out=low)
-        np.minimum(target, low, out=target)  # a negative difference wraps to a large number
+        np.minimum(target, low, out=target)  # the difference is large if it would be negative
     found: _U64 = halves[0].astype(np.uint64) * np.uint64(width) + halves[1]
     return found
 
 
 def _scale(step: npt.NDArray[np.uint32], size: int, low: npt.NDArray[np.uint32]) -> None:
-    """Scale 32-bit hashes to integers below size (step * size >> 32), with 32-bit products."""
+    """Scale 32-bit hashes to integers below size (step * size >> 32), with 32-bit products.
+
+    `step` has the hashes and gets the results; `low` is an array for intermediate results.
+    """
     n_bits = max(1, (size - 1).bit_length())
-    if n_bits <= _MAX_BITS_SCALED_AT_ONCE:  # drops the lowest bits of the hash
+    if n_bits <= _MAX_BITS_SCALED_AT_ONCE:  # use only the upper bits of the hash
         np.right_shift(step, np.uint32(n_bits), out=step)
         np.multiply(step, np.uint32(size), out=step)
         np.right_shift(step, np.uint32(32 - n_bits), out=step)
@@ -174,7 +198,10 @@ def _scale(step: npt.NDArray[np.uint32], size: int, low: npt.NDArray[np.uint32])
 
 
 def _feistel_wide(cells: _U64, width: int, height: int, keys: list[int]) -> _U64:
-    """Apply the network on a grid of more than 2^16 columns (up to 2^24), in 64-bit arithmetic."""
+    """Apply the Feistel network to cells of a grid, in 64-bit arithmetic.
+
+    It is used for grids of more than 2^16 columns, and can be used for up to 2^24.
+    """
     upper = cells // np.uint64(width)
     halves = [upper, cells - upper * np.uint64(width)]
     for i, key in enumerate(keys):
@@ -185,25 +212,26 @@ def _feistel_wide(cells: _U64, width: int, height: int, keys: list[int]) -> _U64
         step *= np.uint64(_MIX_2)
         step >>= np.uint64(32)
         step *= size
-        step >>= np.uint64(32)  # scales the 32-bit hash to a number below size
+        step >>= np.uint64(32)  # the 32-bit hash is now scaled to a number below size
         target += step
-        np.minimum(target, target - size, out=target)  # target % size, as above
+        np.minimum(target, target - size, out=target)  # target % size, as in `_feistel_narrow`
     found: _U64 = halves[0] * np.uint64(width) + halves[1]
     return found
 
 
 OF_SAMPLES, OF_BATCHES, OF_COLLATION, OF_CLIPS, OF_CROPS, OF_SOUNDS = 2, 48, 49, 50, 51, 52
 OF_SAMPLERS = 53
-"""The identifiers of independent random streams."""
+"""Identifiers of random streams. Streams with different identifiers are independent."""
 
 
 class SampleGenerators:
-    """Random generators of single samples, keyed by (seed, epoch, global position).
+    """A random generator for each sample. It depends on the seed, the epoch and the position.
 
-    Generators of whole batches use other streams, with the position of the batch's first sample.
+    The position is that in the epoch, over all ranks. Generators for batches are keyed by the
+    position of the first sample of the batch, and use another stream.
 
-    One Philox generator (J. Salmon et al., 2011) gets a new key for each sample: setting the state
-    takes 1 µs, creating a generator 13 µs.
+    All samples use the same Philox generator (J. Salmon et al., 2011), which gets another key for
+    each sample: setting the state takes 1 µs, whereas creating a generator takes 13 µs.
     """
 
     def __init__(self, seed: int, stream: int = OF_SAMPLES) -> None:
@@ -216,17 +244,21 @@ class SampleGenerators:
         self._epoch, self._epoch_key = -1, 0
 
     def key(self, epoch: int, position: int) -> int:
-        """Return 64 bits that identify a sample, and can seed any other generator."""
+        """Return the 64-bit key of a sample, which can be used to seed any generator."""
         if epoch != self._epoch:
             self._epoch, self._epoch_key = epoch, derive_key(self._stream, self._seed, epoch)
         return mix(self._epoch_key + (position + 1) * _GOLDEN)
 
     def at(self, epoch: int, position: int) -> np.random.Generator:
-        """Return the generator of a sample; the next call returns the same object, re-keyed."""
+        """Return the generator of a sample.
+
+        Every call returns the same object, with the key of another sample: use the generator only
+        until the next call.
+        """
         return self.keyed(self.key(epoch, position))
 
     def keyed(self, key: int) -> np.random.Generator:
-        """Return the generator for a sample's `key`, the same object that `at` returns."""
+        """Return the generator with a sample's `key`. It is the same object that `at` returns."""
         self._place["key"] = key, mix(key ^ _GOLDEN)
         self._bits.state = self._state  # type: ignore[assignment]  # the stubs' dict is private
         return self._generator

@@ -1,12 +1,14 @@
 """Choose the samples of an epoch: shuffling, samplers, and weighted draws.
 
-`ORDERS` registers the orders that `shuffle` may name. With replacement, each position draws
-independently: a keyed random number below the sum of all weights is looked up in the cumulative
-sums. Without replacement, every row gets the key -log(u) / weight for a random u, and rows are
-sorted by their keys, which is equivalent to drawing each row from the remaining rows (P.
-Efraimidis and P. Spirakis, 2006). The last bits of a library's logarithm differ between machines.
-This module therefore has its own logarithm, which only uses operations that IEEE 754 rounds alike
-on all machines.
+`ORDERS` is the registry of the orders that the option `shuffle` may name.
+
+Weighted draws with replacement are independent of each other: at each position, a random number
+below the sum of all weights is looked up in the cumulative sums of the weights. Without
+replacement, every row gets the sort key -log(u) / weight, where u is a random number of the row,
+and the rows are sorted by these keys. This is equivalent to drawing one row after another from the
+rows that are left (P. Efraimidis and P. Spirakis, 2006). The last bits of a logarithm differ
+between machines if a library computes it. This module therefore has its own logarithm, and uses
+only operations that IEEE 754 rounds in the same way on all machines.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ ORDERS: Final[dict[bool | str, type[Order]]] = {
     "blocks": BlockShuffle,
     "shards": ShardShuffle,
 }
-"""The registry of orders, by the value of `shuffle` that chooses one."""
+"""The registry of orders: maps each value of the option `shuffle` to the order that it chooses."""
 Shuffle = bool | str
 """The type of a key of `ORDERS`."""
 _MAX_DRAWS: Final = 1 << 48
@@ -77,13 +79,17 @@ class WeightedSampler:
 
 
 Sampler = WeightedSampler | Collection[int] | Callable[[int], Collection[int]]
-"""Weighted draws, positions in the view, a torch sampler that is iterated for each epoch, or a
-function that returns the positions for an epoch, counted from 0.
+"""The types of the option `sampler`: weighted draws; a collection of positions in the view; a torch
+sampler, which is iterated again for each epoch; or a function that gets the number of an epoch,
+counted from 0, and returns the positions for this epoch.
 """
 
 
 def check_shuffle(name: str, value: Any) -> Shuffle:
-    """Return the value if it names an order; else raise InvalidArgument with all names."""
+    """Return the value if it is a key of `ORDERS`; otherwise raise InvalidArgument.
+
+    The message has all valid values.
+    """
     if not isinstance(value, bool | str) or value not in ORDERS:
         known = ", ".join(map(repr, ORDERS))
         raise InvalidArgument(f"{name} must be one of {known}; found {value!r}")
@@ -91,7 +97,10 @@ def check_shuffle(name: str, value: Any) -> Shuffle:
 
 
 def check_sampler(name: str, sampler: Any) -> Any:
-    """Return the sampler if it has positions, or is a function of one argument, the epoch."""
+    """Return the sampler; raise InvalidArgument if it is not a `Sampler`.
+
+    A function must have one parameter, the epoch. Anything else must have a length and be iterable.
+    """
     if callable(sampler):
         check_one_argument(name, "epoch", sampler)
     elif not isinstance(sampler, WeightedSampler) and (
@@ -107,9 +116,9 @@ def check_sampler(name: str, sampler: Any) -> Any:
 
 
 def holds_positions(sampler: Any) -> bool:
-    """Return True if a sampler is a container, which has the same positions every epoch.
+    """Return True if a sampler is a container, which has the same positions in every epoch.
 
-    Any other iterable, such as a torch sampler, may draw new positions each time.
+    Any other iterable, such as a torch sampler, may draw new positions each time it is iterated.
     """
     if callable(sampler):
         return False
@@ -119,7 +128,7 @@ def holds_positions(sampler: Any) -> bool:
 
 
 def check_not_distributed(sampler: Any, rank: int, world_size: int) -> None:
-    """Raise InvalidArgument if a sampler and the loader both divide samples among ranks."""
+    """Raise InvalidArgument if both a sampler and the loader divide the samples among ranks."""
     n = getattr(sampler, "num_replicas", 1)
     if world_size > 1 and isinstance(n, int) and n > 1:
         raise InvalidArgument(
@@ -130,7 +139,10 @@ def check_not_distributed(sampler: Any, rank: int, world_size: int) -> None:
 
 
 def check_one_argument(name: str, given: str, function: Any) -> None:
-    """Raise InvalidArgument unless a user's function can be called with one argument, `given`."""
+    """Raise InvalidArgument unless a user's function can be called with one argument.
+
+    `given` is the name of the argument in the message.
+    """
     if not callable(function):
         raise InvalidArgument(f"{name} must be callable; found {function!r}")
     try:
@@ -158,30 +170,32 @@ _LN_2: Final = 0.6931471805599453
 _SQRT_HALF: Final = 0.7071067811865476
 _AT_ONCE: Final = 1 << 14
 _N_TERMS: Final = 12
-"""The number of terms of the series in `natural_log`; the rest is below 2^-60 of the first."""
+"""The number of terms of the series in `natural_log`. The sum of all further terms is below 2^-60
+of the first term."""
 
 
 def cumulative_weights(weights: Numbers) -> Numbers:
-    """Return the table of `WeightedOrder`: the sum of weights 0..i, for every i."""
+    """Return the cumulative sums of the weights, which `WeightedOrder` needs."""
     return np.cumsum(weights)
 
 
 class WeightedOrder:
-    """Draws with replacement: the row at each position of one epoch.
+    """The order of one epoch of draws with replacement: the row drawn at each position.
 
-    `sums` is the table from `cumulative_weights`; borrowed.
+    `sums` is the result of `cumulative_weights`; it is not copied.
     """
 
     def __init__(self, sums: Numbers, *, seed: int, epoch: int) -> None:
         self._sums, self._key = sums, derive_key(20, seed, epoch)
-        # Rounding may turn a drawn number into the sum of all weights; the row is then the last one
-        # with a weight above 0.
+        # By rounding, a drawn number may become equal to the sum of all weights. The drawn row is
+        # then the last row whose weight is above 0.
         self._last = int(np.searchsorted(sums, sums[-1], side="left"))
 
     def at(self, positions: Positions) -> Positions:
         """Return the row at each of `positions`, in any order."""
         drawn = _fractions(positions, self._key) * self._sums[-1]
-        # Sort before the lookup, which makes it twice as fast: neighbours share cache lines.
+        # Sort the numbers before they are looked up. The lookup is then twice as fast, because
+        # consecutive numbers use the same cache lines.
         ascending = np.argsort(drawn)
         rows = np.empty(len(drawn), np.int64)
         rows[ascending] = np.searchsorted(self._sums, drawn[ascending], side="right")
@@ -190,7 +204,7 @@ class WeightedOrder:
 
 @dataclass(frozen=True)
 class Listed(Order):
-    """The samples that a sampler lists or draws, in a table of all positions."""
+    """The order of a sampler. `table` has the sample at each position of an epoch."""
 
     name = False
     table: SharedArray
@@ -200,7 +214,7 @@ class Listed(Order):
 
     @classmethod
     def check(cls, samples: Samples) -> None:
-        """Refuse a mixture, which has an order of its own."""
+        """Raise InvalidArgument for a mixture, because its weights already decide the order."""
         if samples.is_mixture:
             raise InvalidArgument(
                 "sampler decides the order of an epoch, and so does a mixture: pass weights to "
@@ -208,11 +222,11 @@ class Listed(Order):
             )
 
     def n_positions(self, samples: Samples) -> int:
-        """Return the number of draws."""
+        """Return the number of positions of an epoch, which the sampler decides."""
         return self.n
 
     def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
-        """Return the order of the table."""
+        """Return this object, because it has the samples of the epoch."""
         return self
 
     def at(self, positions: Positions) -> Positions:
@@ -225,10 +239,10 @@ class Listed(Order):
 
 
 class Weighted(Listed):
-    """Draws with replacement; the table has the cumulative weights."""
+    """The order of weighted draws with replacement. `table` has the cumulative weights."""
 
     def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
-        """Return the draws of an epoch."""
+        """Return the order of the draws of one epoch."""
         return WeightedOrder(self.table.array, seed=seed, epoch=epoch)
 
 
@@ -239,7 +253,8 @@ def draw_without_replacement(weights: Numbers, n: int, *, seed: int, epoch: int)
     key = derive_key(21, seed, epoch)
     for start in range(0, len(rows), _AT_ONCE):
         part = rows[start : start + _AT_ONCE]
-        with np.errstate(over="ignore"):  # keys of tiny weights may be infinite: they come last
+        # The keys of rows with tiny weights may be infinite. Such rows come last.
+        with np.errstate(over="ignore"):
             keys[start : start + len(part)] = (
                 -natural_log(1 - _fractions(part, key)) / weights[part]
             )
@@ -247,7 +262,7 @@ def draw_without_replacement(weights: Numbers, n: int, *, seed: int, epoch: int)
 
 
 def _fractions(numbers: Positions, key: int) -> Numbers:
-    """Return a keyed random number from 0 to 1 - 2^-53 for each of `numbers`."""
+    """Return a random number from 0 to 1 - 2^-53 for each of `numbers`; `key` is the seed."""
     found: Numbers = (keyed_hashes(numbers, key) >> np.uint64(11)).astype(np.float64)
     return found * 2.0**-53
 

@@ -1,16 +1,20 @@
-"""Block shuffle, for data larger than memory, and shard shuffle, for data fetched by shard.
+"""Block shuffle and shard shuffle: orders for datasets larger than memory, or larger than a cache.
 
-Both compute the row at any position directly, as `permutation` does.
+Block shuffle is for data larger than memory, shard shuffle for shards that are downloaded one by
+one. Both compute the row at any position directly, as `permutation` does.
 
-Block shuffle cuts the positions of a view into runs of a few MiB and permutes the runs. Then it
-permutes the positions within each window of 64 runs. Storage reads whole runs, the page cache needs
-to hold only one window, and the neighbours of a sample come from 64 places in the dataset. The
-permutation of a window of 2^k positions is a Feistel network over the k bits of a position, keyed
-by the window. The constants are from MurmurHash3 (A. Appleby) and the golden ratio.
+Block shuffle cuts the rows of a view into *runs*: consecutive rows of a few MiB in total. It
+permutes the runs, and puts them one after another. Every 64 runs of this sequence form a *window*,
+and the rows within each window are permuted. Storage can then read complete runs, the page cache
+needs to hold only one window at a time, and neighbouring samples come from 64 different parts of
+the dataset. The permutation of a window of 2^k positions is a Feistel network over the k bits of a
+position; its key depends on the window. The constants are from MurmurHash3 (A. Appleby) and the
+golden ratio.
 
-Shard shuffle permutes the shards that contain samples of the view. Then it permutes the samples
-within each window of 8 shards. An epoch needs each shard once, and only one window of shards at a
-time. Shards may differ in size; memory use is proportional to the number of shards.
+Shard shuffle permutes the shards that contain samples of the view. Every 8 shards of this sequence
+form a window, and the samples within each window are permuted. An epoch then needs each shard in
+only one window, and only the shards of one window at a time. Shards may differ in size. Memory use
+is proportional to the number of shards.
 """
 
 from __future__ import annotations
@@ -31,27 +35,27 @@ from shardio.order.permutation import Permutation, Positions, derive_key, keyed_
 RUN_BYTES: Final = 4 << 20
 RUNS_PER_WINDOW: Final = 64
 _ROUNDS: Final = 8, 6
-"""The number of rounds in small windows, and in larger ones.
+"""The number of rounds of the Feistel network in windows below `_SMALL`, and in larger windows.
 
-Statistics of pairs half a window apart detect 7 rounds in windows of 64 positions, and 5 rounds in
-windows of 1024.
+With one round less, the results are not random enough: statistics of pairs of positions that are
+half a window apart reveal 7 rounds in windows of 64 positions, and 5 rounds in windows of 1024.
 """
 _AT_ONCE: Final = 4096
-"""The number of positions computed at a time. With twice as many, each call spends a fifth of its
-time on 600 new pages of memory."""
+"""The number of positions that are computed at a time. With twice this number, each call needs 600
+new pages of memory for its arrays, which take a fifth of its time."""
 _SMALL: Final = 1 << 12
 _MAX_RUN: Final = 1 << 32
 _MIX: Final = 0xC2B2AE35
 _FACTORS: Final = tuple(0x85EBCA6B * 0x9E3779B1**i % (1 << 32) for i in range(max(_ROUNDS)))
-"""One factor per round."""
+"""The factor by which each round of the Feistel network multiplies."""
 
 
 @dataclass(frozen=True)
 class BlockShuffle(Order):
-    """A permutation within windows of permuted runs.
+    """Block shuffle: the runs are permuted, then the rows within each window of runs.
 
-    A run has `run` positions, a window has `whole` positions; both are powers of two. `k` is the
-    number of samples per position, for clips that stay together.
+    A run has `run` rows, a window has `whole` rows; both numbers are powers of two. If groups of k
+    clips stay together, a row is a group of `k` samples, otherwise `k` is 1.
     """
 
     name = "blocks"
@@ -63,13 +67,16 @@ class BlockShuffle(Order):
 
     @classmethod
     def begin(cls, samples: Samples) -> Self:
-        """Return the order with runs of at most RUN_BYTES, given the samples' mean size."""
+        """Return the order with the longest runs that have at most RUN_BYTES on average."""
         (n_bytes, n), grouping = samples.measure(), samples.clip_grouping
         return cls.of(n_bytes, n) if grouping is None else cls.of(n_bytes, n, grouping.k)
 
     @classmethod
     def of(cls, n_bytes: int, n_samples: int, k: int = 1) -> Self:
-        """Return the order with the longest runs of up to RUN_BYTES, for k samples per position."""
+        """Return the order for `n_samples` samples of `n_bytes` in total, in groups of k samples.
+
+        Its runs are the longest that have at most RUN_BYTES on average.
+        """
         run, n = 1, n_samples if k == 1 else max(1, n_samples // k)
         while 2 * run * n_bytes <= RUN_BYTES * n and run < _MAX_RUN:
             run *= 2
@@ -99,7 +106,10 @@ class BlockShuffle(Order):
         return GroupedOrder(n, self, seed=seed, epoch=epoch)
 
     def arrange_round(self, samples: Samples, n: int, key: int, source: int) -> Ordering:
-        """Return the permutation of a round; samples that fit in one window are permuted as one."""
+        """Return the permutation of a round.
+
+        If all n samples fit in one window, it is a full shuffle.
+        """
         if n <= self.window:
             return FullShuffle().arrange_round(samples, n, key, source)
         return self.arrange(samples, n, seed=key, epoch=0)
@@ -110,7 +120,7 @@ class BlockShuffle(Order):
         return self.whole * self.k
 
     def check_cache(self, shard_bytes: Positions, cache_bytes: int, room: str) -> int:
-        """Warn that a window needs parts of many shards."""
+        """Warn that each window needs parts of many shards, which are downloaded as a whole."""
         warnings.warn(
             f"{room}: with shuffle='blocks' a window of 256 MiB needs parts of many shards, "
             f"which are downloaded whole: {CACHE_HINT}",
@@ -120,23 +130,27 @@ class BlockShuffle(Order):
 
 
 class WindowedOrder:
-    """The n rows of one epoch, by position: a permutation within windows of permuted runs."""
+    """The order of one epoch of a block shuffle: the row, of n, at each position.
+
+    In this class, a *place* is an index in the sequence of permuted runs, before the rows within
+    each window are permuted.
+    """
 
     def __init__(self, n: int, window: BlockShuffle, *, seed: int, epoch: int) -> None:
         self._window = window
         n_runs, n_rest = divmod(n, window.run)
         self._runs = Permutation(n_runs, derive_key(16, seed, epoch))
-        # The remainder forms a shorter run, at a random position among the other runs.
+        # The last n % run rows form a shorter run. It is put at a random position among the runs.
         self._short_starts = derive_key(17, seed, epoch) % (n_runs + 1) * window.run
         self._n_short = n_rest
         self._to_short = n_runs * window.run - self._short_starts
         self._windows_key = derive_key(18, seed, epoch)
         self._last = n - n % window.whole
-        """The start of the shorter last window; `n` if all windows have the same length."""
+        """The start of the last window if it is shorter than the others, otherwise n."""
         self._in_last = Permutation(n - self._last, derive_key(19, seed, epoch))
 
     def at(self, positions: Positions) -> Positions:
-        """Return the row at each of `positions`, in any order; int64, read-only for the caller."""
+        """Return the row at each of `positions`, as `Ordering.at` does."""
         if len(positions) <= _AT_ONCE:
             return self._rows_at(positions)
         rows = np.empty(len(positions), np.int64)
@@ -160,7 +174,7 @@ class WindowedOrder:
         return self._row_of(places)
 
     def _row_of(self, places: Positions) -> Positions:
-        """Return the row at each place in the order of runs."""
+        """Return the row at each place."""
         n_short = self._n_short
         if not n_short:
             return self._in_runs(places)
@@ -173,7 +187,10 @@ class WindowedOrder:
         return rows
 
     def _in_runs(self, places: Positions) -> Positions:
-        """Return the row at each place among whole runs; for later places, the row is arbitrary."""
+        """Return the row at each place, as if there were no shorter run.
+
+        For places after the last complete run, the row is arbitrary.
+        """
         if not self._runs.n:
             return np.zeros_like(places)
         run = self._window.run
@@ -184,8 +201,9 @@ class WindowedOrder:
 
 
 class GroupedOrder:
-    """A windowed order of groups of k neighbours; a remainder of fewer than k rows comes last.
+    """The order of one epoch of a block shuffle in which groups of k rows stay together.
 
+    A group has k consecutive rows. The n % k rows that are left over come at the end of the epoch.
     The lengths of runs and windows count groups.
     """
 
@@ -194,7 +212,7 @@ class GroupedOrder:
         self._groups = WindowedOrder(self._n_groups, window, seed=seed, epoch=epoch)
 
     def at(self, positions: Positions) -> Positions:
-        """Return the row at each of `positions`, in any order; int64, read-only."""
+        """Return the row at each of `positions`, as `Ordering.at` does."""
         groups, places = np.divmod(positions, self._k)
         is_whole = groups < self._n_groups
         rows = positions.copy()
@@ -203,9 +221,11 @@ class GroupedOrder:
 
 
 def permute_windows(within: Positions, starts: Positions, size: int, key: int) -> Positions:
-    """Permute positions within windows of `size`, a power of two.
+    """Permute positions within windows of `size` positions, which must be a power of two.
 
-    Uses a Feistel network over the upper and the lower bits, keyed by the start of the window.
+    `starts` has the start of each position's window, `within` the position counted from there. The
+    permutation is a Feistel network over the upper and the lower bits of `within`. Its key depends
+    on the start of the window.
     """
     n_low = (size.bit_length() - 1) // 2
     n_bits = size.bit_length() - 1 - n_low, n_low
@@ -227,15 +247,15 @@ def permute_windows(within: Positions, starts: Positions, size: int, key: int) -
 
 SHARDS_PER_WINDOW: Final = 8
 _MAX_KEPT: Final = 8
-"""The maximum number of cached permutations of windows, of up to 512 KiB each."""
+"""The maximum number of windows whose permutations are cached. A permutation has up to 512 KiB."""
 
 
 @dataclass(frozen=True)
 class ShardShuffle(Order):
-    """A permutation within windows of permuted shards.
+    """Shard shuffle: the shards are permuted, then the samples within each window of shards.
 
-    A window has `n_shards` shards and, on average, `whole` positions; `layout` is a hash of the
-    shards' cumulative sizes.
+    A window has `n_shards` shards, and `whole` samples on average. `layout` is a hash of the
+    cumulative sample counts of the shards: a state is only valid while the shards are the same.
     """
 
     name = "shards"
@@ -251,7 +271,10 @@ class ShardShuffle(Order):
 
     @classmethod
     def of(cls, ends: Positions, n: int, n_shards: int) -> Self:
-        """Return the order of an epoch of n positions, given the view's cumulative shard sizes."""
+        """Return the order with windows of `n_shards` shards, for an epoch of n positions.
+
+        `ends` is the cumulative sum of the number of samples that the view has in each shard.
+        """
         ends = ends_within(ends, n)
         whole = max(1, n * n_shards // max(1, len(ends)))
         return cls(n_shards, whole, f"{hash_bytes(ends.astype('<i8').data):016x}")
@@ -261,7 +284,11 @@ class ShardShuffle(Order):
         return {"window": [self.n_shards, self.whole, self.layout]}
 
     def from_state(self, state: Mapping[str, Any], samples: Samples, n: int) -> Self:
-        """Return the order of a resumed epoch, if the shards are still the same."""
+        """Return the order with the windows from a state.
+
+        Raises:
+            InvalidArgument: the window in the state is not valid, or the shards have changed.
+        """
         found: Any = state.get("window")
         is_count = isinstance(found, list | tuple) and len(found) == 3 and type(found[0]) is int
         if not is_count or found[0] < 1:
@@ -286,11 +313,11 @@ class ShardShuffle(Order):
 
     @property
     def window(self) -> int:
-        """The mean number of samples in a window."""
+        """The mean number of samples per window."""
         return self.whole
 
     def check_cache(self, shard_bytes: Positions, cache_bytes: int, room: str) -> int:
-        """Return the size of the largest window; warn if the window does not fit in the cache."""
+        """Return the size in bytes of the largest possible window; warn if the cache is smaller."""
         n_bytes = int(np.sort(shard_bytes)[-self.n_shards :].sum())
         if n_bytes > cache_bytes:
             warnings.warn(
@@ -303,15 +330,20 @@ class ShardShuffle(Order):
 
 
 def ends_within(ends: Positions, n: int) -> Positions:
-    """Return the ends of shards within the first n positions of a view, without empty shards."""
+    """Return the cumulative sample counts `ends` of shards, limited to the first n samples.
+
+    Shards without any of these samples are left out.
+    """
     clipped = np.minimum(ends, n)
     return clipped[np.diff(clipped, prepend=0) > 0]
 
 
 class ShardOrder:
-    """The first n samples of a view, by position: a permutation within windows of shards.
+    """The order of one epoch of a shard shuffle of the first n samples of a view.
 
-    `ends` is the cumulative sum of the view's sample counts per shard.
+    `ends` is the cumulative sum of the number of samples that the view has in each shard. In this
+    class, a *place* is an index in the sequence of permuted shards, before the samples within each
+    window are permuted.
     """
 
     def __init__(self, ends: Positions, n: int, n_shards: int, *, seed: int, epoch: int) -> None:
@@ -319,16 +351,16 @@ class ShardOrder:
         sizes = np.diff(ends, prepend=0)
         shards = Permutation(len(ends), derive_key(64, seed, epoch)).at(np.arange(len(ends)))
         self._stops: Positions = np.cumsum(sizes[shards])
-        """The end of each shard in the epoch, before the windows are permuted."""
+        """The place at which each of the permuted shards ends."""
         self._shifts: Positions = ends[shards] - self._stops
-        """For each shard, the offset to add to a place in the epoch to get the sample's index."""
+        """For each permuted shard: adding this number to a place gives the index of its sample."""
         last = np.arange(n_shards - 1, len(ends) + n_shards - 1, n_shards)
         self._windows: Positions = self._stops[np.minimum(last, len(ends) - 1)]
         self._key, self._n_shards = (seed, epoch), n_shards
         self._kept: dict[int, Permutation] = {}
 
     def at(self, positions: Positions) -> Positions:
-        """Return the sample at each of `positions`, in any order; int64, read-only."""
+        """Return the sample at each of `positions`, as `Ordering.at` does."""
         if not len(positions):
             return positions
         windows = np.searchsorted(self._windows, positions, "right")
