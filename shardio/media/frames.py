@@ -211,7 +211,7 @@ class FrameWriter:
         self._write_generic(frame, _UPRIGHT if display is None else display_rotation(display), out)
 
     def _find_fast_path(self, frame: VideoFrame) -> PlaneCopyPath | PlanarRgbPath | None:
-        """Return the fast path for upright frames with the format of `frame`; None if none exists."""
+        """Return the fast path for upright frames with the format of `frame`, or None."""
         geometry = self._geometry(frame, turned=False)
         whole, (top, left) = (geometry.width, geometry.height), (geometry.top, geometry.left)
         if not self._is_yuv:

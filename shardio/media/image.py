@@ -1,14 +1,14 @@
 """Probe, decode and crop still pictures, and encode JPEG.
 
-JPEGs are decoded by libjpeg-turbo, which writes into the caller's array and can decode at a half,
-quarter or eighth of the size; all other formats by Pillow (`pillow`).
-docs/reference/images.md documents the conversion of grey, alpha, CMYK, palettes, 16 bits, several
-frames, orientation and colour profiles.
+JPEGs are decoded by libjpeg-turbo. It writes pixels directly into the caller's array, and can
+decode at a half, a quarter or an eighth of the size. All other formats are decoded by Pillow (see
+`pillow`). docs/reference/images.md describes what becomes of grey, alpha, CMYK, palettes, 16 bits,
+several frames, orientation and colour profiles.
 
-A truncated or damaged picture is an error, even if viewers show the intact part. libjpeg conceals
-damage: it fills missing parts with grey or earlier data, and only warns. Here every warning is an
-error. Some damage remains undetected, because JPEG has no checksum: a flipped bit may only change
-colours.
+A truncated or damaged picture is an error, even if viewers show its intact part. libjpeg conceals
+damage by default: it fills missing parts with grey or with earlier data, and only warns. Here every
+warning is an error. Some damage is not detected, because a JPEG has no checksum: a flipped bit may
+change nothing but colours.
 """
 
 from __future__ import annotations
@@ -61,9 +61,10 @@ def has_image_suffix(name: str) -> bool:
 
 
 def has_image_signature(head: bytes) -> bool:
-    """Return True if a file's first 16 bytes (or fewer) are those of a still picture.
+    """Return True if a file that begins with `head` is a still picture.
 
-    Formats with a signature of only two letters (BMP, PPM) are recognised by their suffix instead.
+    `head` has the first 16 bytes of the file, or all if there are fewer. The formats whose
+    signature has only two letters (BMP, PPM) are not recognised here, but by the file's suffix.
     """
     if head[:4] == b"RIFF":
         return head[8:12] == b"WEBP"
@@ -72,7 +73,8 @@ def has_image_signature(head: bytes) -> bool:
     return head.startswith(_STARTS)
 
 
-# Pillow's own limit. A picture of this size takes 0.5 GB as RGB; its file may have a few KB.
+# The maximum number of pixels, the same as Pillow's limit. A picture of this size takes 0.5 GB of
+# memory as RGB, although its file may have only a few KB.
 MAX_PIXELS = 178_956_970
 _CHANNELS = {"rgb": 3, "grey": 1}
 _SUBSAMPLINGS = ("444", "422", "420", "440", "411")
@@ -80,11 +82,12 @@ _SUBSAMPLINGS = ("444", "422", "420", "440", "411")
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """The properties in a picture's header; `height` and `width` are of the upright picture.
+    """The properties of a picture that its header contains.
 
-    `channels` is 1 (grey), 2 (grey and alpha), 3 (RGB), or 4 (RGBA or CMYK); for a palette, it is
-    the number of channels of the colours. `bits` is the depth of each channel; `orientation` is
-    EXIF's number, 1 to 8.
+    `height` and `width` are those of the upright picture. `channels` is 1 for grey, 2 for grey and
+    alpha, 3 for RGB, 4 for RGBA or CMYK. If the picture has a palette, `channels` is the number of
+    channels of the palette's colours. `bits` is the number of bits per channel. `orientation` is
+    the number of the orientation in EXIF, from 1 to 8.
     """
 
     format: str
@@ -96,7 +99,7 @@ class ImageFacts:
 
 
 def probe(data: Buffer) -> ImageFacts:
-    """Read a picture's header; no pixel is decoded.
+    """Read the header of a picture, without decoding any pixel.
 
     Raises:
         MediaError: the format is unknown, the header is truncated or invalid, or the picture has
@@ -110,7 +113,7 @@ def probe(data: Buffer) -> ImageFacts:
         turned = pillow.orientation(picture)
         width, height = picture.size
         _check_size(height, width)
-        if turned >= TRANSPOSED and picture.format != "TIFF":  # Pillow has rotated a TIFF
+        if turned >= TRANSPOSED and picture.format != "TIFF":  # Pillow turns a TIFF upright itself
             height, width = width, height
         channels, bits = pillow.header_channels_and_bits(picture, view)
         return ImageFacts(picture.format or "", height, width, channels, bits, turned)
@@ -123,17 +126,17 @@ def decode_image(
     mode: Literal["rgb", "grey"] = "rgb",
     min_size: tuple[int, int] | None = None,
 ) -> Pixels:
-    """Decode a picture to upright uint8 pixels, height x width x 3 (`"grey"`: 1).
+    """Decode a picture to upright pixels: uint8 of height x width x 3, or x 1 for `"grey"`.
 
     Args:
         data: the bytes of a file.
-        out: an array to fill and return: uint8, C-contiguous, of the picture's shape. An upright
-            JPEG is decoded directly into `out`. After an error, the contents of `out` are
-            undefined. None allocates an array.
+        out: an array to fill and return: uint8, C-contiguous, of the picture's shape. A JPEG that
+            is stored upright is decoded directly into `out`. After an error, the contents of `out`
+            are undefined. If `out` is None, a new array is returned.
         mode: "rgb" for three channels, "grey" for one.
-        min_size: the minimum (height, width). To save time, a JPEG is decoded at the smallest of
-            full, half, quarter and eighth size that is not below `min_size`. Other formats are
-            decoded at full size.
+        min_size: the (height, width) that the result must have at least. To save time, a JPEG is
+            then decoded at the smallest size, of its full size, half, quarter and eighth, that is
+            not below `min_size`. Other formats are decoded at full size.
 
     Raises:
         MediaError: the picture is damaged, truncated, too large or in an unknown format.
@@ -151,7 +154,7 @@ def decode_image(
         return to_output(found, out)
     header = _read_header(view)
     if out is not None and min_size is None and header.orientation == 1 and not header.progressive:
-        # A fast path for most pictures, which saves 10 µs of Python per picture.
+        # A fast path that is sufficient for most pictures. It saves 10 µs per picture.
         shape = header.height, header.width, channels
         check_out(out, shape)
         return _decode_stored(view, shape, out)
@@ -166,12 +169,13 @@ def decode_crop(
     *,
     out: Pixels | None = None,
 ) -> Pixels:
-    """Decode the part `box` of a picture, resampled to `size`: uint8 height x width x 3, RGB.
+    """Decode a part of a picture, and resample it to a size: RGB, uint8 of height x width x 3.
 
-    `box` is (top, left, height, width) in display pixels; `size` is (height, width). A JPEG is
-    decoded at the smallest size (see `min_size` of `decode_image`) at which the part is not below
-    `size`. Resampling is bilinear with antialiasing, and gives the same bytes on every run. `out`
-    is as in `decode_image`.
+    `box` is the part, (top, left, height, width), in pixels of the upright picture. `size` is the
+    (height, width) of the result. To save time, a JPEG is decoded at the smallest size (see
+    `min_size` of `decode_image`) at which the part is at least as large as `size`. Resampling is
+    bilinear with antialiasing, and gives the same bytes on every run. `out` is as in
+    `decode_image`.
 
     Raises:
         MediaError: the picture is damaged, truncated, too large or in an unknown format.
@@ -200,7 +204,8 @@ def encode_jpeg(
 ) -> bytes:
     """Encode uint8 pixels, height x width x 3 (RGB) or 1 (grey), as a JPEG file.
 
-    `quality` is libjpeg's, 1 to 100; `subsampling` is the chroma subsampling (`"444"` for none).
+    `quality` is the quality from 1 to 100 as libjpeg defines it. `subsampling` is the chroma
+    subsampling; `"444"` means none.
 
     Raises:
         InvalidArgument: the pixels or an option are invalid.
@@ -253,19 +258,23 @@ def _check_box(box: tuple[int, int, int, int], shown: tuple[int, ...]) -> None:
 _PAIR = struct.Struct(">HH")
 _FRAME = struct.Struct(">BHHB")
 _APP1, _START_OF_SCAN, _END, _FILL = 0xFFE1, 0xFFDA, 0xFFD9, 0xFFFF
-# Frame markers. C4 and CC mark tables, and C8 is reserved.
+# The markers of frames. FFC4 and FFCC are markers of tables, and FFC8 is reserved.
 _FRAMES = frozenset(range(0xFFC0, 0xFFD0)) - {0xFFC4, 0xFFC8, 0xFFCC}
-# Tables, comments, and application data; not APP1, which may contain EXIF.
+# The markers of segments that are skipped: tables, comments and application data. APP1 is not among
+# them, because it may contain EXIF.
 _SKIPPED = frozenset((0xFFC4, 0xFFDB, 0xFFDD, 0xFFE0, *range(0xFFE2, 0xFFF0), 0xFFFE))
-_STANDALONE = frozenset((0xFF01, *range(0xFFD0, 0xFFD9)))  # markers without a size
+_STANDALONE = frozenset((0xFF01, *range(0xFFD0, 0xFFD9)))  # the markers that no size follows
 _EXIF = b"Exif\0\0"
-_MAX_SEGMENTS = 4096  # before the first scan; an extended XMP of 100 MB has 1,600 segments
-_MAX_SCANS = 500  # encoders write about 10; decoding each scan processes the whole picture
+# The maximum number of segments before the first scan. An XMP of 100 MB has 1,600 segments.
+_MAX_SEGMENTS = 4096
+# The maximum number of scans. Encoders write about 10 scans. Decoding takes time for the whole
+# picture for each of them.
+_MAX_SCANS = 500
 _PROGRESSIVE = frozenset((0xFFC2, 0xFFC6, 0xFFCA, 0xFFCE))
 
 
 class _JpegHeader(NamedTuple):
-    """The properties in the header; height and width are as stored, before rotation."""
+    """The properties in the header of a JPEG. `height` and `width` are those before rotation."""
 
     height: int
     width: int
@@ -276,7 +285,7 @@ class _JpegHeader(NamedTuple):
 
     @property
     def shown(self) -> tuple[int, int]:
-        """Height and width as displayed."""
+        """The height and width of the upright picture."""
         is_turned = self.orientation >= TRANSPOSED
         return (self.width, self.height) if is_turned else (self.height, self.width)
 
@@ -284,7 +293,7 @@ class _JpegHeader(NamedTuple):
 def _read_header(data: bytes | memoryview) -> _JpegHeader:
     """Parse the segments of a JPEG up to the first scan."""
     at, frame, orientation = 2, None, None
-    unpack_from = _PAIR.unpack_from  # saves 1 % of the time of a small picture with nine segments
+    unpack_from = _PAIR.unpack_from  # this local name saves 1 % of the time of a small picture
     try:
         for _ in range(_MAX_SEGMENTS):
             marker, size = unpack_from(data, at)
@@ -327,9 +336,10 @@ def _build_header(frame: tuple[int, ...] | None, orientation: int) -> _JpegHeade
 
 
 def _scale_divisor(height: int, width: int, min_size: tuple[int, int]) -> int:
-    """Return the largest divisor of 1, 2, 4 and 8 that leaves at least `min_size` (height, width).
+    """Return the divisor, 1, 2, 4 or 8, of the smallest size that is not below `min_size`.
 
-    libjpeg-turbo also supports divisors in between, but has no vector code for them.
+    `min_size` is (height, width). libjpeg-turbo also supports scaled sizes between these, but has
+    no vector code for them.
     """
     for divisor in (8, 4, 2):
         if -(-height // divisor) >= min_size[0] and -(-width // divisor) >= min_size[1]:
@@ -342,7 +352,8 @@ def _decode_jpeg(
 ) -> Pixels:
     """Decode a JPEG upright, with each side divided by `divisor` (1, 2, 4 or 8) and rounded up."""
     if header.progressive:
-        n_scans = bytes(data).count(_START_OF_SCAN.to_bytes(2, "big"))  # with embedded previews
+        # This count includes the scans of embedded previews.
+        n_scans = bytes(data).count(_START_OF_SCAN.to_bytes(2, "big"))
         if n_scans > _MAX_SCANS:
             raise MediaError(f"JPEG: expected at most {_MAX_SCANS} scans, found {n_scans}")
     shape = -(-header.height // divisor), -(-header.width // divisor), channels
@@ -357,19 +368,19 @@ def _decode_jpeg(
 def _decode_stored(
     data: bytes | memoryview, shape: tuple[int, int, int], out: Pixels | None
 ) -> Pixels:
-    """Decode a JPEG as stored, not rotated, to `out` or to new memory.
+    """Decode a JPEG as stored, without turning it upright, to `out` or to a new array.
 
-    `shape` is the height and the width in the header, divided by 1, 2, 4 or 8 and rounded up, and
-    1 or 3 channels. CMYK and YCCK are read inverted, as Adobe stores them, and converted without a
-    profile.
+    `shape` is the shape of the result. Its height and width are those in the header, divided by 1,
+    2, 4 or 8 and rounded up; its channels are 1 or 3. The values of CMYK and YCCK count as
+    inverted, because Adobe stores them inverted, and are converted without a colour profile.
     """
     library, (height, width, channels) = load_simplejpeg(), shape
     try:
         pixels: Pixels = library.decode_jpeg(
             data,
             "RGB" if channels == 3 else "GRAY",
-            False,  # the fast DCT saves 5 % of the time and is up to 2 levels off
-            False,  # upsampling of colour
+            False,  # no fast DCT: it would save 5 % of the time, but change values by up to 2
+            False,  # no fast upsampling of colours
             height,
             width,
             1.0,

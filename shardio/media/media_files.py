@@ -1,9 +1,9 @@
 """Decode image and video files to frames with exact times, or directly into a row of a batch.
 
-FFmpeg conceals damage where it can (grey blocks, repeated frames), which suits players but not
-training. Here any detected damage is an error: errors of the decoder (its `explode` mode), packets
-and frames that are marked corrupt, and files that are shorter than their container declares. Damage
-that leaves a valid stream cannot be detected.
+FFmpeg conceals damage where it can, with grey blocks or repeated frames. This is right for players,
+but not for training. Here all damage that is detected is an error: errors of the decoder (in its
+mode `explode`), packets and frames that are marked as corrupt, and files that are shorter than
+their container declares. Damage cannot be detected if the damaged stream is still valid.
 """
 
 from __future__ import annotations
@@ -57,10 +57,9 @@ def library_versions() -> dict[str, str]:
 class VideoFile(Closing):
     """An open video file and its decoder; `close()` or the end of `with` releases both.
 
-    Reads the first video stream that is not a cover picture, in one thread; callers process several
-    files in parallel.
-
-    With `fill_in_times`, FFmpeg guesses times and durations that the container lacks.
+    It reads the first video stream that is not a cover picture. It uses one thread, because callers
+    process several files in parallel. If `fill_in_times` is True, FFmpeg guesses the times and
+    durations that the container lacks.
     """
 
     def __init__(self, path: str, *, fill_in_times: bool = True) -> None:
@@ -78,11 +77,14 @@ class VideoFile(Closing):
 
     @property
     def interval(self) -> Fraction:
-        """Seconds from one frame to the next, at the average rate of the container."""
+        """The seconds from one frame to the next, at the average frame rate of the stream."""
         return 1 / (self._stream.average_rate or Fraction(25))
 
     def facts(self) -> dict[str, Any]:
-        """Return the stored properties as JSON values; complete once a frame has been decoded."""
+        """Return the stored properties of the video as JSON values.
+
+        Some of the properties are known only once a frame has been decoded.
+        """
         return dict(self._facts)
 
     def _open_stream(self) -> tuple[VideoStream, dict[str, Any]]:
@@ -106,15 +108,18 @@ class VideoFile(Closing):
         *,
         pixels: str = "rgb",
     ) -> Iterator[tuple[int, Pixels | None]]:
-        """Decode every frame once, in presentation order, as (time, picture).
+        """Decode every frame once; yield pairs of (time, picture) in presentation order.
 
-        The time is in ticks of `time_base`. The picture is a new uint8 array, `size` x `size` x 3,
-        RGB; `size` may also be (height, width). The picture is None if `wanted(n)` is false for the
-        n-th frame, which saves the conversion. `pixels` "yuv420" gives the planes that encoders
-        accept (see `FrameWriter`).
+        The time is in ticks of `time_base`. The picture is a new array of uint8.
+
+        Args:
+            size: the (height, width) of the pictures, or an integer for both.
+            wanted: a function of the index of a frame. If it returns False, the picture is None,
+                and the frame is not converted.
+            pixels: "rgb", or "yuv420" for the planes that encoders accept (see `FrameWriter`).
 
         Raises:
-            MediaError: the file is damaged; the pictures yielded before are valid.
+            MediaError: the file is damaged. The pictures that were yielded before are valid.
         """
         aspect = self._stream.sample_aspect_ratio or Fraction(1)
         shape = (size, size) if isinstance(size, int) else size
@@ -131,9 +136,9 @@ class VideoFile(Closing):
         rotation, display = 0, None
         try:
             for time, frame in self._timed_frames():
-                # Avoid reading the matrix of every frame: PyAV's `side_data` forms a reference
-                # cycle with its frame, and cycles of 3 MB add up to a gigabyte before the garbage
-                # collector runs.
+                # Do not read the display matrix of every frame. Reading PyAV's `side_data` creates
+                # a reference cycle that includes the frame. Such cycles of 3 MB add up to a
+                # gigabyte before the garbage collector runs.
                 if not n or frame.rotation != rotation:
                     rotation, display = frame.rotation, display_matrix(frame)
                 if not n:
@@ -158,7 +163,7 @@ class VideoFile(Closing):
             self._facts["pixel_aspect"] = f"{aspect.numerator}:{aspect.denominator}"
 
     def _timed_frames(self) -> Iterator[tuple[int, VideoFrame]]:
-        """Yield every frame with its time; compute each time that the container does not store."""
+        """Yield pairs of (time, frame); compute the times that the container does not store."""
         interval = frame_interval(self._stream.average_rate, self.time_base)
         counted = self._count_times(interval) if self._is_guessed else None
         following = Fraction(0)
@@ -172,10 +177,11 @@ class VideoFile(Closing):
             yield time, frame
 
     def _count_times(self, interval: Fraction) -> list[int]:
-        """Decode the file a second time; return the time of every frame up to the end or an error.
+        """Decode the file a second time; return the time of every frame.
 
-        Only a decoder can count the frames before the first known time, and buffering their
-        pictures would take unlimited memory.
+        The list ends with the file, or before the first error. Decoding is necessary: the times of
+        the frames before the first known time depend on the number of these frames, which only a
+        decoder can count. Keeping their pictures meanwhile would take unlimited memory.
         """
         import av
 
@@ -188,7 +194,7 @@ class VideoFile(Closing):
         return fill_missing_times(times, durations, interval)
 
     def _has_times(self) -> bool:
-        """Return True if any packet has a time; the packets of a raw stream have none."""
+        """Return True if any packet of the file has a time. In a raw stream, no packet has one."""
         import av
 
         with VideoFile(self.path) as again:
@@ -210,7 +216,7 @@ class VideoFile(Closing):
                 yield frame
 
     def close(self) -> None:
-        """Release the file and the decoder. Returned pictures stay valid."""
+        """Release the file and the decoder. Pictures that were returned stay valid."""
         self._container.close()
 
 
@@ -226,12 +232,12 @@ def load_image(
     *,
     fit: Fit = "crop",
 ) -> Pixels:
-    """Decode a picture into `out` and return `out`; its shape sets the size.
+    """Decode a picture into `out` and return `out`. The shape of `out` sets the size.
 
     Args:
         source: a path, or the bytes of a file.
-        out: uint8, height x width x 3, C-contiguous, such as a row of a batch. The contents are
-            undefined after an error.
+        out: an array of uint8, height x width x 3, C-contiguous, such as a row of a batch. After an
+            error, its contents are undefined.
         fit: "crop" to use the largest centred part with the aspect ratio of `out`; "stretch" to use
             the whole picture, with a changed aspect ratio.
 
@@ -266,17 +272,18 @@ def _decode_to_fit(data: Buffer, out: Pixels, fit: Fit) -> Pixels:
 def load_clip(
     source: str | os.PathLike[str] | bytes, out: Pixels, *, start: int = 0, step: int = 1
 ) -> Pixels:
-    """Decode frames of a video into `out` and return `out`; its shape sets their count and size.
+    """Decode frames of a video into `out` and return `out`.
 
-    Each frame is cropped to the largest centred part with the aspect ratio of `out`. The whole file
-    is read: to load many clips of long videos, convert the videos to a dataset.
+    The shape of `out` sets the number of frames and their size. Each frame is cropped to the
+    largest centred part with the aspect ratio of `out`. The whole file is read. If you need many
+    clips of long videos, convert the videos to a dataset instead.
 
     Args:
         source: a path, or the bytes of a file.
-        out: uint8, frames x height x width x 3, such as a row of a batch. The contents are
-            undefined after an error.
+        out: an array of uint8, frames x height x width x 3, such as a row of a batch. After an
+            error, its contents are undefined.
         start: the index of the first frame in presentation order.
-        step: the distance between frames.
+        step: the difference between the indices of consecutive frames.
 
     Raises:
         MediaError: the video is damaged, or there is no decoder for it.

@@ -1,7 +1,7 @@
-"""Mux the packets of a stream into a file for players, and verify the file by demuxing it.
+"""Mux the packets of a stream into a file that players open, and verify the file by demuxing it.
 
-Packets are unchanged, except that start codes of H.264 and HEVC units are replaced by lengths, as
-containers require.
+The packets are not changed. The only exception is H.264 and HEVC: the start code before each unit
+is replaced by the length of the unit if the container requires this.
 """
 
 from __future__ import annotations
@@ -26,18 +26,21 @@ if TYPE_CHECKING:
     from av.container import OutputContainer
 
 _DECODER_DELAY: Final = 529
-"""The delay of every MP3 decoder in samples; the padding counts in a file do not include it."""
+"""The delay of every MP3 decoder, in samples. The numbers of padding samples in an MP3 file do not
+include this delay."""
 _MAX: Final = (1 << 12) - 1
-_NAME_AT: Final = 120  # offset of the encoder's name from the tag
-_NUMBERS_AT, _CRC_AT = 21, 34  # offsets from the encoder's name
+_NAME_AT: Final = 120  # the offset of the encoder's name, counted from the tag
+_NUMBERS_AT, _CRC_AT = 21, 34  # the offsets of the padding and the CRC, from the encoder's name
 
 
 def write_mp3_trim(data: bytes, stream: EncodedStream) -> bytes:
-    """Write the counts of padding samples at start and end into the tag frame of an MP3 file.
+    """Write how many samples are padding, at the start and at the end, into an MP3 file.
 
-    Return the data unchanged if there is no tag frame, or if a count does not fit into its field.
+    The numbers are stored in the tag frame (Xing or Info), the first frame of the file. Return the
+    data unchanged if there is no tag frame, or if a number does not fit into its 12 bits.
     """
-    n_tags = 10 + int.from_bytes(data[6:10]) if data.startswith(b"ID3") else 0  # up to 127 bytes
+    # The size of the ID3 tag at the start of the file. This formula is valid up to 127 bytes.
+    n_tags = 10 + int.from_bytes(data[6:10]) if data.startswith(b"ID3") else 0
     mark_at = max(data.find(mark, n_tags, n_tags + 64) for mark in (b"Xing", b"Info"))
     name_at = mark_at + _NAME_AT
     skip = int(stream.parameters.get("skip", 0))
@@ -61,7 +64,8 @@ def _crc16(data: bytes | bytearray) -> int:
     return crc
 
 
-# PyAV needs an open encoder for each stream in a file, although no frame is encoded.
+# The encoders for codecs whose encoder has another name. PyAV requires an open encoder for each
+# stream of a file, although no frame is encoded here.
 _ENCODERS: Final = {
     "av1": "libsvtav1",
     "h264": "libx264",
@@ -91,7 +95,7 @@ _COLOURS: Final = ("color_range", "colorspace", "color_primaries", "color_trc")
 
 @dataclass(frozen=True, slots=True)
 class MuxedStream:
-    """The bytes of a file with one stream, and the suffix for its name, with the dot."""
+    """The bytes of a file with one stream, and the suffix of its name, such as ".mp4"."""
 
     data: bytes
     suffix: str
@@ -101,13 +105,14 @@ class MuxedStream:
 
 
 def mux(stream: EncodedStream) -> MuxedStream:
-    """Return a file with a stream; demuxing the file gives the same packets and times.
+    """Return a file that contains a stream. Demuxing the file gives the same packets and times.
 
-    There are two exceptions. Times of audio may be shifted; the audible samples are the same. Video
-    that begins before time 0, which few containers can store, may be shifted to 0.
+    There are two exceptions for times. All times of an audio stream may be shifted; the audible
+    samples are the same. All times of a video stream may be shifted so that it begins at 0, because
+    few containers can store times before 0.
 
     Raises:
-        MediaError: no container stores the stream unchanged; the message has the reasons.
+        MediaError: no container can store the stream unchanged; the message has the reasons.
         ShardCorrupt: the stream is damaged.
     """
     codec = str(stream.parameters.get("codec"))
@@ -132,7 +137,7 @@ def mux(stream: EncodedStream) -> MuxedStream:
 
 
 class _FormatRejected(Exception):
-    """FFmpeg cannot write this stream in this format."""
+    """Raised if FFmpeg cannot write a stream in a format."""
 
 
 def _is_sound(stream: EncodedStream) -> bool:
@@ -140,7 +145,7 @@ def _is_sound(stream: EncodedStream) -> bool:
 
 
 def _candidate_formats(stream: EncodedStream, codec: str) -> Iterator[tuple[str, str, int]]:
-    """Yield (format, file suffix, ticks to subtract from times)."""
+    """Yield the formats to try, as (format, file suffix, ticks to subtract from all times)."""
     if not _is_sound(stream):
         is_shown = packet_flags(stream.packets) & PacketFlag.HIDDEN == 0
         first = int(stream.packets["pts"][is_shown].min(initial=0))
@@ -160,7 +165,8 @@ def _write_file(stream: EncodedStream, form: str, shift: int) -> bytes:
     base = stream.time_base
     options = {"video_track_timescale": str(base.denominator)} if form in ("mp4", "mov") else {}
     if form == "mp3" and not stream.parameters.get("skip"):
-        options = {"write_xing": "0"}  # FFmpeg's tag frame would make players drop samples
+        # Do not let FFmpeg write a tag frame: it would make players drop samples as padding.
+        options = {"write_xing": "0"}
     os.environ.setdefault("SVT_LOG", "0")
     try:
         with av.open(content, "w", format=form, container_options=options) as container:
@@ -221,7 +227,10 @@ def _encoder(stream: EncodedStream) -> str:
 
 
 def _packets(stream: EncodedStream, shift: int) -> Iterator[Any]:
-    """Yield the packets, with decoding times that are never later than presentation times."""
+    """Yield the packets of a stream, with `shift` subtracted from their presentation times.
+
+    The decoding times are computed so that no packet is decoded after it is shown.
+    """
     import av
 
     table = stream.packets
@@ -229,7 +238,8 @@ def _packets(stream: EncodedStream, shift: int) -> Iterator[Any]:
     in_order = np.sort(pts)
     dts = in_order - max(0, int((in_order - pts).max(initial=0)))
     durations = table["duration"].astype(np.int64)
-    if _is_sound(stream) and len(pts):  # the last packet ends with the stream
+    # The last packets of an audio stream may contain padding. End them where the audio ends.
+    if _is_sound(stream) and len(pts):
         end = int(pts[0]) + int(stream.parameters.get("skip", 0)) + stream.n_frames
         durations = np.clip(end - pts, 0, durations)
     keys = packet_flags(table) & PacketFlag.KEY != 0
@@ -244,7 +254,10 @@ def _packets(stream: EncodedStream, shift: int) -> Iterator[Any]:
 
 
 def _difference(stream: EncodedStream, again: EncodedStream, codec: str, shift: int) -> str | None:
-    """Return the name of the first property in which two streams differ, or None."""
+    """Return the name of the first property in which two streams differ; None if they are equal.
+
+    `shift` is the number of ticks that was subtracted from the times of `stream`.
+    """
     if codec.startswith("pcm"):
         same_data = bytes(again.data[:]) == bytes(stream.data[:])
         return None if same_data and again.n_frames == stream.n_frames else "samples"
@@ -281,7 +294,7 @@ def _has_same_data(stream: EncodedStream, again: EncodedStream, codec: str) -> b
 
 
 def _units(stream: EncodedStream, codec: str) -> Iterator[list[bytes]]:
-    """Yield the units of each packet, without their prefixes."""
+    """Yield the list of units of each packet, without start codes and length fields."""
     data, table = bytes(stream.data[:]), stream.packets
     for offset, size in zip(table["offset"].tolist(), packet_sizes(table).tolist(), strict=True):
         yield list(packet_units(codec, stream.extradata, data[offset : offset + size]))

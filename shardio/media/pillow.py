@@ -1,11 +1,11 @@
 """Decode still pictures other than JPEG with Pillow, to upright 8-bit grey or RGB, and resample.
 
-Only the formats listed here are tried, because some of Pillow's formats are dangerous (EPS runs
-Ghostscript). JPEG 2000 is excluded, because a truncated file decodes to a black picture. PNG
-checksums are checked here, because Pillow checks only some of them.
+Only the formats in `FORMATS` are tried, because some of Pillow's formats are dangerous: for EPS, it
+runs Ghostscript. JPEG 2000 is left out, because a truncated file decodes to a black picture without
+an error. This module checks all checksums of a PNG, because Pillow checks only some of them.
 
-Resampling is bilinear with antialiasing, in integer arithmetic that gives the same result on every
-machine.
+Resampling is bilinear with antialiasing. It uses integer arithmetic, which gives the same result on
+every machine.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FORMATS = ("PNG", "WEBP", "AVIF", "GIF", "BMP", "TIFF", "PPM", "QOI")
 _PNG = b"\x89PNG\r\n\x1a\n"
 _CHANNELS = {"1": 1, "L": 1, "LA": 2, "La": 2, "RGBA": 4, "RGBa": 4, "PA": 4, "CMYK": 4}
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 3, 4: 2, 6: 4}
-_BITS_PER_SAMPLE = 258  # a tag of TIFF
+_BITS_PER_SAMPLE = 258  # the TIFF tag with the number of bits per channel
 
 
 @contextmanager
@@ -56,7 +56,10 @@ def open_picture(data: bytes | memoryview) -> Iterator[Image]:
 
 
 def header_channels_and_bits(picture: Image, data: bytes | memoryview) -> tuple[int, int]:
-    """Return the encoded channels and bits per channel; for a palette, those of the colours."""
+    """Return the number of channels, and the bits per channel, that a picture has in its file.
+
+    If the picture has a palette, return those of the palette's colours.
+    """
     mode, transparent = picture.mode, picture.has_transparency_data
     if picture.format == "PNG":  # Pillow's mode for 16-bit grey with alpha is RGBA
         channels = _PNG_CHANNELS[data[25]] + ("transparency" in picture.info)
@@ -73,7 +76,10 @@ def header_channels_and_bits(picture: Image, data: bytes | memoryview) -> tuple[
 
 
 def _bits_per_channel(picture: Image, data: bytes | memoryview) -> int:
-    """Return the encoded bit depth, which Pillow does not report if it reduces pixels to 8 bits."""
+    """Return the number of bits per channel that a picture has in its file.
+
+    Pillow does not report this number if it reduces the pixels to 8 bits.
+    """
     if picture.format == "PNG":
         return int(data[24])
     if picture.format == "TIFF":
@@ -89,14 +95,17 @@ def _bits_per_channel(picture: Image, data: bytes | memoryview) -> int:
 
 
 def _ppm_max_value(picture: Image) -> int:
-    """Return the maximum value of a PPM, which Pillow keeps for its decoder."""
+    """Return the maximum value that a PPM file declares, from the arguments of Pillow's decoder."""
     file: Any = picture
     arguments = file.tile[0].args
     return int(arguments[1]) if isinstance(arguments, tuple) and len(arguments) > 1 else 255
 
 
 def orientation(picture: Image) -> int:
-    """Return the orientation of an undecoded picture; Pillow has turned a TIFF upright."""
+    """Return the orientation of a picture before it is decoded, as EXIF numbers it.
+
+    If the picture is a TIFF, Pillow turns it upright when it is decoded.
+    """
     if picture.format == "TIFF":
         found = picture.getexif().get(0x0112, UPRIGHT)
         return int(found) if found in range(1, 9) else UPRIGHT
@@ -105,7 +114,10 @@ def orientation(picture: Image) -> int:
 
 
 def decode_pixels(picture: Image, data: bytes | memoryview, channels: int) -> Pixels:
-    """Decode the first frame upright, to 1 or 3 channels, with transparent parts over black."""
+    """Decode the first frame of a picture to upright pixels of 1 or 3 channels.
+
+    Transparent parts are blended over black.
+    """
     turned = orientation(picture) if picture.format != "TIFF" else UPRIGHT
     bits = _bits_per_channel(picture, data)
     picture.load()
@@ -118,7 +130,7 @@ def decode_pixels(picture: Image, data: bytes | memoryview, channels: int) -> Pi
 
 
 def _flatten(picture: Image) -> Pixels:
-    """Convert any of Pillow's modes to 8-bit grey or RGB."""
+    """Convert a picture in any of Pillow's modes to 8-bit grey or RGB."""
     if picture.mode[0] in "IF":
         return _high_bytes_of_grey(picture)
     if picture.has_transparency_data:
@@ -134,18 +146,22 @@ def _flatten(picture: Image) -> Pixels:
 
 
 def _scale_transparent_color(picture: Image, bits: int) -> None:
-    """Scale a PNG's transparent colour to the 8 bits of the pixels, which Pillow does not do."""
+    """Scale the transparent colour of a PNG to 8 bits, because Pillow scales only the pixels."""
     key = picture.info.get("transparency")
     if picture.format != "PNG" or key is None:
         return
     if picture.mode == "L" and bits < 8:
         picture.info["transparency"] = key * 255 // (2**bits - 1)
     elif picture.mode == "RGB" and bits == 16:
-        del picture.info["transparency"]  # in 8 bits, other colours may equal the transparent one
+        # In 8 bits, other colours may become equal to the transparent colour.
+        del picture.info["transparency"]
 
 
 def _high_bytes_of_grey(picture: Image) -> Pixels:
-    """Return the upper 8 bits of 16-bit grey, as Pillow and libpng convert 16-bit colours."""
+    """Return the upper 8 bits of 16-bit grey.
+
+    Pillow and libpng convert 16-bit colours in the same way.
+    """
     if picture.mode[:4] != "I;16" and picture.format != "PPM":
         raise MediaError(
             f"a {picture.format} of 32-bit numbers ({picture.mode}): black and "
@@ -160,12 +176,12 @@ def _high_bytes_of_grey(picture: Image) -> Pixels:
 
 
 def to_luma(rgb: Pixels) -> Pixels:
-    """Convert RGB to BT.601 luma, which a JPEG stores as its first component."""
+    """Convert RGB to the luma of BT.601, which is also the first component of a JPEG."""
     return np.asarray(pillow_image().fromarray(rgb).convert("L"))[..., np.newaxis]
 
 
 def check_png_checksums(data: bytes | memoryview) -> None:
-    """Check the checksums of a PNG's chunks, up to IEND; do nothing for other formats."""
+    """Check the checksums of all chunks of a PNG up to IEND; do nothing for other formats."""
     if data[:8] != _PNG:
         return
     at = 8
@@ -211,7 +227,7 @@ def resize(pixels: Pixels, size: tuple[int, int], *, out: Pixels | None = None) 
     """Resize uint8 pixels, height x width x 3 (RGB) or 1 (grey), to `size` (height, width).
 
     Resampling is bilinear with antialiasing, and gives the same bytes on every run and machine.
-    `out`, if given, is filled and returned: uint8, C-contiguous, of the new shape.
+    If `out` is not None, it is filled and returned; it must be C-contiguous uint8 of the new shape.
 
     Raises:
         InvalidArgument: the pixels, the size or `out` is invalid.
@@ -232,9 +248,10 @@ def resample(
     size: tuple[int, int],
     out: Pixels | None,
 ) -> Pixels:
-    """Resample the part `box` (top, left, height, width; may be fractional) to `size`.
+    """Resample a part of a picture to `size` (height, width).
 
-    Only pixels within the box contribute to the result.
+    `box` is the part, (top, left, height, width); these numbers may be fractional. Only pixels
+    within the box contribute to the result.
     """
     if not all(0 < side <= _MAX_SIDE for side in size):
         raise InvalidArgument(f"size: expected height and width of 1 to {_MAX_SIDE}, found {size}")

@@ -1,15 +1,17 @@
 """Orient, convert and copy decoded pixels: EXIF for images, swscale for frames of video.
 
-EXIF numbers the eight orientations: 1 is upright, 2 to 4 are mirrored or upside down, 5 to 8 are
-transposed, with height and width swapped.
+EXIF numbers eight orientations of a picture: 1 is upright; 2 to 4 are mirrored, upside down or
+both; 5 to 8 are transposed, so height and width are swapped.
 
-swscale converts frames to other sizes and colour spaces. Its accurate and bit-exact flags give the
-same bytes on every machine of an architecture. Colour range, matrix, bit depth and chroma layout
-are read from the frame; untagged frames count as limited range and BT.601, as in FFmpeg.
+swscale converts frames of videos to other sizes and colour spaces. With its flags "accurate" and
+"bit-exact", the result is the same on all machines of an architecture. The colour range, the
+matrix, the bit depth and the layout of chroma are read from the frame. If a frame does not declare
+its range or matrix, limited range and BT.601 are assumed, as in FFmpeg.
 
-The frames of a stream usually share one format. `PlaneCopyPath` and `PlanarRgbPath` write upright
-frames of one format with little Python; the caller compares five attributes per frame. Their output
-equals that of the general path bit for bit, as a test checks.
+The frames of a stream usually have the same format. Each `PlaneCopyPath` or `PlanarRgbPath` writes
+upright frames of a single format, and runs little Python code per frame. The caller compares the
+format of each frame (five attributes) with that of the previous frame. A test checks that these
+fast paths and `FrameConverter` give the same bytes.
 """
 
 from __future__ import annotations
@@ -28,16 +30,19 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 UPRIGHT = 1
-TRANSPOSED = 5  # the first of the orientations in which height and width are swapped
+TRANSPOSED = 5  # height and width are swapped in this orientation and all higher ones
 
 _TAG = 0x0112
-_SHORT, _LONG = 3, 4  # TIFF's types of integers; some writers use LONG instead of SHORT
+_SHORT, _LONG = 3, 4  # the integer types of EXIF; some writers use LONG instead of SHORT
 _BYTE_ORDERS = {b"II*\0": "<", b"MM\0*": ">"}
 _MARK = b"Exif\0\0"
 
 
 def exif_orientation(exif: bytes) -> int:
-    """Return the orientation in an EXIF block, with or without its signature; 1 if invalid."""
+    """Return the orientation that EXIF data contains; 1 if there is none, or if it is invalid.
+
+    The data may begin with the signature of a JPEG segment.
+    """
     block = exif.removeprefix(_MARK)
     order = _BYTE_ORDERS.get(block[:4])
     if order is None:
@@ -51,12 +56,12 @@ def exif_orientation(exif: bytes) -> int:
                 (found,) = struct.unpack_from(order + "HI"[kind == _LONG], block, entry + 8)
                 return int(found) if found in range(1, 9) else UPRIGHT
     except struct.error:
-        pass  # the segment is truncated
+        pass  # the data is truncated
     return UPRIGHT
 
 
 def turn_upright(pixels: npt.NDArray[np.uint8], orientation: int) -> npt.NDArray[np.uint8]:
-    """Return a view of stored pixels (height x width x channels), rotated and mirrored upright."""
+    """Return a view of pixels (height x width x channels) that is rotated and mirrored upright."""
     if orientation >= TRANSPOSED:
         pixels = pixels.transpose(1, 0, 2)
     down = -1 if orientation in (3, 4, 7, 8) else 1
@@ -70,7 +75,7 @@ _UINT8 = np.dtype(np.uint8)
 
 
 def to_output(pixels: Pixels, out: Pixels | None) -> Pixels:
-    """Copy pixels into `out` and return it; for None, return the pixels C-contiguous."""
+    """Copy pixels into `out` and return `out`; if it is None, return the pixels C-contiguous."""
     if out is None:
         return np.ascontiguousarray(pixels)
     check_out(out, pixels.shape)
@@ -79,7 +84,7 @@ def to_output(pixels: Pixels, out: Pixels | None) -> Pixels:
 
 
 def check_out(out: Pixels, shape: tuple[int, ...]) -> None:
-    """Raise InvalidArgument unless pixels of this shape can be written to `out` directly."""
+    """Raise InvalidArgument unless `out` is writable C-contiguous uint8 of this shape."""
     if out.shape == shape and out.dtype is _UINT8 and out.flags.carray:
         return
     flags = out.flags
@@ -95,14 +100,14 @@ def check_out(out: Pixels, shape: tuple[int, ...]) -> None:
 
 _FULL_RANGE = 2
 MATRICES = {"bt709": 1, "fcc": 4, "bt601": 5, "smpte240m": 7, "bt2020": 9}
-"""FFmpeg's numbers for colour matrices."""
+"""The numbers by which FFmpeg identifies colour matrices."""
 _NAMES = {number: name for name, number in MATRICES.items()}
 RANGES = {"limited": 1, "full": 2}
-"""FFmpeg's numbers for colour ranges."""
+"""The numbers by which FFmpeg identifies colour ranges."""
 
 
 def is_full_range(frame: VideoFrame) -> bool:
-    """Return True if black is 0, not 16."""
+    """Return True if the frame has full range, in which black is 0 instead of 16."""
     return frame.color_range == _FULL_RANGE or frame.format.name.startswith("yuvj")
 
 
@@ -112,13 +117,16 @@ def matrix_name(frame: VideoFrame) -> str:
 
 
 def display_matrix(frame: VideoFrame) -> bytes | None:
-    """Return the display matrix of a frame, rotation and mirroring, as FFmpeg's nine int32."""
+    """Return the display matrix of a frame, or None.
+
+    The matrix describes rotation and mirroring. FFmpeg stores it as nine int32.
+    """
     data = cast("Buffer | None", frame.side_data.get("DISPLAYMATRIX"))
     return bytes(data) if data is not None else None
 
 
 def frame_facts(frame: VideoFrame) -> dict[str, Any]:
-    """Return properties of a stream's first frame, with colours and rotation as stored."""
+    """Return properties of the first frame of a stream: stored size, format, colours, rotation."""
     facts: dict[str, Any] = {
         "width": frame.width,
         "height": frame.height,
@@ -133,7 +141,8 @@ def frame_facts(frame: VideoFrame) -> dict[str, Any]:
 
 
 FrameFormat = tuple[int, int, str, int, int]
-"""Width, height, pixel format, matrix and range, which with the rotation determine a conversion."""
+"""Width, height, pixel format, matrix and range of a frame. Upright frames with equal formats are
+converted in the same way."""
 
 
 def frame_format(frame: VideoFrame) -> FrameFormat:
@@ -142,9 +151,11 @@ def frame_format(frame: VideoFrame) -> FrameFormat:
 
 
 class PlaneCopyPath:
-    """A fast path for frames that are 4:2:0 already: a part of each frame is copied.
+    """A fast path to YUV for frames that need no conversion: the crop is only copied.
 
-    The size (height, width) and the position of the part are even.
+    The frames are already 8-bit 4:2:0 in BT.601 and limited range, and have the scaled size.
+
+    The size (height, width) of the crop, and its position `top` and `left`, must be even.
     """
 
     def __init__(self, size: tuple[int, int], top: int, left: int) -> None:
@@ -152,8 +163,8 @@ class PlaneCopyPath:
         self._chroma, self._chroma_at = (size[0] // 2, size[1] // 2), (top // 2, left // 2)
 
     def write(self, frame: VideoFrame, out: Pixels) -> None:
-        """Copy Y, and U and V side by side below it."""
-        planes: Any = frame.planes  # buffers, which PyAV's types do not declare
+        """Copy the crop into `out`: Y, and below Y, U and V side by side."""
+        planes: Any = frame.planes  # planes are buffers, but PyAV's types do not say so
         luma, blue, red = planes
         (top, left), line = self._luma_at, luma.line_size
         tall, wide = self._luma
@@ -169,12 +180,13 @@ class PlaneCopyPath:
 
 
 class PlanarRgbPath:
-    """A fast path: swscale creates planes of green, blue and red, which are then interleaved.
+    """A fast path to RGB: swscale creates planes of green, blue and red, which are interleaved.
 
     Args:
-        reformatter: the swscale context; borrowed, and used for frames of one format only.
-        arguments: the arguments of `reformat` after the frame, with the target "gbrp".
-        size, top, left: height and width of the part, and its position in the scaled picture.
+        reformatter: the swscale context. It must be used for frames of one format only.
+        arguments: the arguments of the context's `reformat` that follow the frame. The target
+            format is "gbrp".
+        size, top, left: the height and width of the crop, and its position in the scaled picture.
     """
 
     def __init__(
@@ -199,16 +211,17 @@ class PlanarRgbPath:
         out[..., 0] = np.ndarray(size, _UINT8, red, start, (line, 1))
 
 
-_RESERVED_MATRIX = 3  # swscale refuses this value; writers use it for "unspecified"
+_RESERVED_MATRIX = 3  # writers use this value for "unspecified", but swscale does not accept it
 _BT601 = MATRICES["bt601"]
-# The formats that swscale converts to planes of RGB five times as fast as to packed pixels. Both
-# give the same values, as a test checks, unless the height is enlarged or chroma is uneven.
+# The formats that swscale converts to planes of RGB five times as fast as to packed RGB. A test
+# checks that the values are the same. They may differ if the picture gets higher, or if its height
+# or width is odd.
 _PLANAR_FORMATS = frozenset(
     f"yuv{j}{chroma}p{deep}"
     for j, deep in (("", ""), ("j", ""), ("", "10le"))
     for chroma in ("420", "422", "444")
 )
-_GBR = (1, 2, 0)  # the RGB channel of each plane
+_GBR = (1, 2, 0)  # for each plane of "gbrp", the index of its channel in RGB
 
 
 class FrameConverter:
@@ -222,7 +235,8 @@ class FrameConverter:
 
         self._new = VideoReformatter
         self._reformatters: dict[tuple[str, str], VideoReformatter] = {}
-        # Convert to int: otherwise PyAV looks the combination up in its enum for every frame.
+        # Convert the flags to int. Otherwise PyAV looks up their combination in its enum for every
+        # frame.
         self._flags = int(
             Interpolation.BILINEAR
             | Interpolation.ACCURATE_RND
@@ -233,7 +247,11 @@ class FrameConverter:
         self._alpha: dict[str, bool] = {}
 
     def rgb(self, frame: VideoFrame, width: int, height: int) -> list[tuple[int | slice, Pixels]]:
-        """Scale `frame` to RGB; return pairs of channel (or a slice of all channels) and values."""
+        """Scale `frame` and convert it to RGB; return pairs of (index, values).
+
+        The values of all pairs together are the picture: the index is that of the channel or, if
+        there is one pair, a slice of all channels.
+        """
         if self._has_alpha(frame):
             frame = self._blend_over_black(frame)
         planar = _converts_to_planes(frame, height)
@@ -255,7 +273,13 @@ class FrameConverter:
         size: tuple[int, int],
         corner: tuple[int, int],
     ) -> PlanarRgbPath | None:
-        """Return a fast path for upright frames of this format, or None if there is none."""
+        """Return the fast path for upright frames with the format of `frame`; None if none exists.
+
+        Args:
+            scaled: the width and height of the scaled picture.
+            size: the height and width of the crop.
+            corner: the position (top, left) of the crop in the scaled picture.
+        """
         width, height = scaled
         if not _converts_to_planes(frame, height):
             return None
@@ -266,7 +290,7 @@ class FrameConverter:
     def _rgb_arguments(
         self, frame: VideoFrame, width: int, height: int, target: str
     ) -> tuple[Any, ...]:
-        """Return the arguments of `reformat` after the frame."""
+        """Return the arguments of PyAV's `reformat` that follow the frame."""
         matrix = _BT601 if frame.colorspace == _RESERVED_MATRIX else None
         ranges_and_tags, n_threads = (None,) * 4, 1
         return (width, height, target, matrix, matrix, self._flags, *ranges_and_tags, n_threads)
@@ -274,7 +298,10 @@ class FrameConverter:
     def yuv(
         self, frame: VideoFrame, width: int, height: int, chroma: str = "yuv420p"
     ) -> VideoFrame:
-        """Convert to 8-bit planes of BT.601, limited range; return a frame that has such planes."""
+        """Scale and convert a frame to 8-bit YUV of BT.601 in limited range.
+
+        Return `frame` itself if it is such a frame already. `chroma` is the pixel format.
+        """
         full = is_full_range(frame)
         if (frame.width, frame.height, frame.format.name) == (width, height, chroma) and not full:
             if matrix_name(frame) == "bt601":
@@ -296,7 +323,7 @@ class FrameConverter:
         )
 
     def _reformatter(self, frame: VideoFrame, target: str) -> VideoReformatter:
-        """Return the context for conversions from the frame's format to `target`."""
+        """Return the swscale context that converts the pixel format of `frame` to `target`."""
         key = (frame.format.name, target)
         found = self._reformatters.get(key)
         if found is None:
@@ -311,7 +338,10 @@ class FrameConverter:
         return self._alpha[name]
 
     def _blend_over_black(self, frame: VideoFrame) -> VideoFrame:
-        """Blend a frame over black: scaling would mix in the colours of transparent pixels."""
+        """Blend a frame over black.
+
+        Otherwise scaling would mix the colours of transparent pixels with those next to them.
+        """
         from av import VideoFrame
 
         rgba = frame.to_ndarray(format="rgba")
@@ -329,6 +359,9 @@ def _converts_to_planes(frame: VideoFrame, height: int) -> bool:
 
 
 def plane_rows(plane: Any, height: int, n_bytes: int, top: int = 0, left: int = 0) -> Pixels:
-    """Return a part of a plane with padded rows, as a view."""
+    """Return a part of a plane, as a view without the padding at the end of the plane's rows.
+
+    The part has `height` rows of `n_bytes` bytes, from row `top` and byte `left` on.
+    """
     line = plane.line_size
     return np.ndarray((height, n_bytes), np.uint8, plane, top * line + left, (line, 1))
