@@ -46,8 +46,8 @@ dataset have the same schema."""
 def open_sections(content: Content, path: str) -> tuple[Header, Schema, Sections]:
     """Validate the structure of a shard; return its header, its schema, and its sections by key.
 
-    Checked are the first page, its copy at the end of the file, the section table, the schema, and
-    the offset and size of every section.
+    The checks include the first page, its copy at the end of the file, the section table, the
+    schema, and the offset and size of every section.
     """
     size = content.nbytes
     if size < PAGE:
@@ -133,9 +133,11 @@ def _check_kinds(sections: Sections, path: str) -> None:
 
 
 def check_sections(header: Header, schema: Schema, sections: Sections, path: str) -> None:
-    """Raise ShardCorrupt unless the shard has exactly the sections that its schema requires.
+    """Raise ShardCorrupt unless the shard has the sections that its schema requires.
 
-    The number of samples in `header` determines the number of items in each section.
+    Sections of optional kinds are the only others that are allowed. The number of items in most
+    sections must fit the number of samples in `header`. Raises ShardUnsupported if a section has an
+    unknown kind that a reader must not skip.
     """
     _check_kinds(sections, path)
     if (n := header.n_samples) > MAX_SAMPLES:

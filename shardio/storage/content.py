@@ -39,8 +39,8 @@ Rows = npt.NDArray[np.int64]
 
 _HEAD_BYTES: Final = 128
 """The number of bytes at the start of a shard that contain all fields of its header, such as the
-file size, the hash of the section table and the content id. Equal bytes mean that a reopened file
-is the same shard."""
+file size, the hash of the section table and the content id. A reopened file is the same shard if
+these bytes are the same."""
 
 _GAP_BYTES: Final = 8 << 10
 """The maximum distance between the starts of two small rows that are read by one call. Reading the
@@ -63,7 +63,7 @@ _MIN_OPEN: Final = 4
 class _Descriptor:
     """A descriptor of an open file. It is closed when the last reference to this object is gone.
 
-    Evicting it only drops a reference, because another thread may still be reading with it.
+    An eviction only drops one reference, because another thread may still be using the descriptor.
     """
 
     def __init__(self, fd: int) -> None:
@@ -151,7 +151,7 @@ class PreadFile:
     def _read_small(
         self, offset: int, stride: int, rows: Rows, out: npt.NDArray[np.uint8], lines: Rows
     ) -> None:
-        """Read small rows; those that are close together by one call, which also reads the gaps."""
+        """Read small rows; close rows are read by one call, together with the gaps between them."""
         span = int(rows[-1] - rows[0]) * stride
         if span <= _SPAN_BYTES and span <= _GAP_BYTES * len(rows):
             self._read_span(offset, stride, rows, out, lines)
@@ -246,10 +246,11 @@ class PreadFile:
         return error.at(offset=offset)
 
     def _allow_reopen(self, error: OSError, n_failures: int = 0) -> None:
-        """Handle an error of a read: after ESTALE, drop the descriptor to have the file reopened.
+        """Handle an error of a read: after ESTALE, drop the descriptor, so that it is reopened.
 
-        Any other error is raised again, with the path; so is ESTALE if an earlier attempt failed
-        (`n_failures`).
+        A network file system returns ESTALE if it no longer knows the open file. Any other error is
+        raised again, with the path. ESTALE is raised again as well unless `n_failures`, the number
+        of earlier failures of the same read, is 0.
         """
         if error.errno != errno.ESTALE or n_failures:
             raise OSError(error.errno, os.strerror(error.errno or 0), self.path) from error

@@ -52,7 +52,7 @@ class FileState(NamedTuple):
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
     def check(self, now: FileState, path: str) -> None:
-        """Raise ShardChanged if `now`, the current state of the path, has another file or size.
+        """Raise ShardChanged if `now`, the current state, is of another file or of another size.
 
         The modification time is not compared. If the content of the file was changed, the hashes
         detect this and locate the change.
@@ -144,8 +144,8 @@ UNSAFE_FILE_SYSTEMS: Final[dict[int, str]] = {
 """The names of the file systems on which mapping a file is unsafe, by their `f_type` of statfs(2).
 
 On these file systems, the server or another client can truncate a file without this kernel's
-knowledge, and the connection to the server can be lost. In both cases, a process that reads a
-mapped page is killed by SIGBUS.
+knowledge, and the connection to the server can be lost. A process that then reads a mapped page
+which is not available any more is killed by SIGBUS.
 """
 
 _STATFS_BYTES: Final = 256  # larger than any struct statfs, which begins with f_type

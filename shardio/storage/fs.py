@@ -149,7 +149,7 @@ def open_lock_file(path: str) -> int:
 
 
 def copy(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Copy the content of a file to a new file. The new file is not synced; the caller does so."""
+    """Copy the content of a file to a new file, which the caller must sync."""
     with open(source, "rb") as old, create(target) as new:
         shutil.copyfileobj(old, new, 1 << 20)
 

@@ -137,7 +137,7 @@ class Field(ABC):
         return self.medium is not None
 
     def describe(self) -> dict[str, object]:
-        """Return the entries of a stored schema that only fields of this type have.
+        """Return the part of the field's entry in a stored schema that depends on the type.
 
         An example is the dtype of an array.
         """
@@ -232,7 +232,7 @@ class RecordField(Field):
 
     @classmethod
     def parse(cls, name: object, entry: dict[str, Any], codec: str, *, optional: bool) -> Self:
-        """Return the field; only its codec and `optional` matter."""
+        """Return the field, which has no options besides `codec` and `optional`."""
         return cls(codec, optional=optional)
 
 

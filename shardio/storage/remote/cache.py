@@ -71,7 +71,7 @@ _ROWS_AT_ONCE: Final = 1 << 14
 def verify_download(path: str, shard: ShardSummary) -> None:
     """Verify that a file is the shard which a generation names, and check all hashes in it.
 
-    Raises ShardCorrupt or another error of `_DAMAGED_ERRORS` if it is not.
+    Raises one of `_DAMAGED_ERRORS` if the file is another shard, or is damaged.
     """
     with ShardReader(path, verify="first", access="mmap") as reader:
         found = (reader.id, len(reader), reader.header.file_size)

@@ -400,9 +400,9 @@ class ObjectStore:
 
 
 class _BackOff:
-    """The pauses between the attempts of a call; each pause is longer than the previous one.
+    """The pauses between the attempts of a call. They get longer, up to `_MAX_BACKOFF_S`.
 
-    The lengths are partly random. All attempts since the last `reset` may together take
+    The length of a pause is partly random. All attempts since the last `reset` may together take
     `deadline_s`, by default the deadline of the store. `check` is called before each pause.
     """
 
