@@ -214,7 +214,7 @@ def _too_long(name: str) -> SchemaError:
 
 
 def _is_printable(name: str) -> bool:
-    """Return True if a name has no control characters and other unprintable characters.
+    """Return True if a name has neither control characters nor other unprintable characters.
 
     Characters that are unknown to this Python's version of Unicode are accepted, because a newer
     Python may have written the name.

@@ -43,8 +43,9 @@ from shardio.storage.fs import create, create_unnamed, rename_exclusive, sync, s
 def encode_media(name: str, field: Field, value: Any) -> Any:
     """Return the EncodedImage or EncodedStream for the bytes of a media file.
 
-    An image file is probed for its dimensions; a video or audio file is demuxed into packets. If
-    `value` is not bytes, or `field` is not a field of media, `value` is returned unchanged.
+    An image file is probed for its dimensions; a video or audio file is demuxed into packets. All
+    other values are returned unchanged: an EncodedImage, an EncodedStream, a value that is not
+    bytes, and a value of a field that is not a field of media.
 
     Raises:
         MediaError: the bytes are not a readable media file; the message names the field.
@@ -82,12 +83,12 @@ class ShardSummary:
 
 
 class ShardWriter(Publishing):
-    """Writes samples to one shard. Until `close()`, it owns a hidden temporary file in the folder.
+    """Writes samples to one shard. Until `close()`, it owns a hidden file in the shard's folder.
 
-    `close()`, or the end of a `with` block, finishes the file, syncs it and renames it. Only then
-    does the shard appear under its name. `abort()`, or an exception in the `with` block, removes
-    the temporary file. An invalid sample is refused before any part of it is written, and the
-    writer stays usable.
+    The hidden file is temporary: `close()`, or the end of a `with` block, finishes it, syncs it and
+    renames it. Only then does the shard appear under its name. `abort()`, or an exception in the
+    `with` block, removes the temporary file. An invalid sample is refused before any part of it is
+    written, and the writer stays usable.
 
     Raises:
         ShardExists: the file exists; shards are never overwritten.
@@ -230,7 +231,7 @@ class ShardWriter(Publishing):
             largest.move_to(create_unnamed(self._folder))
         waiting = sum(spool.waiting for spool in self._spools())
         most = SPOOL_BYTES if self._dominant is None else MEMORY_BYTES
-        # The buffers cannot be too large again before so many bytes were written to them.
+        # Look at the buffers again when so many bytes were written in total that they may be full.
         self._next_look = self._n_spooled() + most - waiting
 
     def _choose_dominant(self) -> None:

@@ -39,7 +39,7 @@ def is_bfloat16_bits(dtype: np.dtype[Any]) -> bool:
 
 
 def format_dtype(dtype: np.dtype[Any]) -> str:
-    """Return the name of a dtype for messages: "bfloat16" if `is_bfloat16_bits` of the dtype."""
+    """Return the name of a dtype for messages; "bfloat16" for the dtype of bfloat16 bits."""
     return "bfloat16" if is_bfloat16_bits(dtype) else str(dtype)
 
 

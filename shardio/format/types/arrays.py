@@ -436,7 +436,7 @@ class List(Field):
             raise ShardCorrupt("a bool in a list is neither 0 nor 1", code="value")
 
     def value_bytes(self, value: Any) -> bytes:
-        """Return dtype, shape and bytes of each array, each time preceded by their length."""
+        """Return the concatenated `value_bytes` of the arrays, each preceded by its length."""
         parts = [self.element.value_bytes(array) for array in value]
         return b"".join(f"l{len(part)},".encode() + part for part in parts)
 

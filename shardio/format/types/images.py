@@ -50,7 +50,7 @@ class EncodedImage(bytes):
     def __new__(
         cls, data: bytes | bytearray | memoryview, height: int, width: int, channels: int
     ) -> Self:
-        """Create the image; the data is copied unless it is `bytes`."""
+        """Create the image from a copy of the data."""
         found = super().__new__(cls, data)
         found.height, found.width, found.channels = height, width, channels
         return found

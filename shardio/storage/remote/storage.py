@@ -266,7 +266,7 @@ class RemoteStorage:
     def manifest_folder(self, generation: int | None) -> str:
         """Return the local folder of the manifest; first download the manifest if needed.
 
-        `generation` is the number of the generation that the caller needs, or None.
+        `generation` is the number of a generation; None stands for the published one.
         """
         self._manifests.download(generation)
         return self._cache.root
