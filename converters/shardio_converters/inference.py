@@ -74,7 +74,7 @@ class InputProbe:
         self._inputs, self._reason = inputs, ""
 
     def files(self) -> Iterator[Input]:
-        """Yield the inputs that are regular files; opening a pipe would wait for its writer."""
+        """Yield the inputs that are regular files; a pipe is skipped, as opening it could block."""
         return (one for one in self._inputs if os.path.isfile(one.path))
 
     @contextmanager
@@ -107,7 +107,7 @@ class SchemaInference:
     becomes optional.
 
     Args:
-        names: the plural noun for names in messages; None if names are not checked here.
+        names: the plural noun in messages about invalid field names; None to check no names.
         widens: True if a differing numeric dtype widens the field; if False, it is an error.
     """
 

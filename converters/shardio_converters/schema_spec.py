@@ -131,7 +131,7 @@ def parse_schema(fields: Any) -> Schema:
 
 
 def schema_of(fields: Mapping[str, str]) -> Schema:
-    """Return the schema of specs known to be valid; cached, because most files share one."""
+    """Return the schema of valid specs; it is cached, because most files have the same specs."""
     return _schema_of(tuple(fields.items()))
 
 

@@ -39,9 +39,9 @@ class Arrow(InferringConverter):
     columns: Sequence[str] | None = field(default=None, metadata={"flag": "--column"})
     """Convert this column or feature; repeatable (default: all)."""
     units: Mapping[str, str] | None = field(default=None, metadata={"flag": None})
-    """Units of integers that were times, by column; from the files alone."""
+    """The units of times, which are stored as integers, by column; only inferred."""
     classes: Sequence[str] | None = field(default=None, metadata={"flag": None})
-    """Names of the numbers in a column `label`; from the files alone."""
+    """Class names for the numbers in a column `label`; only inferred."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", column_names(self.columns, "columns"))

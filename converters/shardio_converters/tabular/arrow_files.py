@@ -128,7 +128,7 @@ def open_table(path: str, name: str) -> Iterator[ParquetTable | ArrowTable]:
 
 
 def is_table(source: Input) -> bool:
-    """Return True if a file has the suffix of a table, and any state.json beside it lists it.
+    """Return True if a file has the suffix of a table and, if there is a state.json, is in its list.
 
     A Hugging Face dataset folder may also contain cached tables of earlier steps, not listed there.
     """
@@ -148,7 +148,7 @@ def refuse_missing_tables(source: Input) -> None:
 
 
 def _listed(path: str) -> frozenset[str] | None:
-    """Return the tables that a state.json lists; None if it is absent or lists none."""
+    """Return the tables that a state.json lists; None if it is absent or cannot be parsed."""
     try:
         stat = os.stat(path)
     except OSError:

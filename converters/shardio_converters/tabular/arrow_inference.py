@@ -104,7 +104,7 @@ class ArrowInference:
 
     @property
     def units(self) -> dict[str, str]:
-        """By column of times, which are stored as integers, their unit."""
+        """The units of times, which are stored as integers, by the name of their column."""
         return {name: column.unit for name, column in self._columns.items() if column.unit}
 
     @property

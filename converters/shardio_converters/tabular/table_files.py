@@ -24,7 +24,7 @@ NESTED: Final = frozenset((dict, list))
 """The types of JSON values that contain other values."""
 
 MAX_LINE: Final = 1 << 28
-"""The maximum length of a line or CSV cell; bounds memory for a file without line ends."""
+"""The maximum length of a line or CSV cell. It limits memory for a file without line ends."""
 _BLOCK_CHARS: Final = 1 << 17
 _BLOCK_ROWS: Final = 256
 _SPACE: Final = " \t\r\n"  # the whitespace of JSON
@@ -89,7 +89,8 @@ class _Lines:
 def _read_csv(lines: _Lines, delimiter: str) -> Iterator[RowBlock]:
     blocks = _blocks_of_csv(lines, delimiter)
     while True:
-        # The limit, 131,072 by default, is global to the process, so it is restored afterwards.
+        # The limit for the length of a cell, 131,072 by default, is global to the process, so it is
+        # restored after each block.
         limit = csv.field_size_limit(MAX_LINE)
         try:
             block = next(blocks, None)
@@ -179,7 +180,7 @@ def _load_line(text: str, number: int) -> dict[str, Any]:
 
 
 def _column_out_of_range(text: str) -> str:
-    """Return the first column of a row with a number out of range, as a part of a message."""
+    """Return the first column in which a row has a number out of range, for a message."""
 
     def read(number: str) -> float | OutOfRange:
         try:
@@ -212,7 +213,7 @@ def _load_all(texts: Sequence[str]) -> list[dict[str, Any]] | None:
     rows = [row for row, _ in found]
     if [end for _, end in found] != [*map(len, texts)] or {*map(type, rows)} - {dict}:
         return None
-    # A dict drops a repeated name, so that there are fewer names than colons.
+    # A dict drops a repeated name; there are then fewer names than colons.
     n_names = sum(map(len, rows))
     if whole.count("{") > len(rows):  # objects within objects, or braces in texts
         inner = inside(rows)
@@ -313,7 +314,7 @@ def name_of(table: Input, reference: str) -> str:
 
 
 def file_spec(references: Sequence[str] | set[str]) -> str:
-    """Return the spec of a field of files: the medium that all suffixes have in common, or file."""
+    """Return the spec of a field of files: the medium to which all suffixes belong, or `file`."""
     if all(map(has_image_suffix, references)):
         return "image"
     if all(map(has_sound_suffix, references)):

@@ -78,8 +78,8 @@ class _ColumnInference:
 
     def __init__(self, depth: int = 0) -> None:
         self._depth = depth
-        self._kinds: set[str] = set()  # the kinds of JSON values
-        self._cell_kind: str | None = None  # the kind of CSV cells
+        self._kinds: set[str] = set()  # of the JSON values so far
+        self._cell_kind: str | None = None  # of the CSV cells so far
         self._has_cells = False
         self._n_given = self._n_empty = 0
         self._least = self._most = 0
@@ -139,7 +139,7 @@ class _ColumnInference:
             self._inner.setdefault(name, _ColumnInference(self._depth + 1)).merge(column)
 
     def specs(self, name: str, n_rows: int) -> dict[str, str]:
-        """Return the field spec, or the specs of a nested record, for a total of `n_rows` rows."""
+        """Return the field spec, or the specs of a nested record; the tables have `n_rows` rows."""
         if self._kinds == {_RECORD} and not self._has_cells and self._is_record():
             found: dict[str, str] = {}
             for key, column in self._inner.items():

@@ -1,4 +1,4 @@
-"""CSV and JSON Lines tables: one sample per row, with the files that it references."""
+"""CSV and JSON Lines tables: one sample per row, with the files that the row references."""
 
 from __future__ import annotations
 
