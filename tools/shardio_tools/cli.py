@@ -158,7 +158,7 @@ def _print_exception(error: BaseException, what: str) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser that adds its command's arguments when it parses; it suggests similar names.
+    """A parser that adds its command's arguments when it parses, and hints at mistyped names.
 
     Help and version are printed like reports, because argparse ignores write errors.
     """

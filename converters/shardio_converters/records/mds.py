@@ -392,7 +392,8 @@ class Mds(InferringConverter):
     A shard describes its own columns. If there is an `index.json` in its folder, the size of the
     shard is compared with it, and so are checksums that it contains; all shards that it names must
     exist. By default, fields are inferred from the encodings of columns. If these do not state the
-    shape of an array, all samples are read; a dimension with differing sizes becomes variable.
+    dtype and shape of arrays, all samples are read; a dimension with differing sizes becomes
+    variable.
     """
 
     kind: ClassVar[str] = "mds"

@@ -41,7 +41,7 @@ _LONG_NAME, _LONG_LINK, _PAX, _PAX_FOR_ALL = b"L", b"K", b"x", b"g"
 _EXTENSIONS: Final = (_LONG_NAME, _LONG_LINK, _PAX, _PAX_FOR_ALL)
 _MAX_EXTENSION: Final = 1 << 20  # the maximum size of a name, or of another extension header
 _MAX_MEMBER: Final = 4 << 30  # the maximum size of a member that is read into memory
-_PIECE: Final = 16 << 20  # of single reads, so that a wrong size in a header allocates little
+_PIECE: Final = 16 << 20  # size of single reads; a wrong size in a header then allocates little
 _DAMAGED: Final = (gzip.BadGzipFile, zlib.error, zstandard.ZstdError, EOFError)
 
 

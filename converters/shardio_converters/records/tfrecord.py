@@ -22,7 +22,7 @@ _GZIP_OR_ZLIB: Final = zlib.MAX_WBITS | 32  # the format is detected from the fi
 
 
 class _Bytes(Protocol):
-    """A source of consecutive bytes; `read` returns up to n bytes, and b"" at the end."""
+    """A source of consecutive bytes; `read` returns up to `n_bytes`, and b"" at the end."""
 
     def read(self, n_bytes: int, /) -> bytes: ...
 

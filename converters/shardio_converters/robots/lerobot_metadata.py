@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # pyarrow is imported on use, so that options can be listed w
 
 INFO: Final = "meta/info.json"
 EPISODE: Final = ("episode_index", "length")
-"""The columns that every episode has."""
+"""The columns that the list of episodes has in every version."""
 PLACE: Final = ("episode_chunk", "episode_index")
 """The columns that determine the files of an episode in version 2."""
 DATA_PLACE: Final = ("data/chunk_index", "data/file_index")
@@ -107,7 +107,7 @@ def read_episode_lines(root: str, info: Mapping[str, Any]) -> tuple[list[str], C
 
 
 def read_tasks(root: str, version: int) -> dict[int, str]:
-    """Return the tasks by number."""
+    """Return the texts of the tasks by task number."""
     name = _TASK_LINES if version == ONE_EACH else _TASKS
     with naming(name):
         if version == ONE_EACH:

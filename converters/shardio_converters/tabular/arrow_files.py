@@ -128,7 +128,7 @@ def open_table(path: str, name: str) -> Iterator[ParquetTable | ArrowTable]:
 
 
 def is_table(source: Input) -> bool:
-    """Return True if a file has the suffix of a table and, if there is a state.json, is in its list.
+    """Return True if a file has the suffix of a table and is listed in state.json, if that exists.
 
     A Hugging Face dataset folder may also contain cached tables of earlier steps, not listed there.
     """

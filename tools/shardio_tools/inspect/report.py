@@ -310,7 +310,7 @@ def _disagreements(survey: Survey, named: Any, schema: shardio.Schema) -> list[F
 
 
 def _samples_by_class(inspection: Inspection, dataset: shardio.ShardDataset) -> Facts:
-    """Count the samples per class and without a class; empty without a field `label`."""
+    """Count the samples per class and without a class; return {} if there is no usable `label`."""
     names, kind = dataset.classes, dataset.schema.columns.get("label")
     if not names or kind is None or kind.shape or not kind.dtype.startswith(("int", "uint")):
         return {}
