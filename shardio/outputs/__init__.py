@@ -1,6 +1,6 @@
-"""Loader outputs: NumPy arrays, or tensors of tinygrad, torch or JAX.
+"""The outputs of a loader: NumPy arrays, or tensors of tinygrad, torch or JAX.
 
-A framework is imported when its adapter is created; workers and output="numpy" need none.
+A framework is imported when its adapter is created. Workers and output="numpy" need no framework.
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ OUTPUTS: Final = get_args(Output)
 
 
 class TensorAdapter(Protocol):
-    """A converter from arrays over a block to tensors.
+    """A converter from arrays to tensors. The arrays are views of a block, the memory of a batch.
 
-    `aliases` is True if tensors share the memory of their arrays; later writes to the block then
-    change the tensors.
+    If `aliases` is True, tensors share the memory of their arrays, so later writes to the block
+    change the tensors. If it is False, tensors are copies.
     """
 
     aliases: bool
 
     def wrap(self, array: npt.NDArray[Any], owner: object, dtype: str | None = None) -> Any:
-        """Return an array as a tensor, with its bits reinterpreted if `dtype` is given.
+        """Return an array as a tensor.
 
-        The tensor and its views keep `owner`, whose memory the array uses.
+        If `dtype` is not None, the bits of the array are reinterpreted as values of this dtype,
+        which NumPy lacks. `owner` is the object that owns the memory of the array; if the tensor
+        shares this memory, the tensor and its views keep `owner` alive.
 
         Raises:
             InvalidArgument: the framework has no such dtype.
@@ -40,14 +42,18 @@ class TensorAdapter(Protocol):
     def fixed(
         self, array: npt.NDArray[Any], dtype: str | None = None
     ) -> Callable[[npt.NDArray[Any]], Any]:
-        """Return a function that copies a field's values into a tensor shared by all batches."""
+        """Return a function that copies an array into a tensor and returns the tensor.
+
+        If the framework supports this, it is the same tensor in every call, so all batches share
+        the tensor of a field. `array` has the shape and dtype of the values.
+        """
 
     def synchronize(self) -> None:
-        """Wait until no queued work reads memory that has been released."""
+        """Wait until queued work has stopped reading the memory of tensors that were released."""
 
 
 def create_adapter(output: str, device: Any) -> TensorAdapter | None:
-    """Return the adapter for an output on a device; None for NumPy arrays.
+    """Return the adapter for an output on a device; None if the output is NumPy arrays.
 
     Raises:
         InvalidArgument: the framework has no such device.
@@ -69,7 +75,7 @@ def create_adapter(output: str, device: Any) -> TensorAdapter | None:
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name on first use (PEP 562), because it imports tinygrad."""
+    """Import `yuv420_to_rgb` on first use (PEP 562), because its module imports tinygrad."""
     if name not in __all__:
         raise AttributeError(f"module 'shardio.outputs' has no attribute {name!r}")
     from shardio.outputs.tinygrad import yuv420_to_rgb

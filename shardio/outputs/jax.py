@@ -1,7 +1,7 @@
-"""Convert arrays to JAX arrays, sharing memory if JAX supports it.
+"""Convert arrays to JAX arrays. They share the memory of the NumPy arrays if JAX supports this.
 
-JAX keeps the source array, and so its block, for as long as anything refers to the memory,
-including queued computations and copies to other devices.
+JAX then keeps the NumPy array alive, and with it the block whose memory the array uses, as long as
+anything needs the memory. This includes queued computations and copies to other devices.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Ndarray = npt.NDArray[Any]
 class JaxAdapter:
     """An adapter for JAX arrays on a device: "cpu", "gpu", "gpu:1"; None for JAX's default.
 
-    JAX arrays are immutable and cannot be reused for another batch: `aliases` is False, and the
-    function from `fixed` returns a new array each time. Without `jax_enable_x64`, JAX stores 64-bit
-    types in 32 bits.
+    JAX arrays are immutable, so the same array cannot be reused for another batch. Therefore the
+    function that `fixed` returns creates a new array in each call, and `aliases` is False. Without
+    the option `jax_enable_x64`, JAX stores 64-bit types in 32 bits.
     """
 
     aliases = False
@@ -31,7 +31,7 @@ class JaxAdapter:
         self._device = None if device is None else _find_device(self._jax, device)
 
     def wrap(self, array: Ndarray, owner: object, dtype: str | None = None) -> Any:
-        """Return an array as a JAX array, which keeps the source array."""
+        """Return an array as a JAX array. If it shares the memory, it keeps `array` alive."""
         jax = self._jax
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
         if dtype == "bfloat16":
@@ -39,11 +39,11 @@ class JaxAdapter:
         return jax.device_put(array, self._device, may_alias=True)
 
     def fixed(self, array: Ndarray, dtype: str | None = None) -> Callable[[Ndarray], Any]:
-        """Return a function that copies an array's values into a new JAX array."""
+        """Return a function that copies a NumPy array into a new JAX array."""
         return lambda values: self.wrap(values.copy(), None, dtype)
 
     def synchronize(self) -> None:
-        """Do nothing: JAX keeps all memory that it still reads."""
+        """Do nothing, because JAX keeps all memory alive that it still reads."""
 
 
 def _jax() -> Any:
@@ -58,10 +58,10 @@ def _jax() -> Any:
 
 
 def _find_device(jax: Any, name: str) -> Any:
-    """Return the device with this platform name and optional number after a colon."""
+    """Return a device by its name: a platform, or a platform, a colon and the device's index."""
     platform, _, number = name.partition(":")
     try:
-        if number.startswith("-"):  # as an index, it would count from the last device
+        if number.startswith("-"):  # a negative index would count from the last device
             raise ValueError("device numbers start at 0")
         return jax.devices(platform)[int(number or 0)]
     except (IndexError, RuntimeError, ValueError) as error:

@@ -1,8 +1,9 @@
-"""Convert arrays to tinygrad tensors: shared memory on the CPU device, copies on others.
+"""Convert arrays to tinygrad tensors.
 
-`tinygrad_internals` has fast paths through internals of tinygrad; this module falls back to the
-public API if they change. `yuv420_to_rgb` is a function for users: loading YUV halves the bytes
-copied to the device.
+On the CPU device, tensors share the memory of the arrays; on other devices, they are copies.
+`tinygrad_internals` has fast ways to create tensors, which use internals of tinygrad. If these
+internals change, this module uses the public API instead. `yuv420_to_rgb` is a function for users:
+frames of YUV have half the bytes of RGB, so less data is copied to the device.
 """
 
 from __future__ import annotations
@@ -27,16 +28,19 @@ _DTYPES: Final[dict[np.dtype[Any], DType]] = {
     np.dtype(name): getattr(dtypes, name) for name in _NAMES
 }
 
-# Compilers use aligned vector loads: a float32 kernel crashes on memory at 8 bytes past a multiple
-# of 16. Blocks align every field to a cache line, which is the size of the longest vectors.
+# The alignment that shared memory must have, in bytes. Compilers use loads of aligned vectors: a
+# kernel for float32 crashes if the address of its memory is 8 bytes past a multiple of 16. The
+# longest vectors have 64 bytes, a cache line; blocks align every field to such a line.
 _ALIGNMENT: Final = 64
 
-# The devices that have read the source when a copy returns (tinygrad 0.14). For other devices, such
-# as CL, each copy must be waited for, and does not overlap with queued work.
+# The devices for which a copy has read its source once the call returns (tinygrad 0.14). For other
+# devices, such as CL, `synchronize` is called after each copy, which therefore does not overlap
+# with queued work.
 _READS_AT_ONCE: Final = frozenset({"CPU", "CUDA", "METAL", "NV", "AMD", "PYTHON", "QCOM"})
 
-# CUDA pins memory for every copy, and releases it only in `synchronize`. A loop that never reads a
-# result would pin more and more memory, so `synchronize` is called after _STAGING_BYTES.
+# tinygrad's CUDA device pins memory for every copy, and releases this memory only in `synchronize`.
+# A loop that never reads a result would pin more and more memory. Therefore this module calls
+# `synchronize` each time _STAGING_BYTES have been copied.
 _KEEPS_STAGING: Final = frozenset({"CUDA"})
 _STAGING_BYTES: Final = 512 << 20
 
@@ -46,10 +50,12 @@ _HOLDS_ONLY: Final = frozenset({"DISK", "NPY", "TINYFS"})
 class TinygradAdapter:
     """An adapter for tinygrad Tensors: shared memory on the CPU device, copies on others.
 
-    `device` is the name of a device, None for tinygrad's default, or a tuple of names, to shard
-    tensors along axis 0. If `aliases` is False, tensors are copies, and the array's memory may be
-    overwritten once `wrap` has returned. tinygrad is not thread-safe: use the adapter in the thread
-    that uses tinygrad.
+    `device` is the name of a device, None for tinygrad's default, or a tuple of names. With a
+    tuple, tensors are sharded over the devices along axis 0.
+
+    If `aliases` is True, tensors share the memory of their arrays. Otherwise they are copies, and
+    the memory of an array may be overwritten once `wrap` has returned. tinygrad is not thread-safe,
+    so use the adapter only in the thread that uses tinygrad.
     """
 
     def __init__(self, device: str | tuple[str, ...] | None = None) -> None:
@@ -65,12 +71,15 @@ class TinygradAdapter:
         self._copies = find_copies(self._devices[0]) if is_one_copy else None
 
     def wrap(self, array: Ndarray, owner: object, dtype: str | None = None) -> Tensor:
-        """Return an array as a Tensor, whose devices must divide the rows.
+        """Return an array as a Tensor.
 
-        If tensors alias, the Tensor and everything computed from it keep `owner` until they are
-        released or realized (views keep `owner` even then, because views use the same memory); do
-        not write to the memory until then. Arrays that are empty, not C-contiguous, not in native
-        byte order, or not aligned to 64 bytes are always copied.
+        With several devices, the number of rows must be a multiple of the number of devices.
+
+        If `aliases` is True, the Tensor and all tensors that are computed from it keep `owner`
+        alive until they are released or realized. Views of the Tensor use the same memory, so they
+        keep `owner` alive even after they are realized. Do not write to the memory until then.
+        Arrays that are empty, not C-contiguous, not in native byte order, or not aligned to 64
+        bytes are always copied.
         """
         native = _DTYPES.get(array.dtype) if self._view is not None else None
         if self._view is None or native is None or not array.flags.c_contiguous or not array.size:
@@ -84,10 +93,10 @@ class TinygradAdapter:
         return _as_dtype(tensor, array, dtype)
 
     def fixed(self, array: Ndarray, dtype: str | None = None) -> Callable[[Ndarray], Tensor]:
-        """Return a function that copies an array's values into one Tensor, always the same.
+        """Return a function that copies an array into a Tensor and returns the Tensor.
 
-        If the device does not support overwriting a Tensor, the function returns a new one each
-        time. Work that is already queued reads the old values.
+        It is the same Tensor in every call. Work that was queued before a call still reads the old
+        values. If the device does not support overwriting a Tensor, each call returns a new Tensor.
         """
         copies, tensor = self._copies, self._copy(array)
         if copies is None or not array.size:
@@ -104,15 +113,15 @@ class TinygradAdapter:
     def synchronize(self) -> None:
         """Wait until the devices have finished all queued work.
 
-        If tensors alias, call this after owners were released and before their memory is
-        overwritten, because queued kernels may still read the memory.
+        If `aliases` is True, call this after the owner of some memory was released and before the
+        memory is overwritten, because queued kernels may still read it.
         """
         for wait in self._waits:
             wait()
         self._n_staged_bytes = 0
 
     def _copy(self, array: Ndarray) -> Tensor:
-        """Copy an array to the device or devices; the array has been read when this returns."""
+        """Return a copy of an array on the devices. When this returns, the array has been read."""
         native = array.dtype.newbyteorder("=")
         if native not in _DTYPES:
             raise InvalidArgument(
@@ -142,12 +151,13 @@ class TinygradAdapter:
         try:
             tensor = source.shard(self._devices, axis=0) if is_sharded else source.to(first)
             return tensor.realize()
-        except NotImplementedError:  # before 0.14, slicing NumPy's memory needs a kernel
+        # Versions before 0.14 cannot slice memory of the device NPY.
+        except NotImplementedError:
             tensor = source.to(first).contiguous().realize()
             return tensor.shard(self._devices, axis=0).realize()
 
     def _wait_if_needed(self, array: Ndarray) -> None:
-        """Wait if the device reads the source of a copy later, or keeps its staging memory."""
+        """Synchronize after a copy if a device may still read `array`, or keeps pinned memory."""
         kinds = set(_kinds(self._devices))
         self._n_staged_bytes += array.nbytes if kinds & _KEEPS_STAGING else 0
         if not kinds <= _READS_AT_ONCE or self._n_staged_bytes > _STAGING_BYTES:
@@ -155,12 +165,12 @@ class TinygradAdapter:
 
 
 def _writeable(array: Ndarray) -> Ndarray:
-    """Return the array, or a copy if it is read-only, because backends need writable memory."""
+    """Return the array, or a copy if it is read-only, because tinygrad needs writable memory."""
     return array if array.flags.writeable else array.copy()
 
 
 def _as_dtype(tensor: Tensor, array: Ndarray, dtype: str | None) -> Tensor:
-    """Return the tensor of an array, with its bits reinterpreted if `dtype` is given."""
+    """Return the tensor; if `dtype` is not None, with its bits reinterpreted as this dtype."""
     if dtype is None or dtype == array.dtype.name:
         return tensor
     target = getattr(dtypes, dtype, None)
@@ -187,7 +197,7 @@ def _open(name: str | None) -> str:
         raise _unsuitable(name, error) from error
     except InvalidArgument:
         raise
-    except Exception as error:  # a missing driver raises any of several types
+    except Exception as error:  # the exception for a missing driver depends on the device
         raise _unsuitable(name, error) from error
     return canonical
 
@@ -206,7 +216,8 @@ Range = Literal["limited", "full"]
 Siting = Literal["left", "center"]
 Levels = Literal["uint8", "float16", "float32"]
 
-# The weights of red and blue in luma: MatrixCoefficients 5 (and 6), 1, 9, 4 and 7 of ITU-T H.273.
+# The weights of red and blue in luma, for each matrix. They are from ITU-T H.273, where the values
+# of MatrixCoefficients are 5 (or 6), 1, 9, 4 and 7.
 _WEIGHTS: Final[dict[Matrix, tuple[float, float]]] = {
     "bt601": (0.299, 0.114),
     "bt709": (0.2126, 0.0722),
@@ -226,19 +237,22 @@ def yuv420_to_rgb(
 ) -> Tensor:
     """Convert frames of YUV 4:2:0 to RGB of (..., H, W, 3).
 
-    The result is lazy, so the function may be used in a TinyJit. Colours outside of RGB are
-    clipped. Chroma is interpolated linearly between its samples, and repeated at the edges.
+    The result is lazy, so the function can be used in a TinyJit. Colours outside of the range of
+    RGB are clipped. Chroma is interpolated linearly between its samples; at the edges, the
+    outermost samples are repeated.
 
     Args:
-        frames: uint8 (..., H * 3 / 2, W), H and W even. The first H rows are luma. Each of the
-            H / 2 rows below has a row of U in its left half and the same row of V in its right
-            half.
+        frames: a Tensor of uint8 (..., H * 3 / 2, W), where H and W are even. The first H rows are
+            luma. Each of the H / 2 rows below has a row of U in its left half, and the same row of
+            V in its right half.
         matrix: the matrix by which RGB was converted to luma and chroma.
         range: "limited" for luma from 16 to 235 and chroma from 16 to 240; "full" for 0 to 255.
-        siting: the horizontal position of a chroma sample relative to its two pixels: "left" for
-            that of the left pixel, the default of H.264, HEVC, MPEG-2 and MPEG-4; "center" for the
-            middle, as in JPEG and MPEG-1. Vertically, chroma is always in the middle.
-        dtype: the dtype of the result; levels are 0 to 255, rounded for "uint8" only.
+        siting: the horizontal position of a chroma sample relative to its two pixels. "left" means
+            the position of the left pixel, which is the default of H.264, HEVC, MPEG-2 and MPEG-4.
+            "center" means the middle between the pixels, as in JPEG and MPEG-1. The vertical
+            position of a chroma sample is always the middle.
+        dtype: the dtype of the result. Its values are from 0 to 255 with every dtype; they are
+            rounded only for "uint8".
 
     Raises:
         InvalidArgument: an argument or the shape is invalid.
@@ -250,7 +264,8 @@ def yuv420_to_rgb(
     height, width = _size(frames)
     luma, chroma = frames.split([height, height // 2], -2)
     lead = frames.shape[:-2]
-    # The shape becomes (..., H / 2, 2, W / 2), so that U and V are interpolated together.
+    # Change the shape of chroma so that U and V are on an axis of their own. They are then
+    # interpolated together.
     both = chroma.reshape(*lead, height // 2, 2, width // 2).transpose(-3, -2).cast(dtypes.float)
     both = _wider(_doubled(both - 128, -2), siting)
     u, v = both.split(1, -3)
@@ -260,7 +275,7 @@ def yuv420_to_rgb(
 
 
 def _mixed(y: Tensor, u: Tensor, v: Tensor, matrix: Matrix, range: Range) -> Tensor:
-    """Return unclipped RGB levels, by the inverse of the matrix."""
+    """Convert Y, U and V to RGB, which is not clipped, by the inverse of the matrix."""
     red, blue = _WEIGHTS[matrix]
     green = 1 - red - blue
     grey, colour = (1.0, 1.0) if range == "full" else (255 / 219, 255 / 224)
@@ -279,7 +294,7 @@ def _wider(chroma: Tensor, siting: Siting) -> Tensor:
 
 
 def _doubled(chroma: Tensor, axis: int) -> Tensor:
-    """Double the length of an axis; each old sample is in the middle between two new ones."""
+    """Double the length of an axis; the position of an old sample is between two new samples."""
     chroma = chroma.transpose(axis, -1)
     before = chroma[..., :1].cat(chroma[..., :-1], dim=-1)
     after = chroma[..., 1:].cat(chroma[..., -1:], dim=-1)
@@ -289,7 +304,7 @@ def _doubled(chroma: Tensor, axis: int) -> Tensor:
 
 
 def _size(frames: Tensor) -> tuple[int, int]:
-    """Return height and width of the pictures."""
+    """Return the height and width of the pictures; raise InvalidArgument for a wrong shape."""
     if frames.dtype != dtypes.uint8 or frames.ndim < 2:
         raise InvalidArgument(
             f"frames must be uint8 of (..., H * 3 / 2, W); found {frames.dtype.name} "

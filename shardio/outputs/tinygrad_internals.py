@@ -1,19 +1,22 @@
-"""Fast paths through tinygrad's internals, each tested when created, with a public fallback.
+"""Fast ways to create tensors and to synchronize, which use tinygrad's internals.
 
-Views: tensors that share a block's memory on the CPU device. The owner of the memory is attached to
-tinygrad's `Buffer`. Everything that needs the bytes, such as a slice or a lazy sum of the tensor,
-refers to the `Buffer`. The public `Tensor.from_blob` takes three times as long.
+Each of them is tested when it is created. If it does not work, the public API is used instead.
 
-Copies: tensors on devices that do not share the host's memory. The public
-`Tensor(array).to(device).realize()` builds and runs a schedule for every copy, which takes
-milliseconds, only to call the allocator's `_copyin`.
+Views are tensors on the CPU device that share the memory of a block. The owner of the memory is
+attached to tinygrad's `Buffer`. Everything that needs the memory, such as a slice or a lazy sum of
+the tensor, refers to the `Buffer`, and so keeps the owner alive. The public `Tensor.from_blob`
+takes three times as long.
 
-Templates: tinygrad builds and checks the same small graph for every tensor of a shape and dtype.
-A template is such a graph over a buffer without memory; for a new tensor, only the buffer is
-replaced.
+Copies are tensors on devices that do not share the host's memory. The public
+`Tensor(array).to(device).realize()` builds and runs a schedule for every copy. This takes
+milliseconds, although in the end only the allocator's method `_copyin` is called.
 
-Synchronizing: if nothing is queued, comparing tinygrad's queue counters is faster than its own
-`synchronize`.
+Templates: tinygrad builds and checks a small graph for each tensor. The graph is the same for all
+tensors of one shape and dtype. A template is such a graph over a buffer without memory. To create a
+tensor, only the buffer of the template is replaced.
+
+Synchronizing: if no work is queued, comparing the counters of tinygrad's queues is faster than
+tinygrad's own `synchronize`.
 """
 
 from __future__ import annotations
@@ -42,15 +45,15 @@ INTERNALS_CHANGED: Final = (
     TypeError,
     ValueError,
 )
-"""The exceptions that occur if an internal of tinygrad differs from the known versions."""
+"""The exceptions that may occur if tinygrad's internals differ from those of the known versions."""
 
 
 class _Template(NamedTuple):
     """The graph of the tensors of one shape and dtype, over a buffer without memory.
 
-    `wrapping` has the arguments of the graph's top node, or None if the buffer is the top node.
-    `leaf` is the buffer's node. `number` creates the node's argument from a unique number; None if
-    this version of tinygrad has no such argument.
+    `leaf` is the node of the buffer. `wrapping` has the arguments of the node above the leaf; None
+    if there is no such node. `number` is a function that creates an argument of the leaf from a
+    unique number; None if leaves have no such argument in this version of tinygrad.
     """
 
     tensor: Tensor
@@ -62,7 +65,7 @@ class _Template(NamedTuple):
 class TensorTemplates:
     """A cache of templates, and a factory of tensors over buffers of one device."""
 
-    # A loop usually has fewer shapes; the limit is for shapes that vary.
+    # Most loops need fewer templates. The limit is for loops in which shapes vary.
     MAX_TEMPLATES = 256
 
     def __init__(self, device: str) -> None:
@@ -74,15 +77,16 @@ class TensorTemplates:
         self.Buffer, self.BufferSpec = Buffer, BufferSpec
         self._uop, self._buffers = UOp, buffers
         self._templates: dict[tuple[tuple[int, ...], DType], _Template] = {}
-        # Bypass the wrapper that records the calling method, which takes half of the time.
+        # Get the function inside of a wrapper, which records the calling method and takes half of
+        # the time.
         derive: Any = Tensor._apply_uop
         self._derive: Callable[..., Tensor] = getattr(derive, "__wrapped__", derive)
 
     def tensor(self, shape: tuple[int, ...], dtype: DType, buffer: Any) -> Tensor:
-        """Return a tensor over a buffer, which it owns; `shape` must have the buffer's size."""
+        """Return a tensor of `shape` over a buffer; the tensor then owns the buffer."""
         template, leaf, number, wrapping = self._template(shape, dtype)
         fresh = self._fresh(leaf, number)
-        self._buffers[fresh] = buffer.ref(1)  # the entry owns the Buffer until `fresh` is gone
+        self._buffers[fresh] = buffer.ref(1)  # this entry is removed together with the node `fresh`
         if wrapping is None:
             return self._derive(template, lambda _: fresh)
         op, kind, sources, argument, tag = wrapping
@@ -90,11 +94,11 @@ class TensorTemplates:
         return self._derive(template, lambda _: uop(op, kind, (fresh, *sources), argument, tag))
 
     def _fresh(self, leaf: Any, number: Callable[..., Any] | None) -> Any:
-        """Copy a buffer's node under a number that no node had before.
+        """Return a copy of a buffer's node with a number that no node has had before.
 
-        tinygrad keeps one node per number, and finds the memory by the node. Its `UOp.from_buffer`
-        uses the address of the Buffer object as the number; the address may be reused while the
-        node exists.
+        tinygrad keeps only one node for each number, and finds the memory of a buffer by its node.
+        tinygrad's own `UOp.from_buffer` uses the address of the Buffer object as the number. This
+        is not safe: another Buffer object may get the same address while the node still exists.
         """
         uop: Any = self._uop
         if number is not None:  # tinygrad 0.14; `new_buffer` is slower
@@ -129,33 +133,36 @@ Ndarray = npt.NDArray[Any]
 
 
 class DeviceCopies:
-    """A factory of tensors with their own memory on a device; `refill` overwrites a tensor."""
+    """A factory of tensors with their own memory on a device, which can also be overwritten."""
 
     def __init__(self, device: str) -> None:
         self._device = device
         self._graphs = TensorTemplates(device)
 
     def new(self, array: Ndarray, dtype: DType) -> Tensor:
-        """Return a tensor with the values of an array, which is C-contiguous and not empty."""
+        """Return a new tensor with the values of an array.
+
+        The array must be C-contiguous, and must not be empty.
+        """
         buffer: Any = self._graphs.Buffer(self._device, math.prod(array.shape), dtype).allocate()
         _fill(buffer, array)
         return self._graphs.tensor(array.shape, dtype, buffer)
 
     def refill(self, tensor: Tensor, array: Ndarray) -> None:
-        """Overwrite a tensor from `new` with the values of an array of the same shape.
+        """Overwrite a tensor that `new` has returned with the values of an array.
 
-        The copy is queued after earlier work, which reads the old values.
+        The array must have the same shape. Work that was queued before still reads the old values.
         """
         _fill(tensor.uop.base.buffer, array)
 
 
 def _fill(buffer: Any, array: Ndarray) -> None:
-    # Convert to bytes with NumPy: a memoryview of float16 or of 0 dimensions cannot be cast.
+    # Use NumPy to get the bytes, because a memoryview of float16 or of 0 dimensions cannot be cast.
     buffer.allocator._copyin(buffer._buf, array.reshape(-1).view(np.uint8).data)
 
 
 def find_copies(device: str) -> DeviceCopies | None:
-    """Return the fast copies for a device; None if only the public API works."""
+    """Return a `DeviceCopies` for a device; None if it does not work with this tinygrad."""
     try:
         copies = DeviceCopies(device)
         return copies if _copies_work(copies, device) else None
@@ -164,7 +171,7 @@ def find_copies(device: str) -> DeviceCopies | None:
 
 
 def _copies_work(copies: DeviceCopies, device: str) -> bool:
-    """Return True if new and refilled tensors have the values of their arrays."""
+    """Return True if a new tensor, and then the refilled tensor, has the values of its array."""
     first, second = np.arange(6, dtype=np.float32).reshape(2, 3), np.full((2, 3), 7, np.float32)
     tensor = copies.new(first, dtypes.float32)
     fits = (tensor.shape, tensor.dtype, tensor.device) == ((2, 3), dtypes.float32, device)
@@ -173,13 +180,13 @@ def _copies_work(copies: DeviceCopies, device: str) -> bool:
     return fits and np.array_equal(tensor.numpy(), second)
 
 
-# A function from (address, shape, dtype, owner) to a tensor over the memory at the address. The
-# tensor keeps the owner.
+# A function of (address, shape, dtype, owner) that returns a tensor over the memory at the address.
+# The tensor keeps the owner alive.
 MakeView = Callable[[int, tuple[int, ...], DType, object], Tensor]
 
 
 class BlobViews:
-    """A factory of views that uses the public API, except for attaching the owner."""
+    """A factory of views that uses the public API; only the owner is attached to an internal."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -192,9 +199,10 @@ class BlobViews:
 
 
 class GraphViews:
-    """A factory of views that puts a new buffer under a cached graph."""
+    """A factory of views that uses templates."""
 
-    # More than all blocks have fields. An entry is valid for any memory at the same address.
+    # The maximum number of cached results of `_place`, which is more than a loader's blocks need:
+    # one for each field of each block. A result stays valid if other memory gets the same address.
     MAX_PLACES = 1024
 
     def __init__(self, device: str) -> None:
@@ -215,7 +223,7 @@ class GraphViews:
     def _place(self, address: int, n_bytes: int) -> tuple[Any, Any]:
         """Return a Buffer's arguments for external memory: the handle and the specification."""
         spec = self._graphs.BufferSpec(external_ptr=address)
-        # Do not use `alloc`, which keeps an entry per address forever.
+        # Do not use the method `alloc`, which caches an entry for each address forever.
         found = self._allocator._alloc(n_bytes, spec), spec
         if len(self._places) >= self.MAX_PLACES:
             self._places.clear()
@@ -224,26 +232,26 @@ class GraphViews:
 
 
 def find_view(device: str) -> MakeView | None:
-    """Return the fastest way to make views on a device; None if none keeps the memory alive."""
+    """Return the fastest factory of views that works on a device; None if none does."""
     for make in (GraphViews, BlobViews):
         try:
             view = make(device)
             if _view_works(view, device):
                 return view
         except INTERNALS_CHANGED:
-            continue  # the next method is slower, but depends on fewer internals
+            continue  # the next factory is slower, but depends on fewer internals
     return None
 
 
 class _ProbeOwner:
-    """A stand-in for a lease, to test a factory of views."""
+    """A stand-in for the owner of some memory, to test a factory of views."""
 
 
 def _view_works(view: MakeView, device: str) -> bool:
-    """Return True if a view has the right values, and keeps and releases its owner."""
+    """Return True if a view has the right shape, and keeps its owner alive while it is needed."""
     owner = _ProbeOwner()
     is_gone = weakref.ref(owner)
-    memory = np.zeros((2, 3), np.float32)  # not read by a kernel, so it need not be aligned
+    memory = np.zeros((2, 3), np.float32)  # it need not be aligned, because no kernel reads it
     tensor = view(memory.ctypes.data, memory.shape, dtypes.float32, owner)
     fits = (tensor.shape, tensor.dtype, tensor.device) == ((2, 3), dtypes.float32, device)
     fits &= bool(tensor.uop.base.is_realized)
@@ -255,14 +263,16 @@ def _view_works(view: MakeView, device: str) -> bool:
 
 
 class FastSynchronize:
-    """A faster `synchronize` for tinygrad's CPU device, which reads the queues' counters first.
+    """A faster `synchronize` for tinygrad's CPU device. It first checks whether work is queued.
 
-    tinygrad's `synchronize` looks up the counters of issued and finished work of each queue and of
-    the device every time, which takes 5 us. Here they are looked up once per queue.
+    The device and each of its queues have a counter of issued work and a counter of finished work.
+    tinygrad's `synchronize` looks up these counters in every call, which takes 5 µs. This class
+    looks them up only once.
     """
 
-    # The names and strings in the code of `synchronize` in tinygrad 0.14, from the class to its
-    # bases. If they differ, tinygrad's own `synchronize` is used.
+    # The names and strings in the code of tinygrad 0.14: those of `synchronize` in the device's
+    # class, and those of `synchronize` in its base class. If the installed version has others, this
+    # class is not used.
     KNOWN: Final = (
         "Q _buf _wait_signal cpu_view done fmt getattr put super synchronize view workers",
         "CPU Device HCQ_RUNTIME_DEV Q _buf _wait_signal collect_prof cpu_view device fmt prof_ents "
@@ -284,7 +294,8 @@ class FastSynchronize:
         device = self._device
         if len(self._queues) != len(device.workers):
             self._queues = [(_counter(each.put), _counter(each.done)) for each in device.workers]
-        # When a queue issues work to another, that work is counted before the issuing work is done.
+        # If work on one queue issues work to another queue, the issued work is counted before the
+        # work on the first queue counts as finished. So no work is overlooked here.
         is_idle = all(done[0] >= put[0] for put, done in self._queues)
         if not is_idle or self._done[0] < self._issued[0] - 1 or device.prof_ents:
             device.synchronize()
@@ -295,7 +306,7 @@ def _counter(buffer: Any) -> Any:
 
 
 def _names_and_strings(code: types.CodeType) -> set[str]:
-    """Return the names and strings that a function's code refers to."""
+    """Return the names and strings that the code of a function contains."""
     found = set(code.co_names)
     for constant in code.co_consts:
         for each in constant if isinstance(constant, tuple) else (constant,):
@@ -311,6 +322,6 @@ def synchronizer_for(name: str) -> Callable[[], object]:
     device: Any = Device[name]
     try:
         return FastSynchronize(device)
-    except INTERNALS_CHANGED:  # another device, or another version of tinygrad
+    except INTERNALS_CHANGED:  # the device is not the CPU, or tinygrad has another version
         wait: Callable[[], object] = device.synchronize
         return wait

@@ -1,6 +1,7 @@
-"""Convert arrays to torch tensors: shared memory on the CPU, copies elsewhere.
+"""Convert arrays to torch tensors: shared memory on the CPU, copies on other devices.
 
-A tensor on the CPU, its views, and arrays made from it keep the source array, and so its block.
+A tensor on the CPU keeps the NumPy array alive, and with it the block whose memory the array uses.
+So do the views of the tensor, and NumPy arrays that are created from it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ Ndarray = npt.NDArray[Any]
 
 
 class TorchAdapter:
-    """An adapter for torch tensors: shared memory on the CPU, which is the default.
+    """An adapter for torch tensors on a device; the default is the CPU.
 
-    On other devices tensors are copies, and the array has been read when `wrap` returns.
+    On the CPU, tensors share the memory of their arrays. On other devices, they are copies, and the
+    array has been read when `wrap` returns.
     """
 
     def __init__(self, device: str | None = None) -> None:
@@ -28,23 +30,27 @@ class TorchAdapter:
         self.aliases: bool = self._device.type == "cpu"
 
     def wrap(self, array: Ndarray, owner: object, dtype: str | None = None) -> Any:
-        """Return an array as a tensor, which keeps the array if it is on the CPU."""
+        """Return an array as a tensor. On the CPU, the tensor keeps the array alive."""
         tensor = self._cpu_tensor(array, dtype)
         return tensor if self.aliases else tensor.to(self._device)
 
     def fixed(self, array: Ndarray, dtype: str | None = None) -> Callable[[Ndarray], Any]:
-        """Return a function that copies an array's values into one tensor, always the same.
+        """Return a function that copies an array into a tensor and returns the tensor.
 
-        Work that is already queued on torch's current stream reads the old values.
+        It is the same tensor in every call. Work that was queued on torch's current stream before a
+        call still reads the old values.
         """
         tensor = self._torch.empty_like(self._cpu_tensor(array, dtype), device=self._device)
         return lambda values: tensor.copy_(self._cpu_tensor(values, dtype))
 
     def synchronize(self) -> None:
-        """Do nothing: torch has read CPU memory when its calls return."""
+        """Do nothing, because a call of torch has read memory of the CPU when it returns."""
 
     def _cpu_tensor(self, array: Ndarray, dtype: str | None) -> Any:
-        """Return a CPU tensor that shares the array's memory, or a copy in native byte order."""
+        """Return a tensor on the CPU that shares the memory of an array.
+
+        If the byte order of the array is not native, the tensor is a copy.
+        """
         torch = self._torch
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
         if dtype == "bfloat16":
@@ -70,14 +76,14 @@ def _torch() -> Any:
 
 
 def _open(torch: Any, name: str) -> Any:
-    """Return a device after allocating on it once."""
+    """Return a device, after checking that memory can be allocated on it."""
     try:
         device = torch.device(name)
     except RuntimeError as error:
         raise InvalidArgument(f"torch has no device {name!r}: {error}") from error
     try:
         torch.empty(1, device=device)
-    # Backends raise one of these errors.
+    # If the device cannot be used, torch raises one of these errors, depending on the device.
     except (AssertionError, NotImplementedError, RuntimeError) as error:
         raise UnsupportedEnvironment(
             f"torch {torch.__version__} cannot open device {name} "

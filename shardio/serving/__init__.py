@@ -1,7 +1,8 @@
 """Serve the batches of a dataset to loaders on other machines, over ZeroMQ.
 
-`shardio serve` runs the server of `make_server`; `shardio.connect` is its client.
-Names are imported on first use, because clients do not need the server's modules.
+`shardio serve` runs the server that `make_server` returns. `shardio.connect` is the client of such
+a server. The public names are imported on first use, because a client does not need the modules of
+the server.
 """
 
 from __future__ import annotations

@@ -1,14 +1,17 @@
-"""The server: one socket for all clients, a session per client, and a gatekeeper for the keys.
+"""The server: one socket for all clients, a session for each client, and a gatekeeper.
 
     main thread    socket ──▶ sessions (tell)      threads of sessions ──▶ outgoing ──▶ socket
                    gatekeeper                                  (an event wakes the main thread)
 
-The gatekeeper checks each client's key by the ZAP protocol (RFC 27), before ZeroMQ reads anything
-else. A ZAP request has version, id, domain, the client's address, identity, mechanism and
-credentials; the answer has version, id, status code, status text, user and metadata.
+The main thread is the thread that calls `run`. It alone uses the socket.
 
-`stop` may be called from any thread or signal handler, and `close` from any thread except that of
-`run`.
+The gatekeeper checks the key of each client, before ZeroMQ accepts any message of the client.
+ZeroMQ asks it by the ZAP protocol (RFC 27). A ZAP request has version, id, domain, the client's
+address, identity, mechanism and credentials. The answer has version, id, status code, status text,
+user and metadata.
+
+`stop` may be called from any thread and from signal handlers. `close` may be called from any thread
+except the thread of `run`.
 """
 
 from __future__ import annotations
@@ -66,7 +69,11 @@ _N_FRAMES: Final = 7
 
 
 class Gatekeeper:
-    """The ZAP handler, which admits clients by their keys; it must exist before they connect."""
+    """The ZAP handler: it decides, for each client that connects, whether its key is accepted.
+
+    It must be created before the socket of the server, because without a handler ZeroMQ accepts
+    every client.
+    """
 
     def __init__(self, context: Any, keys: ServerKeys) -> None:
         self._zmq, self._keys = zeromq("a server"), keys
@@ -75,7 +82,7 @@ class Gatekeeper:
         self.socket.bind(_ENDPOINT)
 
     def answer(self) -> None:
-        """Answer one request if there is one."""
+        """Answer one request of ZeroMQ, if there is one."""
         try:
             frames = self.socket.recv_multipart(self._zmq.NOBLOCK)
         except self._zmq.Again:
@@ -83,7 +90,7 @@ class Gatekeeper:
         request_id = frames[1] if len(frames) > 1 else b""
         try:
             code, message = (b"200", b"OK") if self._is_known(frames) else (b"400", b"unknown key")
-        except OSError as error:  # e.g. unknown clients have used up all file descriptors
+        except OSError as error:  # for example, unknown clients use all file descriptors
             code, message = str(ASK_AGAIN).encode(), str(error.strerror).encode("ascii", "replace")
         self.socket.send_multipart([_VERSION, request_id, code, message, b"", b""])
 
@@ -96,15 +103,18 @@ class Gatekeeper:
 
 _BEAT_S: Final = 1.0
 _GRACE_S: Final = 10.0
-"""The time for which a lost client's session is kept, in case the client reconnects."""
+"""The time in seconds for which the session of a lost client is kept. If the client reconnects
+within this time, it continues with this session."""
 _TOKEN_LETTERS: Final = 32
 _MAX_READS: Final = 64
-"""The maximum number of messages to read before doing other work."""
+"""The maximum number of messages that the main thread reads before it does other work."""
 _MAX_UNSENT: Final = 4 * MAX_AHEAD
-"""The maximum number of messages queued for one client. Credit keeps a working client far below
-this limit; a client that reads no messages reaches the limit and counts as lost."""
+"""The maximum number of messages that ZeroMQ queues for one client. Because of the credit, a client
+that works is always far below this limit. A client that reads no messages reaches the limit, and is
+then considered lost."""
 _MAX_UNREAD: Final = 16
-"""The maximum number of unread messages from one client, each of up to 4 MiB."""
+"""The maximum number of messages of one client that the server has not read yet. Each message has
+up to 4 MiB."""
 _CLOSE_TIMEOUT_S: Final = 2.0
 
 
@@ -115,16 +125,19 @@ class _Client:
     identity: bytes
     session: Session
     gone_s: float | None = None
-    """The time at which the client was lost; None while it is connected."""
+    """The time at which the client was lost; None while the client is connected."""
 
 
 class Server(Closing):
     """A server of batches, made by `make_server`. It owns its socket and all sessions.
 
     Args:
-        make_loader: creates a loader from a client's options.
-        served: the server's own options on which batches depend, as JSON values.
-        bind, keys, most_clients: as in `make_server`.
+        make_loader: a function that creates a loader from the options of a client.
+        served: the options that the server has set itself and on which batches depend, as JSON
+            values.
+        bind: the address to listen at, as in `make_server`.
+        keys: the keys of the server and of the accepted clients; None to serve only this machine.
+        most_clients: the maximum number of clients at the same time.
     """
 
     def __init__(
@@ -152,18 +165,19 @@ class Server(Closing):
         self._outgoing: deque[tuple[Session, Frames]] = deque()
         self._is_stopping = False
         self._run_lock = threading.Lock()
-        """Held by `run`, so that no other thread closes the sockets meanwhile."""
-        self._wakeup_lock = threading.RLock()  # reentrant, because signal handlers acquire it
+        """The lock that `run` holds, so that no other thread closes the sockets meanwhile."""
+        # A reentrant lock, because a signal handler may acquire it while its thread holds it.
+        self._wakeup_lock = threading.RLock()
         check_files(OWN_FILES)
         self._wakeup_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._context = zmq.Context()
         self.n_garbled = 0
         try:
-            # Create the gatekeeper first: without one, ZeroMQ accepts every client.
+            # Create the gatekeeper before the socket: without it, ZeroMQ accepts every client.
             self._gatekeeper = None if keys is None else Gatekeeper(self._context, keys)
             self._socket = self._listen(asked, keys)
             self.address: str = self._socket.last_endpoint.rstrip(b"\0").decode()
-            """The address that the server listens at."""
+            """The address at which the server listens."""
         except BaseException:
             self.close()
             raise
@@ -172,7 +186,8 @@ class Server(Closing):
         zmq, socket = self._zmq, self._context.socket(self._zmq.ROUTER)
         socket.linger = 0
         socket.sndhwm, socket.rcvhwm = _MAX_UNSENT, _MAX_UNREAD
-        # Limit the handshake: a client that connects and stays silent holds a file descriptor.
+        # Limit the time of a handshake, because a client that connects and then sends nothing holds
+        # a file descriptor.
         socket.handshake_ivl = SILENCE_MS
         socket.router_mandatory = True
         socket.maxmsgsize = MAX_HEAD_BYTES
@@ -214,17 +229,17 @@ class Server(Closing):
                 self._check_clients()
 
     def stop(self) -> None:
-        """End `run`; for any thread or signal handler."""
+        """Make `run` return. This may be called from any thread or signal handler."""
         self._is_stopping = True
         self._wake_up()
 
     def _wake_up(self) -> None:
         with self._wakeup_lock:
-            if self._wakeup_fd >= 0:  # a session may outlive the server
+            if self._wakeup_fd >= 0:  # a session may still run after the server was closed
                 os.eventfd_write(self._wakeup_fd, 1)
 
     def _post(self, session: Session, frames: Frames) -> None:
-        """Queue a message; called from the thread of a session."""
+        """Queue a message for the client of a session. The session's thread calls this."""
         self._outgoing.append((session, frames))
         self._wake_up()
 
@@ -253,7 +268,10 @@ class Server(Closing):
             self._clients[token].session.tell(head)
 
     def _open_session(self, identity: bytes, head: dict[str, Any]) -> None:
-        """Create a session for a client, or attach a client that reconnects to its session."""
+        """Create a session for a client; if the client has reconnected, continue its session.
+
+        A client identifies itself by a token, which it keeps when it reconnects.
+        """
         token = member(head, "token", str)
         if len(token) != _TOKEN_LETTERS:
             raise MalformedMessage("an invalid token")
@@ -282,7 +300,10 @@ class Server(Closing):
         self._by_identity[identity] = token
 
     def _check_capacity(self) -> None:
-        """Raise UnsupportedEnvironment if there are too many sessions, open or ending."""
+        """Raise UnsupportedEnvironment if there are too many sessions.
+
+        Sessions that are ending count too, because their loaders are still open.
+        """
         self._ending = [session for session in self._ending if session.is_running]
         n, n_ending = len(self._clients), len(self._ending)
         if n >= self._most_clients or n + n_ending >= 2 * self._most_clients:
@@ -292,7 +313,7 @@ class Server(Closing):
             )
 
     def _send_queued(self) -> None:
-        """Send the messages that sessions have queued."""
+        """Send the messages that the threads of sessions have queued."""
         try:
             os.eventfd_read(self._wakeup_fd)
         except BlockingIOError:
@@ -309,7 +330,7 @@ class Server(Closing):
             client.gone_s = time.monotonic()
 
     def _send(self, identity: bytes, frames: Frames) -> bool:
-        """Send a message; return False if the client is gone."""
+        """Send a message to a client; return False if the client is lost."""
         try:
             self._socket.send_multipart([identity, *frames], self._zmq.NOBLOCK, copy=False)
         except self._zmq.ZMQError:
@@ -317,10 +338,10 @@ class Server(Closing):
         return True
 
     def _check_clients(self) -> None:
-        """Send heartbeats, and end the sessions of lost clients."""
+        """Send a heartbeat to each client, and end the sessions of clients that have been lost."""
         now_s = time.monotonic()
         over = {token for token, each in self._clients.items() if not each.session.is_running}
-        self._send_queued()  # last messages of the sessions in `over`
+        self._send_queued()  # the sessions in `over` may have queued their last messages
         for token, client in list(self._clients.items()):
             if token in over:
                 self._end_session(token)
@@ -337,7 +358,7 @@ class Server(Closing):
         self._ending.append(client.session)
 
     def close(self) -> None:
-        """End `run` and all sessions, and close the socket. Idempotent."""
+        """Make `run` return, end all sessions and close the socket. Idempotent."""
         if self._context.closed:
             return
         self.stop()
@@ -369,19 +390,21 @@ def make_server(
     start_method: StartMethod = "zygote",
     max_clients: int = 16,
 ) -> Server:
-    """Return a server of a dataset; `run` serves until `stop`, and the caller closes the server.
+    """Return a server of a dataset. The caller must call `run` and, at the end, `close`.
 
-    Each client gets its own loader, with the client's options and those given here.
+    The server creates a loader for each client, with the client's options and with the options that
+    are passed here.
 
     Args:
         dataset: a folder.
-        bind: the address to listen at, such as "tcp://127.0.0.1:5555"; the port `*` stands for any
+        bind: the address to listen at, such as "tcp://127.0.0.1:5555". The port `*` stands for any
             free port.
-        keys: the folder made by `make_keys`; without it, only this machine is served.
+        keys: the folder that `make_keys` has created. If it is None, only clients on this machine
+            can be served.
         num_workers, transform, batch_transform, memory_bytes, start_method: options of ShardLoader,
             for the loader of each client.
-        access: as in `shardio.open`.
-        max_clients: the maximum number of clients at a time.
+        access: how files are read, as in `shardio.open`.
+        max_clients: the maximum number of clients at the same time.
 
     Raises:
         InvalidArgument: an option is invalid, or the address is open to other machines without
@@ -389,7 +412,7 @@ def make_server(
         DatasetNotFound, DatasetCorrupt, …: the dataset cannot be opened.
         UnsupportedEnvironment: pyzmq is missing: pip install '.[zmq]'.
     """
-    # Check the functions now: later, only the clients would see the errors of a loader.
+    # Check the options here, because the errors of a client's loader are only sent to the client.
     user_function("transform", transform, "sample")
     user_function("batch_transform", batch_transform, "batch")
     for name, least, value in (("num_workers", 0, num_workers), ("memory_bytes", 1, memory_bytes)):
@@ -397,7 +420,7 @@ def make_server(
             count(name, value, least)
     path = os.fspath(dataset)
     with ShardDataset(path):
-        pass  # report damage before any client connects
+        pass  # opening the dataset once reports damage before any client connects
 
     def make_loader(options: dict[str, Any]) -> ShardLoader:
         opened = {name: options.pop(name) for name in ("subset", "verify") if name in options}
@@ -428,7 +451,7 @@ def make_server(
 
 
 def _named(function: Callable[..., Any] | None) -> str | None:
-    """Return a name by which clients can tell functions apart; None for no function."""
+    """Return a name by which clients can distinguish functions; None if there is no function."""
     if function is None:
         return None
     name = getattr(function, "__qualname__", type(function).__name__)

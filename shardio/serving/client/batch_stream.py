@@ -4,8 +4,9 @@
       ▲                    │                   │
       └──── after a while ─┴── lost, silent ───┘
 
-A batch depends only on the loader's state before it. After a lost connection, the same server or
-another server of the dataset can therefore continue with the batch after the last received one.
+A batch depends only on the state that the loader has before the batch. If the connection is lost,
+the same server or another server of the dataset can therefore continue with the batch that follows
+the last received batch.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from shardio.serving.client.protocol import (
 )
 
 _FIRST_AHEAD: Final = 2
-"""The number of batches to request before the size of a batch is known."""
+"""The maximum number of batches to request ahead while the size of a batch is not known yet."""
 _SILENCE_S: Final = SILENCE_MS / 1000
 _STEP_S: Final = 0.1
 _NO_ERROR: Final = "the server is alive and reports no error"
@@ -52,15 +53,17 @@ _NO_ERROR: Final = "the server is alive and reports no error"
 class Stream(Closing):
     """A stream of batches from one of several servers of a dataset. It owns its connection.
 
-    For one thread at a time; `close` and `interrupt` may be called from any thread. All methods
-    that wait for a server raise what `RemoteLoader` documents.
+    A stream may be used by one thread at a time. Only `close` and `interrupt` may be called from
+    any thread. All methods that wait for a server raise the errors that `RemoteLoader` documents.
 
     Args:
-        addresses: the servers; when one is lost, the next is tried.
+        addresses: the servers. If the connection to one is lost, the next one is tried.
+        keys: the keys of this client, or None.
         options: the options of the loader, as JSON values.
-        most_bytes, most_ahead: the maximum total size and the maximum number of the received
-            batches that the loop has not taken.
-        keys, timeout_s: as in `RemoteLoader`.
+        most_bytes: the maximum total size of the batches that were requested but that the user's
+            loop has not taken. A single batch must not exceed it.
+        most_ahead: the maximum number of these batches.
+        timeout_s: as in `RemoteLoader`.
     """
 
     def __init__(
@@ -86,27 +89,29 @@ class Stream(Closing):
         self.n_losses = 0
         self.opened: Opened | None = None
         self._pending_check: bytes | None = None
-        """The "check" message that has no answer yet; sent again after a reconnection."""
+        """The "check" message that the server has not answered yet, or None. The message is sent
+        again after a reconnection."""
         self._answer: State | None = None
         self._number = 0
-        """The identifier of the current iteration in messages."""
+        """The number that identifies the current iteration in messages."""
         self._is_iterating = False
-        """True while batches of the iteration are still to be received."""
+        """True while the stream has not received all batches of the current iteration."""
         self._begun: State | None = None
         self._state: State = {}
-        """The state after the last received batch, from which the iteration resumes."""
+        """The loader's state after the last received batch. After a reconnection, the iteration
+        resumes from this state."""
         self._next = 0
-        """The step of the next batch to be received."""
+        """The step of the next batch that the stream will receive."""
         self._n_batch_bytes = 0
         self.queue: deque[Arrived] = deque()
 
     def open(self) -> Opened:
-        """Wait until a server has created the loader for this client."""
+        """Wait until a server has created a loader for this client; return its facts."""
         self._wait(lambda: self.opened, "an answer")
         return cast(Opened, self.opened)
 
     def check(self, state: State) -> None:
-        """Ask the server to check that a state belongs to this loader."""
+        """Ask the server to check that a state is valid for this loader; wait for the answer."""
         self._answer, self._pending_check = None, pack_given("check", state=state)
         try:
             with self._lock:
@@ -128,7 +133,11 @@ class Stream(Closing):
         return begun["epoch"], begun["first"], begun["last"]
 
     def take(self, wait_s: float | None = None) -> Arrived | None:
-        """Return the next batch; None at the end (`is_over`) or if none arrives within `wait_s`."""
+        """Return the next batch, or None.
+
+        None means that the iteration has ended (`is_over` is then True), or that no batch has
+        arrived within `wait_s`. If `wait_s` is None, wait for the batch.
+        """
         self._check_open()
         if wait_s is None:
             self._wait(lambda: self.queue or not self._is_iterating, f"batch {self._next}")
@@ -146,18 +155,18 @@ class Stream(Closing):
 
     @property
     def last_error(self) -> str:
-        """The reasons why servers were lost, since a server last made progress."""
+        """The reasons why connections were lost since a server last made progress."""
         return self._servers.last_error
 
     @property
     def is_over(self) -> bool:
-        """True if all batches of the iteration were taken."""
+        """True if all batches of the iteration were taken, or if there is no iteration."""
         return not self._is_iterating and not self.queue
 
     def stop(self) -> None:
-        """Abort the current iteration."""
+        """Abort the current iteration; the server stops sending its batches."""
         if self._pid != this_process.pid:
-            return  # a forked child does not own the connection
+            return  # this is a forked child, and the parent owns the connection
         with self._lock:
             if self._is_iterating and self._link is not None:
                 self._link.send(pack("stop", number=self._number))
@@ -171,13 +180,14 @@ class Stream(Closing):
         return () if self._link is None else self._link.sockets
 
     def close(self) -> None:
-        """Tell the server that the client is leaving, and close the connection. Idempotent."""
-        self.interrupt()  # first, so that a waiting thread releases the lock
+        """Send the server a last message, and close the connection. Idempotent."""
+        # Call `interrupt` first, so that a waiting thread releases the lock.
+        self.interrupt()
         with self._lock:
             self._leave()
 
     def interrupt(self) -> None:
-        """Make a waiting thread raise ClosedError soon. Call `close` afterwards."""
+        """Make a thread that waits for a batch raise ClosedError soon. Call `close` afterwards."""
         self._is_closed = True
 
     def _leave(self) -> None:
@@ -188,13 +198,13 @@ class Stream(Closing):
 
     @property
     def _n_ahead(self) -> int:
-        """The maximum number of batches in transit or in the queue."""
+        """The maximum number of batches that were requested but not taken."""
         if not self._n_batch_bytes:
             return min(_FIRST_AHEAD, self._most_ahead)
         return max(1, min(self._most_ahead, self._most_bytes // self._n_batch_bytes))
 
     def _wait(self, is_there: Callable[[], object], what: str) -> None:
-        """Handle messages until `is_there` returns a true value."""
+        """Handle messages until `is_there` returns a true value; `what` is its name in errors."""
         entered_s = time.monotonic()
         while not is_there():
             self._process_one(_STEP_S, entered_s)
@@ -206,9 +216,10 @@ class Stream(Closing):
                 )
 
     def _process_one(self, wait_s: float, entered_s: float) -> None:
-        """Handle one message; treat a server that has been silent for too long as lost.
+        """Handle one message, if one arrives within `wait_s`.
 
-        Silence counts from `entered_s` at the earliest: before that time, nobody was receiving.
+        A server that has sent nothing for `_SILENCE_S` is considered lost. The time before
+        `entered_s` does not count, because this client did not receive messages then.
         """
         with self._lock:
             self._check_open()
@@ -234,7 +245,10 @@ class Stream(Closing):
             self._lose_connection(Lost(f"{NO_MESSAGE}: {garbled}"))
 
     def _connect(self, wait_s: float) -> Link | None:
-        """Return the connection, connecting if needed; None until the next attempt is due."""
+        """Return the connection. If there is none, connect to the current server.
+
+        Return None if it is not yet time for the next attempt.
+        """
         if self._link is not None:
             return self._link
         if not self._servers.wait(wait_s):
@@ -268,7 +282,11 @@ class Stream(Closing):
             self._advance(kind, head, block)
 
     def _handle_opened(self, head: dict[str, Any]) -> None:
-        """Handle "opened": resume with the server's new loader if it has the same batches."""
+        """Handle "opened": the server has created a loader for this client.
+
+        After a reconnection, check that the loader has the same batches as before, and continue the
+        iteration with it.
+        """
         opened = Opened.of(head, self._servers.current)
         if self.opened is not None:
             opened.check_follows(self.opened, self._servers.current)
@@ -281,7 +299,7 @@ class Stream(Closing):
             self._servers.see_progress()
 
     def _iterate(self) -> None:
-        self._number += 1  # messages of the previous iteration are ignored
+        self._number += 1  # messages with the previous number are ignored from now on
         ahead = max(1, self._n_ahead - len(self.queue))
         if self._link is not None:
             message = {"number": self._number, "state": self._state, "ahead": ahead}
@@ -307,8 +325,9 @@ class Stream(Closing):
             self._begun, self._next = head, first
             return
         left = range(self._next, self._begun["last"])
-        # Compare ranges, because empty ranges are equal: at the end of an epoch, servers may differ
-        # in whether they count an incomplete batch.
+        # Compare the steps as ranges, because all empty ranges are equal. At the end of an epoch,
+        # the numbers themselves may differ, because a server may or may not count an incomplete
+        # batch.
         if epoch != self._begun["epoch"] or range(first, last) != left:
             raise Lost(
                 f"the server has batches {first} to {last} of epoch {epoch}; expected "
@@ -327,13 +346,15 @@ class Stream(Closing):
         self._servers.see_progress()
 
     def _fail(self, head: dict[str, Any]) -> None:
-        """Raise the server's error unless it belongs to an earlier iteration."""
+        """Raise the error that the server has sent, unless it belongs to an earlier iteration."""
         if head.get("number") is not None and number(head, "number") != self._number:
             return
         error = protocol.from_json(member(head, "error", dict))
-        if not self._is_open:  # this server could not create the loader, but another may succeed
+        if not self._is_open:  # this server could not create the loader
+            # Another server may succeed. For example, this server may have no room, because the
+            # clients of a lost server have come to it.
             if self.opened is not None and isinstance(error, UnsupportedEnvironment):
-                raise Lost(str(error))  # e.g. the server is full of clients of another lost server
+                raise Lost(str(error))
             self._leave()
         self._is_iterating = False
         if isinstance(error, InsufficientMemory):

@@ -1,6 +1,6 @@
 """A client's connection to a server, the choice among several servers, and the keys of both sides.
 
-Keys are CURVE keys. Each is a file with one line, the key as 40 characters of Z85:
+Keys are CURVE keys of ZeroMQ. Each key is a file with one line, which has 40 characters of Z85:
 
     FOLDER/server.secret           the server's key, kept at the server
     FOLDER/server.public
@@ -42,16 +42,17 @@ _MAX_BYTES: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class ServerKeys:
-    """The secret key of a server, and the folder with the keys of accepted clients."""
+    """The secret key of a server, and the folder with the public keys of accepted clients."""
 
     secret: bytes = field(repr=False)
     clients: Path
 
     def knows(self, public: bytes) -> bool:
-        """Return True if a client has this public key. The folder is read on every call.
+        """Return True if `public` is the key of an accepted client.
 
-        Files that are not keys, for example because they are being written, are ignored. An OSError
-        says that keys cannot be read now, for example because too many files are open.
+        The folder is read on every call. A file that is not a key, for example because it is being
+        written, is ignored. OSError is raised if the keys cannot be read now, for example because
+        too many files are open.
         """
         for name in os.listdir(self.clients):
             if name.endswith(".public"):
@@ -65,7 +66,7 @@ class ServerKeys:
 
 @dataclass(frozen=True, slots=True)
 class ClientKeys:
-    """The keys of a client, and the public key of its server."""
+    """The public and the secret key of a client, and the public key of the server."""
 
     server: bytes
     public: bytes
@@ -73,12 +74,13 @@ class ClientKeys:
 
 
 def make_keys(folder: str | os.PathLike[str], client: str = "client") -> Path:
-    """Create a client's keys, and the server's if they are missing; return the client's folder.
+    """Create the keys of a client in `folder`; return the folder of the client's own keys.
 
-    Only this user may read the files of secret keys.
+    If the server has no keys in `folder` yet, its keys are created too. Only this user may read the
+    files of secret keys. `client` is the name of the client.
 
     Raises:
-        InvalidArgument: the name is invalid, or keys of this name exist.
+        InvalidArgument: the name is invalid, or keys for this name already exist.
         UnsupportedEnvironment: pyzmq is missing.
     """
     zmq, place = zeromq("a server"), Path(folder)
@@ -102,12 +104,13 @@ def make_keys(folder: str | os.PathLike[str], client: str = "client") -> Path:
     fs.make_folder(own, 0o700)
     _write(own / "client.secret", secret, 0o600)
     _write(own / "server.public", _read(place / "server.public"), 0o644)
-    _write(listed, public, 0o644)  # last: the server accepts the client from here on
+    # Write this file last: from now on, the server accepts the client.
+    _write(listed, public, 0o644)
     return own
 
 
 def server_keys(folder: str | os.PathLike[str]) -> ServerKeys:
-    """Read the keys of a server."""
+    """Read the keys of a server from `folder`; check the keys of its clients."""
     place = Path(folder)
     clients = place / "clients"
     if not clients.is_dir():
@@ -121,7 +124,11 @@ def server_keys(folder: str | os.PathLike[str]) -> ServerKeys:
 
 
 def client_keys(folder: str | os.PathLike[str] | None) -> ClientKeys | None:
-    """Read a client's keys from `folder` or, by default, the folder named by SHARDIO_KEYS."""
+    """Read the keys of a client from `folder`.
+
+    If `folder` is None, the environment variable SHARDIO_KEYS has the folder. Return None if it is
+    not set.
+    """
     found = os.environ.get(_VARIABLE) if folder is None else folder
     if not found:
         return None
@@ -162,12 +169,12 @@ def _read(path: Path) -> bytes:
 
 
 HEARTBEAT_MS: Final = 2_000
-"""The interval of the heartbeats that ZeroMQ's own thread sends in both directions."""
+"""The interval in milliseconds at which ZeroMQ's own threads on both sides send heartbeats."""
 SILENCE_MS: Final = 10_000
-"""The time without a message after which a connection counts as lost."""
+"""If no message arrives for this time in milliseconds, the connection is considered lost."""
 
 ASK_AGAIN: Final = 300
-"""The ZAP status code for a temporary error, sent if the clients' keys cannot be read."""
+"""The ZAP status code for a temporary error. The server sends it if it cannot read the keys."""
 
 NO_MESSAGE: Final = "received something that is not a message of a server"
 _LEAVE_MS: Final = 200
@@ -179,7 +186,7 @@ _NO_HANDSHAKE: Final = (
 
 
 class Lost(Exception):
-    """Raised if a connection is unusable; the message has the reason."""
+    """Raised if a connection can no longer be used; the message has the reason."""
 
 
 class Denied(Lost):
@@ -187,9 +194,10 @@ class Denied(Lost):
 
 
 class Link(Closing):
-    """A connection to one server. It owns its sockets, and is for one thread at a time.
+    """A connection to one server. It owns its sockets, and may be used by one thread at a time.
 
-    `keys` is None only for a server on this machine; `most_bytes` limits a received block.
+    `keys` may be None only if the server is on this machine. `most_bytes` is the maximum size of a
+    received block.
     """
 
     def __init__(self, address: Address, keys: ClientKeys | None, most_bytes: int) -> None:
@@ -224,7 +232,7 @@ class Link(Closing):
     def _set_up(self, keys: ClientKeys | None) -> None:
         socket = self._socket
         socket.linger = 0
-        socket.rcvhwm = socket.sndhwm = 0  # no limit: credit bounds the messages in transit
+        socket.rcvhwm = socket.sndhwm = 0  # no limit, because the credit limits the messages
         socket.maxmsgsize = self._most_bytes
         socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT_MS, SILENCE_MS
         socket.ipv6 = self.address.is_ipv6
@@ -233,14 +241,20 @@ class Link(Closing):
             socket.curve_publickey, socket.curve_secretkey = keys.public, keys.secret
 
     def send(self, message: bytes) -> None:
-        """Queue a message for the server; drop it if the handshake has failed."""
-        # After a failed handshake ZeroMQ removes the queue, and a send would block forever. The
-        # monitor reports the failure to `receive`.
+        """Queue a message for the server. Drop the message if the handshake has failed."""
+        # After a failed handshake, ZeroMQ has no queue, and a blocking send would never return.
+        # `receive` learns of the failure from the monitor of the socket.
         with contextlib.suppress(self._zmq.Again):
             self._socket.send(message, self._zmq.NOBLOCK)
 
     def receive(self, wait_s: float) -> tuple[dict[str, Any], Any] | None:
-        """Return the next message and its block (or None); None if none arrives within `wait_s`."""
+        """Return the head of the next message and its block; the block may be None.
+
+        Return None if no message arrives within `wait_s`.
+
+        Raises:
+            Lost: the connection was lost, or the message is not valid.
+        """
         zmq = self._zmq
         found = self._take()
         if found is None:
@@ -268,7 +282,7 @@ class Link(Closing):
         return found
 
     def _check_monitor(self) -> None:
-        """Raise Lost for an event of the socket's monitor, if there is one."""
+        """Raise Lost if the monitor of the socket has reported an event."""
         zmq = self._zmq
         try:
             frames = self._monitor.recv_multipart(zmq.NOBLOCK)
@@ -287,7 +301,7 @@ class Link(Closing):
         return self._socket, self._monitor
 
     def leave(self, message: bytes) -> None:
-        """Send a last message, for at most `_LEAVE_MS`, and close the connection."""
+        """Send a last message and close the connection. Wait for the sending up to `_LEAVE_MS`."""
         if not self._context.closed:
             self.send(message)
             self._end(_LEAVE_MS)
@@ -303,14 +317,14 @@ class Link(Closing):
 
 
 _PATIENCE_S: Final = 60.0
-"""The default time for which all servers may be unreachable."""
+"""The default of the time in seconds for which no server may be reachable."""
 _MIN_BACK_OFF_S, _MAX_BACK_OFF_S = 0.05, 2.0
 
 
 class Servers:
-    """The servers of a dataset, tried in turn.
+    """The servers of a dataset, which are tried one after another.
 
-    `timeout_s` is the maximum time for which all are unreachable; None for 60 seconds.
+    If no server has been reachable for `timeout_s`, an error is raised; None means 60 seconds.
     """
 
     def __init__(self, addresses: Sequence[Address], timeout_s: float | None) -> None:
@@ -318,33 +332,39 @@ class Servers:
         self._patience_s = _PATIENCE_S if timeout_s is None else timeout_s
         self._denied: set[Address] = set()
         self._reasons: dict[Address, str] = {}
-        """The reason why each server was last lost."""
+        """For each server, the reason of its latest loss since a server last made progress."""
         self._first_loss_s: float | None = None
-        """The time of the first loss since a server last made progress."""
+        """The time of the first loss since a server last made progress, or None."""
         self._back_off_s, self._next_try_s = _MIN_BACK_OFF_S, 0.0
 
     @property
     def current(self) -> Address:
-        """The server to connect to."""
+        """The server to which the client connects, or is connected."""
         return self._addresses[0]
 
     @property
     def last_error(self) -> str:
-        """The reasons why servers were lost, since a server last made progress."""
+        """The reasons why servers were lost since a server last made progress."""
         return "; ".join(f"{where}: {what}" for where, what in self._reasons.items())
 
     def wait(self, wait_s: float) -> bool:
-        """Sleep for up to `wait_s`; return True once the back-off has elapsed."""
+        """Wait for the time of the next attempt, but at most `wait_s`.
+
+        Return True if the time of the attempt had already come when this method was called.
+        """
         left_s = self._next_try_s - time.monotonic()
         if left_s > 0:
             time.sleep(min(wait_s, left_s))
         return left_s <= 0
 
     def lose(self, lost: Lost) -> None:
-        """Switch to the next server, after a back-off that grows with each loss.
+        """Record that the connection to the current server was lost; switch to the next server.
+
+        The time until the next attempt grows with each loss.
 
         Raises:
-            ServerUnreachable: all are unreachable for too long, or refuse this client.
+            ServerUnreachable: no server has been reachable for too long, or all servers refuse this
+                client.
         """
         now_s, address = time.monotonic(), self._addresses.pop(0)
         self._addresses.append(address)
@@ -356,13 +376,13 @@ class Servers:
         away_s = now_s - self._first_loss_s
         if away_s >= self._patience_s or self._denied.issuperset(self._addresses):
             message = self.last_error
-            self.see_progress()  # a later attempt has the full time limit again
+            self.see_progress()  # if the caller tries again, the time limit begins again
             raise ServerUnreachable(f"no server to load from for {away_s:.0f} s: {message}")
         self._next_try_s = now_s + self._back_off_s
         self._back_off_s = min(_MAX_BACK_OFF_S, self._back_off_s * 2)
 
     def see_progress(self) -> None:
-        """Record that a server works: reset the back-off, the time limit and the reasons."""
+        """Record that a server has made progress: forget all losses, and their reasons."""
         self._back_off_s, self._first_loss_s = _MIN_BACK_OFF_S, None
         self._reasons.clear()
         self._denied.clear()

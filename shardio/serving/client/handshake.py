@@ -1,7 +1,7 @@
-"""The opening of a session: the options that a client sends, and the loader that a server reports.
+"""The opening of a session: the options that a client sends, and the facts that a server returns.
 
-Options are sent as JSON, and functions cannot be sent. The options of a message come from anybody:
-those that clients may not set, and malformed ones, are a MalformedMessage.
+Options are sent as JSON; functions cannot be sent. The server cannot trust the options in a
+message. If an option is malformed, or one that clients may not set, it raises MalformedMessage.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from shardio.serving.client.protocol import (
 )
 
 RECORDS: Final[dict[str, type[Clip | Pack]]] = {"clips": Clip, "pack": Pack}
-"""The options that select a view: each is a dict of the arguments of the dataset's method."""
+"""The options that select a view of the dataset. The value of such an option is a dict with the
+arguments of the dataset's method of the same name."""
 
 KNOWN: Final = RECORDS.keys() | frozenset(
     "batch_size shuffle seed tail rank world_size verify on_error max_skips subset"
@@ -46,7 +47,8 @@ ELSEWHERE: Final = {
     "start_method": "the server starts the workers",
     "reuse": "every received batch has its own memory",
 }
-"""Options that a remote loader refuses, with the setting to use instead."""
+"""The options that a remote loader does not accept. For each of them, the text says what decides it
+instead."""
 
 
 def as_json(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,7 +103,7 @@ def _as_json(name: str, value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return the value of an option as JSON values."""
+    """Return a value with fractions as text, tuples as lists, and NumPy's scalars as numbers."""
     if isinstance(value, Fraction):
         return str(value)
     if isinstance(value, tuple | list):
@@ -110,7 +112,13 @@ def _plain(value: Any) -> Any:
 
 
 def from_json(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of ShardLoader in a client's message; the loader checks their values."""
+    """Return the options for ShardLoader from a client's message.
+
+    ShardLoader checks their values.
+
+    Raises:
+        MalformedMessage: an option is unknown, or has a wrong form.
+    """
     if unknown := found.keys() - KNOWN:
         raise MalformedMessage(f"unknown options: {sorted(unknown)}")
     return {name: _from_json(name, value) for name, value in found.items()}
@@ -134,7 +142,7 @@ def _from_json(name: str, value: Any) -> Any:
 
 
 def _record(kind: type[Any], value: Any) -> Any:
-    """Return the options of a view or of sound."""
+    """Return a `Clip`, a `Pack` or a `Sound` from its JSON values."""
     known = {each.name for each in fields(kind)}
     if not isinstance(value, dict) or not value.keys() <= known:
         raise MalformedMessage(f"an option is not a {kind.__name__}")
@@ -143,7 +151,7 @@ def _record(kind: type[Any], value: Any) -> Any:
         return kind(**given)
     except InvalidArgument:
         raise
-    # ArithmeticError is raised for numbers that are too large.
+    # ArithmeticError occurs if a number is too large.
     except (ArithmeticError, TypeError, ValueError) as error:
         raise MalformedMessage(f"an option is not a {kind.__name__}: {error}") from error
 
@@ -165,7 +173,7 @@ State = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A received batch, and the loader's state after the batch."""
+    """A received batch, and the state of the loader after this batch."""
 
     batch: Batch
     state: State
@@ -176,8 +184,8 @@ class Arrived:
 class Opened:
     """The facts about a loader that a server has opened for this client.
 
-    `state` is the loader's initial state. `served` has the server's own options on which batches
-    depend.
+    `state` is the initial state of the loader. `served` has the options that the server has set
+    itself and on which batches depend.
     """
 
     lineage: str
@@ -188,7 +196,10 @@ class Opened:
 
     @classmethod
     def of(cls, head: Mapping[str, Any], address: Address) -> Self:
-        """Parse an "opened" message, which must be of the same version of the protocol."""
+        """Parse an "opened" message.
+
+        Raise InvalidArgument if the server has another version of the protocol.
+        """
         if number(head, "version") != VERSION:
             raise InvalidArgument(
                 f"{address} uses version {head['version']} of shardio's protocol, this client "
@@ -200,7 +211,7 @@ class Opened:
         return cls(lineage, number(head, "generation"), number(head, "batches"), state, served)
 
     def check_follows(self, before: Opened, address: Address) -> None:
-        """Raise InvalidArgument unless the loader has the same batches as the loader `before`."""
+        """Raise InvalidArgument unless this loader has the same batches as the loader `before`."""
         for name in ("lineage", "served"):
             was, found = getattr(before, name), getattr(self, name)
             if was != found:

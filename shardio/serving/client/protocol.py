@@ -13,10 +13,11 @@
       stop, close                             ──▶
                                               ◀──   heartbeat, failed, no_session
 
-The first frame of a message is its head, a JSON object with its `kind`; a batch has a second frame,
-the used part of the block that a worker filled. `number` identifies an iteration. A server sends
-`heartbeat` once a second, and `no_session` to a client without a session. Errors are sent as JSON:
-class name, message, and location in a shard. No code is sent. Every value is checked on receipt.
+The first frame of a message is its head, a JSON object; `kind` is the kind of the message. Only a
+batch has a second frame: the used part of the block that a worker has filled. `number` identifies
+an iteration. A server sends `heartbeat` once a second, and answers `no_session` if a client has no
+session. The JSON of an error (`failed`) has the name of its class, the message, and the location in
+a shard. No code is sent. Every value is checked when it is received.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _SCHEME: Final = "tcp://"
 
 
 class Address(NamedTuple):
-    """The address of a server, as `tcp://host:port`; the port "*" stands for any free port."""
+    """The address of a server, `tcp://host:port`. The port "*" stands for any free port."""
 
     host: str
     port: str
@@ -60,7 +61,10 @@ class Address(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
-        """True if only this machine can reach the address; the only such name is localhost."""
+        """True if only this machine can reach the address.
+
+        Of all names, only "localhost" counts as such an address.
+        """
         try:
             return ipaddress.ip_address(self.host.strip("[]")).is_loopback
         except ValueError:
@@ -68,7 +72,7 @@ class Address(NamedTuple):
 
 
 def is_address(value: Any) -> bool:
-    """Return True for an address or a list of addresses, False for the path of a dataset."""
+    """Return True if a value is an address or a list of addresses, not the path of a dataset."""
     if isinstance(value, str):
         return value.startswith(_SCHEME)
     several = value if isinstance(value, list | tuple) else ()
@@ -84,7 +88,7 @@ def parse(text: Any) -> Address:
 
 
 def parse_all(value: str | Sequence[str]) -> tuple[Address, ...]:
-    """Parse an address, or a list of different addresses."""
+    """Parse an address, or a list of addresses that must be different."""
     given = value if isinstance(value, list | tuple) else [value]
     found = tuple(parse(each) for each in given)
     if not found or len(set(found)) < len(found):
@@ -113,12 +117,19 @@ class MalformedMessage(ValueError):
 
 
 def pack(kind: str, **more: Any) -> bytes:
-    """Return the head of a message as ASCII JSON, which can also express non-UTF-8 file names."""
+    """Return the head of a message as JSON.
+
+    The JSON is ASCII, because file names that are not valid UTF-8 can then be sent too.
+    """
     return _ENCODER.encode({"kind": kind, **more}).encode("ascii")
 
 
 def pack_given(kind: str, **more: Any) -> bytes:
-    """Return the head of a message that contains a user's values, which JSON must represent."""
+    """Return the head of a message that contains values of a user.
+
+    Raises:
+        InvalidArgument: JSON cannot represent a value, or the head is too long.
+    """
     try:
         message = pack(kind, **more)
     except (TypeError, ValueError) as error:
@@ -133,7 +144,11 @@ def pack_given(kind: str, **more: Any) -> bytes:
 
 
 def unpack(frames: Sequence[Any], kinds: frozenset[str]) -> dict[str, Any]:
-    """Check the frames of a message, whose kind must be one of `kinds`; return the head."""
+    """Return the head of a message, given its frames.
+
+    Raises:
+        MalformedMessage: the message is not valid, or its kind is not one of `kinds`.
+    """
     if not 1 <= len(frames) <= 2:
         raise MalformedMessage(f"a message of {len(frames)} frames")
     content = bytes(frames[0][: MAX_HEAD_BYTES + 1])
@@ -154,7 +169,7 @@ def unpack(frames: Sequence[Any], kinds: frozenset[str]) -> dict[str, Any]:
 
 
 def number(head: Mapping[str, Any], name: str, most: int = MAX) -> int:
-    """Return a number from 0 up to `most` from a message."""
+    """Return the member `name` of a message, which must be an integer from 0 to `most`."""
     found = head.get(name)
     if type(found) is not int or not 0 <= found <= most:
         shown = json.dumps(found)[:40]
@@ -163,7 +178,7 @@ def number(head: Mapping[str, Any], name: str, most: int = MAX) -> int:
 
 
 def member(head: Mapping[str, Any], name: str, kind: type[_Kind]) -> _Kind:
-    """Return a str, dict or list from a message."""
+    """Return the member `name` of a message, which must be of the type `kind`."""
     found = head.get(name)
     if not isinstance(found, kind):
         raise MalformedMessage(f"{name} is {json.dumps(found)[:40]}, not a {kind.__name__}")
@@ -176,7 +191,7 @@ _MAX_CHARACTERS: Final = 1 << 16
 
 
 def as_json(error: BaseException) -> dict[str, Any]:
-    """Return an error as JSON values; errors of other libraries become a ShardioError."""
+    """Return an error as JSON values. An error of another library becomes a ShardioError."""
     name = type(error).__name__
     if not isinstance(error, ShardioError) or name not in errors.__all__:
         return {"class": "ShardioError", "text": _cut(f"{name}: {error}")}
@@ -191,7 +206,7 @@ def as_json(error: BaseException) -> dict[str, Any]:
 
 
 def from_json(found: Mapping[str, Any]) -> ShardioError:
-    """Return the error for the JSON values of `as_json`."""
+    """Return the error that `as_json` has converted to these JSON values."""
     name, what = member(found, "class", str), member(found, "text", str)
     kind: Any = getattr(errors, name) if name in errors.__all__ else ShardioError
     more: dict[str, Any] = {}
@@ -203,7 +218,7 @@ def from_json(found: Mapping[str, Any]) -> ShardioError:
 
 
 def _cut(message: str) -> str:
-    """Return a text, without its middle if it is too long."""
+    """Return a text; if it is too long, replace its middle by an ellipsis."""
     if len(message) <= _MAX_CHARACTERS:
         return message
     half = _MAX_CHARACTERS // 2
@@ -220,7 +235,7 @@ Block = npt.NDArray[np.uint8]
 
 @functools.lru_cache(maxsize=16)
 def layout_text(layout: BlockLayout) -> str:
-    """Return a layout as JSON for `layout_of`."""
+    """Return the layout of a block as JSON, which `layout_of` parses."""
     schema = layout.schema.to_json().decode("utf-8")
     whole = [slot.name for slot in layout.whole]
     return canonical_json({"schema": schema, "whole": whole, "rows": layout.n_rows}).decode("utf-8")
@@ -228,7 +243,7 @@ def layout_text(layout: BlockLayout) -> str:
 
 @functools.lru_cache(maxsize=16)
 def layout_of(content: str) -> BlockLayout:
-    """Return the layout for a result of `layout_text`."""
+    """Parse the layout of a block, a result of `layout_text`."""
     try:
         found = read_json(content)
         if not isinstance(found, dict):
@@ -245,7 +260,7 @@ def layout_of(content: str) -> BlockLayout:
 
 
 def pack_batch(batch: Batch) -> tuple[dict[str, Any], Block]:
-    """Return the values for the head of a batch's message, and the used part of its block."""
+    """Return the members for the head of a batch's message, and the used part of the block."""
     layout, block, n_rows = batch.filled
     head = {
         "layout": layout_text(layout),
@@ -258,7 +273,7 @@ def pack_batch(batch: Batch) -> tuple[dict[str, Any], Block]:
 
 
 def _heap_bytes(layout: BlockLayout, block: Block, n_rows: int) -> int:
-    """Return the number of bytes of the heap that the values of a batch use."""
+    """Return how many bytes of the heap, the last part of a block, the values of a batch use."""
     end = 0
     for slot in layout.varying:
         extents = layout.extents(block, slot)[:n_rows]
@@ -270,7 +285,10 @@ def _heap_bytes(layout: BlockLayout, block: Block, n_rows: int) -> int:
 
 
 def unpack_batch(head: Mapping[str, Any], content: Any) -> Batch:
-    """Return the batch of a message; its arrays are views of an aligned copy of the block."""
+    """Return the batch of a message.
+
+    The received block is copied to aligned memory. The arrays of the batch are views of the copy.
+    """
     layout, n_rows = layout_of(member(head, "layout", str)), number(head, "rows", _MAX_ROWS)
     received = np.frombuffer(content, np.uint8)
     check(layout, received, n_rows)
@@ -292,7 +310,7 @@ def _skipped(found: Any) -> Skipped:
 
 
 def check(layout: BlockLayout, block: Block, n_rows: int) -> None:
-    """Check that all offsets and sizes in a block stay within the block."""
+    """Raise MalformedMessage unless all values of a received block are within the block."""
     if not n_rows <= layout.n_rows:
         raise MalformedMessage(f"a batch of {n_rows} rows in a block for {layout.n_rows}")
     if len(block) < layout.heap:
@@ -326,8 +344,8 @@ def _check_extents(
         )
     if array := layout.schema[slot.name].array:
         shapes = layout.shapes(block, slot)[:n_rows].astype(np.float64)
-        # Products as floats are exact up to the largest possible heap. Other dimensions are limited
-        # even if one of them is 0.
+        # These products are floats, which are exact up to the size of the largest possible heap. If
+        # one dimension is 0, the others are limited all the same.
         is_wrong = shapes.prod(axis=1) * array.numpy.itemsize != sizes
         if bool((is_wrong | (np.maximum(shapes, 1).prod(axis=1) >= _MAX_VALUES)).any()):
             raise MalformedMessage(

@@ -42,7 +42,7 @@ from shardio.serving.client.protocol import Address, parse_all
 _MAX_BYTES: Final = 1 << 30
 _MAX_AHEAD: Final = 16
 _OWN: Final = ("keys", "output", "device", "prefetch", "memory_bytes", "timeout_s")
-"""The options that are not sent to the server."""
+"""The options that the client uses itself and does not send to the server."""
 _OF_VIEW: Final = (
     'write {0}={{"{1}": …}}: the server makes the view of its dataset, with the arguments of '
     "dataset.{0}"
@@ -60,35 +60,41 @@ _HABITS: Final = (
         "sound": 'write decode={"audio": shardio.Sound(…)}, with the name of the field',
     }
 )
-"""Options of other loaders, datasets and views, each with what to write instead."""
+"""Options of other loaders, of datasets and of views. For each, the text says what to write
+instead."""
 
 
 class RemoteLoader(Closing):
     """A loader whose batches a server reads and decodes.
 
-    The batches and `state_dict()` are bit for bit those of a ShardLoader of the served dataset with
-    the same options. If the server is lost in the middle of an epoch, the loader reconnects to it
-    or to another server, and continues without losing or repeating a batch. Use a loader in one
-    process, and in one thread at a time. A new iteration ends the previous one.
+    The batches and `state_dict()` are bit for bit the same as those of a ShardLoader of the served
+    dataset with the same options. If the server is lost during an epoch, the loader reconnects to
+    this server or to another one, and continues without losing or repeating a batch. Use a loader
+    only in the process that has created it, and in one thread at a time. A new iteration ends the
+    previous iteration.
 
     Args:
         address: "tcp://host:port", or a list of addresses of servers of the same dataset.
-        batch_size: as in ShardLoader; so are `output`, `device` and all further options that can be
-            sent as data. Options that the server decides are refused. `clips` and `pack` select a
-            view of the dataset; each is a dict of the arguments of the dataset's method of that
-            name.
-        keys: the folder of this client's keys, by default the one named by SHARDIO_KEYS; required
-            for servers on other machines.
-        prefetch: the number of batches requested ahead, 16 by default.
-        memory_bytes: the limit for received batches, by default at most 1 GiB.
-        timeout_s: the maximum time to wait for a batch or an answer, or while no server can be
-            reached; None waits for a batch without limit, and 60 seconds for a server.
+        batch_size: as in ShardLoader. The same is true of `output`, `device`, `rank`, `world_size`
+            and all `options` that can be sent as data. An option that the server decides raises
+            InvalidArgument. `clips` or `pack` selects a view of the dataset; its value is a dict
+            with the arguments of the dataset's method of the same name.
+        keys: the folder with the keys of this client. By default, the environment variable
+            SHARDIO_KEYS has this folder. Servers on other machines require keys.
+        prefetch: the number of batches to request in addition to the next batch. By default, up to
+            16 batches are requested at a time.
+        memory_bytes: the maximum size of all requested batches, by default at most 1 GiB.
+        timeout_s: the maximum time in seconds to wait for a batch or for an answer, and also the
+            maximum time for which no server can be reached. None means no limit for a batch, and 60
+            seconds for a server.
 
     Raises:
-        InvalidArgument: an option is refused, by the client or by the server.
-        ServerUnreachable: (also in the loop) no server answers, or none accepts this client's key.
-        BatchTimeout: (also in the loop) the server is alive but does not answer in time.
-        ShardCorrupt, TransformError, …: errors of the server's loader.
+        InvalidArgument: the client or the server does not accept an option.
+        ServerUnreachable: no server answers, or none accepts this client's key. This error may also
+            occur in the loop.
+        BatchTimeout: the server is alive, but does not answer in time. This error may also occur in
+            the loop.
+        ShardCorrupt, TransformError, …: the errors of the loader at the server.
     """
 
     def __init__(
@@ -153,17 +159,20 @@ class RemoteLoader(Closing):
 
     @property
     def generation(self) -> int:
-        """The generation of the dataset that the server has open."""
+        """The generation, or version, of the dataset that the server has opened."""
         return self._opened().generation
 
     @property
     def served(self) -> State:
-        """The names of the server's `transform` and `batch_transform`, or None."""
+        """A dict with the names of the server's `transform` and `batch_transform`, or None."""
         return self._opened().served
 
     @property
     def epoch(self) -> int:
-        """The epoch of the latest iteration, or of a loaded state; 0 before the first."""
+        """The epoch of the latest iteration or, if a state was loaded after it, of this state.
+
+        It is 0 before the first iteration.
+        """
         found: int = self._next["epoch"] if self._latest is None else self._latest.epoch
         return found
 
@@ -172,11 +181,11 @@ class RemoteLoader(Closing):
         return self._opened().n_batches
 
     def __iter__(self) -> Iterator[Batch]:
-        """Start the next epoch, or resume from the state given to `load_state_dict`."""
+        """Start the next epoch or, after `load_state_dict`, resume from the loaded state."""
         return RemoteIterator(self, self.begin())
 
     def begin(self) -> RemotePass:
-        """Start an iteration; `iter(loader)` returns an iterator over it."""
+        """Start an iteration and return it. `iter(loader)` returns an iterator over it."""
         self.check_open()
         if self._latest is not None:
             self._latest.end()
@@ -198,7 +207,7 @@ class RemoteLoader(Closing):
             warn_of_no_batch(begun.epoch, n, asked["batch_size"], asked["world_size"])
 
     def progress(self, title: str | None = None, *, file: TextIO | None = None) -> ProgressBar:
-        """Iterate with a progress bar, as `ShardLoader.progress` does."""
+        """Start an iteration that shows a progress bar, as `ShardLoader.progress` does."""
         begun = self.begin()
         return ProgressBar(
             RemoteIterator(self, begun),
@@ -210,15 +219,16 @@ class RemoteLoader(Closing):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state from which to resume after the loop's current batch.
+        """Return the state from which to resume after the current batch of the loop.
 
-        The state is interchangeable with that of a ShardLoader of the same dataset and options.
+        The state can also be loaded into a ShardLoader of the same dataset with the same options,
+        and the other way round.
         """
         latest = self._latest
         return dict(self._next if latest is None or latest.is_exhausted else latest.state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Make the next iteration resume from a state, with the sample after the last batch.
+        """Make the next iteration resume from a state: after the last batch before the state.
 
         Raises:
             InvalidArgument: `state` is invalid or belongs to another dataset, subset, seed or
@@ -235,19 +245,19 @@ class RemoteLoader(Closing):
         self._next, self._latest = dict(state), None
 
     def stats(self) -> LoaderStats:
-        """Return the client's figures: time waiting and handing over, bytes received.
+        """Return the statistics of this client, such as waiting times and received bytes.
 
-        `n_restarts` is the number of lost connections.
+        `n_restarts` is the number of connections that were lost.
         """
         latest = LoadingStats() if self._latest is None else self._latest.stats()
         return LoaderStats(self.epoch, 0, latest, self._totals + latest)
 
     def close(self) -> None:
-        """Leave the server. Returned batches stay valid. Idempotent."""
+        """End the session at the server. Batches that were returned stay valid. Idempotent."""
         self._finalizer()
 
     def interrupt(self) -> None:
-        """Make a waiting thread raise ClosedError soon. Call `close` afterwards."""
+        """Make a thread that waits for a batch raise ClosedError soon. Call `close` afterwards."""
         self._stream.interrupt()
 
     def _opened(self) -> Opened:
@@ -257,13 +267,16 @@ class RemoteLoader(Closing):
         return opened
 
     def check_open(self) -> None:
-        """Raise ClosedError after `close`, and in a forked child."""
+        """Raise ClosedError if the loader was closed, or if this is a forked child."""
         if not self._finalizer.alive or self._pid != this_process.pid:
             raise ClosedError("this loader was closed, or created before this process was forked")
 
 
 class RemoteIterator:
-    """An iterator that keeps its RemoteLoader alive; garbage collection ends the iteration."""
+    """An iterator over the batches of an iteration. It keeps its RemoteLoader alive.
+
+    If the iterator is garbage-collected, the iteration ends.
+    """
 
     def __init__(self, loader: RemoteLoader, begun: RemotePass) -> None:
         self._loader, self._pass = loader, begun
@@ -283,7 +296,7 @@ class RemoteIterator:
 
 
 class RemotePass:
-    """One iteration of a RemoteLoader, from a state of the loader; the stream is borrowed."""
+    """One iteration of a RemoteLoader, which begins from a state. It uses the loader's stream."""
 
     def __init__(self, stream: Stream, adapter: TensorAdapter | None, state: State) -> None:
         self._stream, self._adapter, self.state = stream, adapter, state
@@ -295,7 +308,11 @@ class RemotePass:
         self.epoch, self.first_step, self.last_step = stream.begin(state)
 
     def take(self, wait_s: float | None) -> Batch | None:
-        """Return the next batch; None at the end (`is_exhausted`) or if none came in `wait_s`."""
+        """Return the next batch, or None.
+
+        None means that the iteration has ended (`is_exhausted` is then True), or that no batch has
+        arrived within `wait_s`.
+        """
         if self.is_over:
             if not self.is_exhausted:
                 raise ClosedError("this iteration was ended by close() or by a new iteration")
@@ -325,17 +342,18 @@ class RemotePass:
         self._n_skipped += len(batch.skipped)
         if self._adapter is not None:
             batch = batch.of(self._adapter.wrap)
-        self.state = arrived.state  # set last: this marks the batch as consumed
+        # Set the state last: from now on, the batch counts as taken.
+        self.state = arrived.state
         return batch
 
     def end(self) -> None:
-        """Stop the server from sending more batches. Idempotent."""
+        """End this iteration; the server stops sending its batches. Idempotent."""
         if not self.is_over:
             self.is_over, self._ended_s = True, time.monotonic()
             self._stream.stop()
 
     def stats(self) -> LoadingStats:
-        """Return the figures so far."""
+        """Return the statistics of this iteration so far."""
         until_s = self._ended_s if self.is_over else time.monotonic()
         return LoadingStats(
             elapsed_s=until_s - self._began_s,
@@ -349,7 +367,7 @@ class RemotePass:
         )
 
     def so_far(self) -> str:
-        """Describe the progress and, if a server was lost, the reason."""
+        """Describe the progress of this iteration and, if a server was lost, the reason."""
         n_done, n = self.first_step + self._n_batches, self.last_step
         message = f": {self._stream.last_error}" if self._stream.last_error else ""
         return f"{n_done} of {n} batches received{message}"
@@ -371,6 +389,6 @@ def _check_keys(addresses: Sequence[Address], keys: ClientKeys | None) -> None:
 
 
 def _close_in_owner(owner_pid: int, stream: Stream) -> None:
-    """Leave the server, except in a forked child."""
+    """Close the stream of a loader, unless this process is a forked child of its owner."""
     if os.getpid() == owner_pid:
         stream.close()

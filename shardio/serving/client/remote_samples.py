@@ -1,6 +1,6 @@
-"""Samples from several servers of one dataset, in order of arrival; used by MultiLoader.
+"""Samples from several servers of one dataset, in the order of their arrival; used by MultiLoader.
 
-Each server sends the share of one rank, so that each sample arrives once per epoch.
+Each server sends the samples of one rank. Together, they send each sample once per epoch.
 """
 
 from __future__ import annotations
@@ -21,23 +21,25 @@ from shardio.errors import BatchTimeout, ClosedError, InvalidArgument, ShardioEr
 from shardio.serving.client.remote_loader import RemoteLoader, RemotePass
 
 _BATCH_SIZE: Final = 32
-"""The default number of samples per message."""
+"""The default number of samples per batch. Each message has one batch."""
 _STEP_MS: Final = 100
 _RESERVED: Final = (
     *("output", "device", "rank", "world_size", "tail", "collate"),
     *("keys", "memory_bytes", "timeout_s"),
 )
-"""The options of a loader that RemoteSamples sets itself."""
+"""The options of a loader that RemoteSamples sets itself, so the user must not pass them."""
 
 
 class RemoteSamples(Closing):
     """The samples of several servers. It owns a RemoteLoader for each server.
 
     Args:
-        options: options of ShardLoader for all servers.
-        memory_bytes: the limit for the received batches of all servers together.
+        addresses: the address of each server.
+        options: options of ShardLoader, for the loaders of all servers.
         keys, timeout_s: as in RemoteLoader.
-        say: called with a line of text for each event, such as the end of a server's share.
+        memory_bytes: the maximum size of the received batches of all servers together.
+        say: a function that is called with a line of text for each event, for example if a server
+            has sent all of its samples.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class RemoteSamples(Closing):
             undo.pop_all()
 
     def _check_shares(self, rank: int) -> None:
-        """Raise InvalidArgument unless a server has the same samples as the first server."""
+        """Raise InvalidArgument unless a rank's server has the same dataset as the first server."""
         loader, first = self._loaders[rank], self._loaders[0]
         if loader.lineage != first.lineage:
             raise InvalidArgument(
@@ -104,9 +106,9 @@ class RemoteSamples(Closing):
         return self._pid == this_process.pid
 
     def epoch(self, number: int) -> Iterator[Any]:
-        """Return an iterator over the samples of an epoch; end the previous iteration.
+        """Return an iterator over the samples of an epoch. It ends the previous iteration.
 
-        Threads may share the iterator; each sample goes to one thread.
+        Several threads may use the iterator; each sample goes to one of them.
         """
         with self.lock:
             return _Shared(self._begin(number), self)
@@ -114,7 +116,7 @@ class RemoteSamples(Closing):
     def _begin(self, number: int) -> Iterator[Any]:
         self.skipped.clear()
         passes = []
-        # A server may have been restarted with another dataset.
+        # Check the datasets again, because a server may have been restarted with another dataset.
         for rank in range(len(self._loaders)):
             self._check_shares(rank)
         for loader in self._loaders:
@@ -142,7 +144,10 @@ class RemoteSamples(Closing):
                 each.end()
 
     def _take(self, going: deque[tuple[int, RemotePass]]) -> tuple[int, Batch] | None:
-        """Return a batch from the next server, in turn, that has one ready; None if none has."""
+        """Return a batch that has arrived, with the index of its server; None if there is none.
+
+        The servers take turns. A server that has sent all batches is removed from `going`.
+        """
         for _ in range(len(going)):
             server, each = going.popleft()
             try:
@@ -159,7 +164,10 @@ class RemoteSamples(Closing):
         return None
 
     def _rows(self, server: int, batch: Batch) -> Iterator[dict[str, Any]]:
-        """Yield the samples of a batch; arrays are views of the batch, missing values are None."""
+        """Yield the samples of a batch as dicts.
+
+        Arrays are views of the batch. If a sample has no value of a field, the value is None.
+        """
         for skip in batch.skipped:
             self.skipped.append(SkippedItem(skip.index, f"server {server}", skip.error, skip.text))
         columns = {name: batch[name] for name in batch}
@@ -187,9 +195,10 @@ class RemoteSamples(Closing):
         poller.poll(_STEP_MS)
 
     def close(self) -> None:
-        """Leave all servers; may be called from any thread. Idempotent."""
+        """Close the loaders of all servers. May be called from any thread. Idempotent."""
         self._is_closed = True
-        for loader in self._loaders:  # first, so that a waiting thread releases the lock
+        # Interrupt the loaders first, so that a waiting thread releases the lock.
+        for loader in self._loaders:
             loader.interrupt()
         with self.lock:
             for loader in self._loaders:
@@ -197,7 +206,7 @@ class RemoteSamples(Closing):
 
 
 class _Shared:
-    """An iterator for several threads, guarded by the owner's lock."""
+    """An iterator that several threads may use, because it holds the owner's lock meanwhile."""
 
     def __init__(self, samples: Iterator[Any], owner: RemoteSamples) -> None:
         self._samples, self._owner = samples, owner
