@@ -128,8 +128,9 @@ class ChecksumMismatch(ShardCorrupt):
 class ShardChanged(ShardCorrupt):
     """A shard was truncated, replaced or written to while in use; shardio never does this.
 
-    `code` is `"file_size"`, `"replaced"` or `"changed"`. If it crashed a worker, `__cause__` is the
-    WorkerDied. Restore the shard or publish the dataset again, then open it again.
+    `code` is `"file_size"`, `"replaced"` or `"changed"`. If the change crashed a worker,
+    `__cause__` is the WorkerDied. Restore the shard or publish the dataset again; then open the
+    dataset again.
     """
 
     def at(
@@ -140,7 +141,7 @@ class ShardChanged(ShardCorrupt):
         sample: int | None = None,
         offset: int | None = None,
     ) -> ShardChanged:
-        """Set those of the attributes that are None yet; return self."""
+        """Set the attributes that are still None to the given values; return self."""
         given = {"section": section, "field": field, "sample": sample, "offset": offset}
         vars(self).update({name: given[name] for name in given if getattr(self, name) is None})
         return self
@@ -151,11 +152,11 @@ class ShardIncomplete(DataError, ValueError):
 
 
 class ShardUnsupported(DataError, ValueError):
-    """The shard needs a newer shardio, or a feature this one lacks; the file is not damaged."""
+    """The shard needs a newer version of shardio, or a missing feature; it is not damaged."""
 
 
 class DatasetCorrupt(DataError, ValueError):
-    """`dataset.json`, a generation and the shards that they list do not agree."""
+    """The manifest files of a dataset and the shards that these files list do not agree."""
 
 
 class MediaError(DataError, ValueError):
@@ -179,11 +180,11 @@ class DatasetExists(ShardioError, FileExistsError):
 
 
 class DatasetConflict(ShardioError, FileExistsError):
-    """Another writer published this generation first; its files were not changed."""
+    """Another writer published the same generation first; that generation was not changed."""
 
 
 class InvalidArgument(ShardioError, ValueError):
-    """An option or argument is invalid; the message lists the valid ones."""
+    """An option or argument is invalid; the message says which values are valid."""
 
 
 class SchemaError(ShardioError, ValueError):
@@ -191,7 +192,7 @@ class SchemaError(ShardioError, ValueError):
 
 
 class TransformError(ShardioError, RuntimeError):
-    """The user's transform raised (the message has the traceback) or returned an invalid result."""
+    """A user's transform raised (the message has the traceback) or returned an invalid result."""
 
 
 class WorkerDied(ShardioError, RuntimeError):
@@ -215,11 +216,11 @@ class StoreAccessDenied(ShardioError, PermissionError):
 
 
 class CacheFull(ShardioError, OSError):
-    """The cache's disk is full, and all its shards are in use; the message has the sizes."""
+    """The disk is full, and all shards in the cache are in use; the message has the sizes."""
 
 
 class ServerUnreachable(ShardioError, ConnectionError):
-    """No server answers, or none accepts this client's key; the message lists their answers."""
+    """No server answers or accepts this client's key; the message lists the servers' answers."""
 
 
 class ClosedError(ShardioError, RuntimeError):
@@ -231,7 +232,7 @@ class InsufficientMemory(ShardioError, MemoryError):
 
 
 class UnsupportedEnvironment(ShardioError, RuntimeError):
-    """A platform feature, program or package is missing; the message explains how to get it."""
+    """A feature of the platform, a program or a package is missing; the message has a remedy."""
 
 
 def install_hint(extra: str) -> str:

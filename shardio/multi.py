@@ -1,4 +1,4 @@
-"""MultiLoader: worker processes that each iterate a whole dataset, over ZeroMQ."""
+"""MultiLoader: worker processes that each iterate a whole dataset and send samples over ZeroMQ."""
 
 from __future__ import annotations
 
@@ -36,39 +36,43 @@ class _Far(NamedTuple):
 
 
 class MultiLoader(Closing):
-    """Iterates over the samples that several processes read from a dataset, as they arrive.
+    """A loader of samples that several worker processes read from a dataset, in order of arrival.
 
-    Each worker iterates the whole dataset from its beginning: n workers yield every sample n times,
-    unless the dataset skips the samples of the other workers (see `worker_info`). The samples of
-    one worker arrive in their order. Larger arrays arrive without a copy, in memory that belongs to
-    the caller as long as anything refers to it. A fork of this process does not own the memory:
-    copy the arrays before forking.
+    Each worker iterates the whole dataset from its beginning. Thus n workers yield every sample n
+    times, unless the dataset skips the samples of the other workers (see `worker_info`). The
+    samples of one worker arrive in the order of the dataset. Larger arrays arrive without a copy,
+    in memory that is not reused as long as the caller refers to an array in it. A fork of this
+    process does not own this memory: copy the arrays before you fork.
 
-    Every iteration starts new workers, and ends those of earlier iterations. Workers also exit when
-    their iteration is exhausted, fails or is garbage-collected, at `kill()`, and with this process.
+    Every iteration starts new workers, and ends the workers of earlier iterations. Workers also
+    exit when their iteration is exhausted, fails or is garbage-collected, when `kill()` is called,
+    and when this process exits.
 
     Args:
-        dataset: any iterable; None with `address`. It is pickled for the workers: create what
-            cannot be pickled, such as a generator or an open file, in its `__iter__`.
+        dataset: any iterable; None with `address`. The dataset is pickled for the workers. Objects
+            that cannot be pickled, such as a generator or an open file, must be created in the
+            `__iter__` of the dataset.
         workers: the number of processes.
-        verbose: True prints the path of the socket, and the workers that have finished, to standard
-            error.
-        nokill: True lets earlier iterations continue when another one begins.
-        prefix: the beginning of the path of the socket's folder, which is accessible to this user
-            only and exists for a moment.
+        verbose: True prints the path of the socket to standard error, and a line for every worker
+            that has finished.
+        nokill: True lets earlier iterations continue when a new iteration begins.
+        prefix: the beginning of the path of the folder in which the socket is created. Only this
+            user can access the folder. It is removed before the workers start.
         memory_bytes: the limit for samples that workers have sent and that are not delivered yet.
-            The same limit applies separately to the blocks that hold larger arrays.
-        timeout_s: the time to wait for a sample before BatchTimeout is raised, whose message shows
-            what every worker is doing; None for no limit.
+            The same limit applies separately to the blocks of shared memory that hold larger
+            arrays.
+        timeout_s: the time to wait for a sample before BatchTimeout is raised; None for no limit.
+            The message of the error shows what every worker is doing.
         start_method: the way to start workers, as for `ShardLoader`: "zygote" or "spawn".
         on_error: "raise" the exception of the dataset, or "skip" the sample and continue with the
-            same iterator. If the iterator cannot continue, as a generator cannot, its worker ends
-            with a warning, and the other workers continue. A crash of a worker is always raised.
+            same iterator. A generator, for example, cannot continue after an exception. Its worker
+            then ends with a warning, and the other workers continue. A crash of a worker always
+            raises WorkerDied.
         max_skips: the number of samples of an iteration that may be skipped, from 0 up.
         address: the address of a server started with `shardio serve`, or a list of addresses of
-            servers of one dataset. Each server counts as a worker with a share of the dataset;
-            every sample arrives once, as a dict, and every iteration is one epoch. `start_method`
-            is then ignored.
+            servers of one dataset. Each server then takes the place of a worker, and sends a share
+            of the dataset. Every sample arrives once per iteration, as a dict, and every iteration
+            is one epoch. `start_method` is ignored.
         keys: with `address`, the folder of this client's keys; by default SHARDIO_KEYS from the
             environment.
         options: with `address`, options of ShardLoader: fields, shuffle, seed, clip, …
@@ -140,7 +144,7 @@ class MultiLoader(Closing):
         return f"MultiLoader({source}, workers={self.workers})"
 
     def __iter__(self) -> Iterator[Any]:
-        """Start workers that iterate the dataset or, with `address`, begin the next epoch."""
+        """Start workers that iterate the dataset; with `address`, begin the servers' next epoch."""
         if self._far.address is not None:
             return self._next_epoch()
         if not self.nokill:

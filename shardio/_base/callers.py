@@ -18,8 +18,9 @@ _Result = TypeVar("_Result")
 def takes_rng(name: str, given: str, function: Callable[..., Any]) -> bool:
     """Return True if a user's function must be called as f(given, rng), not as f(given).
 
-    Raises InvalidArgument if the function takes other arguments; `name` is the option that holds
-    the function.
+    `rng` is a random generator. Raises InvalidArgument if the function takes other arguments. For
+    this message, `name` is the name of the option to which the user has passed the function, and
+    `given` is a name for the first argument.
     """
     try:
         signature = inspect.signature(function)
@@ -40,7 +41,8 @@ def refuse_unknown_options(
 ) -> None:
     """Raise TypeError if an option in `given` is unknown; the message says what to write instead.
 
-    `name` is the function's name; `habits` has advice for options that other libraries have.
+    `name` is the name of the function that was called, and `known` are the names of its options.
+    `habits` maps names of options that users know from other libraries to advice.
     """
     known = list(known)
     for option in given:
@@ -56,9 +58,10 @@ def refuse_unknown_options(
 def refuses(
     habits: Mapping[str, str], name: str | None = None
 ) -> Callable[[Callable[_Parameters, _Result]], Callable[_Parameters, _Result]]:
-    """Return a decorator: a method refuses unknown options as `refuse_unknown_options` does.
+    """Return a decorator that makes a method refuse unknown options.
 
-    `name` is the name of the method for the message; None stands for its own name.
+    `refuse_unknown_options` describes the message and `habits`. The message contains `name` or, if
+    `name` is None, the name of the method.
     """
 
     def decorate(method: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
@@ -75,7 +78,7 @@ def refuses(
 
 
 def caller_stacklevel() -> int:
-    """Return the `stacklevel` with which a warning of the calling function points at user code."""
+    """Return the `stacklevel` for a warning by the calling function, so that it shows user code."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals["__name__"].startswith("shardio."):
         frame, level = frame.f_back, level + 1

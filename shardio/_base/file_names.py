@@ -1,7 +1,7 @@
 """Conversion of file names between stored UTF-8 text and Python strings.
 
-Python decodes file names with the encoding of the locale: in an ASCII locale, `ß` becomes two
-surrogates. Stored names do not depend on the locale.
+Python decodes file names with the encoding of the locale. In an ASCII locale, for example, the two
+bytes of `ß` become two surrogates. Stored names do not depend on the locale.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _ESCAPE: Final = re.compile(rb"\\(?:\\|x([0-9a-f]{2}))")
 def stored_name(name: str) -> str:
     r"""Return a file name as text that can be stored; bytes that are not UTF-8 become `\xNN`.
 
-    Different names stay different: if a name needs such escapes or already contains `\x`, its
-    backslashes are doubled.
+    Different names have different results: if a name has bytes that are not UTF-8, or already
+    contains `\x`, the backslashes of the name are doubled.
     """
     raw = os.fsencode(name)
     try:
@@ -32,7 +32,7 @@ def stored_name(name: str) -> str:
 
 
 def original_name(stored: str) -> str:
-    """Return the file name for a result of `stored_name`, decoded by the current locale."""
+    """Return the file name for `stored`, a result of `stored_name`, as the locale decodes it."""
     raw = stored.encode()
     if "\\x" in stored:
         raw = _ESCAPE.sub(lambda found: bytes.fromhex((found[1] or b"5c").decode()), raw)
@@ -52,7 +52,8 @@ def utf8_name(name: str) -> str:
 def check_encodable(path: str | os.PathLike[str], what: str) -> None:
     """Raise InvalidArgument if the file system encoding cannot encode a path.
 
-    The message starts with `what`. Every path that Python lists can be encoded.
+    The message starts with `what`, the name of the option. A path that comes from Python's listing
+    of a folder can always be encoded, so it needs no check.
     """
     try:
         os.fsencode(path)

@@ -1,7 +1,7 @@
 """Statistics records of loaders, items and pipelines, and the phase timers that feed them.
 
-Each thread adds the nanoseconds it spends on hashing, decoding and transforms to `PHASE_TIMES`; the
-filler of a batch reads and resets the sums.
+Each thread adds the time that it spends on hashing, decoding and transforms to its sums in
+`PHASE_TIMES`. The code that fills a batch reads the sums afterwards, and sets them to 0.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from typing import Any, Final, Self
 class LoadingStats:
     """Times (in seconds) and counters of one iteration, or the sum of several.
 
-    `elapsed_s` is the time from the start of the loop to its end, or to now. It is the sum of
-    `waiting_s` (waiting for data), `hand_over_s` (building batches and sending tasks), and `body_s`
-    (the loop's own code).
+    `elapsed_s` is the time from the start of the loop to its end or, while the loop is running,
+    until now. It is the sum of `waiting_s` (waiting for data), `hand_over_s` (building batches and
+    sending tasks), and `body_s` (the code in the body of the loop).
 
     `filling_s` is the time that all workers together spent filling batches. It is the sum of
     `reading_s` (copying stored values), `checking_s` (hashes), `decoding_s` (compressed records),
-    and `transforming_s` (transform, batch_transform and a collate function). One record in seven is
-    timed and counts for seven. Without workers, `filling_s` is part of `waiting_s`.
+    and `transforming_s` (transform, batch_transform and a collate function). Only one record in
+    seven is timed, and its time is multiplied by seven. Without workers, `filling_s` is part of
+    `waiting_s`.
 
     `ready_s` is the time that filled batches waited for the loop, summed over batches.
     """
@@ -41,7 +42,7 @@ class LoadingStats:
     n_bytes: int = 0
     """Bytes of the values in the batches."""
     n_skipped: int = 0
-    """Skipped samples; `n_samples` includes them, because another sample takes their row."""
+    """Skipped samples. `n_samples` includes them, because each is replaced by another sample."""
     n_copies: int = 0
     """Batches copied out of their blocks because user code held all other blocks."""
     n_restarts: int = 0
@@ -50,18 +51,18 @@ class LoadingStats:
 
     @property
     def body_s(self) -> float:
-        """Time in the loop's own code."""
+        """Time in the body of the loop."""
         return max(0.0, self.elapsed_s - self.waiting_s - self.hand_over_s)
 
     @property
     def reading_s(self) -> float:
-        """Worker time spent copying stored values: the filling time not counted elsewhere."""
+        """Time that workers spent copying stored values: the part of `filling_s` that is left."""
         apart_s = self.checking_s + self.decoding_s + self.transforming_s
         return max(0.0, self.filling_s - apart_s)
 
     @property
     def queue_depth(self) -> float:
-        """The average number of filled batches waiting for the loop."""
+        """The average number of filled batches that wait for the loop."""
         return self.ready_s / self.elapsed_s if self.elapsed_s else 0.0
 
     def __add__(self, other: Self) -> LoadingStats:
@@ -70,7 +71,7 @@ class LoadingStats:
         return LoadingStats(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
     def as_json(self) -> dict[str, Any]:
-        """Return all figures, derived ones included, as JSON values."""
+        """Return all figures as JSON values, including those that are computed from others."""
         derived = {name: getattr(self, name) for name in ("body_s", "reading_s", "queue_depth")}
         return asdict(self) | derived
 
@@ -98,8 +99,8 @@ class LoaderStats:
 class SkippedItem:
     """An item that failed and was skipped (with on_error="skip").
 
-    `index` counts items from 0; `item` is its shortened repr; `error` is the name of the
-    exception's class, and `text` its message.
+    `index` is the index of the item, from 0 up, and `item` is the shortened repr of the item.
+    `error` is the name of the exception's class, and `text` is the exception's message.
     """
 
     index: int
@@ -140,18 +141,18 @@ class StageStats:
     n_out: int
     """Results passed on."""
     n_dropped: int
-    """Calls that returned None, which drops an item."""
+    """Calls that returned None; such a result is dropped."""
     n_failed: int
     busy_s: float
     """Time in the stage's function, summed over threads."""
     waiting_s: float
     """Time spent waiting for a free thread of the stage, summed over items."""
     elapsed_s: float
-    """The time covered by these figures."""
+    """The time from the start of the iteration to its end or until now."""
 
     @property
     def queue_depth(self) -> float:
-        """The average number of items waiting for the stage."""
+        """The average number of items that wait for the stage."""
         return self.waiting_s / self.elapsed_s if self.elapsed_s else 0.0
 
     @property
@@ -165,10 +166,10 @@ class StageStats:
 
 @dataclass(frozen=True, slots=True)
 class PipelineStats:
-    """The result of `stats()` of a DataLoader or Pipeline: the latest iteration, so far."""
+    """The figures of the latest iteration of a DataLoader or Pipeline so far."""
 
     stages: tuple[StageStats, ...]
-    """The stages in the order of the pipeline, without batching."""
+    """The stages in the order of the pipeline; steps that only form batches are left out."""
     n_results: int
     """Results received by the loop."""
     skipped: tuple[SkippedItem, ...]
@@ -176,9 +177,9 @@ class PipelineStats:
     waiting_s: float
     """Time that the loop has waited for results."""
     elapsed_s: float
-    """Time from the start of the iteration to its end or to now."""
+    """Time from the start of the iteration to its end or until now."""
     buffer_depth: float
-    """The average number of results waiting for the loop."""
+    """The average number of results that wait for the loop."""
 
     @property
     def n_skipped(self) -> int:
@@ -186,7 +187,7 @@ class PipelineStats:
         return len(self.skipped)
 
     def as_json(self) -> dict[str, Any]:
-        """Return all figures, derived ones included, as JSON values."""
+        """Return all figures as JSON values, including those that are computed from others."""
         derived = [{"queue_depth": s.queue_depth, "n_busy": s.n_busy} for s in self.stages]
         stages = [asdict(s) | more for s, more in zip(self.stages, derived, strict=True)]
         return asdict(self) | {"stages": stages}
@@ -196,9 +197,10 @@ CHECK, DECODE, TRANSFORM = range(3)
 """Indexes into `PHASE_TIMES.sums_ns`."""
 
 TIMED_EVERY: Final = 7
-"""One record in seven is timed and counts for seven, because two clock readings take as long as
-hashing a short record. The number is prime so that it does not divide regular groups, such as eight
-clips of a video.
+"""Only one record in seven is timed, and its time is multiplied by seven.
+
+Two readings of the clock take as long as hashing a short record. The number is prime, so that not
+always the same members of regular groups are timed, such as the eight clips of each video.
 """
 
 now_ns = perf_counter_ns

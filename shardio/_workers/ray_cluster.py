@@ -1,8 +1,8 @@
 """Run jobs on the machines of a Ray cluster; the only module that imports Ray.
 
-A job is a function call with one value. If a machine is lost, its jobs are repeated on others,
-although the lost machine may still be running them. A job must therefore write to new files of its
-own, and the process that submits the jobs decides which result counts.
+A job is a function call with one value. If a machine is lost, its jobs are repeated on other
+machines, although the lost machine may still be running them. Each run of a job must therefore
+write to new files of its own, and the process that submits the jobs decides which run counts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ def ray_module() -> Any:
 
 
 def connect(ray: Any, address: str | None) -> None:
-    """Connect to a cluster, or start Ray on this machine, without logs and usage reports."""
+    """Connect to the cluster at `address`, or start Ray on this machine.
+
+    Ray's logs and usage reports are disabled.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     place = address or os.environ.get("RAY_ADDRESS") or "local"
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -68,7 +71,10 @@ def connect(ray: Any, address: str | None) -> None:
 
 
 def _refuse_silence(place: str) -> None:
-    """Raise OSError unless the host and port accept connections; Ray would wait for minutes."""
+    """Raise OSError if `place` is a host and port that do not accept connections.
+
+    Ray would wait for minutes.
+    """
     host, _, port = place.removeprefix("ray://").rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), _PATIENCE_S).close()
@@ -91,8 +97,8 @@ _WATCH_S: Final = 0.5
 def do_job(held: list[Any], sees: str, version: str, value: Any) -> Any:
     """Run a job; return its result, or the exception that it raised.
 
-    `held` contains the reference to the function. `sees` is a path that must exist on this machine;
-    `version` is shardio's version on the machine that submits jobs.
+    `held` is a list that contains Ray's reference to the function. `sees` is a path that must exist
+    on this machine. `version` is the version of shardio on the machine that submits the jobs.
     """
     try:
         _end_with(os.getppid())
@@ -117,7 +123,7 @@ def do_job(held: list[Any], sees: str, version: str, value: Any) -> Any:
 
 
 def _portable(error: Exception) -> Exception:
-    """Return the error, or an error with its text if it cannot be pickled and unpickled."""
+    """Return `error`; if it cannot be pickled and unpickled, return an error with its text."""
     import cloudpickle  # type: ignore[import-untyped]
 
     try:
@@ -131,7 +137,10 @@ def _portable(error: Exception) -> Exception:
 
 @functools.lru_cache(1)
 def _function(reference: Any) -> Callable[[Any], Any]:
-    """Return the function, unpickled once per process, so that it keeps state between jobs."""
+    """Return the function to which Ray's `reference` refers.
+
+    The function is unpickled once per process, so that it keeps its state between jobs.
+    """
     found: Callable[[Any], Any] = ray_module().get(reference)
     return found
 
@@ -140,7 +149,8 @@ def _function(reference: Any) -> Callable[[Any], Any]:
 def _end_with(parent: int) -> None:
     """End this process when its parent, Ray's process on this machine, exits.
 
-    Otherwise Ray would wait for the end of the job, and the submitting process for Ray.
+    Otherwise, Ray would wait for the end of the job, and the process that submits the jobs would
+    wait for Ray.
     """
 
     def watch() -> None:
@@ -153,12 +163,13 @@ def _end_with(parent: int) -> None:
 
 EngineName = Literal["local", "ray"]
 MAX_LOST: Final = 8
-"""A job is given up after the loss of this many machines, because the job may be the cause.
+"""A job is given up if this number of machines were lost while they ran it: it may be the cause.
 
-If the lost machines may not have run the job, the limit is at least the number of running machines.
+If it is unknown whether the lost machines ran the job, the limit is the number of running machines,
+but at least MAX_LOST.
 """
 _LOOK_S: Final = 5.0
-_AHEAD: Final = 2  # jobs submitted per CPU of the cluster, including the running one
+_AHEAD: Final = 2  # the number of jobs per CPU of the cluster, including the one that is running
 
 V = TypeVar("V")
 R = TypeVar("R")
@@ -168,9 +179,10 @@ R = TypeVar("R")
 class Engine:
     """The place where work is done: processes on this machine, or a Ray cluster.
 
-    `address` is the address of the cluster, as for `ray.init`; by default RAY_ADDRESS. If neither
-    is set, Ray is started on this machine and stopped at the end. `gpus` is the number of GPUs per
-    job, or a fraction of one GPU; in the job, CUDA_VISIBLE_DEVICES names them.
+    `address` is the address of the cluster, as for `ray.init`; by default, it is the value of the
+    environment variable RAY_ADDRESS. Without an address, Ray is started on this machine and stopped
+    at the end. `gpus` is the number of GPUs per job, or a fraction of one GPU. In the job, the
+    environment variable CUDA_VISIBLE_DEVICES contains the indices of these GPUs.
     """
 
     name: EngineName = "local"
@@ -204,9 +216,10 @@ LOCAL: Final = Engine()
 
 
 class Cluster(Closing):
-    """A connection to a Ray cluster for the time of a `with` block, which also ends the jobs.
+    """A connection to a Ray cluster for the time of a `with` block.
 
-    If the program is already connected to Ray, that connection is borrowed and stays open.
+    Jobs that are running at the end of the block are cancelled. If the program was already
+    connected to Ray before the block, that connection is used, and stays open.
 
     Args:
         engine: the engine that specifies the cluster.
@@ -221,7 +234,8 @@ class Cluster(Closing):
             raise InvalidArgument(f"workers is {n_at_once}; with engine='ray' it must be 1 or more")
         self._ray = ray_module()
         found = self._ray.exceptions
-        self._lost = found.NodeDiedError, found.ObjectLostError  # during a job, or after it
+        # A machine was lost while it ran the job, or after the job, with the result.
+        self._lost = found.NodeDiedError, found.ObjectLostError
         self._engine, self._n_at_once = engine, n_at_once
         self._sees = os.path.abspath(sees)
         self._running: dict[Any, tuple[int, Any]] = {}
@@ -229,7 +243,7 @@ class Cluster(Closing):
         self._n_lost: Counter[int] = Counter()
         self._n_lost_meanwhile: Counter[int] = Counter()
         self._dead: set[str] = set()
-        self._submit: Callable[[Any], Any]  # these two are set by `run`
+        self._submit: Callable[[Any], Any]  # `run` sets this and the next attribute
         self._name_of: Callable[[int], str]
         self._looked_s = 0.0
         self._is_told = self._is_owner = False
@@ -253,18 +267,19 @@ class Cluster(Closing):
         """Run jobs in any order; yield the index and result of each job as it finishes.
 
         Args:
-            function: the job; sent to each process once, by cloudpickle.
-            next_job: returns another job (an index and a value), or None; called whenever there is
-                room, even after it has returned None.
-            name_of: describes the job with an index, for messages.
+            function: the function that each job calls; sent to each process once, by cloudpickle.
+            next_job: a function that returns a further job (an index and a value), or None. It is
+                called whenever there is room for a job, even after it has returned None.
+            name_of: a function that returns a description of the job with a given index.
 
-        Raises the exception of a job; WorkerDied if too many processes crashed, or machines were
-        lost, on one job; and UnsupportedEnvironment if machines lack what jobs need.
+        If a job raises, its exception is raised. Raises WorkerDied if one job has crashed too many
+        processes or lost too many machines, and UnsupportedEnvironment if a machine lacks what jobs
+        need.
         """
         self._refuse_lack_of_gpus()
         remote = self._ray.remote(num_cpus=1, num_gpus=self._engine.gpus, max_retries=0)
-        # Pass the reference in a list: Ray resolves references that are arguments, and would then
-        # unpickle the function for each job.
+        # Pass the reference in a list. If the reference itself were an argument, Ray would replace
+        # it by the function, and would unpickle the function for each job.
         held = [self._ray.put(function)]
         do = functools.partial(remote(do_job).remote, held, self._sees, __version__)
         self._submit, self._name_of, self._dead = do, name_of, self._dead_nodes()
@@ -294,9 +309,9 @@ class Cluster(Closing):
             yield number, result
 
     def _next_done(self) -> Any:
-        """Wait for a job and return its reference; return None if a machine is lost first.
+        """Wait until a job is done, and return its reference; return None if a machine is lost.
 
-        Machines are checked here, because Ray may notice much later that a connection is lost.
+        The machines are checked here, because Ray may notice the loss of a connection much later.
         """
         while True:
             done, _ = self._ray.wait(list(self._running), num_returns=1, timeout=_LOOK_S)
@@ -330,7 +345,10 @@ class Cluster(Closing):
         return {node["NodeID"] for node in self._ray.nodes() if not node["Alive"]}
 
     def _repeat_all(self) -> None:
-        """Submit all jobs again, because any may be lost; the first result of each job counts."""
+        """Submit all running jobs again, because each of them may be lost.
+
+        The first result of each job counts.
+        """
         self._dead |= self._dead_nodes()
         n_may_be_lost = max(MAX_LOST, sum(node["Alive"] for node in self._ray.nodes()))
         for number, value in {number: value for number, value in self._running.values()}.items():
@@ -345,7 +363,10 @@ class Cluster(Closing):
             raise WorkerDied(f"{MAX_LOST} machines were lost on {self._name_of(number)}") from error
 
     def _refuse_lack_of_gpus(self) -> None:
-        """Raise UnsupportedEnvironment if no machine has enough GPUs; Ray would wait silently."""
+        """Raise UnsupportedEnvironment if no machine has enough GPUs for a job.
+
+        Ray would wait for such a machine without a message.
+        """
         there = [node["Resources"].get("GPU", 0) for node in self._ray.nodes() if node["Alive"]]
         if self._engine.gpus > max(there, default=0):
             raise UnsupportedEnvironment(
@@ -360,7 +381,7 @@ class Cluster(Closing):
         return _AHEAD * max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
     def _record_failure(self, number: int, error: Exception) -> None:
-        """Record a job that failed without a result; raise unless it may be repeated."""
+        """Record the failure of a job that has no result; raise an error if it is not repeated."""
         found = self._ray.exceptions
         if isinstance(error, found.WorkerCrashedError | found.OutOfMemoryError):
             self._n_crashes[number] += 1
@@ -383,7 +404,7 @@ class Cluster(Closing):
             self._ray.cancel(reference, force=True)
 
     def close(self) -> None:
-        """Cancel running jobs, and close the connection unless it is borrowed. Idempotent."""
+        """Cancel running jobs, and close the connection if this object opened it. Idempotent."""
         try:
             self._cancel(list(self._running))
         finally:

@@ -1,4 +1,7 @@
-"""Executors of stages: threads, coroutines, worker processes, or a concurrent.futures executor."""
+"""Executors of stages: threads, coroutines, worker processes, or a concurrent.futures executor.
+
+A stage is a step of a pipeline. An executor runs the jobs (calls) of a stage.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ from shardio._workers.tasks.task_pool import TaskPool
 from shardio.errors import InsufficientMemory, UnsupportedEnvironment
 
 _PATIENCE_S: Final = 5.0
-"""The time to wait for reports: the thread must first ask the workers, which have one second."""
+"""The maximum time to wait for a report on workers.
+
+The thread that drives the workers must first ask them, and they have one second to answer.
+"""
 
 
 def create_executors(
@@ -33,8 +39,8 @@ def create_executors(
 ) -> dict[Stage, StageExecutor]:
     """Create the executors of a pipeline's stages.
 
-    All async stages share an event loop. Other stages whose step names no executor run in threads,
-    which stages of the same thread group share.
+    All async stages share an event loop. A stage that is not async, and whose step names no
+    executor, runs in threads. Stages of the same thread group share their threads.
     """
     found: dict[Stage, StageExecutor] = {}
     asynchronous: list[Stage] = []
@@ -58,22 +64,23 @@ def create_executors(
 
 
 class ThreadExecutor(StageExecutor):
-    """An executor whose threads share some stages; each takes a job from the last stage with jobs.
+    """An executor whose threads run the jobs of several stages.
 
-    Threads are started on demand. Only one thread is woken at a time; this thread wakes the next if
-    there are more jobs. If functions are quick, one thread runs all jobs, and none is woken in
-    vain.
+    A thread always takes a job from the last stage of the pipeline that has one. Threads are
+    started on demand. Only one thread is woken at a time; this thread wakes another one if there
+    are more jobs. If the functions are quick, one thread therefore runs all jobs, and no thread is
+    woken in vain.
     """
 
     def __init__(self, runner: PipelineRunner, stages: Sequence[Stage], n_threads: int) -> None:
         self._runner, self._stages, self._n_left = runner, stages[::-1], n_threads
-        # A stack: the thread that became idle last wakes first.
+        # The locks on which idle threads wait. The thread that became idle last is woken first.
         self._idle: list[threading.Lock] = []
         self._is_waking = self._is_closed = False
         self._left: list[Any] = []
 
     def wake(self) -> None:
-        """Wake or start a thread if there is a job, unless one is being woken."""
+        """Wake or start a thread if there is a job, unless a thread is being woken already."""
         if self._is_waking or not any(stage.has_work for stage in self._stages):
             return
         if self._idle:
@@ -88,7 +95,7 @@ class ThreadExecutor(StageExecutor):
     def close(self) -> None:
         """Wake all idle threads, so that they end."""
         with self._runner.lock:
-            # Generators are closed in a thread, because their cleanup may take long.
+            # Leave suspended generators to a thread, because closing them may take long.
             self._left = [each for stage in self._stages for each in stage.take_suspended()]
             self._is_closed = True
             for bell in self._idle:
@@ -110,12 +117,15 @@ class ThreadExecutor(StageExecutor):
                 else:
                     bell.acquire()
                 is_woken = job is None
-                del job  # an idle thread must not hold the user's objects
+                del job  # an idle thread must not keep the user's objects alive
         except BaseException as error:  # noqa: BLE001  # internal; the loop must not wait forever
             self._runner.break_down(error)
 
     def _next_job(self, bell: threading.Lock, *, is_woken: bool) -> StageJob | None:
-        """Return the next job; if there is none, register `bell`, to be released for a new job."""
+        """Return the next job, or None.
+
+        If there is no job, add `bell` to the locks of idle threads; `wake` releases it for a job.
+        """
         runner = self._runner
         with runner.lock:
             if is_woken:
@@ -147,7 +157,7 @@ class ThreadExecutor(StageExecutor):
             runner.finish(job, (value,), now_ns() - start_ns)
 
     def _go_on(self, job: StageJob) -> None:
-        """Advance a generator until it ends or the pipeline has no room for more results."""
+        """Run a generator until it ends, or until the pipeline has no room for more results."""
         start_ns = now_ns()
         if job.results is None:
             job.results = iter(job.stage.call.function(job.item))
@@ -159,14 +169,14 @@ class ThreadExecutor(StageExecutor):
                 return
             if not self._runner.give(job, (value,), now_ns() - start_ns):
                 if self._runner.is_closed:
-                    job.results = None  # close the generator in this thread
+                    job.results = None  # closes the generator, in this thread
                 return
             start_ns = now_ns()
             del value
 
 
 class AsyncExecutor(StageExecutor):
-    """An executor of stages with async functions. It owns a thread and an event loop."""
+    """An executor of stages with async functions; owns a thread and an event loop."""
 
     def __init__(self, runner: PipelineRunner, stages: Sequence[Stage]) -> None:
         self._runner, self._stages = runner, stages[::-1]
@@ -248,11 +258,11 @@ class AsyncExecutor(StageExecutor):
         self._begin()
 
     async def _go_on(self, job: StageJob, results: Any) -> None:
-        """Advance an async generator to its end; wait while the pipeline has no room."""
+        """Run an async generator to its end; wait while the pipeline has no room for results."""
         start_ns = now_ns()
         async for value in results:
             if not self._runner.give(job, (value,), now_ns() - start_ns):
-                # `_begin` finds the event, because both run in this thread.
+                # `_begin` will find the event, because it runs in this thread, too.
                 room = self._suspended[job] = asyncio.Event()
                 await room.wait()
             start_ns = now_ns()
@@ -262,7 +272,10 @@ class AsyncExecutor(StageExecutor):
 
 
 class ProcessExecutor(StageExecutor):
-    """An executor of one stage in worker processes: a TaskPool, and a thread that drives it."""
+    """An executor that runs one stage in worker processes.
+
+    The executor owns a TaskPool, and a thread that drives the pool.
+    """
 
     def __init__(self, runner: PipelineRunner, stage: Stage, n_workers: int) -> None:
         self._runner, self._stage, self._n_workers = runner, stage, n_workers
@@ -272,7 +285,7 @@ class ProcessExecutor(StageExecutor):
         self._asked: Future[list[str]] | None = None
 
     def wake(self) -> None:
-        """Wake the driving thread, or start it, if the stage has a job."""
+        """Wake or start the thread that drives the pool, if the stage has a job."""
         if self._is_waking or not self._stage.has_work:
             return
         self._is_waking = True
@@ -284,13 +297,16 @@ class ProcessExecutor(StageExecutor):
             threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def close(self) -> None:
-        """Wake the driving thread, which ends the processes once the pipeline is closed."""
+        """Wake the thread that drives the pool; it ends the processes if the pipeline is closed."""
         with self._runner.lock:
             if self._task_pool is not None:
                 self._task_pool.nudge()
 
     def tell(self) -> list[str]:
-        """Return lines that describe each worker's activity; [] if the thread does not answer."""
+        """Return lines that describe each worker's activity.
+
+        If the thread that drives the pool does not answer, the list is empty.
+        """
         asked: Future[list[str]] = Future()
         with self._runner.lock:
             if self._task_pool is None:
@@ -309,7 +325,7 @@ class ProcessExecutor(StageExecutor):
                 partial(_in_chunks, stage.call, stage.name),
                 self._n_workers,
                 most_items=stage.concurrency,
-                in_order=False,  # the stage keeps the order, if needed
+                in_order=False,  # the stage puts the results in order, if needed
                 is_called=stage.name,
             ) as task_pool:
                 task_pool.error_budget = _ReportingBudget(self._fail)
@@ -326,13 +342,13 @@ class ProcessExecutor(StageExecutor):
     def _drive(self, task_pool: TaskPool) -> None:
         while not self._runner.is_closed:
             if (asked := self._asked) is not None:
-                self._asked = None  # only one thread asks, and it is waiting
+                self._asked = None  # only one thread asks, and this thread waits for the answer
                 asked.set_result(task_pool.at_work(lambda number: describe_job(self._jobs[number])))
             self._put_all(task_pool)
             found = task_pool.take()
             if found is not None:
                 self._hand_on(task_pool, *found)
-                del found  # otherwise its arrays would keep a block
+                del found  # otherwise the arrays of the value would keep a block in use
             elif not self._stage.has_work:
                 task_pool.wait()
 
@@ -348,7 +364,8 @@ class ProcessExecutor(StageExecutor):
                 task_pool.go_on(job.results)
                 continue
             try:
-                job.results = task_pool.put(job.item)  # the item's index, to request more results
+                # `results` becomes the index of the item, with which more results are requested.
+                job.results = task_pool.put(job.item)
             except (UnsupportedEnvironment, InsufficientMemory):
                 raise  # not an error of the item
             except BaseException as error:  # noqa: BLE001  # the item cannot be pickled
@@ -369,7 +386,10 @@ class ProcessExecutor(StageExecutor):
 
 
 class _ReportingBudget(ErrorBudget):
-    """A budget that reports each failure to the pipeline, which skips or raises it."""
+    """A budget of the task pool that skips every failed item, and reports it to the pipeline.
+
+    The pipeline then decides whether the error is raised.
+    """
 
     def __init__(self, report: Callable[[int, BaseException], None]) -> None:
         super().__init__(0)
@@ -381,7 +401,7 @@ class _ReportingBudget(ErrorBudget):
 
 
 class FutureExecutor(ThreadExecutor):
-    """An executor whose thread submits jobs to an executor that the caller owns."""
+    """An executor whose thread submits jobs to a concurrent.futures executor of the caller."""
 
     def __init__(self, runner: PipelineRunner, stage: Stage, executor: Executor) -> None:
         super().__init__(runner, [stage], 1)
@@ -389,7 +409,7 @@ class FutureExecutor(ThreadExecutor):
         self._futures: set[Future[Any]] = set()
 
     def close(self) -> None:
-        """Cancel jobs that have not started."""
+        """Wake the thread, so that it ends, and cancel jobs that have not started."""
         super().close()
         for future in list(self._futures):
             future.cancel()
@@ -420,7 +440,10 @@ class FutureExecutor(ThreadExecutor):
 
 
 def _conclude(runner: PipelineRunner, job: StageJob, value: Any, busy_ns: int) -> None:
-    """Report the result of a job to the pipeline runner; `value` is the complete result."""
+    """Report the end of a job to the pipeline runner.
+
+    `value` is the result or, for a generator, a list of the last results or a `FailedCall`.
+    """
     if not job.stage.call.yields_many:
         runner.finish(job, (value,), busy_ns)
     elif isinstance(value, FailedCall):
@@ -429,11 +452,14 @@ def _conclude(runner: PipelineRunner, job: StageJob, value: Any, busy_ns: int) -
         runner.finish(job, value, busy_ns)
 
 
-# Top-level functions, because they are pickled.
+# The following functions are pickled, so they are top-level functions.
 
 
 def _in_one(call: UserCall, name: str, item: Any) -> Any:
-    """Return the result of a call, or all results of a generator: a list or a `FailedCall`."""
+    """Return the result of a call; for a generator, return a list of all results.
+
+    If the generator raises, return a `FailedCall`, which contains the results and the error.
+    """
     if not call.yields_many:
         return checked(call.function(item))
     found: list[Any] = []

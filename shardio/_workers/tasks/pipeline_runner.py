@@ -42,7 +42,7 @@ from shardio._workers.tasks.stage import (
 from shardio.errors import BatchTimeout, ClosedError, TooManySkipped
 
 _NAMED: Final = 4
-"""The number of calls whose stacks are shown, longest running first."""
+"""An error report shows the stacks of at most this number of calls, the longest running first."""
 
 
 def late(
@@ -50,6 +50,7 @@ def late(
 ) -> BatchTimeout:
     """Return the error for a late result, with the running calls and the stacks of their threads.
 
+    `number` is the index of the result, and `timeout_s` the time that the caller has waited.
     `elsewhere` has lines that describe jobs that do not run in threads of this process.
     """
     lines = [f"result {number} did not arrive within {timeout_s:g} s"]
@@ -76,7 +77,7 @@ def describe_job(job: StageJob) -> str:
 
 
 def _stack(frame: FrameType) -> str:
-    # Put the innermost call first, as faulthandler does, whose output `without_ours` expects.
+    # `without_ours` expects the output of faulthandler, which has the innermost call first.
     calls = reversed(traceback.extract_stack(frame))
     lines = [f'  File "{call.filename}", line {call.lineno} in {call.name}' for call in calls]
     return without_ours("\n".join(["thread:", *lines])).partition("\n")[2]
@@ -91,11 +92,11 @@ class StageExecutor(ABC):
 
     @abstractmethod
     def wake(self) -> None:
-        """Look for jobs, because there may be a new one. Called under the runner's lock."""
+        """Look for jobs, because there may be a new job. Called under the runner's lock."""
 
     @abstractmethod
     def close(self) -> None:
-        """Start no more jobs, and do not wait for running ones. Called without the lock."""
+        """Start no more jobs; do not wait for running jobs. Called without the runner's lock."""
 
     def tell(self) -> list[str]:
         """Return lines that describe the jobs that do not run in threads of this process."""
@@ -105,17 +106,24 @@ class StageExecutor(ABC):
 ExecutorFactory = Callable[
     ["PipelineRunner", Mapping[Stage, PipeStep | None]], Mapping[Stage, StageExecutor]
 ]
-"""Creates the executor of every stage, given the runner and each stage's step (source: None)."""
+"""A function that returns the executor of every stage.
+
+Its arguments are the runner, and the step of every stage; the step of the source is None.
+"""
 
 
 class PipelineRunner(Closing):
-    """One iteration over a source. It owns its threads, which are daemons and never joined.
+    """One iteration over a source, through all stages of a pipeline.
+
+    The object owns its threads. They are daemons and are never joined.
 
     Args:
         source: an iterable or async iterable of items, or of SourcePosition objects.
+        steps: the functions and batches that follow the source.
         create_executors: `executors.create_executors`.
         n_buffered: the number of results that may wait for the loop.
         most_skips: the number of failed calls whose items may be skipped; None raises all errors.
+        start: the position of `source`, if the iteration resumes an earlier one.
     """
 
     def __init__(
@@ -159,13 +167,14 @@ class PipelineRunner(Closing):
     # --- called by the loop -----------------------------------------------------------------
 
     def take(self, timeout_s: float | None) -> Entry | None:
-        """Return the next result and its source position; None when there are no more.
+        """Return the next result and its source items; return None if no more results follow.
 
-        If several threads call this, one waits for a result, and the others wait for their turn.
-        The error of a function is raised once all earlier results were taken.
+        If several threads call this method, one of them waits for a result, and the others wait for
+        their turn. The error of a function is raised after all earlier results were taken.
         """
         if not self._is_through:
-            # Check first: in a fork, the lock may belong to a thread that does not exist there.
+            # Check before locking: in a fork, the lock may be held by a thread that exists only in
+            # the parent.
             self._check_open()
         with self._turn:
             return None if self._is_through else self._take(timeout_s)
@@ -184,7 +193,7 @@ class PipelineRunner(Closing):
                 if self._results.is_over:
                     break
                 if self.is_closed or self._breakdown is not None:
-                    continue  # closed after the check above: `wait` would not be woken
+                    continue  # this happened after the check above, so nothing would end `wait`
             left_s = None if deadline_s is None else deadline_s - time.monotonic()
             if not self._results.wait(left_s):
                 raise self._overdue(timeout_s)
@@ -216,8 +225,8 @@ class PipelineRunner(Closing):
             raise ClosedError("the iteration was closed; begin another one")
 
     def close(self) -> None:
-        """Start nothing more. Running calls end by themselves, and their results are dropped."""
-        with interrupts_held():  # there may be a second Ctrl-C
+        """Start no more calls. Running calls end by themselves, and their results are dropped."""
+        with interrupts_held():  # the user may press Ctrl-C a second time
             self._end()
 
     def _end(self) -> None:
@@ -237,7 +246,10 @@ class PipelineRunner(Closing):
         self._results.entries.clear()
 
     def abandon(self) -> None:
-        """Close from a finalizer; it may run in any thread, even one that holds the lock."""
+        """Close the runner from a finalizer.
+
+        The finalizer may run in any thread, even in a thread that holds the lock.
+        """
         if self.lock.locked():
             _thread.start_new_thread(self._end, ())
         else:
@@ -252,7 +264,10 @@ class PipelineRunner(Closing):
     # --- called by executors ----------------------------------------------------------------
 
     def give(self, job: StageJob, values: Iterable[Any], busy_ns: int) -> bool:
-        """Accept results of a job that will have more; return False if the job is suspended."""
+        """Accept results of a job that is not finished; return False if the job must pause.
+
+        If the job is suspended, `Stage.begin` returns it again when there is room for more results.
+        """
         stage = job.stage
         with self.lock:
             if self.is_closed:
@@ -290,7 +305,7 @@ class PipelineRunner(Closing):
     def fail(
         self, job: StageJob, error: BaseException, busy_ns: int, values: Iterable[Any] = ()
     ) -> None:
-        """Record that a job raised after the given results."""
+        """Record that a job has raised `error` after it had returned the results `values`."""
         stage = job.stage
         failure = as_failure(error, stage.name)
         add_note(failure, f"in {self._place_of(job)}")
@@ -319,13 +334,17 @@ class PipelineRunner(Closing):
         return None
 
     def settle_before(self, stage: Stage) -> None:
-        """Move on results that wait for this stage, which now has room. Called under the lock."""
+        """Move results to `stage`, which now has room for them. Called under the lock."""
         place = self._places[stage]
         if place:
             self._settle(place - 1)
 
     def _settle(self, place: int) -> None:
-        """Move on the results of a stage while there is room, and wake threads that have jobs."""
+        """Move the results of a stage to the next one while there is room; wake executors.
+
+        `place` is the index of the stage. If the move makes room or fills a list, also settle the
+        neighbouring stages.
+        """
         places = [place]
         while places:
             place = places.pop()

@@ -8,7 +8,8 @@
   D     the count is checked ◀═════════════════ END ═══
   E     goodbye ───────────────────────────────────────▶ exits
 
-═ is the ZeroMQ socket, ─ the pool's channels.
+A line ═ is a message on the ZeroMQ socket, a line ─ a message on a channel of the worker pool. The
+credit of a worker limits the bytes that the worker has sent and that the loop has not received yet.
 """
 
 from __future__ import annotations
@@ -53,23 +54,23 @@ _SAMPLE, _IN_BLOCK = int(MessageKind.SAMPLE), int(MessageKind.IN_BLOCK)
 _PRELOAD: Final = ("zmq", send_all.__module__)
 # The interval at which the main process checks for exited workers while samples arrive.
 _LOOK_EVERY_S: Final = 0.1
-# After a worker's exit, its messages count as complete once none has arrived for _QUIET_S, at the
-# latest after _MAX_S.
+# After the exit of a worker, the main process receives messages until none has arrived for
+# _QUIET_S, but for at most _MAX_S. It then assumes that all messages of the worker have arrived.
 _QUIET_S: Final = 0.05
 _MAX_S: Final = 1.0
-_SOON_MS: Final = 1  # the time without a sample after which pending credit is sent
-_LONG_S: Final = 0.01  # the wait for a sample after which workers get more blocks
-_CREDITS: Final = 16  # the parts in which a worker's credit is sent, unless the loop waits
+_SOON_MS: Final = 1  # the loop waits this long for a sample; then all pending credit is sent
+_LONG_S: Final = 0.01  # if the loop waits longer than this for a sample, workers get more blocks
+_CREDITS: Final = 16  # unless the loop waits, credit is sent in parts of 1/16 of the limit
 
 
 class _Sender:
-    """The main process's state of one worker."""
+    """The state of one worker, in the main process."""
 
     def __init__(self) -> None:
         self.ended_with_a_skip = False
-        self.n_arrived = 0  # samples that were handed over or skipped
+        self.n_arrived = 0  # the number of samples that were handed over to the loop or skipped
         self.n_skipped = 0
-        self.n_owed = 0  # handed-over bytes for which the worker has not received credit yet
+        self.n_owed = 0  # the bytes that were handed over, and for which no credit was sent yet
         self.last_words = ""
 
     @property
@@ -80,7 +81,7 @@ class _Sender:
 
 
 class SampleStream(Closing):
-    """An iterator over the samples of all workers, in order of arrival. It owns the workers.
+    """An iterator over the samples of all workers, in order of arrival; owns the workers.
 
     Threads may share the iterator. All resources are released when the iterator is exhausted, fails
     or is closed.
@@ -89,7 +90,7 @@ class SampleStream(Closing):
         dataset: the dataset, which every worker iterates.
         prefix: the prefix of the folder for the socket.
         most_bytes: the maximum number of bytes in flight from all workers together.
-        say: called with a line of text about each event.
+        say: a function that is called with a line of text for each event.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class SampleStream(Closing):
         self._stacks = list(stack_files(n_workers))
         self._lock = threading.RLock()  # a ZeroMQ socket must be used by one thread at a time
         self._block_lender = BlockLender(n_workers, most_bytes)
-        self._owned: list[Closing] = []  # the receiver and, before it, the pool, closed first
+        self._owned: list[Closing] = []  # the pool and the receiver, in the order of closing
         held = self._owned, self._block_lender, self._stacks
         self._finalizer = Finalizer(self, _let_go, self._pid, *held, self._lock)
         # The workers that have not finished.
@@ -183,7 +184,10 @@ class SampleStream(Closing):
         raise StopIteration
 
     def _take(self) -> bytes | None:
-        """Return the next message, or None; raise WorkerDied after the last of a crashed worker."""
+        """Return the next message, or None.
+
+        If a worker has crashed, raise WorkerDied after its last message.
+        """
         now_s = time.monotonic()
         if now_s > self._look_at_s and self._loss is None:
             self._look_at_s = now_s + _LOOK_EVERY_S
@@ -243,7 +247,7 @@ class SampleStream(Closing):
         sender.ended_with_a_skip = True
 
     def _skip(self, worker: int, error: BaseException) -> None:
-        """Skip the next sample of a worker, or raise `error`, with which the sample failed."""
+        """Skip the next sample of a worker, or raise `error`, the error of this sample."""
         if not self._error_budget.forgives(error):
             raise error
         sender = self._going[worker]
@@ -252,7 +256,7 @@ class SampleStream(Closing):
         self._error_budget.skip(number, WorkerInfo(worker, len(self._pool)), error)
 
     def _send_credit(self, worker: int) -> None:
-        """Send a worker the credit for the samples that were handed over."""
+        """Send a worker the credit for all samples that were handed over to the loop."""
         sender = self._going[worker]
         owed, sender.n_owed = sender.n_owed, 0
         if owed:
@@ -268,7 +272,7 @@ class SampleStream(Closing):
         if self._loss is None:
             self._handle_events()
         sender = self._going[worker]
-        if sender.last_words:  # reported by a fork, because the worker itself is alive
+        if sender.last_words:  # a fork of the worker has sent them: the worker itself is alive
             raise TransformError(sender.last_words)
         self._say(f"worker {worker} has finished: {sender.counted}")
         if sender.ended_with_a_skip:
@@ -326,7 +330,10 @@ class SampleStream(Closing):
         self._lend()
 
     def _has_come_to_its_end(self, exited: int) -> bool:
-        """Receive all messages; return True if the exited worker has sent its last one."""
+        """Receive all messages that arrive soon; save them for the loop.
+
+        Return True if they include the final message of the worker `exited`.
+        """
         end_s = time.monotonic() + _MAX_S
         poll = select.poll()
         poll.register(self._receiver, select.POLLIN)
@@ -359,7 +366,7 @@ def _let_go(
     if os.getpid() != owner_pid:
         return
     for each in owned[:1]:
-        each.close()  # also wakes waiting threads
+        each.close()  # closing the pool also wakes waiting threads
     with lock:
         for each in owned[1:]:
             each.close()

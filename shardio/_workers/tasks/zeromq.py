@@ -1,14 +1,14 @@
 """Samples over ZeroMQ: the sockets, the messages, and the worker that sends them.
 
-A worker iterates a whole dataset and sends every sample as soon as its credit allows. Each sample
-is one ZeroMQ message; ZeroMQ's own thread writes several at a time. A message is
+A worker iterates a whole dataset and sends every sample as soon as the worker's credit allows. Each
+sample is one ZeroMQ message; the thread of ZeroMQ writes several messages at a time. A message is
 
     head     kind, index of the worker, index of the sample   2 x uint32, uint64
-    payload  the sample as packed by `values`; or, for a large sample, its block and size;
-             or an exception
+    payload  the sample as packed by `values`; or, for a large sample, the index of a block (of
+             shared memory) and the size of the sample in it; or an exception
 
-The credit of a worker limits its bytes in flight, which were sent but not yet handed over to the
-loop by the main process.
+The credit of a worker limits the bytes that are in flight: the worker has sent them, but the main
+process has not handed them over to the loop yet.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from shardio._workers.processes.worker_main import Channel
 from shardio._workers.tasks.values import LentBlocks, ValuePacker
 from shardio.errors import InvalidArgument, TransformError, UnsupportedEnvironment, install_hint
 
-OWN_FILES: Final = 16  # a bound for the files of a context and socket, without connections
+OWN_FILES: Final = 16  # a context with a socket opens at most this number, without connections
 _NAME: Final = "samples"
 _RANDOM_LETTERS: Final = 8  # as in the names of temporary folders
 _MAX_BYTES: Final = 107  # the kernel's maximum for the path of a socket
 
 
 def zeromq(user: str = "MultiLoader") -> ModuleType:
-    """Import pyzmq; the error for a missing package names `user`."""
+    """Import pyzmq and return it; if pyzmq is missing, the error says that `user` needs it."""
     try:
         import zmq
         import zmq.utils.z85  # zmq itself does not import it
@@ -56,9 +56,10 @@ def zeromq(user: str = "MultiLoader") -> ModuleType:
 
 
 def check_prefix(prefix: Any) -> str:
-    """Return the absolute path of a prefix for the folder of a socket.
+    """Return the absolute path of `prefix`, the beginning of the path of a socket's folder.
 
-    Raises InvalidArgument if no such folder can be created, or a socket's path would be too long.
+    Raises InvalidArgument if no such folder can be created, or if the path of the socket would be
+    too long.
     """
     if not isinstance(prefix, str | os.PathLike):
         raise InvalidArgument(f"prefix must be the beginning of a path; found {prefix!r}")
@@ -78,9 +79,9 @@ def check_prefix(prefix: Any) -> str:
 class Receiver(Closing):
     """A ZeroMQ socket that receives samples; owned and used by one thread at a time.
 
-    The socket has a name only while the constructor runs. Processes connect by the descriptor
-    `path_fd`, which Linux resolves to the socket even after the name is removed. No other process
-    can therefore connect, and no name is left behind if this process is killed.
+    The socket has a name only while the constructor runs. Workers connect by the descriptor
+    `path_fd`, which refers to the socket even after the name is removed. Thus no other process can
+    connect, and no name is left behind if this process is killed later.
 
     Args:
         prefix: the prefix of the socket's folder, as returned by `check_prefix`.
@@ -110,7 +111,10 @@ class Receiver(Closing):
             raise
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable if a message arrives after `take` returned None."""
+        """Return a descriptor that becomes readable when a message arrives.
+
+        Poll it only after `take` has returned None.
+        """
         fd: int = self._socket.fileno()
         return fd
 
@@ -132,37 +136,40 @@ class Receiver(Closing):
 
 
 def address_of(path_fd: int) -> str:
-    """Return the address of a `Receiver` in a process that has inherited its `path_fd`."""
+    """Return the address of a `Receiver` for a process that has a duplicate of its `path_fd`."""
     return f"ipc:///proc/self/fd/{path_fd}"
 
 
 HEAD: Final = struct.Struct("<IIQ")
-PLACE: Final = struct.Struct("<QQ")  # the index of a block, and the bytes of the sample in it
-WORD: Final = struct.Struct("<QQ")  # from the main process to a worker: a `Command` and a number
+PLACE: Final = struct.Struct("<QQ")  # the index of a block, and the size of the sample in it
+WORD: Final = struct.Struct("<QQ")  # from the main process to a worker: a Command and a number
 WANT: Final = b"?"  # the message by which a worker requests a block for a large sample
 MIN_IN_BLOCK_BYTES: Final = 64 << 10
-"""The minimum size of samples sent in a block: 70 KiB take 31 µs there, 41 µs in a message."""
+"""The minimum size of samples that are sent in a block.
+
+A sample of 70 KiB takes 31 µs in a block, and 41 µs in a message.
+"""
 _MIN_APART_BYTES: Final = 4 << 10
-"""The minimum size of arrays pickled out of band; smaller arrays are faster in the pickle."""
+"""The minimum size of arrays that are pickled out of band: below this, the pickle is faster."""
 OVERHEAD_BYTES: Final = 256
-"""The bytes of credit that a message takes in addition to the size of its sample."""
+"""The number of bytes of credit that a message takes in addition to the size of the sample."""
 
 
 class MessageKind(IntEnum):
     """The kind of a message."""
 
     SAMPLE = 1
-    IN_BLOCK = 2  # a sample, in a block
+    IN_BLOCK = 2  # a sample that was written to a block
     SKIPPED = 3  # an exception instead of a sample
-    FAILED = 4  # an exception that ended the worker's iteration
-    END = 5  # no more samples; the head has this worker's sample count instead of an index
+    FAILED = 4  # an exception that has ended the iteration of this worker
+    END = 5  # the end of the samples; in the head, their number is in the place of the index
 
 
 class Command(IntEnum):
     """A command of the main process."""
 
-    CREDIT = 1  # the number of bytes handed over since the last credit
-    BLOCK = 2  # a block that may be filled; its descriptor is attached the first time
+    CREDIT = 1  # the number is that of bytes that were handed over since the last credit
+    BLOCK = 2  # the number is the index of a block to fill; the first time, with its descriptor
     GOODBYE = 3  # the main process has received everything that the worker has sent
 
 
@@ -179,8 +186,8 @@ _here: WorkerInfo | None = None
 def worker_info() -> WorkerInfo | None:
     """Return the index of this MultiLoader worker and the number of workers; None elsewhere.
 
-    If the dataset yields every n-th sample in each of n workers, starting with the worker's index,
-    the workers together yield every sample once.
+    Use this to divide the samples among n workers: if each worker yields every n-th sample,
+    starting from the index of the worker, all workers together yield every sample once.
     """
     return _here
 
@@ -199,8 +206,8 @@ def send_all(
         n_workers: the number of workers.
         most_bytes: the maximum number of bytes in flight from this worker.
         may_skip: True if the iteration continues after a sample that failed.
-        channel: the channel of this worker; its descriptors are the stack files of all workers, and
-            the `path_fd` of the receiver.
+        channel: the channel of this worker. Its descriptors are the stack files of all workers,
+            followed by the `path_fd` of the receiver.
     """
     global _here
     yield_to_main()
@@ -211,7 +218,7 @@ def send_all(
     os.environ["WORKER"], os.environ["NUM_WORKERS"] = map(str, _here)
     zmq = zeromq()
     with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
-        socket.linger = 0  # at the end, messages are unsent only if the main process is gone
+        socket.linger = 0  # if messages are unsent at the end, the main process does not exist
         socket.sndhwm = 0  # credit limits the bytes, so the message count needs no limit
         socket.connect(address_of(channel.fds[-1]))
         sender = SampleSender(socket, channel, most_bytes, may_skip=may_skip)
@@ -225,7 +232,10 @@ class MainExited(BaseException):
 
 
 class SampleSender:
-    """A sender of one worker's samples, limited by its credit. Borrows socket and channel."""
+    """A sender of the samples of one worker; the credit limits the bytes that are in flight.
+
+    The socket and the channel are borrowed.
+    """
 
     def __init__(self, socket: Any, channel: Channel, most_bytes: int, *, may_skip: bool) -> None:
         self._socket, self._channel, self._most_bytes = socket, channel, most_bytes
@@ -234,7 +244,7 @@ class SampleSender:
         self._n_under_way = self._n_sent = 0
 
     def send_samples(self, dataset: Iterable[Any]) -> None:
-        """Send every sample or its exception, then the end of the iteration."""
+        """Send every sample, or an exception in its place; then send the end of the iteration."""
         try:
             samples = iter(dataset)
             while self._send_next(samples):
@@ -247,14 +257,18 @@ class SampleSender:
             self._send(MessageKind.END)
 
     def await_goodbye(self) -> None:
-        """Wait until the main process has received all messages; an earlier exit may lose some."""
+        """Wait until the main process has received all messages.
+
+        If the worker exited earlier, messages could be lost.
+        """
         while self._receive_command() != Command.GOODBYE:
             pass
 
     def _send_next(self, samples: Iterator[Any]) -> bool:
-        """Send the next sample, or the exception that it raised; return False at the end."""
+        """Send the next sample, or the dataset's exception; return False if there is no more."""
         try:
-            # Do not use a `for` loop: if `__iter__` restarts the iteration, the loop never ends.
+            # Do not use a `for` loop. The loop would be started again after each skipped sample,
+            # and would never end if the `__iter__` of the iterator restarts the iteration.
             sample = next(samples, _END)
             if sample is _END:
                 return False
@@ -287,7 +301,7 @@ class SampleSender:
     def _send(self, kind: MessageKind, payload: bytes | bytearray = b"", n_bytes: int = 0) -> None:
         """Send a message as soon as the credit allows; `n_bytes` is the size of the sample.
 
-        If no other message is in flight, a message may exceed the credit.
+        If no other message of this worker is in flight, the message may exceed the credit.
         """
         self._check_process()
         n_bytes += OVERHEAD_BYTES
@@ -297,7 +311,7 @@ class SampleSender:
         self._socket.send(HEAD.pack(kind, self._channel.index, self._n_sent) + payload)
 
     def _check_process(self) -> None:
-        """End this process if it is a fork of the worker, because the socket is the worker's."""
+        """End this process if it is a fork of the worker, because only the worker may send."""
         if this_process.pid != self._pid:
             self._channel.report_failure(
                 f"at sample {self._n_sent} of worker {self._channel.index}, a process that was "
