@@ -57,7 +57,7 @@ class MultiLoader(Closing):
             that has finished.
         nokill: True lets earlier iterations continue when a new iteration begins.
         prefix: the beginning of the path of the folder in which the socket is created. Only this
-            user can access the folder. It is removed before the workers start.
+            user can access the folder. The folder is removed before the workers start.
         memory_bytes: the limit for samples that workers have sent and that are not delivered yet.
             The same limit applies separately to the blocks of shared memory that hold larger
             arrays.

@@ -60,8 +60,8 @@ def refuses(
 ) -> Callable[[Callable[_Parameters, _Result]], Callable[_Parameters, _Result]]:
     """Return a decorator that makes a method refuse unknown options.
 
-    `refuse_unknown_options` describes the message and `habits`. The message contains `name` or, if
-    `name` is None, the name of the method.
+    The message and `habits` are described at `refuse_unknown_options`. The message contains `name`
+    or, if `name` is None, the name of the method.
     """
 
     def decorate(method: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
@@ -78,7 +78,7 @@ def refuses(
 
 
 def caller_stacklevel() -> int:
-    """Return the `stacklevel` for a warning by the calling function, so that it shows user code."""
+    """Return the `stacklevel` with which a warning by the calling function shows user code."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals["__name__"].startswith("shardio."):
         frame, level = frame.f_back, level + 1

@@ -163,10 +163,10 @@ def _end_with(parent: int) -> None:
 
 EngineName = Literal["local", "ray"]
 MAX_LOST: Final = 8
-"""A job is given up if this number of machines were lost while they ran it: it may be the cause.
+"""A job is given up after this number of machines were lost while they ran the job.
 
-If it is unknown whether the lost machines ran the job, the limit is the number of running machines,
-but at least MAX_LOST.
+The job may be the cause of the losses. If it is unknown whether the lost machines ran the job, the
+limit is the number of running machines, but at least MAX_LOST.
 """
 _LOOK_S: Final = 5.0
 _AHEAD: Final = 2  # the number of jobs per CPU of the cluster, including the one that is running
@@ -234,7 +234,8 @@ class Cluster(Closing):
             raise InvalidArgument(f"workers is {n_at_once}; with engine='ray' it must be 1 or more")
         self._ray = ray_module()
         found = self._ray.exceptions
-        # A machine was lost while it ran the job, or after the job, with the result.
+        # These errors mean that a machine was lost while it ran the job, or that it was lost
+        # afterwards, together with the result.
         self._lost = found.NodeDiedError, found.ObjectLostError
         self._engine, self._n_at_once = engine, n_at_once
         self._sees = os.path.abspath(sees)

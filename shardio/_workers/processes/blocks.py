@@ -4,12 +4,13 @@ Workers write batches and other values to blocks. A block is an anonymous memory
 no name, so it cannot be left behind, and processes send each other its descriptor. The main process
 creates and owns all blocks.
 
-While user code holds the content of a block, the block is *leased*: there is an array over the
-whole block, and every array that user code has received is a view of this array and keeps it alive.
-(NumPy sets the `base` of a view of a view to the array at the end of the chain. Here this is the
-array over the whole block, because the base of that array is a memory map.) When the last view is
-gone, the callback of a weak reference records the end of the lease in a deque. The callback does
-nothing else, because it may run in any thread at any time.
+While user code refers to the content of a block, the block is *leased*. The lease is an array over
+the whole block; every array that user code has received from the block is a view of this array and
+keeps it alive. (NumPy sets the `base` of a view of a view to the array at the end of the chain.
+Here this is the array over the whole block, because the base of that array is a memory map.) When
+the last view is gone, the callback of a weak reference appends the reference to a deque, and the
+pool later takes the block back. The callback does nothing else, because it may run in any thread at
+any time.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ class BlockMap:
     def note_growth(self, n_bytes: int | None = None) -> None:
         """Map the file again if it has become longer than the map.
 
-        `n_bytes` is the least length that the file is known to have; None asks the kernel.
+        `n_bytes` is a length that the file has at least. With None, the kernel is asked for the
+        length.
         """
         if (os.fstat(self._fd).st_size if n_bytes is None else n_bytes) > len(self.bytes):
             self._map()
@@ -170,7 +172,7 @@ class BlockPool:
         self.kept: dict[tuple[int, int], Any] = {}
         """A cache of arrays or tensors over the blocks; the code that creates them fills it."""
         self._leases: dict[int, _Lease] = {}
-        self.n_copies = 0  # how often `copy` has copied the content of a block
+        self.n_copies = 0  # the number of calls of `copy`
 
     def __getitem__(self, number: int) -> Block:
         return self._blocks[number]
@@ -210,14 +212,14 @@ class BlockPool:
         return block.number
 
     def note_growth(self, number: int, n_bytes: int) -> None:
-        """Record that a worker wrote n_bytes to a block and may have grown it."""
+        """Record that a worker has written n_bytes to a block, and may have extended its file."""
         block = self._blocks[number]
         block.note_growth(n_bytes)
         if n_bytes > block.n_counted:
             self._count(block)
 
     def trim(self, number: int, n_bytes: int) -> None:
-        """Trim a block to its first n_bytes if the blocks exceed the budget."""
+        """Free the memory behind the first n_bytes of a block if all blocks exceed the budget."""
         block = self._blocks[number]
         if self.n_bytes > self._budget and n_bytes + mmap.PAGESIZE <= block.n_counted:
             block.trim(n_bytes)

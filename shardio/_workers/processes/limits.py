@@ -242,13 +242,14 @@ def _commit_limits(root: str) -> list[MemoryLimit]:
 
 
 def _group_limit(level: CgroupLevel) -> MemoryLimit | None:
-    """Return the available memory of a control group: limit - usage + page cache.
+    """Return the memory that is available in a control group; None if the group has no limit.
 
-    Return None if the group has no limit.
+    This is the limit, minus the memory in use, plus the page cache, which the kernel can reclaim.
     """
     folder = level.folder
     if level.version == 2:
-        # Above "high" the kernel throttles the process, which is as bad for a loader as a kill.
+        # Above the limit "high", the kernel slows the process down. For a loader, this is as bad as
+        # to be killed.
         caps = [read_number(f"{folder}/memory.{name}") for name in ("max", "high")]
         usage = "memory.current"
         cache: tuple[str, ...] = ("active_file", "inactive_file", "slab_reclaimable")

@@ -1,6 +1,6 @@
 """Calls that exist only on Linux: process file descriptors, memory files, prctl, mallopt.
 
-If the kernel or a sandbox lacks a call, UnsupportedEnvironment names it.
+If the kernel or a sandbox lacks a call, UnsupportedEnvironment is raised, and names the call.
 """
 
 from __future__ import annotations
@@ -193,7 +193,10 @@ def open_pidfd(pid: int) -> int:
 
 
 def has_ended(pidfd: int, timeout_s: float | None = 0.0) -> bool:
-    """Wait up to `timeout_s` for the exit of a process; return True if the process has exited."""
+    """Wait up to `timeout_s` for the exit of a process; return True if the process has exited.
+
+    If `timeout_s` is None, there is no limit.
+    """
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))

@@ -37,9 +37,10 @@ MAX_ERROR_BYTES: Final = MAX_MESSAGE_BYTES - 32
 
 
 def pack_error(error: BaseException) -> bytes:
-    """Pickle an exception for `unpack_error`, with its cause if MAX_ERROR_BYTES suffice for both.
+    """Pickle an exception for `unpack_error`, in at most MAX_ERROR_BYTES.
 
-    If the exception cannot be pickled or is too long, pickle a TransformError with its text.
+    The cause of the exception is included if there is room. If the exception cannot be pickled or
+    is too long, a TransformError with its (shortened) text takes its place.
     """
     limit = MAX_ERROR_BYTES
     for cause in (error.__cause__, None):
@@ -71,7 +72,7 @@ def _described(error: BaseException) -> str:
 
 
 def unpack_error(packed: bytes) -> BaseException:
-    """Return the exception that a worker has packed with `pack_error`, with its cause."""
+    """Return the exception that a worker has packed with `pack_error`, together with its cause."""
     try:
         found: BaseException
         found, found.__cause__ = pickle.loads(packed)
@@ -364,7 +365,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 def _is_importable(name: str) -> bool:
     """Return True if a new process with this `sys.path` would find the module `name`.
 
-    `importlib.util.find_spec` does not tell, because it first looks in `sys.modules`.
+    `importlib.util.find_spec` cannot be used here, because it first looks in `sys.modules`.
     """
     if name == "__main__" or name not in sys.modules:
         return True  # cloudpickle itself handles both cases

@@ -1,9 +1,9 @@
 """Memory files, in large pages if the kernel supports them, and arrays that all workers map.
 
-To allocate a block in pages of 2 MiB takes a seventh of the time of pages of 4 KiB. Copies to and
-from the block are faster, too, because the CPU can cache the addresses of only a limited number of
-pages. Linux 6.1 and later turns small pages into large ones on request (`MADV_COLLAPSE`). If the
-kernel does not, the memory keeps its small pages.
+A block of shared memory can be allocated in pages of 2 MiB in a seventh of the time that pages of
+4 KiB take. Copies to and from the block are faster, too, because the CPU can cache the addresses of
+only a limited number of pages. Linux 6.1 and later turns small pages into large pages on request
+(`MADV_COLLAPSE`). If the kernel refuses the request, the memory keeps its small pages.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _map_plain(fd: int) -> tuple[mmap.mmap, int]:
 
 
 def _map_aligned(fd: int, n_bytes: int) -> tuple[mmap.mmap, int]:
-    """Map a file at a multiple of LARGE_BYTES; return the map, and the offset of the file in it.
+    """Map a file at a multiple of LARGE_BYTES; return the map, and the file's offset in the map.
 
     Python's mmap cannot choose the address. The file is therefore mapped over a part of a larger
     anonymous map, and both are unmapped together.

@@ -1,7 +1,7 @@
 """Reports on workers: the step that each worker is executing, and Python stacks after a timeout.
 
-A step is the index of a task or batch. A worker may also record a place: the index of the part of
-the step that the worker is executing. On a signal, a worker writes the stacks of its threads to a
+A step is the index of an item or batch. A worker may also record a place: the index of the part of
+the item on which the worker is working. On a signal, a worker writes the stacks of its threads to a
 file that it shares with the main process. The signal handler is C code, so it works wherever the
 Python code of the worker hangs.
 """
@@ -119,7 +119,9 @@ def describe_workers(
 
 
 def ask_for_stacks(fds: Sequence[int], send: Callable[[int, int], bool]) -> list[str]:
-    """Return the stacks of all workers, innermost frame first, down to the first frame of shardio.
+    """Return the stacks of all workers, without the frames of shardio that called user code.
+
+    In each stack, the innermost frame comes first.
 
     Worker i writes its stacks to the file `fds[i]`. All workers get the signal at the same time,
     and must answer within `_PATIENCE_S`. `send(i, signal)` sends the signal to worker i, and

@@ -194,7 +194,8 @@ def preload(names: tuple[str, ...]) -> None:
 def execute(index: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
     """Replace the program of this fork of the zygote by a new interpreter.
 
-    Settings of the process survive, such as ignored signals and the signal on its parent's exit.
+    Settings of the process survive, such as ignored signals, and the kernel's order to kill the
+    process when its parent exits.
     """
     for fd in fds:
         os.set_inheritable(fd, True)

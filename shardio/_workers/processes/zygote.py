@@ -5,8 +5,10 @@ zygote imports NumPy and the codecs once, and forking a worker then takes only a
 The zygote never imports the user's `__main__` or tinygrad. The class `Zygote` is the main process's
 handle for the process.
 
-Every pool has a *session*. This is a socket pair: the main process requests workers through it, and
-the zygote reports the starts and exits of workers.
+The main process and the zygote share a socket pair, called *control*. Every pool has another socket
+pair, called its *session*: through it, the main process requests workers, and the zygote reports
+the starts and exits of workers. A request carries the descriptors of the worker's channel and of
+the *payload*, which is a memory file that contains the pool's function.
 
     main -> zygote   control   names of modules to import         + the zygote's socket of a session
     main -> zygote   session   REQUEST (index, action)            + channel, payload, the pool's fds
@@ -108,22 +110,23 @@ class _Session:
 
 
 class _Zygote:
-    """The zygote's event loop: one epoll over all its sockets and pidfds."""
+    """The event loop of the zygote: one epoll watches all sockets and pidfds of the process."""
 
     def __init__(self, control: socket.socket, main_pidfd: int, modules: tuple[str, ...]) -> None:
         self.pid = os.getpid()
         self.modules = modules  # the modules that were imported
         self.control = control
         self.main_pidfd = main_pidfd
-        self.sessions: dict[int, _Session] = {}  # by descriptor
-        self.session_of: dict[int, _Session] = {}  # by a worker's pidfd
+        self.sessions: dict[int, _Session] = {}  # {descriptor of the session's socket: session}
+        self.session_of: dict[int, _Session] = {}  # {pidfd of a worker: session}
         self.epoll = select.epoll()
         self.epoll.register(main_pidfd, select.EPOLLIN)
         self.epoll.register(control, select.EPOLLIN)
 
     def run(self) -> NoReturn:
         while True:
-            # Handle one event at a time, because handling it may close the descriptor of the next.
+            # Ask for one event at a time. If there were several, handling one of them could close
+            # the descriptor of the next.
             for fd, mask in self.epoll.poll(self._pause_s(), 1):
                 if fd == self.main_pidfd:
                     os._exit(0)  # the kernel then kills the workers
@@ -253,7 +256,7 @@ class _Zygote:
         if session.is_ending and not session.workers and not session.replies:
             self.epoll.unregister(session.socket)
             del self.sessions[session.socket.fileno()]
-            # Another process may have a copy of this socket, so closing is not enough.
+            # Closing the socket is not enough, because another process may have a copy of it.
             session.socket.shutdown(socket.SHUT_RDWR)
             session.socket.close()
 

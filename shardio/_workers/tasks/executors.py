@@ -132,7 +132,7 @@ class ThreadExecutor(StageExecutor):
                 self._is_waking = False
             if self._is_closed:
                 return None
-            # After `close`, the stages have no more jobs.
+            # If the runner is closed, start no more jobs.
             for stage in self._stages if not runner.is_closed else ():
                 job = stage.begin()
                 if job is not None:
@@ -386,9 +386,9 @@ class ProcessExecutor(StageExecutor):
 
 
 class _ReportingBudget(ErrorBudget):
-    """A budget of the task pool that skips every failed item, and reports it to the pipeline.
+    """An error budget for which the task pool skips every failed item.
 
-    The pipeline then decides whether the error is raised.
+    The budget reports each failure to the pipeline, which skips the item or raises the error.
     """
 
     def __init__(self, report: Callable[[int, BaseException], None]) -> None:

@@ -28,7 +28,10 @@ class CrashLoop:
         self.n_crashes = 0  # the owner resets it whenever a worker completes something
 
     def count(self, how: str) -> None:
-        """Count a crash; raise UnsupportedEnvironment after about two restarts of each worker."""
+        """Count a crash; raise UnsupportedEnvironment after about two restarts of each worker.
+
+        `how` is the description of the crash for the message.
+        """
         self.n_crashes += 1
         if self.n_crashes > self._most:
             raise UnsupportedEnvironment(f"workers crash before they do anything: {how}")

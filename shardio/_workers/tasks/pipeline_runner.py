@@ -241,7 +241,7 @@ class PipelineRunner(Closing):
             self._results.ring()
         for hands in {id(each): each for each in self._executors.values()}.values():
             hands.close()
-        for stage in self._stages:  # these queues are no longer read
+        for stage in self._stages:  # no thread reads the queues of the stages any more
             stage.clear()
         self._results.entries.clear()
 
@@ -256,7 +256,7 @@ class PipelineRunner(Closing):
             self.close()
 
     def break_down(self, error: BaseException) -> None:
-        """Report an internal failure to the loop."""
+        """Report an internal error to the loop, which raises it."""
         with self.lock:
             self._breakdown = as_failure(error, "a thread of the pipeline")
             self._results.ring()
@@ -264,9 +264,10 @@ class PipelineRunner(Closing):
     # --- called by executors ----------------------------------------------------------------
 
     def give(self, job: StageJob, values: Iterable[Any], busy_ns: int) -> bool:
-        """Accept results of a job that is not finished; return False if the job must pause.
+        """Accept results of a job that is not finished; return False if the job must not go on.
 
-        If the job is suspended, `Stage.begin` returns it again when there is room for more results.
+        The runner is then closed, or the job is suspended: `Stage.begin` will return the job again
+        when there is room for more results.
         """
         stage = job.stage
         with self.lock:

@@ -88,7 +88,7 @@ class SampleStream(Closing):
 
     Args:
         dataset: the dataset, which every worker iterates.
-        prefix: the prefix of the folder for the socket.
+        prefix: the beginning of the path of the socket's folder, see `check_prefix`.
         most_bytes: the maximum number of bytes in flight from all workers together.
         say: a function that is called with a line of text for each event.
     """
@@ -325,7 +325,7 @@ class SampleStream(Closing):
                 self._block_lender.ask(event.worker)
             elif not self._has_come_to_its_end(event.worker):
                 self._loss = event
-                self._pool.close()  # the other workers are no longer needed
+                self._pool.close()  # the error ends the iteration, so no worker is needed
                 return
         self._lend()
 

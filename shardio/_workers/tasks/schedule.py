@@ -58,8 +58,8 @@ class Schedule:
         self._before = [0] * n_workers  # each worker's tasks of the previous iteration
         self._tasks: list[dict[int, int]] = [{} for _ in range(n_workers)]  # worker: step -> block
         self._loads = [self._full - depth] * n_workers
-        # A worker may soon be idle if its load is at most its low. A worker gets the steps that are
-        # its turn as long as its load exceeds the least load by at most its lead.
+        # `_lows[i]` is the load up to which worker i may soon be idle. `_leads[i]` is the number by
+        # which the load of worker i may exceed the least load when the worker gets its next step.
         self._lows, self._leads = [self._full - 1] * n_workers, [0] * n_workers
         self._n_low = n_workers
         self._ready: dict[int, int] = {}
@@ -100,7 +100,7 @@ class Schedule:
 
     @property
     def wants_block(self) -> bool:
-        """True if an assignable step lacks a block."""
+        """True if a step can be assigned only after `free` has added a block."""
         return not (self._free or self._lost)
 
     def renewed(self) -> Schedule:

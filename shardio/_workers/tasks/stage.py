@@ -255,7 +255,7 @@ class Stage:
 
     @property
     def last_words(self) -> Exception | None:
-        """The error passed to the next stage after all results of this stage."""
+        """The error that the next stage gets after all results of this stage."""
         return self.error or self._end_error
 
     def put(self, entry: Entry) -> None:
@@ -378,7 +378,7 @@ class Stage:
         return found
 
     def clear(self) -> None:
-        """Drop all objects of user code, and the errors, whose tracebacks refer to such objects."""
+        """Drop all objects of user code, and all errors: tracebacks refer to such objects."""
         for each in (self.inputs, self.out, self.running, self._suspended, self._held, self._done):
             each.clear()
         self.error = self._end_error = None

@@ -1,7 +1,8 @@
 """A pool that calls one function in worker processes for item after item: the main process's side.
 
 The owner of a TaskPool drives the pool: the owner puts items while there is room, takes values that
-are ready, and waits otherwise. The pool has no thread of its own.
+are ready, and waits otherwise. The pool has no thread of its own. Large values travel in blocks of
+shared memory. A step is the index of an item.
 
         main                                                          worker
   A  put ── Schedule.assign ── BLOCK (once each), CALL: step, block ▶ the function
@@ -62,9 +63,9 @@ class PendingCall:
         return f"item {self.step} ({shortened(self.item)})"
 
     def split(self, n_results: int) -> PendingCall:
-        """Return a separate object for results that have arrived, while more will follow.
+        """Return a separate object for the results that have just arrived; more will follow.
 
-        `n_results` is their number. The returned object takes over the block.
+        `n_results` is the number of these results. The returned object takes over the block.
         """
         part = PendingCall(self.step, self.item, b"")
         part.block, part.n_bytes, part.memory = self.block, self.n_bytes, self.memory

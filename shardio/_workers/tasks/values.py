@@ -188,7 +188,7 @@ class ValueBlocks(Closing):
         return pool[number]
 
     def see(self, block: Block, n_bytes: int) -> None:
-        """Record that a worker wrote n_bytes to a block and may have grown it."""
+        """Record that a worker has written n_bytes to a block, and may have extended its file."""
         self._pool.note_growth(block.number, n_bytes)
         self._recent.append(n_bytes)
         self._pool.block_bytes = -(-max(self._recent) // PAGESIZE) * PAGESIZE
@@ -223,7 +223,10 @@ class ValueBlocks(Closing):
         return memory
 
     def forget(self, worker: int) -> None:
-        """Record that a worker has exited: the next process with this index has no descriptors."""
+        """Record that a worker has exited.
+
+        The process that replaces it has not received the descriptors of any blocks.
+        """
         for number in range(len(self._pool)):
             self._pool[number].known_to.discard(worker)
 

@@ -218,7 +218,7 @@ def send_all(
     os.environ["WORKER"], os.environ["NUM_WORKERS"] = map(str, _here)
     zmq = zeromq()
     with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
-        socket.linger = 0  # if messages are unsent at the end, the main process does not exist
+        socket.linger = 0  # at the end, drop unsent messages: the main process has then exited
         socket.sndhwm = 0  # credit limits the bytes, so the message count needs no limit
         socket.connect(address_of(channel.fds[-1]))
         sender = SampleSender(socket, channel, most_bytes, may_skip=may_skip)
@@ -228,7 +228,10 @@ def send_all(
 
 
 class MainExited(BaseException):
-    """The main process has closed the channel; user code must not catch this."""
+    """The main process has closed the channel.
+
+    The class derives from BaseException, so that user code does not catch it as an Exception.
+    """
 
 
 class SampleSender:
