@@ -122,11 +122,11 @@ def _rebuild(kind: type[ShardCorrupt], what: str, state: dict[str, Any]) -> Shar
 
 
 class ChecksumMismatch(ShardCorrupt):
-    """A stored hash does not match its bytes, which changed after they were written."""
+    """Bytes of a shard do not match their stored hash: they changed after they were written."""
 
 
 class ShardChanged(ShardCorrupt):
-    """A shard was truncated, replaced or written to while in use; shardio never does this.
+    """A shard was truncated, replaced or modified while it was in use; shardio never does this.
 
     `code` is `"file_size"`, `"replaced"` or `"changed"`. If the change crashed a worker,
     `__cause__` is the WorkerDied. Restore the shard or publish the dataset again; then open the
@@ -148,7 +148,7 @@ class ShardChanged(ShardCorrupt):
 
 
 class ShardIncomplete(DataError, ValueError):
-    """The shard was never finished by its writer and cannot be read. Write it again."""
+    """The writer of the shard never finished it, so the shard cannot be read. Write it again."""
 
 
 class ShardUnsupported(DataError, ValueError):
@@ -224,7 +224,7 @@ class ServerUnreachable(ShardioError, ConnectionError):
 
 
 class ClosedError(ShardioError, RuntimeError):
-    """A loader, reader or writer was used after it was closed, or in a forked child."""
+    """A loader, reader or writer was used after it was closed, or in a fork of the process."""
 
 
 class InsufficientMemory(ShardioError, MemoryError):
@@ -238,6 +238,6 @@ class UnsupportedEnvironment(ShardioError, RuntimeError):
 def install_hint(extra: str) -> str:
     """Return the command that installs an extra of shardio.
 
-    The command names a checkout: on package indexes, another project has the name `shardio`.
+    The command refers to a checkout: on package indexes, another project has the name `shardio`.
     """
     return f"pip install '.[{extra}]' in a checkout of shardio"

@@ -91,8 +91,8 @@ class MultiLoader(Closing):
         self,
         dataset: Iterable[Any] | None = None,
         workers: int = 4,
-        verbose: bool = False,  # noqa: FBT001, FBT002  # as it is called elsewhere
-        nokill: bool = False,  # noqa: FBT001, FBT002  # likewise
+        verbose: bool = False,  # noqa: FBT001, FBT002  # positional in webdataset, too
+        nokill: bool = False,  # noqa: FBT001, FBT002  # positional in webdataset, too
         prefix: str | os.PathLike[str] = "/tmp/_multi-",
         *,
         memory_bytes: int = _BUDGET_BYTES,

@@ -78,7 +78,7 @@ def refuses(
 
 
 def caller_stacklevel() -> int:
-    """Return the `stacklevel` with which a warning by the calling function shows user code."""
+    """Return the `stacklevel` with which a warning by the calling function points to user code."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals["__name__"].startswith("shardio."):
         frame, level = frame.f_back, level + 1

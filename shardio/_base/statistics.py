@@ -141,7 +141,7 @@ class StageStats:
     n_out: int
     """Results passed on."""
     n_dropped: int
-    """Calls that returned None; such a result is dropped."""
+    """Calls that returned None, which means that the item is dropped."""
     n_failed: int
     busy_s: float
     """Time in the stage's function, summed over threads."""

@@ -116,7 +116,7 @@ def do_job(held: list[Any], sees: str, version: str, value: Any) -> Any:
     except SystemExit:  # Ray would only report that a process has ended
         where = f"on machine {platform.node()}:\n{traceback.format_exc()}"
         return WorkerDied(f"a job called sys.exit {where}")
-    except Exception as error:  # noqa: BLE001  # raised by the process that submits jobs
+    except Exception as error:  # noqa: BLE001  # the process that submits jobs raises the error
         if not isinstance(error, ShardioError | OSError):  # these errors need no traceback
             error.add_note(f"on machine {platform.node()}:\n{traceback.format_exc()}")
         return _portable(error)

@@ -74,7 +74,7 @@ def map_steps(fd: int) -> Steps:
 
 
 _PATIENCE_S: Final = 1.0
-_QUIET_S: Final = 0.02  # the time without growth after which stacks count as complete
+_QUIET_S: Final = 0.02  # if the files have not grown for this time, the stacks are complete
 _OURS: Final = str(Path(__file__).parents[2] / "_")  # the paths of private modules begin with this
 
 

@@ -81,7 +81,7 @@ class _Pickled:
 
 
 class ResultChunks:
-    """The remaining results of a generator; `name` is the function's name in messages."""
+    """The results of a generator that were not taken yet; `name` is its name in messages."""
 
     def __init__(self, results: Iterator[Any], name: str) -> None:
         self._results, self._name = results, name
@@ -244,7 +244,7 @@ class _Caller:
                 head = ANSWER.pack(CallOutcome.INLINE, n_results, number, step, 0, taken_ns)
                 return head + found.to_bytes()
             self._put(found, self.blocks[number])
-        except BaseException as error:  # noqa: BLE001  # the main process raises even SystemExit
+        except BaseException as error:  # noqa: BLE001  # sent to the main process, even SystemExit
             self._suspended.pop(step, None)
             failure = pack_failure(error, self._is_called)
             taken_ns = now_ns() - start_ns

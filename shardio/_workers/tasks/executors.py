@@ -118,7 +118,7 @@ class ThreadExecutor(StageExecutor):
                     bell.acquire()
                 is_woken = job is None
                 del job  # an idle thread must not keep the user's objects alive
-        except BaseException as error:  # noqa: BLE001  # internal; the loop must not wait forever
+        except BaseException as error:  # noqa: BLE001  # the loop raises this internal error
             self._runner.break_down(error)
 
     def _next_job(self, bell: threading.Lock, *, is_woken: bool) -> StageJob | None:
@@ -205,7 +205,7 @@ class AsyncExecutor(StageExecutor):
             loop.run_forever()
             loop.run_until_complete(self._end())
             loop.run_until_complete(loop.shutdown_asyncgens())
-        except BaseException as error:  # noqa: BLE001  # internal; the loop must not wait forever
+        except BaseException as error:  # noqa: BLE001  # the loop raises this internal error
             self._runner.break_down(error)
         finally:
             loop.close()
@@ -231,7 +231,7 @@ class AsyncExecutor(StageExecutor):
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._runner.break_down(error)  # internal; the consumer must not wait forever
+            self._runner.break_down(error)  # the loop raises this internal error
 
     def _next_jobs(self) -> list[StageJob]:
         jobs = []
@@ -336,7 +336,7 @@ class ProcessExecutor(StageExecutor):
                 finally:
                     with self._runner.lock:
                         self._task_pool = None
-        except BaseException as error:  # noqa: BLE001  # the loop must not wait forever
+        except BaseException as error:  # noqa: BLE001  # the loop raises the error
             self._runner.break_down(error)
 
     def _drive(self, task_pool: TaskPool) -> None:

@@ -222,7 +222,7 @@ class SampleStream(Closing):
         sender.ended_with_a_skip = False
         try:
             sample = read_value(memory, start)
-        except Exception as error:  # noqa: BLE001  # raised, or reported with the skipped samples
+        except Exception as error:  # noqa: BLE001  # `_skip` raises or records the error
             failure = TransformError(
                 f"sample {number} of worker {worker} cannot be unpickled: "
                 f"{type(error).__name__}: {text_of(error)}"

@@ -149,7 +149,7 @@ class PipelineStart(NamedTuple):
 
 
 _AHEAD: Final = 16
-"""The number of results that a generator may yield before its turn in input order."""
+"""The number of results that a generator may yield before it is its turn in input order."""
 _MAX_OUT: Final = 2
 """A generator is suspended while this number of results waits for the next stage."""
 _S_PER_NS: Final = 1e-9
@@ -205,7 +205,7 @@ class Stage:
         name: the name in errors and figures.
         call: the function that jobs call; the stage itself never calls it.
         concurrency: the maximum number of running jobs.
-        in_order: True to deliver results in input order; False as they become ready.
+        in_order: True to deliver results in input order; False to deliver them when they are ready.
         yields_many: True if a job may have any number of results.
         n_passed_over: the number of results of the first job to skip, because an earlier iteration
             has delivered them.
@@ -222,7 +222,7 @@ class Stage:
     running: dict[int, StageJob] = field(default_factory=dict)
     error: Exception | None = None  # if set, the stage has failed, and `out` has the last results
     has_reported_end: bool = False
-    is_halted: bool = False  # a later stage has failed, so no more jobs may start
+    is_halted: bool = False  # this or a later stage has failed, so no more jobs may start
     n_workers: int = 1  # the number of jobs that can run at the same time
     n_in: int = 0
     n_supplied: int = 0
@@ -265,7 +265,7 @@ class Stage:
         self.waiting_ns -= now_ns()
 
     def end(self, error: Exception | None) -> None:
-        """Declare that no more inputs follow; `error`, if any, comes after the last one."""
+        """Declare that no more inputs follow; `error`, if any, is passed on after all results."""
         self._is_ended, self._end_error = True, error
 
     @property
@@ -433,7 +433,7 @@ class ListBatcher:
             self._emit()
 
     def end(self, error: Exception | None) -> None:
-        """Declare that no more items follow; `error`, if any, comes after the last one."""
+        """Declare that no more items follow; `error`, if any, is passed on after all lists."""
         self._is_ended, self.last_words = True, error
         if self._gathered and not self._drop_last and error is None:
             self._emit()
@@ -475,7 +475,7 @@ class OutputQueue:
         self.waiting_ns -= now_ns()
 
     def end(self, error: Exception | None) -> None:
-        """Declare that no more results follow; `error`, if any, comes after the last one."""
+        """Declare that no more results follow; `error`, if any, is raised after the last result."""
         self.is_over, self.error = True, error
 
     def take(self) -> Entry | None:

@@ -236,7 +236,7 @@ class ValueBlocks(Closing):
         self._pool.close()
 
 
-_FEW: Final = 4  # the initial number of blocks per worker: it fills one, others are in flight
+_FEW: Final = 4  # the initial number of blocks per worker: one is filled, others are in flight
 _HELD: Final = 2  # any loop holds two samples, the current and the next; these are not copied
 
 

@@ -196,7 +196,7 @@ def send_all(
     dataset: Iterable[Any],
     n_workers: int,
     most_bytes: int,
-    may_skip: bool,  # noqa: FBT001  # bound by position, as a target of a pool
+    may_skip: bool,  # noqa: FBT001  # `functools.partial` binds it by position
     channel: Channel,
 ) -> None:
     """Iterate the dataset in a worker and send its samples.
@@ -254,7 +254,7 @@ class SampleSender:
                 self._n_sent += 1
         except MainExited:
             raise
-        except BaseException as error:  # noqa: BLE001  # the main process raises even SystemExit
+        except BaseException as error:  # noqa: BLE001  # sent to the main process, even SystemExit
             self._send(MessageKind.FAILED, self._packed(error))
         else:
             self._send(MessageKind.END)
