@@ -33,7 +33,7 @@ from shardio._workers.processes.worker_main import MAX_MESSAGE_BYTES
 from shardio.errors import InvalidArgument, TransformError
 
 MAX_ERROR_BYTES: Final = MAX_MESSAGE_BYTES - 32
-"""The maximum length of a packed error. A message has room for a header and an error."""
+"""The maximum length of a packed error; it is sent in a message with a header of 32 bytes."""
 
 
 def pack_error(error: BaseException) -> bytes:
@@ -245,8 +245,8 @@ def pack(target: Callable[..., object]) -> int:
     found through `sys.path`, are pickled by value; all others are pickled by name. Raises
     InvalidArgument if something cannot be pickled.
     """
-    # Show the user's function in messages. It is the first argument if `target` is a partial of a
-    # function of shardio.
+    # In messages, show the user's function instead of a function of shardio that calls it. In this
+    # case, `target` is a partial, and its first argument is the user's function.
     known = target.args[0] if isinstance(target, partial) and target.args else target
     packed = pickled(target, "make those inside the function", known)
     surroundings = pickle.dumps(

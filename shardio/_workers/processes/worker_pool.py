@@ -161,7 +161,7 @@ class WorkerPool(Closing):
         with held.lock:
             events = [] if held.is_closing else held.gather(timeout_s)
         if not events:
-            self._check_usable()  # closed by another thread, or by a signal handler in this one
+            self._check_usable()  # another thread or a signal handler may have closed the pool
         # From here until the caller has the events, no function is called. No KeyboardInterrupt can
         # therefore occur after the events are removed from the state.
         held.intake, held.exited = [], []

@@ -193,7 +193,7 @@ class PipelineRunner(Closing):
                 if self._results.is_over:
                     break
                 if self.is_closed or self._breakdown is not None:
-                    continue  # this happened after the check above, so nothing would end `wait`
+                    continue  # closed or broken since the check above: nothing would end `wait`
             left_s = None if deadline_s is None else deadline_s - time.monotonic()
             if not self._results.wait(left_s):
                 raise self._overdue(timeout_s)

@@ -108,7 +108,7 @@ class Schedule:
         return Schedule(self.next_step, self._last, len(self._tasks), self._base_depth)
 
     def followed(self, first: int, last: int) -> Schedule:
-        """Return a schedule for the next iteration, in which the same workers are quick."""
+        """Return a schedule for the next iteration; workers that are quick now are quick there."""
         found = Schedule(first, last, len(self._tasks), self._base_depth)
         for worker, is_quick in enumerate(self._is_quick):
             if is_quick:
@@ -202,7 +202,7 @@ class Schedule:
             self._lost[step] = self._answered(worker, step)
 
     def cancelled(self, worker: int, step: int) -> None:
-        """Record that a worker has dropped a step of this cancelled iteration."""
+        """Record that a worker has dropped a step, because the iteration was cancelled."""
         self._free.append(self._answered(worker, step))
 
     def _answered(self, worker: int, step: int) -> int:

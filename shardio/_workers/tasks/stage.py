@@ -61,7 +61,7 @@ def user_call(name: str, function: Any) -> UserCall:
 
 
 def _kind(function: Callable[..., Any]) -> Kind:
-    # Look also at the `__call__` of a callable object, but not at that of a class.
+    # For an object that is callable, look also at `__call__`. For a class, do not.
     method = None if isinstance(function, type) else getattr(function, "__call__", None)  # noqa: B004
     for each in (function, method):
         if inspect.iscoroutinefunction(each):

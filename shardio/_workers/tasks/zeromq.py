@@ -36,7 +36,7 @@ from shardio._workers.processes.worker_main import Channel
 from shardio._workers.tasks.values import LentBlocks, ValuePacker
 from shardio.errors import InvalidArgument, TransformError, UnsupportedEnvironment, install_hint
 
-OWN_FILES: Final = 16  # a context with a socket opens at most this number, without connections
+OWN_FILES: Final = 16  # a context and a socket open fewer files than this, without connections
 _NAME: Final = "samples"
 _RANDOM_LETTERS: Final = 8  # as in the names of temporary folders
 _MAX_BYTES: Final = 107  # the kernel's maximum for the path of a socket
