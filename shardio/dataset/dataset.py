@@ -147,7 +147,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
 
     @property
     def operation(self) -> Mapping[str, Any]:
-        """The command that derived this generation from others, and the command's options."""
+        """The command that wrote this generation, its options, and its source datasets."""
         return self._generation.operation
 
     @property

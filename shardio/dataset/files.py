@@ -1,10 +1,10 @@
 """Open the files of a dataset on demand, and record which parts of the files are verified.
 
-A *unit* is a range of bytes of a file that has one hash. A *mark* is a byte that is 1 if a unit has
-been verified. One table has the marks of all units of all files, so that no unit must be verified
-twice. The position of a file's marks in the table depends on how many units the other files have.
-If not all files can be open at the same time, these numbers are not known: the positions are then
-computed from upper bounds of the numbers.
+A *unit* is a range of bytes of a file. Each unit has one hash, and a *mark*: a byte that is 1 if
+the unit has been verified. One table has the marks of all units of all files, so that no unit must
+be verified twice. The position of a file's marks in the table depends on how many units the other
+files have. If not all files can be open at the same time, these numbers are not known: the
+positions are then computed from upper bounds of the numbers.
 """
 
 from __future__ import annotations

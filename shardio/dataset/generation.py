@@ -134,7 +134,7 @@ def describe_schema(schema: Schema) -> Any:
 def parse_schema(content: object) -> Schema:
     """Parse the output of `describe_schema`.
 
-    Raise SchemaError if it is invalid, or ShardUnsupported if a newer version wrote it.
+    Raise SchemaError if `content` is invalid, or ShardUnsupported if a newer version wrote it.
     """
     return Schema.from_json(canonical_json(content))
 
@@ -144,7 +144,7 @@ def describe_shards(
 ) -> list[dict[str, Any]] | dict[str, Any]:
     """Return shards as JSON: a list or, if it would be long, a reference to an external list.
 
-    The content of the external list is added to `external_lists`, by file name.
+    The external list is added to `external_lists`, which maps file names to contents.
     """
     if is_long(shards):
         return add_external_list(external_lists, SHARDS, pack_shards(shards), len(shards))
@@ -305,7 +305,7 @@ class Generation:
 def lineage_of(schema: Schema, shards: Sequence[ShardSummary]) -> str:
     """Return the lineage of a dataset, which is its id.
 
-    The lineage is a hash of the schema, and of the ids of the shards, of the first generation.
+    The lineage is a hash of the schema and the shard ids of the first generation.
     """
     ids = shard_ids(shards)
     return f"{hash_bytes(schema.to_json() + ids):016x}"
@@ -314,7 +314,7 @@ def lineage_of(schema: Schema, shards: Sequence[ShardSummary]) -> str:
 def describe_generation(generation: Generation, external_lists: dict[str, bytes]) -> dict[str, Any]:
     """Return a generation as JSON. Optional entries are omitted if they are empty.
 
-    The content of each external list is added to `external_lists`, by file name.
+    Each external list is added to `external_lists`, which maps file names to contents.
 
     Raises:
         SchemaError: a value cannot be represented in JSON.
@@ -422,7 +422,7 @@ def _check_readable(content: dict[str, Any], place: Path) -> None:
 
 
 def _check_required(content: dict[str, Any], place: Path) -> None:
-    """Check that this version supports all required features, and that 'required' is correct."""
+    """Check that this version supports all required features; check the entry 'required'."""
     required = content.get("required", [])
     if type(required) is not list or not all(isinstance(name, str) for name in required):
         raise DatasetCorrupt(f"{place}: 'required' must be a list of names; found {required!r}")
@@ -444,7 +444,7 @@ _KINDS: Final = {
     **{"converter": dict, "versions": dict},
 }
 _OPTIONAL: Final = {"subsets": dict, "stats": dict, "operation": dict, "column_groups": list}
-"""Keys that are left out if their values are empty. Equal content thus gives equal files."""
+"""Keys that are left out if their values are empty. Equal generations thus have equal JSON."""
 
 
 def _check_kinds(content: dict[str, Any], place: Path) -> None:

@@ -1,8 +1,9 @@
 """Publish and read the generations of a dataset.
 
 A generation is one state of a dataset, stored in a numbered file in the folder `generations/`. The
-file `dataset.json` (the *pointer*) has the number of the published generation. Replacing this file
-is the only way to commit a change of a dataset.
+file `dataset.json` (the *pointer*) has the number of the published generation. In a local folder, a
+change is committed only by replacing this file. A dataset at a URL is committed when `publish` in
+`shardio.conversion.upload` has uploaded this file, after all others.
 
 To publish a generation, a writer first creates the generation file. The file is created
 exclusively, so that two writers cannot use the same number. Then the writer replaces `dataset.json`
@@ -84,7 +85,10 @@ def check_folder_name(name: str | os.PathLike[str]) -> None:
 
 
 def refuse_existing(folder: str | os.PathLike[str], *, exclude: str = "") -> None:
-    """Raise DatasetExists unless `folder` is missing or empty. Its entry `exclude` is ignored."""
+    """Raise DatasetExists unless `folder` is missing or empty.
+
+    An entry with the name `exclude` is ignored.
+    """
     path = Path(folder)
     if path.is_dir():
         if holds_dataset(path):
@@ -130,7 +134,7 @@ def publish(
 
     Raises:
         DatasetConflict: another writer has published in this folder in the meantime.
-        InvalidArgument: a class name is not a string, or `view` does not match the schema.
+        InvalidArgument: the classes are not distinct strings, or `view` does not match the schema.
         SchemaError: a value cannot be represented in JSON.
         OSError: writing failed; nothing is published.
     """
@@ -208,8 +212,8 @@ def recover(folder: str | os.PathLike[str]) -> Generation:
 
     Raises:
         DatasetNotFound, DatasetCorrupt, ShardUnsupported: as in `load`.
-        DatasetConflict: there is such a generation, and its writer may still be running, because
-            the file system has no locks. The generation is published instead of removed.
+        DatasetConflict: there is an unpublished generation, but the file system has no locks, and
+            its writer may still be running. The generation is published instead of removed.
     """
     root = Path(folder)
     if not holds_dataset(root):

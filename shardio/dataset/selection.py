@@ -254,8 +254,8 @@ class RowSelection:
     def view_id(self) -> str:
         """An id of this selection, different from the ids of other selections of the dataset.
 
-        The id is "" if all rows are selected. If rows are appended to the dataset that are not
-        selected, the id stays the same.
+        The id is "" if all rows are selected. The id stays the same if rows are appended to the
+        dataset but not selected.
         """
         return "" if self._view is None else self._view.identity
 

@@ -102,7 +102,7 @@ def published_in(folder: PathName) -> int | None:
 def _files_missing(folder: PathName, before: int, now: int) -> bool:
     """Return True if files of generations from `before` to `now` - 1 are missing.
 
-    A generation that is damaged or missing also counts.
+    Also return True if one of these generations cannot be read.
     """
     try:
         older = [load_generation(folder, number) for number in range(before, now)]
@@ -148,7 +148,7 @@ class StagingFolder:
                 self._fd = lock_folder(self.path, wait=True)
             except FileNotFoundError:  # another process removed the folder before it was locked
                 continue
-            except OSError:  # the file system has no locks, so `sweep` removes no folder
+            except OSError:  # there are no locks here; without a lock, `sweep` removes no folder
                 pass
             return
 
@@ -322,7 +322,7 @@ class StagedFolder:
         self._staging = StagingFolder(self.out.parent)
         self.folder = self._staging.path / "new"
         try:
-            # A process that was killed in `_rename` may have left the old folder of `out`.
+            # If a process was killed in `_rename`, the old folder may still have this name.
             if (self._replaced / self._marker).exists():
                 is_moved_away = not os.path.lexists(self.out)
                 rename(self._replaced, self.out if is_moved_away else self._staging.path / "older")

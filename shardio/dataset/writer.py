@@ -169,7 +169,7 @@ class GenerationWriter:
 
         Also add a hint to the message if the disk is full.
         """
-        path = error.filename  # or a descriptor, or None
+        path = error.filename  # a path, a descriptor or None
         if not isinstance(path, str) or not path.startswith(str(self.staging)):
             return
         error.filename = str(self.root)
@@ -201,7 +201,8 @@ class GenerationWriter:
             except DatasetConflict:
                 if self._previous is None:
                     raise
-                # The file belongs to a killed writer, or to a writer that is about to publish it.
+                # A file with this name exists. A killed writer left it, or another writer is about
+                # to publish it. Try the next name.
                 continue
             return dataclasses.replace(part, name=name)
 
