@@ -27,7 +27,8 @@ def in_presentation_order(frames: Iterable[tuple[int, _T]]) -> Iterator[tuple[in
     presentation order. In most containers, the times already rise in this order, and do not change.
     The times in an AVI, however, count frames in the order of *coding*. If there are B-frames, the
     times are correct but belong to other frames (1, 2, 4, 3, …). Therefore each frame gets the
-    smallest time that is left among its own and those of the next `REORDER_WINDOW` frames.
+    smallest of the times not yet assigned, among its own time and those of the next
+    `REORDER_WINDOW` frames.
 
     If a time is before a time that was already assigned, the clock has restarted, because the file
     consists of joined recordings. All earlier frames are then yielded, and ordering starts again.
