@@ -93,9 +93,10 @@ def show_hashes(expected: int, found: int) -> dict[str, Any]:
 
 
 def blocks_touched(starts: npt.NDArray[np.int64], n_bytes: int) -> npt.NDArray[np.int64]:
-    """Return the indices of the blocks that contain the n_bytes from each of `starts` on.
+    """Return the indices of the blocks of an index section in which some items lie.
 
-    The indices are unique and ascend. `n_bytes` is at most the size of a block.
+    `starts` has the offset of each item in the section. Each item has `n_bytes`, at most the size
+    of a block. The indices are unique and ascend.
     """
     first = starts // BLOCK_BYTES
     last = (starts + (n_bytes - 1)) // BLOCK_BYTES

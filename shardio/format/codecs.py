@@ -61,7 +61,7 @@ class Codec(IntEnum):
 class _Contexts(threading.local):
     """A compressor and a decompressor for each thread, because threads cannot share them.
 
-    They are kept, because creating them and using them for the first time takes up to 0.3 ms.
+    A thread keeps its two objects, because creating and first using them takes up to 0.3 ms.
     """
 
     def __init__(self, content: bytes = b"") -> None:
@@ -101,8 +101,8 @@ Compress = Callable[[memoryview, Dictionary | None], tuple[int, memoryview]]
 of the codec for the index entry of the record, and the compressed bytes."""
 Decompress = Callable[[memoryview, int, Dictionary | None], bytes]
 """A function that decompresses a record. Its arguments are the stored bytes, the size of the
-content, and the dictionary or None. It returns the content, and raises ShardCorrupt if the content
-has another size."""
+content, and the dictionary or None. It returns the content. It raises ShardCorrupt if the record
+cannot be decompressed, or if its content has another size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +179,14 @@ def encode(
 def decode(
     stored: memoryview, codec: int, n_bytes: int, dictionary: Dictionary | None = None
 ) -> bytes | memoryview:
-    """Return the content of a record, which has `n_bytes`.
+    """Return the content of a record.
 
-    `stored` has the stored bytes of the record. If the record is raw, `stored` itself is returned.
+    `stored` has the stored bytes of the record. `n_bytes` is the size of the content according to
+    the index. If the record is raw, `stored` itself is returned.
 
     Raises:
-        ShardCorrupt: the content does not have n_bytes. The error has no path, field or offset; the
-            caller adds them.
+        ShardCorrupt: the record cannot be decompressed, or its content does not have n_bytes. The
+            error has no path, field or offset; the caller adds them.
         InsufficientMemory: n_bytes cannot be allocated.
     """
     decompress = BY_CODE[codec].decompress

@@ -30,14 +30,14 @@ MAJOR: Final = 1
 MINOR: Final = 0
 
 HEADER: Final = struct.Struct("<8sHHIQQQQQQQ16s")
-"""The fields at the start of the header page: magic bytes, major and minor version, page size,
-required features, optional features, number of samples, file size, offset, size and hash of the
-section table, id."""
+"""The fields at the start of the header page: magic bytes; major version; minor version; page size;
+required features; optional features; number of samples; file size; the offset, the size and the
+hash of the section table; the id of the shard."""
 HEADER_HASH: Final = struct.Struct("<Q")
 """The hash of the fields in HEADER, which follows them."""
 SECTION: Final = struct.Struct("<HHHHQQQQQ")
 """An entry of the section table: kind, field, kind of the covered section, zero, offset, size,
-count, stride, hash."""
+count, stride, hash. The docstring of `Section` explains them."""
 
 NO_FIELD: Final = 0xFFFF
 """The field id of sections that do not belong to one field, such as the payload."""
@@ -70,7 +70,7 @@ _KIND_NAMES: Final = {int(kind): kind.name.lower() for kind in Kind}
 
 
 class Required(IntFlag):
-    """Features that a reader must support to read a shard. `BUILT` has those supported here."""
+    """Features that a reader must support to read a shard that uses them."""
 
     ZSTD = 1 << 0
     ZSTD_DICTIONARY = 1 << 1
@@ -172,7 +172,7 @@ def pack_table(sections: Sequence[Section]) -> bytes:
 
 
 _Corrupt = Callable[..., ShardCorrupt]
-"""A function that returns the error for a shard that breaks a rule; adds path and section to it."""
+"""ShardCorrupt with the arguments `path` and `section` filled in already."""
 
 
 def unpack_header(page: bytes, path: str, *, offset: int = 0) -> Header:
@@ -182,7 +182,7 @@ def unpack_header(page: bytes, path: str, *, offset: int = 0) -> Header:
 
     Raises:
         ShardIncomplete: the page was never written.
-        ShardUnsupported: the major version is newer, or a required feature is unknown.
+        ShardUnsupported: the major version is not MAJOR, or a required feature is unknown.
         ShardCorrupt: any other rule is broken.
     """
     corrupt = functools.partial(ShardCorrupt, path=path, section="header")

@@ -201,10 +201,12 @@ HASHED_UNITS: Final[dict[int, int]] = {
     Kind.INDEX: 0,
     Kind.CHUNK_HASHES: 0,
 }
-"""The kinds of sections whose items contain the hash of a unit each, mapped to a number of further
-units. (Units are the pieces of a shard that are verified by a hash; see `checksum`.)
+"""The kinds of sections that contain hashes of units: each item has the hash of one unit. (Units
+are the pieces of a shard that are verified by a hash; see `checksum`.)
 
-A section of block hashes is itself a further unit, which comes before the units of its items.
+The value is the number of units that such a section adds to the units of its items. It is 1 for a
+section of block hashes: the section itself is verified as a unit, too. In the order of units, the
+section comes before the blocks whose hashes it has.
 """
 
 

@@ -133,11 +133,12 @@ def _check_kinds(sections: Sections, path: str) -> None:
 
 
 def check_sections(header: Header, schema: Schema, sections: Sections, path: str) -> None:
-    """Raise ShardCorrupt unless the shard has the sections that its schema requires.
+    """Raise ShardCorrupt unless the sections of a shard match its schema and number of samples.
 
-    Sections of optional kinds are the only others that are allowed. The number of items in most
-    sections must fit the number of samples in `header`. Raises ShardUnsupported if a section has an
-    unknown kind that a reader must not skip.
+    A section that the schema requires must not be missing, and must have the right count, stride
+    and size. (The number of packets and chunks may be any number.) Any other section must be of an
+    optional kind. Raises ShardUnsupported if a section has an unknown kind that a reader must not
+    skip.
     """
     _check_kinds(sections, path)
     if (n := header.n_samples) > MAX_SAMPLES:

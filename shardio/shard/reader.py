@@ -65,8 +65,8 @@ class ShardReader(Closing):
             raise InvalidArgument(f"verify must be one of {', '.join(VERIFY)}; found {verify!r}")
         self.path = os.fspath(path)
         self._wholes: dict[str, npt.NDArray[Any]] = {}
-        """The columns of which a row was read already, by name: arrays that are views of the map.
-        Empty if the file is not mapped."""
+        """Whole columns by name, as arrays that are views of the map. A column is added when a row
+        of it is read for the first time. If the file is not mapped, no column is added."""
         self._absolute = os.path.abspath(path)  # still valid after a chdir
         found: Content
         if content is None:
@@ -146,7 +146,7 @@ class ShardReader(Closing):
         return sample
 
     def _value(self, name: str, row: int) -> Any:
-        """Return the value of a field, which may be stored as a column or as records."""
+        """Return the value of any field, stored as a column or as records, in one row."""
         field, rows = self.schema.get(name), np.array([row], np.int64)
         if field is None:
             known = ", ".join(self.schema)
@@ -225,7 +225,7 @@ class ShardReader(Closing):
         return out
 
     def _check_absent(self, name: str, whole: npt.NDArray[Any]) -> None:
-        """Raise ShardCorrupt for the first sample without a value whose row is not zero."""
+        """Raise ShardCorrupt if a row that belongs to a missing value is not zero."""
         absent = np.flatnonzero(~self.present(name))
         for row in absent.tolist():
             if any(whole[row].tobytes()):
@@ -239,9 +239,9 @@ class ShardReader(Closing):
                 )
 
     def _indices(self, rows: Sequence[int] | npt.NDArray[Any]) -> Rows:
-        """Return the row indices that a user has given as an array, without negative indices.
+        """Validate the row indices that a user has passed; return them as an array of int64.
 
-        A negative index counts from the end of the shard.
+        A negative index counts from the end of the shard. In the returned array, none is negative.
         """
         given = np.asarray(rows)
         if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):

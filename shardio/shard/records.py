@@ -162,7 +162,7 @@ class Records:
         return self._dictionaries[name]
 
     def shapes(self, name: str, rows: Rows) -> npt.NDArray[np.uint64]:
-        """Return the stored dimensions of a field's values, one line for each of `rows`.
+        """Return the stored dimensions of a field's values in `rows`.
 
         The result has the shape (len(rows), n). For a field of arrays, n is the number of varying
         dimensions; for images, n is 3: height, width and channels; for other fields, n is 0. The

@@ -184,8 +184,8 @@ class ColumnWriter:
     """Collects the rows of one column and the hashes of the column's units.
 
     Each row is padded to the stride. A large row (of at least ROW_HASH_MIN bytes) has a hash of its
-    own; a run of small rows shares a hash. Small rows are kept as separate objects until there are
-    GATHERED of them, or until `flush` is called.
+    own. Small rows form runs of a fixed number of rows, and each run has one hash. Small rows are
+    kept as separate objects until there are GATHERED of them, or until `flush` is called.
     """
 
     def __init__(self, field: Array) -> None:

@@ -80,11 +80,11 @@ class VerifiedUnits:
         self.schema, self.sections, self.path = schema, sections, path
         self._n_samples, self._verify = n_samples, verify
         self.corrupt = functools.partial(ShardCorrupt, path=path)
-        """Return the error for a shard that breaks a rule of the format; adds the shard's path."""
+        """ShardCorrupt with the argument `path` filled in already."""
         self._hashed: dict[tuple[int, int], _Hashed] = {}
         self._columns: dict[str, tuple[_Hashed, int, int, int]] = {}
-        """For each column, by name: its section with hashes, and its bytes per row, stride, and
-        rows per unit."""
+        """For each column, by name: its `_Hashed`, the size of a row in bytes, the stride, and the
+        number of rows per unit."""
         self._n_records = len(schema.records)
         self._first_marks: dict[Key, int] = {}
         """For each section of hashes, by key: the index of the first mark that belongs to it."""
@@ -175,7 +175,8 @@ class VerifiedUnits:
     def check_row(self, name: str, row: int) -> None:
         """Verify the unit of a column that contains the row at the index `row`.
 
-        Does the same as `check_column` for one row, but faster if the unit has a mark.
+        This method has the same effect as `check_column` for one row, but is faster if the unit has
+        a mark.
         """
         if self._verify == "off":
             return

@@ -4,10 +4,10 @@ The file has a temporary name until it is finished and renamed; after that, it n
 package `format` has the rules that this module and `reader` follow.
 
 The sections of the shard grow in buffers in memory. When the buffers have `SPOOL_BYTES` together,
-the section that is the largest at this point moves to the shard file. From then on it is
+the largest section of data (a column or the payload) moves to the shard file. From then on it is
 *streamed*: its further data is written directly to the shard file. The other buffers stay in
 memory. Each time that they have `MEMORY_BYTES` together, the largest of them moves to a temporary
-file without a name. When the shard is closed, the sections in these buffers are appended to the
+file without a name. When the shard is closed, all sections but the streamed one are appended to the
 shard file. Thus memory stays bounded, and the data of the streamed section is written only once.
 """
 
@@ -66,7 +66,7 @@ def encode_media(name: str, field: Field, value: Any) -> Any:
 
 
 SPOOL_BYTES: Final = 8 << 20
-"""The number of bytes in memory at which the largest section starts to be streamed."""
+"""The number of bytes in memory at which the largest section of data starts to be streamed."""
 MEMORY_BYTES: Final = 64 << 20
 """The number of bytes in memory at which the largest buffer moves to a temporary file, once a
 section is streamed."""
@@ -74,7 +74,7 @@ section is streamed."""
 
 @dataclass(frozen=True, slots=True)
 class ShardSummary:
-    """The facts about a finished shard that a generation of a dataset records."""
+    """The facts about a finished shard that a generation (a version of a dataset) records."""
 
     name: str
     n_samples: int
@@ -93,7 +93,7 @@ class ShardWriter(Publishing):
     Raises:
         ShardExists: the file exists; shards are never overwritten.
         SchemaError: (from `append`) the sample does not match the schema.
-        MediaError: (from `append`) the bytes of an image or media file are damaged.
+        MediaError: (from `append`) the bytes of an image, video or audio file are damaged.
         OSError: a write failed, for example because the disk is full. The temporary file is
             removed, and nothing is published.
     """
@@ -267,9 +267,10 @@ class ShardWriter(Publishing):
         return ShardSummary(name, self.n_samples, header.file_size, header.id.hex())
 
     def _finish(self, file: IO[bytes]) -> Header:
-        """Append all sections but the streamed one, and the section table; write the header pages.
+        """Complete the file; return the header.
 
-        Return the header.
+        Append the sections that are not in the file yet, the section table and the last page. Then
+        write the first page.
         """
         self._payload.finish()
         for column in self._columns.values():

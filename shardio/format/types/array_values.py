@@ -100,9 +100,9 @@ def refuse_masked(place: str, value: object, depth: int = 1) -> None:
 def tensors_to_arrays(name: str, value: Any, depth: int) -> Any:
     """Return a value in which the tensors of torch are replaced by arrays.
 
-    A value without tensors is returned itself. Lists and tuples are searched `depth` levels deep; a
-    new list replaces each list or tuple with a tensor. Raises SchemaError for a tensor that cannot
-    become an array, and for a masked array.
+    A value without tensors is returned itself. Lists and tuples are searched `depth` levels deep. A
+    list or tuple that contains a tensor is not changed: a new list is returned in its place. Raises
+    SchemaError for a tensor that cannot become an array, and for a masked array.
     """
     refuse_masked(f"field {name!r}", value, 0)
     if is_of(value, "torch", "Tensor"):
@@ -116,9 +116,10 @@ def tensors_to_arrays(name: str, value: Any, depth: int) -> Any:
 def encode_array(name: str, field: Array, value: object) -> npt.NDArray[Any]:
     """Return `value` as a C-contiguous little-endian array of the field's dtype and shape.
 
-    Raises SchemaError if a number is of another kind than the dtype or out of its range, because
-    storing it would change it. There is one exception: in a field of floating-point numbers, Python
-    numbers are rounded to the precision of the field.
+    Raises SchemaError if the value has another shape. Raises SchemaError also if storing a number
+    would change the number, for example because it is out of the range of the dtype. There is one
+    exception: in a field of floating-point numbers, Python numbers are rounded to the precision of
+    the field.
     """
     found = _as_dtype(name, field, value)
     fits = found.ndim == len(field.shape) and all(
@@ -183,9 +184,9 @@ def _refuse_rounding(name: str, given: npt.NDArray[Any], cast: npt.NDArray[Any])
 
 
 def _converted(found: npt.NDArray[Any], field: Array) -> npt.NDArray[Any]:
-    """Return Python numbers, which NumPy has put into the array `found`, in the field's dtype.
+    """Return the array `found`, which NumPy made of Python numbers, with the field's dtype.
 
-    Raises an exception for numbers out of range, some of which NumPy itself would wrap around.
+    Raises an exception if a number is out of range. NumPy itself would wrap some of these numbers.
     """
     wanted = field.numpy
     if found.size == 0 and found.dtype.kind == "f":

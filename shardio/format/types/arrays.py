@@ -1,8 +1,8 @@
 """The field types of numbers: arrays, and lists of arrays.
 
 `row_encoder` and `record_encoder` return a function that encodes the values of one field. The
-function encodes values of common types directly, which takes a tenth of the time. It passes all
-other values to `encode_array`, which gives the same bytes. The record of a list of arrays is
+function encodes values of common types directly. `encode_array` would give the same bytes, but
+takes ten times as long; it is called only for other values. The record of a list of arrays is
 
     | count: u64 | count x varying dimensions: u64 | zeros up to a multiple of 64 | the arrays |
 
@@ -97,7 +97,7 @@ _NUMBERS: Final[dict[str, tuple[type, str]]] = {
     "float32": (float, "<f"),
     "float64": (float, "<d"),
 }
-"""For each dtype, a type of Python numbers, and the format with which `struct` packs such a number
+"""For most dtypes: a type of Python numbers, and the format with which `struct` packs such a number
 into the same bytes as NumPy. `struct` refuses numbers that are out of range."""
 
 
@@ -106,8 +106,8 @@ class Array(Field):
     """A field of numbers.
 
     Args:
-        dtype: one of `DTYPES`. NumPy has no bfloat16; arrays of NumPy are uint16 and contain the
-            bits of the numbers, and tensors of tinygrad are bitcast to bfloat16.
+        dtype: one of `DTYPES`. NumPy has no bfloat16: its arrays are uint16 and contain the bits of
+            the numbers. Tensors of torch, JAX and tinygrad are bfloat16.
         shape: dimensions from 1 up; None for a dimension that varies between samples and may be 0.
         codec: "raw", "zstd" or "zstd_dictionary". Each value is compressed separately. If the codec
             is "raw" and the shape is fixed, the field is stored as a column. One gather per batch
@@ -249,7 +249,7 @@ class Array(Field):
         return shape
 
     def _extent(self, shape: tuple[int, ...]) -> int:
-        """Return the size in bytes that NumPy computes for a shape, in which 0 counts as 1."""
+        """Return the size of a shape, in bytes, with each 0 replaced by 1, as NumPy limits it."""
         return self.numpy.itemsize * math.prod(d or 1 for d in shape)
 
     def decode(self, record: Content, shape: tuple[int, ...]) -> Any:
@@ -475,12 +475,12 @@ def unpack_list(element: Array, record: bytes | memoryview) -> list[npt.NDArray[
 
 
 def _head(element: Array, record: bytes | memoryview) -> tuple[int, npt.NDArray[np.uint64]]:
-    """Return the offset of the first array, and the varying dimensions: a line for each array."""
+    """Return the offset of the first array, and the varying dimensions: a row for each array."""
     if len(record) < RECORD_ALIGNMENT:
         raise _corrupt("a list of arrays has no head", RECORD_ALIGNMENT, len(record))
     (count,) = _NUMBER.unpack_from(record)
-    # Bound `count`: each array takes at least its own bytes if its shape is fixed, else 8 bytes for
-    # each varying dimension.
+    # Check `count` before it is used: an array of fixed shape takes `row_bytes` bytes of the
+    # record, any other array at least 8 bytes for each varying dimension.
     n_varying = element.shape.count(None)
     smallest = element.row_bytes or _NUMBER.size * n_varying
     if count > len(record) // smallest:

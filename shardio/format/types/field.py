@@ -70,7 +70,7 @@ class Field(ABC):
     """True if the records are streams of packets. Tables in sections of their own then describe the
     streams and their packets."""
     has_frames: ClassVar[bool] = False
-    """True if each packet of a stream that is not hidden is a frame to show, as in a video."""
+    """True if each packet of a stream is a frame to show, unless the packet is hidden (video)."""
     is_utf8: ClassVar[bool] = False
     """True if records are valid exactly when they are valid UTF-8."""
     is_json: ClassVar[bool] = False
@@ -117,7 +117,7 @@ class Field(ABC):
 
     @property
     def stored_dims(self) -> tuple[int, ...]:
-        """The positions of those dimensions in the shape of a value that are stored in the shard.
+        """The positions, in the shape of a value, of the dimensions that the shard stores.
 
         The section SHAPES has these dimensions for each sample.
         """
@@ -199,7 +199,7 @@ class Field(ABC):
     def are_valid(self, dims: Dims) -> npt.NDArray[np.bool_]:
         """Return a mask of the uncompressed records that are valid whatever bytes they have.
 
-        `dims` has the stored dimensions of each record. Only they decide about the result.
+        `dims` has the stored dimensions of each record. The result depends only on them.
         """
         return np.zeros(len(dims), np.bool_)
 

@@ -107,8 +107,8 @@ class EncodedStream:
         time_base: the length of a tick in seconds. All times and durations in the table of packets,
             and the duration of the stream, are in ticks.
         n_frames: the number of shown frames; for audio, the number of samples per channel.
-        width, height: the size of a video's displayed frames in pixels; for audio, the number of
-            channels and the sample rate in Hz.
+        width, height: the size of a video's displayed frames in pixels. For audio, `width` is the
+            number of channels and `height` is the sample rate in Hz.
         duration: the time from the start of the first frame to the end of the last frame, in ticks;
             0 if unknown.
     """
@@ -279,8 +279,8 @@ def stream_tables(
     """Return the tables of a stream that a user passed to a writer; raise SchemaError if invalid.
 
     `name` is the name of the field. `n_parameters` is the size of the stream's parameters as
-    canonical JSON, in bytes. With `has_frames`, the number of shown packets must be the number of
-    frames.
+    canonical JSON, in bytes. If `has_frames` is True, `stream.n_frames` must be the number of shown
+    packets.
     """
     packets = np.ascontiguousarray(stream.packets)
     if packets.dtype != PACKET_DTYPE or packets.ndim != 1:
