@@ -47,13 +47,12 @@ class ShardLoader(Closing):
     for any number of workers and any `prefetch`. Workers start in the constructor. They run until
     `close()`, the end of the `with` block, the garbage collection of the loader, or the end of the
     process. A loop over the loader may be left early. A loader can only be used in the process that
-    created it. Its iterators may be used in any thread, but an iterator only in one thread at a
-    time.
+    created it. Each of its iterators may be used in any thread, but only in one thread at a time.
 
     Args:
         dataset: a folder; the URL of a dataset in an object store (s3://, gs://, az://, https://);
             an open dataset (`shardio.open`, `shardio.mix`); or a view of one (`dataset.clips`,
-            `dataset.pack`). If it is open already, the loader opens it again, with the same
+            `dataset.pack`). The loader opens an open dataset or a view again, with the same
             verification and cache. A dataset with videos is loaded as clips, by default as those
             that were chosen when it was converted. For batches that a server decodes, see
             `shardio.connect`.
@@ -62,11 +61,11 @@ class ShardLoader(Closing):
         shuffle: True or "full" permutes all samples, with a different permutation in each epoch.
             "blocks" only permutes samples within windows of 256 MiB (consecutive samples of this
             total size), for data larger than memory; "shards" within windows of 8 shards. False
-            keeps the order.
+            keeps the order of the dataset.
         seed: the seed of the order and of the transform's generators, from 0 up.
         sampler: the indices of the samples of an epoch in their order, with or without repetitions.
             Pass a sequence of indices; a torch sampler, which is iterated for each epoch with the
-            global generators seeded; or a function that returns the indices for the number of an
+            global generators seeded; or a function that returns the indices for the index of an
             epoch, always the same ones for the same epoch. A `shardio.WeightedSampler` draws
             samples by their weights.
         num_workers: the number of worker processes; by default the number of CPUs that this process
@@ -319,7 +318,7 @@ class ShardLoader(Closing):
 def _open(
     dataset: str | os.PathLike[str] | OpenDataset | SampleView, n_workers: int
 ) -> OpenDataset | SampleView:
-    """Open the dataset of a loader, or reopen the given dataset or view with its own open files.
+    """Open the dataset of a loader; if it is open already, open it again with separate open files.
 
     If the dataset is in an object store, workers download whole shards, and the main process only
     reads small ranges. Without workers, the main process downloads whole shards.

@@ -46,7 +46,10 @@ _ELSEWHERE: Final = {
     "lineage": "the state belongs to another dataset: ",
     "view": "the state belongs to another selection or view of the dataset: ",
 }
-"""For values that users do not choose, a plain explanation of a difference between two states."""
+"""An explanation for messages if one of these values differs between a state and the loader.
+
+Only values that users do not choose as options need an explanation.
+"""
 
 
 class LoaderState(NamedTuple):

@@ -107,7 +107,7 @@ class BatchAssembler:
     def _lane(
         self, layout: BlockLayout, number: int, n_rows: int, block: npt.NDArray[np.uint8]
     ) -> dict[str, Any]:
-        """Return the arrays or tensors of a batch for reuse=True, which are used again later.
+        """Return the arrays or tensors of a batch for reuse=True; later batches use them again.
 
         If they share the memory of a block, every block has its own arrays or tensors. If tensors
         are copies instead, all blocks are copied into the same tensors.

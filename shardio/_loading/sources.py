@@ -65,8 +65,8 @@ class MapIterator:
 class ResumePosition(NamedTuple):
     """A position in an iteration.
 
-    All results of the first `item` items have been yielded, and `n_passed_over` results of the next
-    item.
+    The results yielded so far are all results of the first `item` items, and the first
+    `n_passed_over` results of the item after them.
     """
 
     item: int = 0
@@ -76,9 +76,10 @@ class ResumePosition(NamedTuple):
 
     @classmethod
     def behind(cls, origin: SourceItem | None) -> Self:
-        """Return the position after the result of `origin`, an item of the source.
+        """Return the position right after a result.
 
-        None stands for the end of an iteration, after which the next one starts at the first item.
+        `origin` says which items of the source the result was made from. None stands for the end of
+        an iteration, after which the next one starts at the first item.
         """
         if origin is None:
             return cls()
@@ -145,8 +146,9 @@ class PipelineSource:
     def state_of(self, position: ResumePosition) -> dict[str, Any]:
         """Return a position as a state, from which `position_in` restores the position."""
         self._check_positions()
+        # A source without state_dict needs no state: `item` alone says where to continue.
         state = None
-        if self._has_state:  # the position of a source without states is the number of its items
+        if self._has_state:
             state = position.source_state
             if state is None:
                 state = self.source.state_dict()
@@ -191,6 +193,6 @@ class PipelineSource:
 
 def _is_iterable(value: Any) -> bool:
     # Python iterates an object that has __getitem__ but not __iter__ with the indices 0, 1, ….
-    # Look at the type of the value: if the value is itself a class, it has the attribute __iter__
-    # of its instances, although the class cannot be iterated.
+    # Look at the type of the value: hasattr(value, "__iter__") would also be true for a class that
+    # defines __iter__, although only its instances can be iterated.
     return hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__")

@@ -195,8 +195,8 @@ class WorkerBackend:
         self, batch_spec: BatchSpec, n_workers: int, start_method: StartMethod = "zygote"
     ) -> None:
         self.n_workers = n_workers
-        # Worker threads would run user functions inside the user's program at a time when the
-        # program is not iterating over the loader.
+        # If there are user functions, worker threads do not begin an epoch ahead: they would run
+        # these functions inside the user's program while it is not iterating over the loader.
         self.goes_ahead = start_method != "thread" or not batch_spec.runs_user_code
         """True if idle workers may begin the next epoch before the program requests it."""
         self._pool = _pool(batch_spec, n_workers, start_method)

@@ -22,8 +22,8 @@ from shardio.order import RankPartition
 # The file consists of lines of 8 words of 8 bytes, each as long as a cache line. The first line is
 # the header, which the main process writes. The counters follow: for each slot (the index of an
 # iteration), one line per worker. The last part of the file has, for each worker, a ring buffer of
-# N_RECORDS + 1 lines. While an iteration runs, only one worker writes to a line of counters, and
-# only one worker writes to a ring buffer.
+# N_RECORDS + 1 lines. Each line of counters and each ring buffer has one worker that writes to it;
+# this worker stays the same while an iteration runs.
 #
 # `_FILLED` to `_TRANSFORM` are the indices of the words in a line of counters, and `_N_WORKERS` to
 # `_IS_RECORDING` are the indices of the words in the header.
@@ -174,21 +174,25 @@ class CounterTable:
 class IterationTimer:
     """The timings of one iteration in the main process.
 
-    `began_ns` is a reading of the monotonic clock. Moments are given in ns since `began_ns`.
+    `began_ns` is a reading of the monotonic clock. Moments are given in ns since `began_ns`. Some
+    attributes are sums of moments over all batches, because `stats` only needs differences of sums:
+    for example, `left_ns - entered_ns` is the total time between the requests for batches and their
+    receipts.
     """
 
     began_ns: int = field(default_factory=now_ns)
     head_start_ns: int = 0
-    """The time by which an iteration that was begun ahead started before `began_ns`.
+    """The time between the moment at which this iteration was begun ahead and `began_ns`.
 
     An iteration is begun ahead if workers begin to fill its batches before the program requests it.
+    For any other iteration, the value is 0.
     """
     n_filled_ahead: int = 0
     """The number of batches that were filled before `began_ns`."""
     ready_ahead_ns: int = 0
-    """The sum of the moments at which the batches filled before `began_ns` were complete.
+    """The sum of the times at which the batches filled before `began_ns` were complete.
 
-    Unlike other moments, these are in ns since the iteration was begun ahead.
+    These times are in ns since the iteration was begun ahead, and not since `began_ns`.
     """
     entered_ns: int = 0
     """The sum of the moments at which the loop requested a batch."""
@@ -219,7 +223,8 @@ class IterationTimer:
     def start(self) -> None:
         """Record that the first tasks are assigned.
 
-        The time from `began_ns` until now counts as time in which batches are handed over.
+        The time from `began_ns` until now was spent on assigning tasks. It is added to the time of
+        handing batches over (`hand_over_s` in `stats`).
         """
         self.entered_ns -= now_ns() - self.began_ns
 
@@ -237,9 +242,9 @@ class IterationTimer:
     ) -> LoadingStats:
         """Return the figures of the iteration so far.
 
-        `n_handed_over` is the step of the next batch to deliver. `row_bytes` is the size of a
-        sample without its values of varying sizes. `words` are the iteration's counters, summed
-        over all workers.
+        `n_handed_over` is the step of the next batch to hand over; it starts at
+        `partition.first_step`, and not at 0. `row_bytes` is the size of a sample without its values
+        of varying sizes. `words` are the iteration's counters, summed over all workers.
         """
         elapsed_ns = (now_ns() if self.ended_ns is None else self.ended_ns) - self.began_ns
         # Each request for a batch adds its moment to `entered_ns`, and each receipt of a batch adds

@@ -50,7 +50,7 @@ class InFlightRows:
 
 
 def claim_of_first(batch_spec: BatchSpec, view: SampleView, number: int = 0) -> InFlightRows:
-    """Describe a worker's work on sample `number` of the view, which determines the schema."""
+    """Describe a worker's work on the sample that determines the schema: `number` of the view."""
     rows, dataset = view.at(np.array([number])), view.dataset
     shard = int(dataset.locate(rows)[0])
     row = int(rows[0] - dataset.starts[shard])
@@ -107,7 +107,8 @@ def crash_error(
     """Return the error of a batch whose worker has crashed.
 
     `how` describes the exit of the worker. `by_signal` is the signal that killed the worker, if
-    any. `where` is a phrase that names the batch; the message ends with it.
+    any. `where` follows the description of the claimed samples in the message: the name of the
+    batch and, after several crashes, their number.
     """
     text = f"{how}, {claims.text}{where}"
     if by_signal != signal.SIGBUS:
@@ -136,7 +137,10 @@ def crash_error(
 
 
 def is_final(error: WorkerDied | ShardChanged, n_crashes: int) -> bool:
-    """Return True if a batch fails with `error` after `n_crashes` crashes, without a retry."""
+    """Return True if a batch is not tried again after `n_crashes` crashes.
+
+    `error` is the error of the last crash.
+    """
     return isinstance(error, ShardChanged) or n_crashes >= MAX_CRASHES
 
 
@@ -153,7 +157,10 @@ def _suspects(
 
 
 def _first_lost(dataset: Dataset, shard: int, claims: InFlightRows, n_bytes: int) -> int | None:
-    """Return the first claimed row that is stored past the first `n_bytes` bytes of its file."""
+    """Return the first claimed row that is stored past the first `n_bytes` bytes of its file.
+
+    If the positions of the rows in the file are unknown, return the first claimed row.
+    """
     rows = claims.rows.get(shard, [])
     # Use only a reader that is already open, because a truncated file cannot be opened.
     reader = dataset.files.reader_if_open(shard, claims.field)
@@ -167,7 +174,7 @@ def _first_lost(dataset: Dataset, shard: int, claims: InFlightRows, n_bytes: int
 
 
 _MAX_IN_VAIN: Final = 2 * MAX_CRASHES + 2
-"""The number of successive crashes at a step, without a newly skipped sample, before it fails.
+"""A step fails after this number of successive crashes without a newly skipped sample.
 
 The limit allows for the first crash, which does not identify a sample. It also allows for two
 samples at which a worker was killed once from outside, and for a margin.

@@ -66,7 +66,10 @@ class Dispatcher:
         self._iterations, self.pool = iterations, pool
         self._n_blocks, self._memory_bytes = n_blocks, memory_bytes
         self.settle: Callable[[], None] | None = None
-        """A function that is called before the memory of released batches is reused."""
+        """A function to call before the memory of released batches is reused.
+
+        It waits until the framework of the tensors has stopped reading this memory.
+        """
 
     def next(self, iteration: EpochIteration, timeout_s: float | None) -> Delivered | None:
         """Return the next filled block of an iteration, or None at its end; see `Engine.next`."""

@@ -7,9 +7,9 @@ engine restarts with new workers and blocks. The work for each batch is done in 
 
 The layout of batches in blocks follows from a schema. Without user code, this is the schema of the
 fields that the loader delivers. With user code, it is the schema of the first transformed sample or
-of the first transformed batch. A SchemaProbe requests it from a worker, while the main process
-continues to open files. If samples may be skipped and the first sample fails, other samples are
-tried.
+of the first transformed batch. A SchemaProbe requests this schema from a worker, while the main
+process continues to open files. If samples may be skipped and the first sample fails, other samples
+are tried.
 """
 
 from __future__ import annotations
@@ -239,8 +239,8 @@ class Engine:
     def open(self, view: SampleView) -> None:
         """Take ownership of the dataset of `view`, and share the view's tables with the workers.
 
-        The files of marks (which say what has been verified), flags, counters and stacks are
-        created here, too.
+        Also create the files that the main process shares with the workers; worker.py lists them at
+        `MARKS`.
         """
         self.view, dataset = view, view.dataset
         marks_fd = create_bitmap_file(dataset.files.n_marks)
@@ -301,7 +301,10 @@ class Engine:
         self._dispatcher.settle = self._settle
 
     def settle_by(self, settle: Callable[[], None]) -> None:
-        """Set the function that is called before the memory of released batches is reused."""
+        """Set the function to call before the memory of released batches is reused.
+
+        It waits until the framework of the tensors has stopped reading this memory.
+        """
         self._settle = settle
         if self._dispatcher is not None:
             self._dispatcher.settle = settle
@@ -412,7 +415,9 @@ class Engine:
         self._iterations.cancel(iteration, is_known=is_ours and not self._is_closed)
 
     def lease(self, iteration: EpochIteration) -> npt.NDArray[np.uint8] | None:
-        """Lease the block that was delivered last, until no object refers to the block's memory.
+        """Lease the block that was delivered last to a batch; return the memory of the block.
+
+        The lease ends when no object refers to this memory.
 
         Return None if the iteration, or the one begun ahead, could not continue without the block;
         the caller then copies the batch.
@@ -481,7 +486,8 @@ class Engine:
                 self._backend.close()
         finally:
             with self._lock:
-                # If a signal handler has interrupted another call, that call releases at its end.
+                # If this runs in a signal handler that has interrupted another call of the engine,
+                # the interrupted call releases everything at its end.
                 if not self._is_inside:
                     self._release()
 

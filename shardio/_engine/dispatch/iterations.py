@@ -246,7 +246,7 @@ class IterationTable:
         self.ended.append(iteration)
 
     def take_ended(self) -> Iterator[EpochIteration]:
-        """Mark the iterations that `cancel` has recorded since the last call; yield each once."""
+        """Set `is_cancelled` of the iterations that `cancel` has recorded; yield each once."""
         while self.ended:
             iteration = self.ended.popleft()
             if not iteration.is_cancelled:

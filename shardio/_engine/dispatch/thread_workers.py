@@ -118,7 +118,8 @@ class GeneratorLock:
     def released(self) -> Iterator[None]:
         """Release the lock during the `with` block if the calling thread holds the lock.
 
-        At the end, acquire the lock again, and give the generators the states from the beginning.
+        At the end of the block, acquire the lock again, and give the generators the states that
+        they had at its beginning.
         """
         thread = threading.current_thread()
         if self._holder is not thread:
@@ -172,8 +173,9 @@ class _SharedState:
         The map may be shared, although it is not thread-safe, because only one thread uses a block
         at a time.
 
-        Take ownership of `fd`, the file of the block: the first `fd` is closed when the map is
-        garbage-collected, a later one immediately.
+        Take ownership of `fd`, a descriptor of the block's file. The descriptor that was used to
+        create the map is closed when the map is garbage-collected. If the map exists already, `fd`
+        is closed immediately.
         """
         file = os.fstat(fd).st_ino  # no other file gets this inode while the file is mapped
         with self._lock:

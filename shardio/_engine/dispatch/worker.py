@@ -89,13 +89,13 @@ class Status(IntEnum):
     CANCELLED = 3  # the iteration was cancelled before the task began
     SCHEMA = 4  # pickled Schemas follow
     READY = 5  # not the reply to a task: the worker has started and handled HELLO
-    QUICK = 6  # as FILLED, within QUICK_NS; other replies may follow in the same message
+    QUICK = 6  # like FILLED, if it took at most QUICK_NS; other replies may follow in the message
 
 
 class Task(NamedTuple):
     """A request to fill block `block` with batch `step` of epoch `epoch`.
 
-    The same fields also begin every other message from the main process; `ask` is its RequestKind.
+    Every other message from the main process begins with the same fields. `ask` is the RequestKind.
     `slot` is the index of the iteration, and of the iteration's cancellation flag. `use` is the
     number of tasks that have been sent for this block. The reply repeats `use`, so that the main
     process notices an outdated reply.
@@ -131,15 +131,15 @@ unpack_tasks = _TASK.iter_unpack
 unpack_done = _DONE.unpack_from
 """Return a tuple of the fields `status` to `n_rows` of the reply at the start of a message."""
 unpack_dones = _DONE.iter_unpack
-"""Yield such a tuple for each reply in a message of replies without payloads."""
+"""Yield a tuple of the same fields for each reply in a message of replies without payloads."""
 
 
 class TaskResult(NamedTuple):
     """The reply to a task.
 
-    The block then has `n_rows` rows. It has `heap_bytes` bytes in its heap, the area at the end of
-    a block for values whose sizes vary. A worker sends the fields up to `n_rows`. The error, the
-    schemas or the skipped samples follow as a payload; the main process sets `worker`.
+    After the task, the block has `n_rows` rows. It has `heap_bytes` bytes in its heap, the area at
+    the end of a block for values whose sizes vary. A worker sends the fields up to `n_rows`. The
+    error, the schemas or the skipped samples follow as a payload. The main process sets `worker`.
     """
 
     status: int

@@ -82,7 +82,7 @@ class Filler:
         passes: exception types that are passed on unchanged if user code raises them. Exceptions of
             all other types become a TransformError.
         cautions: a function that is called with the indices of the shards of a batch before these
-            shards are read; None for none.
+            shards are read; None if nothing is to be called.
         call: the function that calls user functions.
     """
 
@@ -131,7 +131,8 @@ class Filler:
             stored = Schema({name: view.dataset.schema[name] for name in batch_spec.fields})
             source = batch_spec.audio.delivered(view.delivered(stored))
             schema = batch_spec.collation.relax_shapes(infer_schema(sample, source))
-            # The sample may have no image in an optional field, so its schema may lack a size.
+            # If the sample has no image in an optional field, the inferred schema lacks the size of
+            # the images in this field.
             schema = image_schema(schema, batch_spec.pictures)
             self._heap_bytes = heap_bytes_by(sample, schema, batch_spec.block_rows)
             return schema
@@ -171,7 +172,7 @@ class Filler:
         """Fill the block `memory` with the batch of step `step`.
 
         Return the number of rows, and the number of bytes that are used in the heap. If
-        `row_by_row` is given, this function fills the rows instead of `fill_rows`.
+        `row_by_row` is given, the rows are filled by `row_by_row` instead of `fill_rows`.
 
         Raises:
             ShardCorrupt, TransformError, InsufficientMemory: the message names the sample.
@@ -234,7 +235,7 @@ LeftOut = Mapping[int, Mapping[int, str]]
 
 
 def may_skip(error: BaseException) -> bool:
-    """Return True if an error is caused by the sample, so that every other attempt fails, too.
+    """Return True if an error is caused by the sample. Every further attempt would fail, too.
 
     Return False if memory was lacking, or if a file was changed while it was read.
     """

@@ -44,7 +44,7 @@ MAX_SKIPPED: Final = 127
 A probe takes up to 400 µs. Once per 128 batches, that is about 3 µs per batch.
 """
 NEAR_BYTES: Final = 256 << 10
-"""The size of a request if the order has windows.
+"""The size of a request if the order has windows, and the files do not fit as for WIDE_BYTES.
 
 A request then includes rows that lie near the requested row. They belong to the same window, so
 they will be needed soon.
@@ -180,7 +180,7 @@ class ReadAhead:
             self._probe(extents, rows[some], shards[some], starts[some])
         if policy.is_cold:
             grain = self._grain(plan, extents)
-            # If all files fit into memory, the kernel's own read-ahead helps. Otherwise, it harms.
+            # The kernel's own read-ahead helps if all files fit into memory, and harms otherwise.
             if grain != WIDE_BYTES:
                 self._expect_scattered()
             n_before = len(self._asked)

@@ -70,7 +70,7 @@ def heap_bytes_by(sample: Mapping[str, Any], schema: Schema, n_rows: int) -> int
 
 
 def n_blocks_wanted(n_workers: int, prefetch: int | None, n_bytes: int) -> int:
-    """Return the number of blocks of n_bytes that an iteration should have.
+    """Return the number of blocks that an iteration should have; `n_bytes` is the size of a block.
 
     With workers, there should be one block per worker, `prefetch` blocks that are filled ahead of
     the loop, and one block for the batch that the loop holds. Without workers, two blocks are
@@ -78,8 +78,9 @@ def n_blocks_wanted(n_workers: int, prefetch: int | None, n_bytes: int) -> int:
 
     If `prefetch` is None, the number depends on the size of a block. Few blocks are usually faster
     than many, because the memory of few blocks stays in the CPU cache. But workers fill a small
-    block faster than the main process can assign a task. Small blocks are therefore so many that
-    QUICK_DEPTH tasks per worker can be assigned, while QUICK_DEPTH filled blocks wait for the loop.
+    block faster than the main process can assign a task. If blocks are small, there are therefore
+    enough of them for QUICK_DEPTH assigned tasks per worker and, at the same time, for QUICK_DEPTH
+    filled blocks that wait for the loop.
     """
     if not n_workers:
         return 2
