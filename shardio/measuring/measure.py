@@ -1,9 +1,10 @@
 """Measure the speed at which a dataset is loaded, and the speed at which memory is copied.
 
 Batches cannot arrive faster than their bytes are copied. The speed of copying memory is therefore a
-limit for every loader. For each number of workers, some samples are read once, and then again and
-again. The first reading shows the speed with the page cache as it was. The repeated readings are
-called warm, because the files are then in memory. They show the highest speed of the loader.
+limit for every loader. There is one run for each number of workers. In a run, some samples are read
+once, and then again and again. The first reading of the first run shows the speed with the page
+cache as it was before the measurement. The repeated readings are called warm, because the files are
+then in memory. They show the highest speed of the loader.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ _N_PROBES: Final = 256
 def copy_bytes_per_s(n_threads: int, block_bytes: int, *, seconds: float) -> float:
     """Measure and return how many bytes per second `n_threads` threads copy together.
 
-    As in a loader, each thread copies into the same block of memory again and again. The size of
-    this block is `block_bytes`, but at least 1 MiB and at most 64 MiB. The measurement takes
-    `seconds`.
+    As in a loader, each thread has a block of memory of its own, and copies into it again and
+    again. The size of a block is `block_bytes`, but at least 1 MiB and at most 64 MiB. The
+    measurement takes `seconds`.
     """
     size = min(_SOURCE_BYTES, max(block_bytes, _MIN_COPY_BYTES))
     source = np.ones(_SOURCE_BYTES, np.uint8)
@@ -218,8 +219,8 @@ def measure_loading(
 
     There is one run for each number of workers. In a run, samples are first read for `seconds`, but
     for one epoch at most. Then the same samples are read again, repeatedly, for `seconds`. The
-    first reading of the first run shows the speed with the page cache as it was. In later runs, the
-    files are in the page cache, but the first reading still checks all hashes.
+    first reading of the first run shows the speed with the page cache as it was before. In later
+    runs, the files are in the page cache, but the first reading still checks all hashes.
 
     Args:
         dataset: a folder, an open dataset, or a view of a dataset.

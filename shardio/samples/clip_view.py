@@ -26,7 +26,7 @@ from shardio.samples.view import Maker, SampleView, Table, Tables
 from shardio.shard.verification import Rows
 
 _OPTIONS: Final = ("frames", "stride", "step", "size")
-"""The clip options stored in the view of a generation."""
+"""The options of clips that a generation can store for its default view."""
 
 
 class _Found(NamedTuple):
@@ -40,8 +40,8 @@ class ClipView(SampleView):
     """A view whose samples are clips of the videos in one field. It borrows the dataset.
 
     On first use, the number of frames and the length of every video are read from the index, 64
-    bytes per video. For clips by time, the packet tables of videos without a stored length are read
-    too.
+    bytes per video. With `fps` or `around`, the packet tables of videos without a stored length are
+    read too.
 
     Args:
         dataset: the dataset with the videos.
@@ -79,12 +79,12 @@ class ClipView(SampleView):
 
     @property
     def is_read(self) -> bool:
-        """True if the clips were found."""
+        """True if the index of the videos was read, so that the clips are known."""
         return "_found" in self.__dict__
 
     @property
     def spec(self) -> ClipSpec:
-        """The clips and their format in a batch."""
+        """The options of the clips, and the format of a clip in a batch."""
         return self._found.spec
 
     @property
@@ -198,7 +198,10 @@ class ClipView(SampleView):
         return ClipGrouping(self.clip.per_video or 1, ends)
 
     def positions(self, numbers: Rows, seed: int, epoch: int) -> Rows:
-        """Return the samples' positions in an epoch without shuffling, if draws need them."""
+        """Return the positions of samples in an epoch without shuffling.
+
+        If no random draw needs them, return `numbers`, the indices of the samples.
+        """
         if "random" not in (self.clip.where, self.clip.crop):
             return numbers
         position, ends = self.dataset.first_position, self.source_ends
@@ -259,7 +262,7 @@ def _find_clips(dataset: Dataset, clip: Clip) -> _Found:
     for part, (videos, events) in scan(dataset, look):
         n_frames[part.numbers] = videos.n_frames
         has_clip = videos.n_frames >= clip.span
-        if events is not None:  # keep those of videos that are long enough for a clip
+        if events is not None:  # Keep the events of videos that are long enough for a clip.
             counts, values = events
             moments.append(values[np.repeat(has_clip, counts)].astype(moments[0].dtype))
             counts = counts * has_clip

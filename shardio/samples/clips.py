@@ -28,7 +28,7 @@ _Numbers = npt.NDArray[np.int64]
 _MAX: Final = 1 << 31
 _HALF: Final = 1 << 32
 _MAX_PARTS: Final = 1 << 16
-"""A float is exact if its denominator is at most this: 12.5 is exact, 29.97 is not."""
+"""A float is accepted as `fps` if its denominator is at most this: 12.5 is, but 29.97 is not."""
 _MAX_SIDE: Final = 16384
 _CHOICES: Final = {
     "where": get_args(Where),
@@ -131,7 +131,10 @@ class Clip:
 
     @property
     def identity(self) -> str:
-        """A text that identifies the set of clips, independent of pixels and order."""
+        """A text that identifies the set of clips.
+
+        Options that change only the pixels, the added fields or the order are left out.
+        """
         known = {name: value for name, value in asdict(self).items() if value is not None}
         for name in ("size", "crop", "pixels", "times"):
             known.pop(name, None)
@@ -188,10 +191,11 @@ class Clips:
     ) -> _Numbers:
         """Return the start of the clip at each of `positions`, for `video_index.clip_frames`.
 
-        The start is the first frame of the clip, except for clips that depend on times. Around
-        events, the start is the index of the event. For where="all", the clip begins start / fps
-        seconds after the video's first frame. For "uniform" and "random", the share
-        start / `n_shares` of all possible first frames lies before the clip's first frame.
+        With `around`, the start is the index of the event. Without `around` and `fps`, it is the
+        index of the clip's first frame. With `fps` alone, it depends on `where`: for "all", the
+        clip begins start / fps seconds after the video's first frame. For "uniform" and "random",
+        the share start / `n_shares` of all possible first frames lies before the clip's first
+        frame.
 
         Args:
             positions: positions of clips, from 0 to len() - 1.
@@ -220,7 +224,10 @@ class Clips:
 
     @property
     def n_shares(self) -> int:
-        """The denominator of the shares. `starts` returns the numerators for clips by time."""
+        """The denominator of the shares of which `starts` returns the numerators.
+
+        Only clips with `fps` and a `where` of "uniform" or "random" have shares.
+        """
         return _HALF if self.clip.where == "random" else 2 * (self.clip.per_video or 1)
 
     def frames(self, start: int) -> range:

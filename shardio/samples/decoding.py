@@ -1,6 +1,7 @@
 """Sources of fields that are decoded: images, clips of videos, and audio.
 
-The tables and the decoder of a stream are cached, because the next clip is often of this stream.
+The tables and the decoder of a stream are cached, because the next clip is often of the same
+stream.
 """
 
 from __future__ import annotations
@@ -152,7 +153,10 @@ class ClipSource(FieldSource):
     def fill_fixed(
         self, batch: BatchRows, slot: FixedSlot, out: Bytes, present: Present | None
     ) -> None:
-        """Decode clips, and those of one video together. A field for times is only written."""
+        """Decode clips; or, if `slot` is a field of times, write the times of the clips.
+
+        Clips of the same video are decoded together.
+        """
         chunk, part, rows = batch.chunk, batch.part, out.view(slot.dtype).reshape(-1, *slot.shape)
         starts = chunk.starts[part].tolist()
         videos: dict[tuple[int, int], Wanted] = {}
@@ -168,7 +172,7 @@ class ClipSource(FieldSource):
             self._decode(shard, row, wanted)
 
     def _times(self, shard: int, row: int, start: int) -> dict[str, Numbers]:
-        """Return the time fields of one clip; no fields unless the clips have `times`."""
+        """Return the time fields of one clip; an empty dict if the option `times` is False."""
         if not self._spec.clip.times:
             return {}
         stream, times, frames = self._timed(shard, row, start)
@@ -306,7 +310,7 @@ class AudioSource(FieldSource):
         try:
             begin, seconds = self._place(stream, shard, row, int(chunk.starts[k]))
             n = n_samples(seconds, field.rate) if field.n_samples is None else field.n_samples
-            # If the stream has the right number of channels, do not mix.
+            # If the stream has the right number of channels, do not mix its channels.
             channels = None if stream.width == field.channels else field.channels
             found, span = self._decoder.decode_at(
                 stream, begin, n, rate=field.rate, channels=channels

@@ -52,9 +52,9 @@ def joined(parts: Sequence[Ranges]) -> Ranges:
 
 
 def merged(ranges: Ranges, grain: int) -> Ranges:
-    """Return the union of ranges, ascending, rounded outwards to multiples of a power of 2.
+    """Return the union of ranges, ascending, rounded outwards to multiples of `grain`.
 
-    Ranges that touch or overlap after rounding become one.
+    `grain` is a power of 2. Ranges that touch or overlap after rounding become one.
     """
     filled = ranges.ends > ranges.starts
     starts = ranges.starts[filled] & -grain
@@ -86,8 +86,10 @@ least this size. A range that is rounded to smaller multiples therefore never ov
 class ShardFileNumbers:
     """The files in which some fields of a dataset are stored, numbered as they are concatenated.
 
-    `groups` has the fields that share files, and the file number of each shard for these fields.
-    In a mixture, several shards may be one file. `sizes` and `starts` are indexed by file number.
+    Each entry of `groups` is a pair: some fields that are stored in the same files, and, for each
+    shard, the number of the file with these fields. In a mixture, a file has several shard indices
+    if its dataset is a source more than once, but only one file number. `sizes` and `starts` are
+    indexed by file number.
     """
 
     def __init__(self, dataset: Dataset, fields: Sequence[str]) -> None:
@@ -172,7 +174,10 @@ class _Lane:
 
 
 class _ColumnExtents:
-    """The ranges of a column's rows. A unit, the rows that share a hash, is verified as a whole."""
+    """The ranges of a column's rows.
+
+    The rows that share a hash are called a unit. A unit is verified as a whole.
+    """
 
     def __init__(self, dataset: Dataset, name: str, starts: Rows, verify: str) -> None:
         self._name, self._verify, self._dataset = name, verify, dataset
@@ -205,7 +210,7 @@ class _ColumnExtents:
         return found
 
     def _is_fresh(self, units: Rows, shards: Rows) -> npt.NDArray[np.bool_]:
-        """Return a mask of the units that are not verified yet. These are read as a whole."""
+        """Return a mask of the units that must be verified. Such a unit is read as a whole."""
         if self._verify == "always":
             return np.ones(len(units), np.bool_)
         name, reader = self._name, self._dataset.files.reader
@@ -215,7 +220,7 @@ class _ColumnExtents:
 
 
 class _RecordExtents:
-    """The ranges of the records of some fields that share files."""
+    """The ranges of the records of some fields that are stored in the same files."""
 
     def __init__(
         self, dataset: Dataset, names: Sequence[str], files: ShardFileNumbers, numbers: Rows
@@ -281,7 +286,10 @@ class _RecordExtents:
         return Ranges(starts[is_right], ends[is_right])
 
     def _read_index(self, shard: int, local: Rows) -> npt.NDArray[np.void]:
-        """Read the fields' entries for ascending rows of one shard: (rows, fields)."""
+        """Return the index entries of the fields for some rows of one shard.
+
+        The shape of the array is (rows, fields). `local` must be ascending.
+        """
         number, (row_bytes, chosen) = np.array([shard]), self._entries_of(shard)
         first = int(self._index.first(number)[0] - self._starts[shard])
         entries = np.zeros((len(local), row_bytes // ENTRY.size), ENTRY_DTYPE)
@@ -297,8 +305,9 @@ class _RecordExtents:
 class Extents:
     """The byte ranges of some fields. Borrows the dataset, whose shards are opened on demand.
 
-    Units that must be verified, according to `verify`, are read as a whole. Packets of streams are
-    included only with `has_streams`, because it is unknown which packets will be read.
+    Units (rows that share a hash) that must be verified, according to `verify`, are read as a
+    whole. The records of streamed fields are left out, because it is unknown which of their packets
+    will be read. If `has_streams` is True, they are included as a whole.
     """
 
     def __init__(
@@ -339,7 +348,7 @@ class Extents:
 
 
 _MAX_AROUND: Final = 256 << 10
-"""The maximum margin on either side of a clip; the margin is a sixteenth of the video."""
+"""The maximum margin on either side of a clip. The margin is a sixteenth of the video's bytes."""
 _HEAD_BYTES: Final = 4096
 """An upper bound for the stream parameters at the start of a record, before its packets."""
 
@@ -357,7 +366,8 @@ class ClipExtents:
     def ranges(self, rows: Rows, shards: Rows, starts: Rows) -> Ranges:
         """Return the ranges that are read to decode some clips. Blocks while it reads the index.
 
-        `rows` are the rows of the videos in the dataset; `starts` are from `Clips.starts`.
+        `rows` has the row of each clip's video in the dataset; `starts` has the index of the first
+        frame of each clip.
         """
         local = rows - self._dataset.starts.take(shards)
         found = [
@@ -394,7 +404,7 @@ class ClipExtents:
     def _parts(
         self, n_bytes: Rows, per_frame: npt.NDArray[np.float64], starts: Rows
     ) -> tuple[Rows, Rows]:
-        """Estimate the part of each record that is needed for a clip, in whole hashed chunks."""
+        """Estimate the range of each record that a clip needs, in whole chunks that have a hash."""
         around = np.minimum(n_bytes // 16, _MAX_AROUND)
         begins = (starts * per_frame).astype(np.int64) - around
         ends = ((starts + self._spec.clip.span) * per_frame).astype(np.int64) + around

@@ -61,10 +61,10 @@ class IndexChunk:
     """The samples of a view at the indices `numbers`; the arrays are read-only.
 
     For each sample, `rows` has its row in the dataset, and `shards` the index of the shard that
-    contains the row. `origins`, of shape (samples, 3), has the entry of each sample for the origin
-    table of a block; no field is claimed in these entries yet. `keys` are the keys of the samples'
-    random draws. `tokens` has the number of tokens of each source at the start of the epoch, as in
-    `PackedWindows.parts`.
+    contains the row. `origins`, of shape (samples, 3), has an entry for each sample, which is
+    copied to the origin table of a shared-memory block; see `batch.layout`. The entries say that no
+    field is being read yet. `keys` are the keys of the samples' random draws. `tokens` is the
+    argument `n_tokens` of `PackedWindows.parts`.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class IndexChunk:
         return rows, self._dataset.locate(rows)
 
     def slots(self, name: str) -> Rows:
-        """Return where each sample's value lies in a column, for `ColumnGather.gather`."""
+        """Return the `slots` of the samples' values in a column, for `ColumnGather.gather`."""
         found = self._slots.get(name)
         if found is None:
             found = self._dataset.gather(name).place(self.rows, self.shards)
@@ -124,8 +124,9 @@ class BatchRows(NamedTuple):
 
     Attributes:
         layout, memory: the layout of the block, and the block's memory.
-        chunk, part: the batch consists of the samples `part`, a slice, of the chunk.
-        states: the status of each sample, a part of the block's origin table.
+        chunk, part: some samples, and the slice of these samples that is in the batch.
+        states: the field that is being read and the status, for each sample; a part of the block's
+            origin table.
         n_rows: the number of rows, padding included.
     """
 
@@ -184,7 +185,7 @@ class FieldSource(Closing):
         self._dataset, self.name, self.names = dataset, name, names or (name,)
 
     def of_sample(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
-        """Return the fields that are made for sample k of a chunk, unless `is_stored`."""
+        """Return the fields that are made for sample k of a chunk. Not used if `is_stored`."""
         raise NotImplementedError(f"the field {self.name!r} is read together with others")
 
     def converted(self, value: Any, chunk: IndexChunk, k: int) -> Any:
@@ -205,7 +206,7 @@ class FieldSource(Closing):
         raise NotImplementedError(f"the field {slot.name!r} has a fixed size")
 
     def values(self, batch: BatchRows) -> Values:
-        """Return the stored arrays, of varying shape; raw arrays are views of the memory map."""
+        """Return the stored arrays, of varying shape; uncompressed ones are views of the map."""
         raise NotImplementedError(f"the arrays of field {self.name!r} are not collated as stored")
 
     def present(self, batch: BatchRows, slot: PresenceSlot) -> Present:
@@ -317,7 +318,7 @@ class RecordSource(FieldSource):
     def _arrays(
         self, array: Array, shard: int, local: Rows, entries: Entries
     ) -> Iterator[tuple[bytes | memoryview, tuple[int, ...] | None]]:
-        """Yield the record of each row and the shape of its array; None if the array is missing."""
+        """Yield the record of each row, and the shape of its array: None for a missing array."""
         records = self._dataset.files.reader(shard, self.name).records
         dims = records.shapes(self.name, local)
         absent = records.absent(self.name, local, entries)
@@ -370,7 +371,7 @@ class SampleReader(Closing):
 
         Raises:
             ShardCorrupt, MediaError, InsufficientMemory: the message names the sample. In
-                `batch.states`, the field that was being read stays claimed.
+                `batch.states`, the entries still have the field that was being read.
         """
         layout, states, sources, claims = batch.layout, batch.states, self._by_name, self._claims
         n_read, present = len(states), dict[str, Present]()
@@ -390,7 +391,7 @@ class SampleReader(Closing):
         return used
 
     def values(self, batch: BatchRows, name: str) -> Values:
-        """Return the stored arrays of a field for collation; reading them claims the field."""
+        """Return the stored arrays of a field for collation; `batch.states` then has the field."""
         batch.states[:] = self._claims[name]
         return self._by_name[name].values(batch)
 

@@ -95,7 +95,7 @@ class AudioField:
 
     @property
     def span(self) -> str:
-        """The name of the field with the range of this field's audio."""
+        """The name of the span field of this field; see `span_field`."""
         return span_field(self.name)
 
 
@@ -112,7 +112,11 @@ class AudioSpec:
 
 
 def span_field(name: str) -> str:
-    """Return the name of the field with the range of another field's audio."""
+    """Return the name of the span field that belongs to the audio field `name`.
+
+    The span of decoded audio is the range of its samples that are within the stream. The samples
+    before and after this range are silence.
+    """
     return f"{name}_span"
 
 
@@ -128,8 +132,8 @@ def audio_schema(
     Args:
         schema: the stored schema.
         sounds: the requested format of each field to decode.
-        shapes: the known shapes (samples, channels); `samples` is None if the length varies. Other
-            fields have the requested number of channels.
+        shapes: the known shapes (samples, channels); `samples` is None if the length varies. A
+            field without a known shape has the requested number of channels.
     """
     fields: dict[str, Field] = {}
     for name, field in schema.items():
@@ -231,7 +235,10 @@ def _common(dataset: Dataset, name: str, column: str, option: str, what: str) ->
 
 
 def _lines(dataset: Dataset, name: str, sound: str) -> Iterator[Streams]:
-    """Yield the stream table's rows for a field, for all selected samples that have audio."""
+    """Yield the rows of the stream table of the field `name`, for selected samples with audio.
+
+    The samples are those that have a value in the field `sound`.
+    """
 
     def look(part: ShardSamples) -> Streams:
         own = part.rows[part.reader(sound).records.present(sound, part.rows)]

@@ -65,7 +65,7 @@ class MixtureSpec(NamedTuple):
     mixing: MixtureShares
 
     def open(self) -> Mixture:
-        """Open the mixture; the rows of selections are placeholders."""
+        """Open the mixture. Rows of selections are zeros, which the caller must replace."""
         return Mixture([source.open() for source in self.sources], self.mixing)
 
 
@@ -119,12 +119,12 @@ class MixtureFiles(DatasetFiles):
     def files_with_storage(
         self, shard: int, names: Iterable[str]
     ) -> list[tuple[ShardStorage, ShardSummary]]:
-        """Return the files with some fields of a shard, from its source."""
+        """Return the files that hold some fields of a shard, each with its storage."""
         source, local = self._locate(shard)
         return source.files_with_storage(local, names)
 
     def sizes_by_storage(self, names: Iterable[str]) -> list[tuple[ShardStorage, Rows]]:
-        """Return the sizes of the files with some fields, source by source."""
+        """Return the storages of the sources, each with the sizes of its files with some fields."""
         wanted = list(names)
         return [each for source in self._sources for each in source.sizes_by_storage(wanted)]
 
@@ -134,7 +134,7 @@ class MixtureFiles(DatasetFiles):
         return np.array([known.setdefault(s.name, len(known)) for s in self.summaries(name)])
 
     def mark_bounds(self, name: str) -> Rows:
-        """Return the upper bounds of the mark counts of all sources, concatenated."""
+        """Return, for each file in the group `name`, an upper bound of the number of its units."""
         return np.concatenate([source.mark_bounds(name) for source in self._sources])
 
 
@@ -146,8 +146,8 @@ class Mixture(OpenDataset):
     fields that are equal in all sources, and the shards of all sources, by absolute paths.
 
     Args:
-        sources: the datasets; nothing has been read from them yet. The mixture takes them
-            over, and applies the strictest `verify` of all sources to every source.
+        sources: the datasets, from which nothing may have been read yet. The mixture owns them from
+            now on, and applies the strictest `verify` of all sources to every source.
         mixing: the shares of the sources.
     """
 
@@ -184,7 +184,7 @@ class Mixture(OpenDataset):
 
     @property
     def worker_source(self) -> MixtureSpec:
-        """A description for workers, which verify every source by the strictest rule of all."""
+        """A description for workers. It has the strictest `verify` of all sources for each."""
         stores = self.remote_storages
         access = stores[0].worker_access if stores else self.access
         sources = (
@@ -193,7 +193,10 @@ class Mixture(OpenDataset):
         return MixtureSpec(self.path, tuple(sources), self.mixing)
 
     def sizes_of(self, ends: Rows) -> MixtureSizes:
-        """Return each source's share and sample count, given the cumulative counts of a view."""
+        """Return the share and the number of samples of each source.
+
+        `ends` are the cumulative sample counts of the sources in a view.
+        """
         sizes = np.diff(ends, prepend=0)
         firsts = ends - sizes
         return MixtureSizes(self.mixing, tuple(sizes.tolist()), tuple(firsts.tolist()))
@@ -223,7 +226,7 @@ class Mixture(OpenDataset):
         An iterable that is not a list is returned as a list.
 
         Raises:
-            InvalidArgument: names a field that differs, two sources, and the field in each.
+            InvalidArgument: a field differs; the message names it, and its types in two sources.
         """
         known = dict.fromkeys(name for source in self.sources for name in source.schema)
         if isinstance(fields, Iterable) and not isinstance(fields, str):
@@ -265,7 +268,7 @@ class Mixture(OpenDataset):
         return self._mix(source.select(rows, fields=names) for source in self.sources)
 
     def subset(self, name: str) -> Mixture:
-        """Mix the subsets of this name of all sources.
+        """Return a mixture of subsets: from every source, the subset with this name.
 
         Raises:
             InvalidArgument: a source has no such subset, or its subset is empty.
@@ -273,7 +276,7 @@ class Mixture(OpenDataset):
         return self._mix(source.subset(name) for source in self.sources)
 
     def preload(self, fields: Iterable[str] | None = None) -> int:
-        """Read some fields of all sources, by default the common ones; see `OpenDataset`."""
+        """Read some fields, by default the common ones, into the page cache; see `OpenDataset`."""
         return super().preload(None if fields is None else self.check_agreement(fields))
 
     def _mix(self, sources: Iterable[ShardDataset]) -> Mixture:
@@ -395,7 +398,11 @@ def _checked(sources: Any) -> list[str | os.PathLike[str] | ShardDataset]:
 
 
 def _shares(weights: Any, n: int) -> tuple[int, ...]:
-    """Return the shares of n sources as positive integers: exact, or rounded to a sum of WHOLE."""
+    """Return the shares of n sources as positive integers.
+
+    They are exact if their sum is then at most WHOLE. Otherwise they are rounded, and their sum is
+    about WHOLE.
+    """
     what = f"weights must be {n} numbers above 0, one for each source"
     try:
         if isinstance(weights, (str, *_UNORDERED)):

@@ -26,7 +26,7 @@ Selection = (
     | npt.NDArray[np.integer[Any]]
     | npt.NDArray[np.bool_]
 )
-"""A function from columns to a mask, or a mask, or indices of samples."""
+"""A function that takes columns and returns a mask; or a mask; or indices of samples."""
 
 
 class OpenDataset(Dataset):
@@ -57,8 +57,9 @@ class OpenDataset(Dataset):
         Args:
             frames: the number of frames of a clip.
             stride: use every `stride`-th frame of the video. Not together with `fps`.
-            where: the set of clips. "all": a clip every `step` frames, while whole clips fit.
-                "uniform": `per_video` clips per video, from the middles of as many equal parts.
+            where: the set of clips. "all": a clip every `step` frames, as long as the whole clip is
+                inside the video. "uniform": `per_video` clips per video; the possible first frames
+                are divided into as many equal parts, and a clip starts in the middle of each part.
                 "random": `per_video` clips per video and epoch, with first frames drawn uniformly.
             step: the number of frames from the start of a clip to the start of the next, by default
                 frames * stride, which leaves no gap. Only for "all"; with `fps`, clips start every
@@ -194,7 +195,11 @@ class OpenDataset(Dataset):
 
 
 def known_fields(fields: Any, schema: Schema) -> tuple[str, ...]:
-    """Return the dotted names of fields; a nested record stands for its fields, None for all."""
+    """Return the dotted names of the requested fields.
+
+    `fields` is None for all fields. In `fields`, the name of a nested record means all fields in
+    the record.
+    """
     if fields is None:
         return tuple(schema)
     if isinstance(fields, str):

@@ -75,7 +75,10 @@ class Pack:
 
     @property
     def identity(self) -> str:
-        """A text that identifies the set of windows, independent of the added fields."""
+        """A text that identifies the set of windows.
+
+        Options that change only the contents of the windows are left out.
+        """
         known = {
             "eot": self.eot is not None,
             "field": self.field,
@@ -142,7 +145,10 @@ class WindowParts(NamedTuple):
         )
 
     def of_windows(self, first: int, last: int, within: slice) -> WindowParts:
-        """Return the parts in `within`, of the windows `first` to `last`, renumbered from 0."""
+        """Return the parts `within`, which are all parts of the windows `first` to `last`.
+
+        `last` is exclusive. In the result, the windows are numbered from 0.
+        """
         found = self.some(within)
         return found._replace(windows=found.windows - first, n_tokens=self.n_tokens[first:last])
 
@@ -153,8 +159,8 @@ class PackedWindows:
     Args:
         pack: the options of the windows.
         ends: the cumulative token counts of the documents, eot included.
-        sources: the number of documents of each source of a mixture, each a separate stream; None
-            if all documents are one stream.
+        sources: the number of documents of each source of a mixture; the documents of each source
+            are then a separate stream. None if all documents are one stream.
         firsts: the first document of each window; None to compute them.
     """
 
@@ -180,7 +186,7 @@ class PackedWindows:
         return int(self._behind[-1])
 
     def count(self, n_tokens: npt.ArrayLike) -> _Numbers:
-        """Return the number of windows of streams of n_tokens."""
+        """Return the number of windows of each stream; `n_tokens` has the length of each."""
         pack, found = self.pack, np.asarray(n_tokens, np.int64)
         inputs = np.maximum(found - pack.targets, 0)
         return (inputs if pack.rest == "drop" else inputs + pack.length - 1) // pack.length
@@ -211,7 +217,7 @@ class PackedWindows:
         return self._starts.take(sources) + locals_ * self.pack.length, sources
 
     def parts(self, numbers: _Numbers, n_tokens: Sequence[int] | None = None) -> WindowParts:
-        """Return the parts of some windows; `numbers` are from 0 to len() - 1.
+        """Return the parts of some windows; `numbers` are the indices of the windows.
 
         `n_tokens` has the length of each source's stream at the start of the epoch, without tokens
         appended later; None takes the current lengths.

@@ -53,7 +53,7 @@ def preload(dataset: Dataset, fields: Sequence[str]) -> int:
     Files in an object store are downloaded first. Ctrl-C stops the reading within a few MiB.
     """
     _download(dataset, fields)
-    # "always" includes the hashes, which a loader reads together with the rows.
+    # With "always", the ranges include the hashes, which a loader reads together with the rows.
     extents = Extents(dataset, fields, "always", has_streams=True)
     fixed = _all(dataset, extents, of_records=False)
     _require(fixed.n_bytes)
@@ -88,7 +88,7 @@ def _pieces(extents: Extents, ranges: Ranges) -> Iterator[_PreloadRange]:
 
 
 def _read(pieces: Sequence[_PreloadRange]) -> None:
-    """Read pieces in several threads; stop them if one fails or this thread is interrupted."""
+    """Read pieces in several threads; if one fails or this thread is interrupted, stop all."""
     stop = threading.Event()
     with ThreadPoolExecutor(_N_THREADS, "shardio-preload") as threads:
         shares = [pieces[i::_N_THREADS] for i in range(_N_THREADS)]
@@ -108,7 +108,8 @@ def _read_share(pieces: Sequence[_PreloadRange], stop: threading.Event) -> None:
         try:
             _read_piece(fd, piece, buffer[: piece.n_bytes])
         except BaseException:
-            stop.set()  # the main thread may be waiting for another thread first
+            # Stop the other threads here: the main thread may be waiting for one of them.
+            stop.set()
             raise
         finally:
             os.close(fd)

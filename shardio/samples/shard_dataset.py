@@ -35,8 +35,8 @@ _AT_ONCE: Final = 8192
 class DatasetSource:
     """A picklable description of an opened dataset, from which the same samples are opened again.
 
-    `n_selected` is the number of rows if the dataset is a selection, whose rows are passed on
-    separately. `generation` is None for the published generation.
+    `n_selected` is the number of rows if the dataset is a selection, and None otherwise. The rows
+    themselves are passed on separately. `generation` is None for the published generation.
     """
 
     path: str
@@ -48,12 +48,12 @@ class DatasetSource:
     n_selected: int | None = None
 
     def open(self) -> ShardDataset:
-        """Open the dataset; the rows of a selection are placeholders."""
+        """Open the dataset. The rows of a selection are zeros, which the caller must replace."""
         return ShardDataset.of(self)
 
 
 class ShardDataset(OpenDataset):
-    """The samples of a dataset, by index. It owns the maps of its shards until `close()`.
+    """The samples of a dataset, by index. It owns the memory maps of its shards until `close()`.
 
     Not thread-safe. A shard is opened when it is first needed. The values of a column that was
     added later are in separate files. With access="auto", the file system of the folder determines
@@ -99,7 +99,7 @@ class ShardDataset(OpenDataset):
 
     @classmethod
     def of(cls, source: DatasetSource) -> Self:
-        """Open a dataset by its description; the rows of a selection are placeholders."""
+        """Open a dataset by its description; see `DatasetSource.open`."""
         found = cls.__new__(cls)
         found._open(source)
         if source.n_selected is not None:

@@ -1,8 +1,8 @@
 """Frame times, events and lengths of videos, read from a shard's index, to compute clips.
 
 Times are exact: whole ticks of a stream's time base, or fractions of a tick; they are never floats.
-A frame is *on show* from its time until the time of the next frame; the last frame, until the end
-of the video. A time between two ticks is therefore equivalent to the tick before it.
+A frame is *on show* from its time until the time of the next frame; the last frame is on show until
+the end of the video. A time between two ticks is therefore equivalent to the tick before it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class FrameTimes:
 
     def ticks_at(self, fps: Fraction) -> Fraction:
         """Return the number of ticks from one time to the next, at `fps` times per second."""
-        if fps is not self._fps:  # all clips of a loader share one object
+        # `is` suffices: all clips of a loader have the same object `fps`.
+        if fps is not self._fps:
             self._fps, self._every = fps, 1 / (fps * self.time_base)
         return self._every
 
@@ -84,7 +85,7 @@ class FrameTimes:
     def on_show(self, first: Fraction, every: Fraction, n: int) -> Numbers:
         """Return the frames on show at n times, `every` ticks apart.
 
-        The first time is `first` ticks after the first frame, from 0 up.
+        The first of these times is `first` ticks, at least 0, after the time of the first frame.
         """
         start, parts = first.as_integer_ratio()
         step, step_parts = every.as_integer_ratio()
@@ -93,7 +94,7 @@ class FrameTimes:
         return np.searchsorted(self.pts, np.array(ticks, np.int64), "right") - 1
 
     def inside(self, first: Fraction, reach: Fraction) -> Fraction:
-        """Return the time nearest to `first` after which the video lasts more than `reach` ticks.
+        """Return the time nearest to `first` with more than `reach` ticks of the video after it.
 
         If `first` is too late, return the last whole tick that is early enough. The video must be
         longer than `reach`.
@@ -103,10 +104,10 @@ class FrameTimes:
         return first if first + reach < self.length else Fraction(self._latest(reach))
 
     def start_at_share(self, part: int, of: int, reach: Fraction) -> Fraction:
-        """Return the time of a frame after which the video lasts more than `reach` ticks.
+        """Return the time of a frame at which more than `reach` ticks of the video are left.
 
-        Of all such frames, the share `part` / `of`, rounded down, comes before the returned one.
-        The video must be longer than `reach`.
+        Of all such frames, the share `part` / `of`, rounded down, comes before that frame. The
+        video must be longer than `reach`.
         """
         latest = min(self._begin + self._latest(reach), _MAX_TICKS)
         n_starts = int(np.searchsorted(self.pts[self._seen], latest, "right"))
@@ -217,7 +218,8 @@ class VideoIndex:
     """The index data of the videos in some rows of a shard, for cutting clips.
 
     `lines` are the videos' rows of the stream table. `n_frames` is the number of frames of each
-    video; for clips by time, the number of frames at the clip's rate.
+    video. If `clip` has `fps`, it is the number of the times 0, 1 / fps, 2 / fps, … before the end
+    of the video.
     """
 
     def __init__(self, reader: ShardReader, name: str, rows: Rows, clip: Clip) -> None:
@@ -271,7 +273,8 @@ class VideoIndex:
         Videos without a value have no events. `reader` is the file with the events' field.
 
         Raises:
-            InvalidArgument: an event is outside of its video; names the sample and the length.
+            InvalidArgument: an event is outside of its video; the message names the sample and the
+                length of the video.
         """
         counts, values = self._read_events(reader, name)
         owners = np.repeat(np.arange(len(self._rows)), counts)

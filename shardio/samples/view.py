@@ -142,7 +142,8 @@ class SampleView(Sequence[dict[str, Any]]):
         """Return a sample with the random draws of a loader with shuffle=False.
 
         In a mixture, a sample may come several times in such an epoch: the draws are those of its
-        first position. A sample that the epoch leaves out has separate draws.
+        first position. A sample that the epoch leaves out gets the draws of a position after the
+        end of the epoch.
 
         Args:
             index: the index of the sample; without shuffling, also its position in the epoch.
@@ -243,7 +244,10 @@ class SampleView(Sequence[dict[str, Any]]):
         return self.at(numbers)
 
     def positions(self, numbers: Rows, seed: int, epoch: int) -> Rows:
-        """Return the samples' positions in an epoch without shuffling, if draws need them."""
+        """Return the positions of samples in an epoch without shuffling.
+
+        If no random draw needs them, return `numbers`, the indices of the samples.
+        """
         return numbers
 
     def draws(self, numbers: Rows, keys: Keys) -> ClipDraws | None:

@@ -212,7 +212,7 @@ Tokens = npt.NDArray[Any]
 Record = bytes | memoryview
 
 _PARTS_AHEAD: Final = 8192
-"""The approximate number of parts computed at a time, because each call takes at least 100 µs."""
+"""The approximate number of parts computed at a time. A computation takes at least 100 µs."""
 
 _MAX_AHEADS: Final = 4
 """The number of index arrays (`numbers`) for which parts are cached. A worker that also fills steps
@@ -227,8 +227,8 @@ class _Lookahead(NamedTuple):
         bounds: the index of each window's first part.
         shards: the shard of each part.
         pieces: the location of the parts' bytes if all documents are verified, else None.
-        tails: the bytes to append to each part (end-of-text token, padding); None if there are none
-            at all.
+        tails: the bytes to append to each part (end-of-text token, padding); None if nothing is
+            appended to any part.
         is_short: True if any window has padding.
     """
 
@@ -244,7 +244,11 @@ class _Lookahead(NamedTuple):
 
 
 class _Pieces(NamedTuple):
-    """The record that contains each part, and the part's byte range in the record."""
+    """For each part, the memory that contains it, and its byte range in this memory.
+
+    The memory is the record of the document or, if documents are read from memory maps, the map of
+    the whole shard.
+    """
 
     records: list[Record]
     starts: list[int]
@@ -267,13 +271,14 @@ class TokenSource(FieldSource):
         super().__init__(dataset, pack.name, tuple(self._made))
         self._is_raw = dataset.verify != "always" and self._field.codec == "raw"
         self._is_raw &= not self._field.is_fixed and dataset.access == "mmap"
-        self._is_raw &= not dataset.files.is_partial  # the maps of these files stay open
+        # All files must be able to stay open, because `_maps` keeps their maps open.
+        self._is_raw &= not dataset.files.is_partial
         self._maps: dict[int, memoryview] = {}
         """The maps of the shards from which a document was read."""
         self._places: Rows = np.zeros(0, np.int64)
         """The offset of each raw document in its shard's map; 0 until the document is verified."""
         self._aheads: dict[int, _Lookahead] = {}
-        """Cached lookaheads, latest last, by the id of `numbers`, which each keeps alive."""
+        """Cached lookaheads by the id of `numbers`, latest last. They keep these arrays alive."""
 
     def close(self) -> None:
         """Release the maps of the shards. Idempotent."""
@@ -290,7 +295,7 @@ class TokenSource(FieldSource):
     def fill_fixed(
         self, batch: BatchRows, slot: FixedSlot, out: Bytes, present: Present | None
     ) -> None:
-        """Write the tokens of some windows, and at once the other fields of these windows."""
+        """Write all fields of the windows if `slot` is the field of tokens; else do nothing."""
         if slot.name == self.name:
             layout, n_read = batch.layout, batch.n_read
             outs = {s.name: layout.fixed_rows(batch.memory.bytes, s, n_read) for s in layout.fixed}
@@ -308,7 +313,7 @@ class TokenSource(FieldSource):
         Args:
             outs: an output array for every field of a window, C-contiguous, (windows, length).
             numbers: the indices of windows; the array must not change while this object exists.
-            chosen: the part of `numbers` to write; later windows may be located ahead.
+            chosen: the part of `numbers` to write. The parts of later windows may be computed too.
             n_tokens: as in `PackedWindows.parts`; must be the same for the same `numbers`.
         """
         pack, name = self._pack, self.name
@@ -391,7 +396,7 @@ class TokenSource(FieldSource):
         return bool(self._places.take(documents).all())
 
     def _records(self, parts: WindowParts, shards: Rows) -> _Pieces:
-        """Return the verified record that contains each part, and the part's range in it."""
+        """Return the location of each part, after verification of the documents."""
         itemsize, documents, counts = self._field.numpy.itemsize, parts.documents, parts.counts
         if self._pack.eot is not None:
             counts = counts - parts.is_last
@@ -438,7 +443,10 @@ class TokenSource(FieldSource):
         return found
 
     def _check_lengths(self, shard: int, local: Rows, documents: Rows, entries: Entries) -> None:
-        """Raise ShardCorrupt if a document's length has changed since windows were computed."""
+        """Raise ShardCorrupt if the size of a document's record is wrong.
+
+        It must match the stored shape, and the length from which the windows were computed.
+        """
         records, name = self._dataset.files.reader(shard, self.name).records, self.name
         n_bytes = entries["n_bytes"].astype(np.int64)
         itemsize = self._field.numpy.itemsize
@@ -452,7 +460,7 @@ class TokenSource(FieldSource):
             raise records.placed(error, name, int(local[i]), place)
 
     def _mask(self, out: npt.NDArray[np.bool_], parts: WindowParts) -> None:
-        """Set the mask to False in padding, and at tokens whose target is in another document."""
+        """Set the mask to False in padding, and if a target is missing or in another document."""
         pack = self._pack
         n_tokens = parts.n_tokens - pack.targets
         for short in np.flatnonzero(n_tokens < pack.length).tolist():
@@ -464,7 +472,7 @@ class TokenSource(FieldSource):
 
 
 def _write_segments_and_positions(segments: Tokens, positions: Tokens, parts: WindowParts) -> None:
-    """Write, for each token, the index of its document in the window and its position there.
+    """Write the segment and the position of each token, which `OpenDataset.pack` describes.
 
     Parts may include the token after each window, which is only a target; nothing is written for
     it.

@@ -149,7 +149,8 @@ class ArraySamples(InferringConverter):
     """
 
     what: ClassVar[str]  # the name of the kind of files, for messages
-    # True if several files are read by rows by default. Otherwise only a single file is.
+    # True if, by default, each row is a sample even if there are several files. If False, this is
+    # the default only for a single file.
     rows_of_many: ClassVar[bool]
 
     rows: bool | None = None
