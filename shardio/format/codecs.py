@@ -5,9 +5,10 @@ stored raw, although its field has another codec. The index entry of each record
 the codec of the record. `SPECS` has the codecs that a field can have. Code outside of this module
 does not distinguish codecs, except where it handles dictionaries.
 
-A zstd frame declares the size of its content. A record is refused before memory is allocated for it
-unless this size equals the size in the index entry. The option `max_output_size` of
-python-zstandard would not protect a reader, because the size in the frame takes precedence over it.
+A zstd frame declares the size of its content. Before memory is allocated for a record, this size is
+compared with the size in the index entry; if they differ, the record is refused. The option
+`max_output_size` of python-zstandard would not protect a reader, because the size in the frame
+takes precedence over it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Writers of the sections of a shard: columns, validity bits, records with their index, streams.
 
-Each writer collects its part of all samples in buffers. `ShardWriter` decides where a buffer keeps
+Each writer collects one part of every sample in buffers. `ShardWriter` decides where a buffer keeps
 its bytes (in memory, in a temporary file or in the shard file), and closes the buffers.
 `SectionTable` appends the finished sections to the shard file, and writes the section table and the
 header pages.

@@ -193,7 +193,7 @@ class ShardWriter(Publishing):
         return [*columns, *self._payload.spools, *bits]
 
     def _place_payload(self, records: list[Record]) -> None:
-        """Start to stream the payload if `records`, added next, will make it the largest section.
+        """Start to stream the payload if adding `records` will make it the largest section.
 
         Large records are then written directly to the shard file. Without this function, they would
         be added to memory first, because `_place_spools` runs only after they were added.

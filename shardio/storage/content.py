@@ -151,7 +151,7 @@ class PreadFile:
     def _read_small(
         self, offset: int, stride: int, rows: Rows, out: npt.NDArray[np.uint8], lines: Rows
     ) -> None:
-        """Read small rows; close rows are read by one call, together with the gaps between them."""
+        """Read small rows. Rows close together, and the gaps between them, are read by one call."""
         span = int(rows[-1] - rows[0]) * stride
         if span <= _SPAN_BYTES and span <= _GAP_BYTES * len(rows):
             self._read_span(offset, stride, rows, out, lines)
@@ -186,9 +186,9 @@ class PreadFile:
     def _read_sequences(
         self, offset: int, rows: Rows, out: npt.NDArray[np.uint8], lines: Rows
     ) -> None:
-        """Read rows without padding; rows that follow each other in the file are read by one call.
+        """Read rows that have no padding between them: the stride is the width of `out`.
 
-        The stride of the rows is the width of `out`.
+        Rows that follow each other in the file are read by one call.
         """
         size, flat = out.shape[1], out.reshape(-1).data
         for part in _split_where(rows[1:] - rows[:-1] != 1):
@@ -205,7 +205,7 @@ class PreadFile:
     def _read_all(self, views: list[memoryview], n_bytes: int, offset: int) -> None:
         """Fill `views`, which have `n_bytes` in total, with the bytes of the file from `offset` on.
 
-        The buffers are filled one after the other.
+        The views are filled one after the other.
         """
         descriptor = self._descriptor or self._open_again()
         try:
@@ -246,11 +246,11 @@ class PreadFile:
         return error.at(offset=offset)
 
     def _allow_reopen(self, error: OSError, n_failures: int = 0) -> None:
-        """Handle an error of a read: after ESTALE, drop the descriptor, so that it is reopened.
+        """Handle an error of a read: after ESTALE, drop the descriptor; the file is then reopened.
 
         A network file system returns ESTALE if it no longer knows the open file. Any other error is
-        raised again, with the path. ESTALE is raised again as well unless `n_failures`, the number
-        of earlier failures of the same read, is 0.
+        raised again, with the path. ESTALE is raised again, too, if an earlier attempt of the same
+        read has failed; `n_failures` is the number of these attempts.
         """
         if error.errno != errno.ESTALE or n_failures:
             raise OSError(error.errno, os.strerror(error.errno or 0), self.path) from error

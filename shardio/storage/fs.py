@@ -304,8 +304,8 @@ def _renameat2(source: str, target: str, flag: int) -> bool:
 def refuse_links_outside(root: str | Path, *paths: str | Path) -> None:
     """Raise DatasetCorrupt if one of `paths` is a link that leads out of the dataset's folder.
 
-    `root` is the folder of the dataset. All files of the dataset must be inside of the folder. A
-    program that copies, verifies or deletes the folder would miss the other files.
+    `root` is the folder of the dataset. All files of the dataset must be inside of the folder: a
+    program that copies, verifies or deletes the folder would miss a file outside.
     """
     for path in paths:
         if not os.path.islink(path):
@@ -317,19 +317,19 @@ def refuse_links_outside(root: str | Path, *paths: str | Path) -> None:
 
 _NO_DIGEST: Final = "0" * 16
 _TOO_DEEP: Final = b"\n" + b" " * (MAX_JSON_DEPTH + 1)
-"""The start of a line that is nested more than MAX_JSON_DEPTH deep, in JSON as `_dumps` returns."""
+"""The start of a line that is nested more than MAX_JSON_DEPTH deep, in JSON made by `_dumps`."""
 
 
 def _dumps(content: Mapping[str, Any]) -> bytes:
-    """Return `content` as canonical JSON: keys are sorted, each level is indented by a space."""
+    """Return `content` as canonical JSON: keys sorted, and one more space of indent per level."""
     text = json.dumps(content, ensure_ascii=False, sort_keys=True, indent=1, allow_nan=False)
     return text.encode("utf-8") + b"\n"
 
 
 def _digest(text: bytes) -> str:
-    """Return the digest of a serialized file: the hash of its text without the line of the digest.
+    """Return the digest of a JSON file: the hash of its text without the line with the digest.
 
-    The text may lack this line.
+    `text` is the whole text, with or without this line.
     """
     # Only the outermost keys are indented by a single space. A nested key "digest" is not found.
     before, start, rest = text.partition(b'\n "digest": ')
@@ -389,8 +389,8 @@ def to_checksummed_json(content: Mapping[str, Any]) -> bytes:
     Raises SchemaError if `content` cannot be written as JSON.
     """
     try:
-        # Turn all keys into strings first, because `_dumps` must sort the keys as strings: it does
-        # so too when the file is read. This takes little time: without indents, json runs in C.
+        # Turn all keys into strings first: when the file is read, they are strings, and `_dumps`
+        # must then sort them in the same order. This is fast: without indents, json runs in C.
         plain = json.loads(json.dumps(content, sort_keys=True, allow_nan=False))
         text = _dumps({**plain, "digest": _NO_DIGEST})
         if _TOO_DEEP in text:

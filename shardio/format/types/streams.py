@@ -211,7 +211,7 @@ def pack_line(line: bytes, first_packet: int, first_chunk: int) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Streams(EncodedMedia):
-    """A field of streams. The packets are stored as records, and the tables in other sections."""
+    """A field of streams. Each stream is stored as a record; its tables are in other sections."""
 
     is_streamed: ClassVar[bool] = True
 

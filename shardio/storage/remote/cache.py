@@ -21,9 +21,9 @@ shards that were prefetched have no map yet. With shuffle="shards", 2 workers an
 40 shards, an epoch downloads 1.3 times the size of the dataset without pins and 1.16 times its size
 with pins (2026-11, 60 samples of 6 KiB a shard).
 
-A downloaded shard must have the id that the generation of the dataset names. The id is the hash of
-the section table. The section table contains the hashes of the sections of hashes, and these
-contain the hashes of all bytes that a reader ever reads. All these hashes are checked.
+A downloaded shard must have the id that the generation (the version of the dataset) names. The id
+is the hash of the section table. The section table contains the hashes of the sections of hashes,
+and these contain the hashes of all bytes that a reader ever reads. All these hashes are checked.
 """
 
 from __future__ import annotations

@@ -252,9 +252,9 @@ class CacheEvictor:
             fs.rename(partial, path)
 
     def evict(self, n_bytes: int) -> bool:
-        """Evict shards of `n_bytes` in total, because the disk is full.
+        """Evict shards, because the disk is full, until `n_bytes` are freed or none can be evicted.
 
-        Return False if no shard could be evicted.
+        Return False if nothing was freed.
         """
         with folder_lock(self._folder):
             return self._evict_unused(n_bytes) > 0

@@ -299,7 +299,7 @@ def open_store(url: str, options: Mapping[str, Any]) -> Any:
     given, timeout = dict(options), timedelta(seconds=REQUEST_TIMEOUT_S)
     allows_http = url.startswith("http://") or endpoint.startswith("http://")
     client = {"timeout": timeout, "allow_http": allows_http, **given.pop("client_options", {})}
-    # obstore must not repeat requests. The caller does so, because Ctrl-C can then interrupt it.
+    # obstore must not repeat requests. ObjectStore repeats them, because Ctrl-C can interrupt it.
     retries = {"max_retries": 0, "retry_timeout": timeout}
     retries |= given.pop("retry_config", {})
     provider = given.pop("credential_provider", None) or _profile_credentials(url, given)
