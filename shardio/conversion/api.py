@@ -95,8 +95,9 @@ def convert(
     * an iterable of items, if `samples` is given. `samples` is called with each item, and returns
       the samples of the item. Items are converted and reported like files.
 
-    `schema` is the schema of the samples. It is only for these Python objects. The default is the
-    schema of the dataset in an append, else the schema of the data frame or of the first sample.
+    `schema` is the schema of the samples. It may be given only for these Python objects. In an
+    append, the default is the schema of the dataset; otherwise, it is the schema of the data frame
+    or of the first sample.
     `options` are the options of the converter.
 
     Args:
@@ -129,7 +130,7 @@ def convert(
         DatasetNotFound: there is no dataset to append to.
         DatasetConflict: another process is writing to `out`.
         WorkerDied: the converter raised an unexpected exception in a worker, or workers crashed
-            while they read no file. After this error, as after every other, finished units stay in
+            while they read no file. After this or any other error, finished units stay in
             `out`. If no unit is finished, `out` is as it was before.
     """
     if shard_bytes < 1:
@@ -265,10 +266,10 @@ class _Source:
 
 
 def _labelled(listing: Listing, source: Converter, labels: PathName | None) -> Listing:
-    """Return the listing, in which other classes may replace the folders as classes.
+    """Return the listing; its classes, which are folders, may be replaced by others.
 
-    These are the classes of the label file `labels`, or the classes of the converter if its samples
-    have labels of their own.
+    They are replaced by the classes of the label file `labels`, if it is given, or by the classes
+    of the converter, if the converter reads the labels from the content of the inputs.
     """
     if labels is not None:
         path = os.fspath(labels)

@@ -279,7 +279,7 @@ def _convert_command(found: SplitFolders, name: str, source: str, out: str) -> s
 
 
 def _missing_class(found: SplitFolders) -> str:
-    """Return the path of a folder to create, because one split lacks a class that another has.
+    """Return the path of a folder to create, for a class that only some of the splits have.
 
     Return "" if all splits that have classes have the same classes.
     """

@@ -444,7 +444,7 @@ def guess_kind(inputs: Iterable[Input]) -> str:
 def kind_from_names(names: Iterable[str]) -> str | None:
     """Return the kind that the names of files indicate, or None if they indicate none.
 
-    If there are files of several kinds, the first of these kinds counts:
+    If there are files of several kinds, the kind that comes first in this list is returned:
 
     1. a LeRobot data set, because videos are a part of such a data set;
     2. videos;

@@ -75,7 +75,7 @@ class FrameRows:
 
 
 class FrameColumn(NamedTuple):
-    """A column of a data frame. `values(start, stop)` returns the values of these rows."""
+    """A column of a data frame. `values(start, stop)` returns a part of its values."""
 
     name: str
     field: Field
@@ -131,7 +131,7 @@ def _to_plain_value(name: str, row: int, value: Any, field: Field | None = None)
 class _InferredType(NamedTuple):
     """The type of the values of a column that have been inspected so far.
 
-    `field` is a field that can store all of them. It is None as long as all of them are empty
+    `field` is a field that can store all these values. It is None as long as all values are empty
     lists.
     """
 

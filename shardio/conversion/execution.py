@@ -198,8 +198,8 @@ def _create(run: _Run) -> ConversionReport:
     staging = run.staging
     with staging:
         run.begin(run.listing)
-        # The earlier conversion was interrupted after it had published the dataset: only the work
-        # folder is left to be removed.
+        # If `is_published` is True, the earlier conversion was interrupted after it had published
+        # the dataset. Only the work folder must be removed then.
         if staging.is_published:
             found = load(staging.out)
             known = {source.name: source for source in run.listing.inputs}
@@ -218,8 +218,8 @@ def _append(run: _Run) -> ConversionReport:
     """Convert the inputs that the dataset does not have yet, and publish the next generation."""
     listing, staging = run.listing, run.staging
     with staging:
-        # The options were checked against this generation before `out` was locked. Another writer
-        # may have published a later generation since, so that it is read again.
+        # The options were checked against the published generation before `out` was locked. Check
+        # them again, because another writer may have published a later generation since then.
         base = load_base(staging.out)
         check_not_repaired(base, staging.out)
         check_same_samples(base, run.converter, run.job.source.schema(), staging.out)
@@ -460,7 +460,7 @@ def _content_bytes(path: str) -> int:
 
 
 def _merge_shards(members: Sequence[PlacedShard], job: ConversionJob) -> PlacedShard:
-    """Write the samples of several shards into one new shard; it gets the name of the first one."""
+    """Write the samples of several shards into one new shard, which gets the name of the first."""
     name = members[0][1].name
     folder = os.path.join(job.folder, COMPACTED)
     make_folder(folder)

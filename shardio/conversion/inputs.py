@@ -275,7 +275,7 @@ _CHUNK_BYTES: Final = 1 << 20
 
 
 class InputState(NamedTuple):
-    """Attributes of a file, at least one of which differs if the file or its content is another."""
+    """Attributes of a file; at least one of them differs if the file is changed or replaced."""
 
     mode: int
     inode: int
@@ -320,7 +320,7 @@ def file_hash(path: str, stopped: threading.Event | None = None) -> str:
     """Return the xxh3-64 hash of the content of a file, as 16 hex digits.
 
     A generation records hashes in this form. If another thread sets `stopped`, the function returns
-    early, and the result must not be used. An OSError has the path of the file.
+    early, and the result must not be used. If reading fails, the OSError has the path of the file.
     """
     hasher = Hasher()
     try:

@@ -49,8 +49,8 @@ MIN_INPUT_BYTES: Final = 4096
 """The minimum size of an input in the plan. A smaller input is planned as if it had this size,
 because opening a file takes time too."""
 MAX_UNIT_ITEMS: Final = 4096
-"""The maximum number of items in a unit. If a conversion is interrupted, the work on units that are
-not finished is lost."""
+"""The maximum number of items in a unit. If a conversion is interrupted, the work on unfinished
+units is lost; with smaller units, less work is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def has_items(inputs: Sequence[Input]) -> bool:
 def _weight(one: Input) -> int:
     """Return the size of an input and its parts, as a measure for the time to convert it.
 
-    The size of a part itself is 0, because it is included in the size of another input.
+    For a part, return 0, because its size is included in that of another input.
     """
     if one.part_of:
         return 0
@@ -146,7 +146,7 @@ class InputDone(NamedTuple):
     `unit` is the number of the unit, and `position` is the index of the input among all inputs.
     `n_bytes` is the size of the input at the time when it was read, which may be hours after it was
     listed. `hash` is the hash of the input's content if the input gave samples, else "". A later
-    append compares the size and the hash with those of the file at that time.
+    append compares the size and the hash with those that the file has by then.
     """
 
     unit: int
@@ -262,8 +262,8 @@ def check_same_settings(
 ) -> None:
     """Raise InvalidArgument if the settings of the conversion to resume differ from `settings`.
 
-    The message names every setting that differs. `hint` is another way to continue, for the
-    message.
+    The message names every setting that differs, and ends with `hint`, a text that names another
+    way to continue.
     """
     if found := different_settings(plan.settings, settings):
         differences = [f"{name} was {before!r}, is {now!r}" for name, before, now in found]

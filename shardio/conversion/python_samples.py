@@ -3,8 +3,8 @@
 If the source is an iterable of samples, the calling process writes them. If the source is an
 iterable of items, and a function returns the samples of an item, each item is an input, like a
 file: a worker converts the item, and the report has an entry for it. An interrupted conversion of
-items can be resumed. A map-style data set is converted like items. Each of these items is an index,
-or a range of indices, of the data set.
+items can be resumed. A map-style data set is converted as items, too: each item is an index, or a
+range of indices, of the data set.
 
 Tensors are stored as arrays and Pillow images as files. To recognize them, this module does not
 import torch or Pillow: it compares the names of classes.
@@ -255,8 +255,8 @@ def convert_items(
 ) -> ConversionReport:
     """Convert items to a new dataset, or append their samples to an existing one.
 
-    `make` returns the samples of one item. `function` is the name of `make`, which the dataset
-    records. `names` are the names of the fields if samples are tuples.
+    `make` returns the samples of one item. The dataset records `function`, a string with the name
+    of the function `make`. `names` are the names of the fields if samples are tuples.
     """
     options.check_for_inputs(None)
     base = load_base(out) if options.append else None
@@ -319,7 +319,7 @@ def _item_name(item: Any, text: str, number: int) -> str:
 
 
 _MAX_SCHEMA_ITEMS: Final = 64
-"""The maximum number of items that are tried until one gives a sample to infer the schema from."""
+"""The maximum number of items that are tried, until one gives a sample, to infer the schema."""
 _NO_SAMPLE: Final = object()
 
 
@@ -327,9 +327,9 @@ _NO_SAMPLE: Final = object()
 class ItemSource(Converter):
     """A converter that calls `make` for each item to get the samples of the item.
 
-    `make` returns one sample, an iterable of samples, or None. `function` is the name of `make`,
-    which is recorded. `names` are the names of the fields if samples are tuples. `fields` is the
-    schema of the samples.
+    `make` returns one sample, an iterable of samples, or None. The dataset records `function`, a
+    string with the name of `make`. `names` are the names of the fields if samples are tuples.
+    `fields` is the schema of the samples.
     """
 
     kind: ClassVar[str] = "items"

@@ -106,7 +106,7 @@ class ConversionState:
         """Record an event of a unit, and report finished inputs to `progress`.
 
         The events of an input arrive again if the unit is converted again after a crash. `progress`
-        is called only for the first event of an input, but the result is that of the last event.
+        is called only for the first event of an input, but the last event determines the result.
         """
         if isinstance(event, InputDone):
             is_new = event.position not in self._done
@@ -257,7 +257,7 @@ class _UnitScheduler:
         self._n_crashes: Counter[tuple[int, int | None]] = Counter()
 
     def fill(self) -> bool:
-        """Assign a unit to every idle worker; return False if all units are finished."""
+        """Assign a unit to every idle worker; return False if no unit is left to be converted."""
         while self._pool.has_room and (unit := self._next_unit()) is not None:
             self._put(unit)
         return bool(self._running)

@@ -84,9 +84,9 @@ class Staging:
 
     If `resume` is True, an interrupted conversion is continued, if there is one. If `overwrite` is
     True, all inputs are converted again, and a dataset in `out` is replaced once the new one is
-    complete. `appends` is True if samples are appended to the dataset in `out`. If `out` is the
-    local folder of an upload, `hint` is the way to start the upload again, for messages; otherwise
-    it is "".
+    complete. `appends` is True if samples are appended to the dataset in `out`. `hint` is not empty
+    if and only if `out` is the local folder of an upload. It is a text for messages that says how
+    to start the upload from the beginning.
 
     At the end of the `with` block, the work folder is removed if `finish` was called. In an upload,
     only its content is removed, except for the plan. If `finish` was not called, the work folder is
@@ -141,7 +141,8 @@ class Staging:
         """
         try:
             kind = os.lstat(self.folder).st_mode
-        except (OSError, ValueError):  # The folder does not exist, or it cannot be created either.
+        except (OSError, ValueError):
+            # The folder does not exist, or its path is unusable: then creating it fails later.
             return
         if not stat.S_ISDIR(kind):
             raise DatasetExists(
@@ -206,7 +207,8 @@ class Staging:
     def _read_plan(self, hint: str) -> JournaledPlan | None:
         """Read the plan in the work folder.
 
-        `hint` is a way to continue without the plan. It is added to the message of an error.
+        If the plan cannot be read, the error message ends with `hint`, a text that says how to
+        continue without the plan.
         """
         try:
             return read_plan(self.folder)
@@ -216,7 +218,7 @@ class Staging:
             raise InvalidArgument(f"{error}; {hint}") from error
 
     def _interrupted(self) -> str:
-        """Return a message that `out` has an interrupted conversion, and how to continue."""
+        """Return the message for an interrupted conversion in `out`; it says how to continue."""
         with contextlib.suppress(DataError, InvalidArgument):
             plan = read_plan(self.folder)
             if plan is not None and plan.appends:
@@ -249,10 +251,10 @@ class Staging:
             refuse_existing(self.out, exclude=WORK_FOLDER)
 
     def begin(self, settings: dict[str, object], units: Sequence[str]) -> None:
-        """Write a new plan, in which `units` are the keys of the units, to the journal.
+        """Write a new plan to the journal. `units` has the key of each unit.
 
-        If an interrupted conversion is resumed, check that its settings are the same. Those of its
-        units that are also in the new plan are kept; its other units are removed.
+        If an interrupted conversion is resumed, check that its settings are the same. Its units are
+        kept if they are also in the new plan; otherwise they are removed.
         """
         if self._plan is not None:
             check_same_settings(self._plan, settings, self.out, self._restart_hint)
@@ -379,7 +381,7 @@ class Staging:
             self._remove_work()
             remove_folder(self.folder)
         elif not self._keeps_work():
-            # Remove the plan first: if this process is killed in between, no conversion resumes.
+            # Remove the plan first: if this process is then killed, nothing is left to resume.
             unlink(self.folder / PLAN_FILE)
             remove_tree(self.folder)
         elif error is not None:

@@ -422,7 +422,7 @@ class Upload(Closing):
 
 
 def _report_from(found: Generation) -> ConversionReport:
-    """Return a report on a conversion that an earlier process has completed as `found`."""
+    """Return a report on a conversion that an earlier process completed; `found` is the result."""
     return ConversionReport(
         dataset="",
         kind=str(found.converter.get("name")),

@@ -385,7 +385,7 @@ def check_inputs(inputs: Sequence[Any], place: Path) -> None:
     for i, entry in enumerate(inputs):
         if not isinstance(entry, dict):
             raise DatasetCorrupt(f"{place}: every entry of 'inputs' must be a dict")
-        # Only `path` and `outcome` are required. A writer omits another key if its value is empty.
+        # Only `path` and `outcome` are required. A writer omits any other key with an empty value.
         texts = [entry.get("path"), entry.get("outcome")]
         texts += [entry.get(key, "") for key in ("reason", "hash")]
         counts = [entry.get(key, 0) for key in ("samples", "bytes")]

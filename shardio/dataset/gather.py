@@ -310,7 +310,7 @@ class ColumnGather:
     def disable_readahead(self) -> None:
         """Disable the kernel's read-ahead for mapped files.
 
-        The loader prefetches the data that it needs.
+        It is not needed, because the loader prefetches the data.
         """
         for part in (self._rows, self._hashes):
             if part is not None:

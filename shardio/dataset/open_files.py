@@ -78,7 +78,7 @@ class ShardStorage(Protocol):
         """
 
     def unpin(self, summary: ShardSummary) -> None:
-        """Unpin a file. Allowed in any thread, at any point of its execution, and after `close`."""
+        """Unpin a file. Finalizers call this: in any thread, at any time, and even after `close`."""
 
     def close(self) -> None:
         """Stop downloading. Pinned files stay until they are unpinned. Idempotent."""
@@ -185,9 +185,9 @@ class OpenFiles:
     Args:
         n_files: the number of files of the dataset.
         open_file: a method that opens the file with an index. Only a weak reference to the method's
-            object is kept, because this object usually owns the OpenFiles.
+            object is kept, because the method's object usually owns the OpenFiles.
         max_open: the maximum number of open files; None if there is no limit.
-        n_maps: the number of memory maps per open file, without the maps of listeners.
+        n_maps: the number of memory maps per open file, without those of `add_listener`.
         path: the path of the dataset, for messages.
     """
 
@@ -242,7 +242,7 @@ class OpenFiles:
     def add_listener(self, method: Callable[[int], None], n_maps: int) -> None:
         """Call `method` with the index of each file that is about to be evicted.
 
-        Only a weak reference to the method's object is kept. The object makes `n_maps` additional
+        Only a weak reference to the method's object is kept. That object makes `n_maps` additional
         memory maps of each open file. The maximum number of open files is lowered accordingly.
         """
         self._listeners.append(weakref.WeakMethod(method))

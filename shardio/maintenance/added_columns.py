@@ -80,7 +80,7 @@ class _Column(ShardJob):
 
 
 def _is_sequence(values: Any) -> bool:
-    """Return True if `values` is a sequence, but no text or bytes, or an array with dimensions."""
+    """Return True for an array with dimensions, or a sequence that is neither str nor bytes."""
     if isinstance(values, Sequence):
         return not isinstance(values, str | bytes)
     return isinstance(values, Sized) and getattr(values, "ndim", 0) > 0
@@ -199,7 +199,7 @@ def _engine_for(
 ) -> Engine:
     """Return `engine`; raise InvalidArgument if an option is invalid.
 
-    Without a function, no option may be given.
+    If `values` is not a function, none of the options may be given.
     """
     if not callable(values) and (batch_size, workers, engine) != (None, None, LOCAL):
         raise InvalidArgument(

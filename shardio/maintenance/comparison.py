@@ -41,8 +41,8 @@ def stored_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
         return _column_digests(reader, name, rows)
     entries = reader.records.entries(name, rows)
     kinds = codecs(entries)
-    # With a compression dictionary, values that differ may have the same stored bytes, because
-    # another shard may have another dictionary.
+    # If two shards have different compression dictionaries, the same stored bytes may stand for
+    # different values.
     if any(BY_CODE[kind].has_dictionary for kind in np.unique(kinds).tolist()):
         return value_digests(reader, name, rows)
     digests = mix(entries["hash"].astype(np.uint64), kinds)

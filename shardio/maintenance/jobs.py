@@ -144,8 +144,8 @@ def run_jobs(
 ) -> Generator[tuple[int, R], None, None]:
     """Call `function` for each item; yield the index of an item and the result when a call ends.
 
-    The caller closes the generator: if the loop over it raises an exception, the traceback would
-    otherwise keep the generator, and with it the workers.
+    The caller must close the generator. Otherwise, if the loop over it raises an exception, the
+    traceback keeps the generator, and with it the workers.
 
     Args:
         function: the job. It is sent by cloudpickle, once to each process.
