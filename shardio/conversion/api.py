@@ -97,8 +97,7 @@ def convert(
 
     `schema` is the schema of the samples. It may be given only for these Python objects. In an
     append, the default is the schema of the dataset; otherwise, it is the schema of the data frame
-    or of the first sample.
-    `options` are the options of the converter.
+    or of the first sample. `options` are the options of the converter.
 
     Args:
         samples: a function that returns one sample, several samples, or None for an item. The

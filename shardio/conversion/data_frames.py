@@ -75,7 +75,7 @@ class FrameRows:
 
 
 class FrameColumn(NamedTuple):
-    """A column of a data frame. `values(start, stop)` returns a part of its values."""
+    """A column of a data frame. `values(start, stop)` slices its values like `[start:stop]`."""
 
     name: str
     field: Field

@@ -78,7 +78,7 @@ class ShardStorage(Protocol):
         """
 
     def unpin(self, summary: ShardSummary) -> None:
-        """Unpin a file. Finalizers call this: in any thread, at any time, and even after `close`."""
+        """Unpin a file. Finalizers call this, in any thread and at any time, even after `close`."""
 
     def close(self) -> None:
         """Stop downloading. Pinned files stay until they are unpinned. Idempotent."""

@@ -235,7 +235,7 @@ class SampleReader:
         sample = self.dataset.sample(shard, row, names)
         for name, prepare in self.prepare.items():
             if sample[name] is not None or not self.fields[name].optional:
-                # None can be a value, the null of JSON, unless the field is optional.
+                # None is a missing value in an optional field, but the null of JSON in others.
                 sample[name] = prepare(sample[name])
         return sample
 

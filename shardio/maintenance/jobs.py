@@ -40,8 +40,9 @@ verifying a large shard.
 class MaintenanceProgress:
     """The progress of an operation.
 
-    `step` is "verifying", "writing", "counting" or "repairing". The numbers count the shards of
-    this step, and their sizes in bytes.
+    `step` is "verifying", "writing", "counting" or "repairing". `n_shards` and
+    `n_bytes` are the number and the total size of all shards in this step. `n_shards_done` and
+    `n_bytes_done` are those of the finished shards.
     """
 
     step: str
@@ -207,7 +208,7 @@ def _run_in_workers(
             while waiting and len(under_way) < n_workers * (1 + _n_ahead(len(waiting), n_workers)):
                 number, item = waiting.popleft()
                 under_way[pool.put(item, _named(item))] = number
-            # Run a job in this process, too: workers take a quarter of a second to start.
+            # Run a job in this process, too, because workers take a quarter of a second to start.
             if takes_part and waiting:
                 number, item = waiting.popleft()
                 yield number, function(item)

@@ -64,9 +64,8 @@ class RepairPlan:
     can be read. If only its list of shards is damaged, `shards` are all shards in the folder, and
     `generation.shards` is empty.
 
-    `unnamed` has the names of shards in the folder that no readable generation lists. A damaged
-    later generation may list them. The repair leaves these shards out. The value for each name is
-    the reason.
+    `unnamed` maps the name of each shard that the repair leaves out to the reason, a text. No
+    readable generation lists these shards, but a later generation, which is damaged, may list them.
     """
 
     shards: tuple[tuple[Part, ...], ...]
@@ -197,7 +196,7 @@ class ShardRepair:
     def outcome(self) -> str:
         """The outcome in one word.
 
-        "sound": nothing was damaged. "mended": the damage was restored, and no sample is lost.
+        "sound": nothing was damaged. "mended": damaged parts were restored, and no sample is lost.
         "damaged": some samples are lost. "lost": all samples are lost.
         """
         if self.losses:
@@ -348,8 +347,8 @@ def _lose_all(part: Part, reason: str, found: ShardRepair) -> None:
 def _adopt(part: Part, output: GenerationWriter, found: ShardRepair) -> bool:
     """Copy a shard to the new dataset if it is undamaged; return True if it was copied.
 
-    The shard must also be the shard that the generation lists. The number of copied samples is
-    recorded in `found`.
+    The shard is copied only if it is also the shard that the generation lists. The number of copied
+    samples is recorded in `found`.
     """
     if unreadable_pages(part.path):
         return False

@@ -9,9 +9,9 @@ The following parts of a shard are redundant:
 * The hashes of the rows of a column can be computed again if the rows are intact. One damaged byte
   in these hashes can cause the loss of 512 samples, or of 512 runs of samples that share a hash.
 
-The hashes of the chunks of streams (video, audio) are redundant, too, but are not restored. If
-bytes of a shard are damaged at random, damaged chunk hashes cause the loss of far fewer samples
-than damaged streams: only 0.5 % of their number.
+The hashes of the chunks of streams (video, audio) are redundant, too, but are not restored. If one
+random byte of a shard of streams is damaged, about 0.005 samples are expected to be lost because of
+a damaged chunk hash, and about 1 sample because of damaged data.
 
 A part is restored only if an undamaged hash that is stored elsewhere confirms it. Other damage is
 copied, and is detected when the copy is read.
@@ -207,7 +207,7 @@ def mend(path: str, copy: Path, schema: Schema | None = None) -> Mended:
 def schema_of(path: str) -> Schema:
     """Return the schema of a shard of which other parts may be damaged.
 
-    The errors are the same as those of `mend`, or of reading a damaged schema.
+    The exceptions are those of `mend` and, if the schema is damaged, those of `read_schema`.
     """
     folder = fs.make_temporary_folder(None)
     try:
@@ -358,8 +358,9 @@ def _mend_block_hashes(draft: _Draft) -> None:
 def _mend_column_hashes(draft: _Draft, schema: Schema) -> None:
     """Compute damaged hashes of columns again if the rows that they cover are intact.
 
-    The hashes of a column are divided into blocks of 4 KiB, and each block has a hash, too. A block
-    that does not match its hash is replaced if the new hashes of its rows match the block's hash.
+    The hashes of a column are divided into blocks of 4 KiB, and each block has a hash, too. If a
+    block does not match its hash, the row hashes in it are computed again. They replace the block
+    if they match its hash.
     """
     for name, field_ in schema.columns.items():
         number = schema.field_id(name)

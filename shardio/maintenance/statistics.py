@@ -123,7 +123,7 @@ def _count(dataset: ShardDataset, engine: Engine, progress: Progress | None) -> 
 class _Counting(ShardJob):
     """A job that computes the statistics of the samples of one shard.
 
-    If the dataset was opened with a subset, only samples of the subset count.
+    If the dataset was opened with a subset, only samples of the subset are counted.
     """
 
     def __init__(self, dataset: ShardDataset, arrays: Mapping[str, Array]) -> None:

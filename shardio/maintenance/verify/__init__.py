@@ -102,7 +102,7 @@ class Findings:
             self.add(code, str(error).removeprefix(f"{self.path}: "), **where)
 
     def close(self) -> tuple[Finding, ...]:
-        """Return the kept findings. If there were more, a last finding has their number."""
+        """Return the kept findings. If there were more, one more finding has their number."""
         more = self.n_found - len(self._kept)
         if not more:
             return tuple(self._kept)

@@ -6,8 +6,8 @@ new hashes of damaged data would hide the damage.
 Each worker process verifies one shard at a time. Processes are used instead of threads for two
 reasons. First, the interpreter lock is held while small rows are hashed. Second, accessing a mapped
 page that the disk cannot read kills the process. If a worker is killed in this way, this is
-reported as a finding. The main process must not be killed: if there are workers and shards are
-mapped, the main process verifies no shard.
+reported as a finding. The main process must not be killed. Therefore it verifies no shard if there
+are workers and shards are mapped.
 """
 
 from __future__ import annotations

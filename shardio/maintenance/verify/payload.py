@@ -188,7 +188,7 @@ def _dictionaries(
 
 
 def _chunks(content: Content, index: Section, n_fields: int) -> Iterator[tuple[int, Entries]]:
-    """Yield the entries of the index in chunks, each with the number of its first row.
+    """Yield the entries of the index in chunks, each with the row at which it begins.
 
     A chunk has the entries of whole rows. The entries are a copy, which may be modified.
     """
@@ -295,10 +295,11 @@ def _check_records(
 def _need_only_hash(
     payload: _Payload, first_row: int, numbers: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask of the records for which no check but that of the hash is needed.
+    """Return a mask of the records of which only the hash must be checked.
 
-    The mask applies to records that are stored without compression. For example, all records of an
-    optional field need another check: a record may be stored only if the sample has a value.
+    The mask is correct only for records that are stored without compression. It is False for all
+    records of optional fields, because these need another check: a record may be stored only if the
+    sample has a value.
     """
     fields, found = payload.fields, np.zeros(len(numbers), np.bool_)
     for k, (name, field) in enumerate(fields):
@@ -312,7 +313,7 @@ def _need_only_hash(
 def _need_only_utf8(payload: _Payload, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """Return a mask of the records that are valid if their hash matches and they are UTF-8.
 
-    The mask applies to records that are stored without compression.
+    The mask is correct only for records that are stored without compression.
     """
     fields = payload.fields
     plain = [field.is_utf8 and name not in payload.present for name, field in fields]

@@ -328,9 +328,10 @@ def _audit_sections(content: Content, header: Header, findings: Findings) -> Sch
 def _verify_section_hashes(
     content: Content, section: Section, sections: Sections, field: str | None, findings: Findings
 ) -> None:
-    """Compare a section with its hash if this is the hash of all bytes of the section.
+    """Compare a section with its hash if the hash is of all bytes of the section.
 
-    If the section has the hashes of the 4 KiB blocks of another section, check this section too.
+    If the section has the hashes of the 4 KiB blocks of another section, check that other section
+    too.
     """
     if section.kind == Kind.BLOCK_HASHES:
         content.check_hash(section, findings, field)

@@ -31,7 +31,7 @@ DIGEST_BYTES: Final = 8
 """The size of a hash in the form that `differing` compares."""
 
 WINDOW_BYTES: Final = 512 << 10
-"""The approximate size of a window. Bytes of this number stay in the CPU cache.
+"""The approximate size of a window. A window of this size stays in the CPU cache.
 
 A longer row or record forms a window of its own.
 """
