@@ -157,7 +157,7 @@ class ClipView(SampleView):
         return self.spec.delivered(schema)
 
     def sources(self, audio: AudioSpec) -> dict[str, FieldSource]:
-        """Return the sources of clips and of their audio, by the stored field."""
+        """Return the sources of clips and of their audio, by the name of the stored field."""
         made = self.clip_source(needs_times=bool(audio.fields))
         sounds = {each.name: AudioSource(self.dataset, each, made.moment) for each in audio.fields}
         return {self.video: made, **sounds}
@@ -189,7 +189,7 @@ class ClipView(SampleView):
 
     @property
     def clip_grouping(self) -> ClipGrouping | None:
-        """The groups of clips that stay together in a shuffle; None for single clips."""
+        """The groups of clips that stay together in a shuffle; None if there are no groups."""
         if self.clip.per_video in (None, 1):
             return None
         parts = np.split(self.clip_table.ends, np.cumsum(self.dataset.rows.source_counts)[:-1])

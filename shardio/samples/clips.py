@@ -1,7 +1,7 @@
 """Clips of stored videos: compute the video and the frames of each clip. Pure functions.
 
-The clips are a view of a dataset of videos: nothing is stored for them. The clip at any position is
-computed from the frame counts of the videos.
+The clips are a view of a dataset of videos: nothing is stored for them. The video and the frames of
+a clip are computed from the index of the clip and the frame counts of the videos.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class Events(NamedTuple):
 
 
 class Clips:
-    """The clips of some videos, by position, in the order of the videos. Immutable.
+    """The clips of some videos, by index, in the order of the videos. Immutable.
 
     `n_frames` has the number of frames of each video, at the rate of `fps` if given, and 0 for a
     missing video.
@@ -183,13 +183,13 @@ class Clips:
         return int(self.ends[-1]) if len(self.ends) else 0
 
     def videos(self, positions: _Numbers) -> _Numbers:
-        """Return the video at each of `positions`, which are from 0 to len() - 1."""
+        """Return the index of each clip's video; `positions` are the indices of the clips."""
         return np.searchsorted(self.ends, positions, "right")
 
     def starts(
         self, positions: _Numbers, videos: _Numbers, draws: npt.NDArray[np.uint64]
     ) -> _Numbers:
-        """Return the start of the clip at each of `positions`, for `video_index.clip_frames`.
+        """Return the start of each clip, as `video_index.clip_frames` takes it.
 
         With `around`, the start is the index of the event. Without `around` and `fps`, it is the
         index of the clip's first frame. With `fps` alone, it depends on `where`: for "all", the
@@ -198,10 +198,10 @@ class Clips:
         frame.
 
         Args:
-            positions: positions of clips, from 0 to len() - 1.
-            videos: the result of `videos` for these positions.
-            draws: 64 random bits for each position, keyed by seed, epoch and position; used only
-                for where="random".
+            positions: the indices of the clips, from 0 to len() - 1.
+            videos: the result of `videos` for these clips.
+            draws: 64 random bits for each clip, which depend on the seed, the epoch, and the
+                position of the clip in the epoch; used only for where="random".
         """
         n_starts = self._n_starts[videos]
         if self.clip.around is not None:
@@ -278,8 +278,8 @@ class ClipDraws(NamedTuple):
     """The start of each sample's clip, as in `Clips.starts`, and the position of the crop.
 
     `places` has the position of each crop as two fractions from 0 to 1, (left, top). Of the columns
-    that are cut off, the fraction `left` is cut off at the left side; of the rows, the fraction
-    `top` at the top. None centres all crops.
+    that are cut off, the fraction `left` is cut off at the left side. Of the rows that are cut off,
+    the fraction `top` is cut off at the top. None centres all crops.
     """
 
     starts: _Numbers

@@ -49,7 +49,7 @@ def common_sizes(
     """Return the sizes of fields whose images have one height and width in all n samples.
 
     Sizes are read from the index, 24 bytes per image, until one differs. Missing images are
-    ignored. `rows_of` returns the rows of samples.
+    ignored. `rows_of` maps indices of samples to rows.
     """
     found = {name: _common_size(dataset, name, n, rows_of) for name in names}
     return {name: size for name, size in found.items() if size is not None}

@@ -154,7 +154,7 @@ class WindowParts(NamedTuple):
 
 
 class PackedWindows:
-    """The windows of some documents, by position, in the order of their tokens.
+    """The windows of some documents, by index, in the order of their tokens.
 
     Args:
         pack: the options of the windows.

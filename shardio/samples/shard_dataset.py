@@ -273,7 +273,7 @@ def starts_of(generation: Generation) -> Rows:
 
 
 def groups_of(generation: Generation) -> list[FileGroup]:
-    """Return the files of a generation: the shards, then the shards of each added field."""
+    """Return the files of a generation: the shards, then the files of each field added later."""
     whole = "", generation.schema, generation.shards
     groups = ((group.name, group.schema, group.shards) for group in generation.column_groups)
     return [FileGroup(*group, shard_sizes(group[2])) for group in (whole, *groups)]

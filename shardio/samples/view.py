@@ -45,7 +45,7 @@ SELECT_HABITS: Final = {
 
 
 class Table(NamedTuple):
-    """An array that a view needs in every process of a loader. The description is for messages."""
+    """An array that a view needs in every process of a loader. `what` describes it in messages."""
 
     array: npt.NDArray[Any]
     what: str
@@ -99,7 +99,7 @@ class SampleView(Sequence[dict[str, Any]]):
 
     @property
     def is_read(self) -> bool:
-        """True if the view has read its tables, or has none."""
+        """True if the view has read its tables, or needs no tables."""
         return True
 
     @property
@@ -199,7 +199,7 @@ class SampleView(Sequence[dict[str, Any]]):
         return SampleReader(dataset, [made[name] for name in fields])
 
     def sources(self, audio: AudioSpec) -> dict[str, FieldSource]:
-        """Return the sources of clips, windows and decoded audio, by the stored field."""
+        """Return the sources of clips, windows and decoded audio, by the name of the field."""
         return {each.name: AudioSource(self.dataset, each) for each in audio.fields}
 
     def on(self, dataset: Dataset) -> Self:
@@ -261,7 +261,7 @@ class SampleView(Sequence[dict[str, Any]]):
 
     @property
     def clip_grouping(self) -> ClipGrouping | None:
-        """The groups of clips that stay together in a shuffle; None for single samples."""
+        """The groups of clips that stay together in a shuffle; None if there are no groups."""
         return None
 
     @property

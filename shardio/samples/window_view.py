@@ -128,7 +128,7 @@ class WindowView(SampleView):
         return self.packing.delivered(schema)
 
     def sources(self, audio: AudioSpec) -> dict[str, FieldSource]:
-        """Return the source of the view's windows, by the stored field."""
+        """Return the source of the view's windows, by the name of the stored field."""
         return {self.packing.name: TokenSource(self.dataset, self.windows)}
 
     @property

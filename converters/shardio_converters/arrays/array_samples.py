@@ -108,10 +108,11 @@ class BlockArray(NamedArray):
 
 
 def refuse_bomb(what: str, n_bytes: int, n_stored: int) -> None:
-    """Raise MediaError if an array is implausibly large for its file, which is then damaged.
+    """Raise MediaError if an array is implausibly large for the size of its file.
 
-    `n_bytes` is the size of the array that the file declares, `n_stored` is the size of the file,
-    and `what` is the name of the array for the message.
+    The file is then damaged, or was made to exhaust the memory. `n_bytes` is the size of the array
+    that the file declares, `n_stored` is the size of the file, and `what` is the name of the array
+    for the message.
     """
     if n_bytes > max(_MAX_PLAIN_BYTES, n_stored * _MAX_RATIO):
         raise MediaError(
