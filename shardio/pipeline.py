@@ -304,7 +304,8 @@ class DataLoader(PipelineIterations):
         drop_last: True to drop the last list if it is shorter.
         aggregator: a function of a list or, if `batch_size` is None, of a single result. It may be
             sync or async.
-        transfer_fn: a function of a result of the aggregator; all calls are made in one thread.
+        transfer_fn: a function of a result of the steps before it, such as the aggregator. All
+            calls are made in one thread.
         buffer_size: the maximum number of finished results that wait for the loop.
         num_threads: the number of threads, which the preprocessor and the aggregator share.
         timeout: the maximum time to wait for a result, in seconds; None for no limit.

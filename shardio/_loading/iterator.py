@@ -180,7 +180,7 @@ class LoaderIterator:
                 timer.left_ns += now_ns() - began_ns
                 return batch
         except BaseException as error:
-            # Ctrl-C may have interrupted the delivery after the engine had given the batch away.
+            # If Ctrl-C interrupted the delivery, the block of the batch may have no owner.
             if not isinstance(error, Exception):
                 self._engine.mark_torn()
             self._end()

@@ -151,7 +151,7 @@ def warn_of_no_batch(epoch: int, n_samples: int, batch_size: int, world_size: in
 def most_skips(on_error: Any, max_skips: Any) -> int | None:
     """Return the number of samples of an epoch that may be skipped; check both options.
 
-    Return None if errors are raised instead.
+    Return None with on_error="raise".
     """
     skips = one_of("on_error", on_error, _ON_ERROR) == "skip"
     if max_skips is None:

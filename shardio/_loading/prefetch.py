@@ -33,7 +33,7 @@ class RemotePrefetch:
         self._dataset, self._batch_spec = dataset, batch_spec
         self._ahead: Prefetcher | None = None
         self._at_once = 0
-        """The number of bytes of files that an iteration uses at the same time.
+        """The total size in bytes of the files that an iteration uses at the same time.
 
         The cache must have room for these files.
         """

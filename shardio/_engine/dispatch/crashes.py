@@ -50,7 +50,7 @@ class InFlightRows:
 
 
 def claim_of_first(batch_spec: BatchSpec, view: SampleView, number: int = 0) -> InFlightRows:
-    """Describe a worker's work on the sample that determines the schema: `number` of the view."""
+    """Describe the work on sample `number` of the view, from which the schema is inferred."""
     rows, dataset = view.at(np.array([number])), view.dataset
     shard = int(dataset.locate(rows)[0])
     row = int(rows[0] - dataset.starts[shard])

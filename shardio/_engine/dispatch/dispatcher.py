@@ -166,8 +166,8 @@ class Dispatcher:
         schedule, pool = iteration.schedule, self.pool
         found = pool.take_idle()
         if found is None and not self._has_enough(schedule):
-            # Send the queued tasks before the block is created, because that takes as long as
-            # filling a block.
+            # Send the queued tasks before the block is created, because creating a block takes as
+            # long as filling one.
             self._backend.post()
             found = pool.make()
             iteration.timer.n_blocks_made += found is not None
@@ -188,7 +188,7 @@ class Dispatcher:
         self._backend.give(worker, tuple.__new__(Task, words), block)
 
     def _has_enough(self, schedule: Schedule) -> bool:
-        """Return True if an iteration has enough blocks, and no block should be created for it."""
+        """Return True if an iteration has enough blocks. Otherwise, a block should be created."""
         n_enough, n_to_come = self._n_blocks, schedule.n_circulating
         if len(self._iterations) > 1:  # rare case: several iterations share the pool
             n_enough *= self._iterations.n_live
@@ -231,7 +231,7 @@ class Dispatcher:
         return is_answered
 
     def _route(self, answer: TaskResult | WorkerLost) -> None:
-        """Apply a result to the iteration of its task, or a worker's loss to all iterations."""
+        """Apply a result to the iteration of its task. Apply a worker's loss to all iterations."""
         if isinstance(answer, WorkerLost):
             self._iterations.n_restarts += 1
             for iteration in self._iterations:

@@ -222,10 +222,10 @@ class Engine:
         self._tables: tuple[SharedArray, ...] = ()
         self._is_closed = False
         self._is_inside = False
-        """True while a call uses the resources.
+        """True while a call of `iterate` or `next` uses the workers, the blocks and the files.
 
-        If a signal handler calls `close` during such a call, `close` does not release the
-        resources; the call releases them when it ends.
+        If a signal handler calls `close` during such a call, `close` does not release these
+        resources. The interrupted call releases them when it ends.
         """
         self.view: SampleView
 
@@ -477,7 +477,7 @@ class Engine:
             )
 
     def close(self) -> None:
-        """Stop the workers and release everything, except in a forked child. Idempotent."""
+        """Stop the workers and release everything. Do nothing in a forked child. Idempotent."""
         if self._is_closed or this_process.pid != self._owner_pid:
             return
         try:

@@ -76,7 +76,7 @@ class RequestKind(IntEnum):
     SCHEMA = 2  # a task: run user code on sample `step` of the view; reply with the schemas
     BLOCK = 3  # the file of block `block` is attached
     LAYOUT = 4  # pickled Schemas follow, for the layout; a block has at most `step` bytes
-    HELLO = 5  # the shared files are attached; the receiver is worker `block` of `n_rows`
+    HELLO = 5  # the shared files are attached; for worker `block` of `n_rows` workers
     PLAN = 6  # a packed EpochPlan follows, for the iteration in `slot`
     CAUTION = 7  # pickled samples to skip follow; the next task is filled row by row
 

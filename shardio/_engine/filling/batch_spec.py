@@ -7,8 +7,8 @@ once, with vectorized operations. The result is called a chunk, and a batch uses
 
 A view that determines its samples by long tables sends these tables to the workers as shared
 arrays, so that all processes share one copy. If the dataset is a selection, the first table is the
-list of its rows. For clips, there are the number of frames and the events of each video. For
-windows of tokens, there are the end of each document, and the document in which each window begins.
+list of its rows. For clips, the tables have the number of frames and the events of each video. For
+windows of tokens, they have the end of each document, and the document in which each window begins.
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ class EpochPlan:
 def share_view(view: SampleView) -> tuple[SampleView, tuple[SharedArray, ...]]:
     """Copy the tables of a view into shared arrays.
 
-    Return a view that is equal and uses the shared arrays, and the shared arrays. If the dataset is
-    a selection, the first of the shared arrays is the list of the selected rows.
+    Return two values: an equal view that uses the shared arrays, and the shared arrays themselves.
+    If the dataset is a selection, the first of the shared arrays is the list of the selected rows.
     """
     shared, rows = [], view.dataset.rows
     if rows.row_list is not None:
@@ -193,8 +193,8 @@ def samples_of(view: SampleView) -> Samples:
     def measure() -> tuple[int, int]:
         n_bytes, n_samples = total_bytes(dataset.shards), int(dataset.starts[-1])
         if not isinstance(view, RowView):
-            # The number of samples of all rows is estimated. Assume that a row has as many samples,
-            # on average, as a row that is selected.
+            # The view only has the samples of the selected rows. Assume that all other rows have as
+            # many samples on average.
             n_samples = max(1, n_samples * len(view) // max(1, len(dataset)))
         return n_bytes, n_samples
 
@@ -213,7 +213,7 @@ class IndexPlanner:
     """A planner that computes the samples of each step, with a cache of the latest chunks.
 
     A chunk has the samples of several steps. With `n_workers` workers, worker w usually fills the
-    steps s with `s % n_workers == w`. A chunk therefore only has the samples of such steps of one
+    steps s with `s % n_workers == w`. A chunk therefore only has samples of the steps of one
     worker.
     """
 
@@ -256,7 +256,7 @@ class IndexPlanner:
     def first(self, number: int) -> IndexChunk:
         """Return a chunk with only sample `number` of the view.
 
-        Its random draws are those of position `number` in epoch 0.
+        Random numbers for this sample are drawn as if it were at position `number` of epoch 0.
         """
         numbers = np.array([number])
         return IndexChunk(self._view, numbers, Keys(self._seed, 0, numbers))

@@ -226,7 +226,7 @@ class ReadAhead:
             self._probe_policy.miss()
 
     def _grain(self, plan: EpochPlan, extents: Extents) -> int:
-        """Return the size in bytes to whose multiples requests are rounded."""
+        """Return the size in bytes of the blocks of files to which requests are rounded."""
         if self._fits is None:
             self._fits = extents.files.n_bytes <= available_bytes() // 2
         if self._fits:
