@@ -11,9 +11,9 @@ section that has its own hash. There are five kinds of unit:
   describes data. The last block of a section may be shorter;
 * a **record** of the payload, unless it is a stream (a video or audio). Its hash is in its index
   entry;
-* a **chunk** of `CHUNK_BYTES` of the record of a stream, so that a reader of a clip verifies only
-  the chunks that it reads. The last chunk of a record may be shorter. The index entry of the record
-  has the hash of the hashes of all its chunks.
+* a **chunk** of `CHUNK_BYTES` of the record of a stream. A reader of a part of the stream verifies
+  only the chunks that it reads. The last chunk of a record may be shorter. The index entry of the
+  record has the hash of the hashes of all its chunks.
 
 The section table has a hash for each section. Bytes are not hashed twice: if a section consists of
 units, its hash is the hash of the hashes of these units, as little-endian integers.

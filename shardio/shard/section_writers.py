@@ -279,7 +279,7 @@ WAITING_BYTES: Final = 32 << 20
 
 
 class StreamWriter:
-    """Collects the tables of one field's streams: a line per stream, packets, and chunk hashes."""
+    """Collects three tables of one field: of its streams, of their packets, and of chunk hashes."""
 
     def __init__(self) -> None:
         self.lines, self.packets, self.chunks = SectionBuffer(), SectionBuffer(), SectionBuffer()

@@ -97,7 +97,7 @@ class Field(ABC):
 
     @classmethod
     def word(cls) -> str:
-        """Return the name of the type in the texts by which users of converters specify fields."""
+        """Return the name of the type, such as "image", in field specifications of converters."""
         return cls.__name__.lower()
 
     @property

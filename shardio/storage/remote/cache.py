@@ -8,11 +8,11 @@
     FOLDER/DATASET/NAME.ID.shard.ok
     FOLDER/DATASET/.NAME.ID.shard.BYTES.part    a partial download
 
-To *pin* a shard means to hold a shared lock on the byte of the shard. A process that downloads or
-removes a shard holds the exclusive lock on this byte. When a process ends, the kernel releases its
-locks. Therefore nothing must be cleaned up after a killed process: the next process that needs the
-shard resumes the partial download. Files are not synced to the disk. Instead, an .ok file is valid
-only until the machine restarts; after that, the shard is verified again.
+To *pin* a shard means to hold a shared lock on its byte in the file `locks`. A process that
+downloads or removes a shard holds the exclusive lock on this byte. When a process ends, the kernel
+releases its locks. Therefore nothing must be cleaned up after a killed process: the next process
+that needs the shard resumes the partial download. Files are not synced to the disk. Instead, an .ok
+file is valid only until the machine restarts; after that, the shard is verified again.
 
 To *evict* a shard means to remove it to make room. On Linux, a mapped file may be removed, so
 eviction would work without pins. Pins are still useful for three reasons: an evicted shard takes

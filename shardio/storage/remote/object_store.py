@@ -57,8 +57,8 @@ def retry(
 ) -> R:
     """Repeat `call` until it raises none of the exceptions `failures`; return its result.
 
-    After each failure, `recover` is called with the exception. It prepares the next attempt, or
-    raises an exception, which ends this function.
+    After each failure, `recover` is called with the exception. `recover` either prepares the next
+    attempt, or raises an exception, which ends this function.
     """
     while True:
         try:

@@ -138,7 +138,7 @@ class ManifestCache:
     def _parts(self, generation: str) -> list[str]:
         """Return the names of the files in which a generation stores its longest lists.
 
-        `generation` is the path of the generation's file. If it is damaged, return no names.
+        `generation` is the path of the generation's file. If the file is damaged, return no names.
         """
         with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
             raw = Path(generation).read_bytes()
@@ -392,8 +392,8 @@ class Prefetcher:
     the least recently used one, and the next download could evict it before it is read.
 
     Args:
-        requests: the files in the order in which they are needed. The threads take one after the
-            other from this iterator.
+        requests: the files in the order in which they are needed. Each thread takes the next file
+            from this iterator whenever it is ready for another download.
         current_step: returns the step that the loop has reached; None when the epoch is over.
         max_bytes: the maximum number of bytes to download before the loop needs them.
         downloaded: a set to which the paths of downloaded files are added.
