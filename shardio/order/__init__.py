@@ -153,7 +153,7 @@ class Order:
         """Check that a cache of downloaded shards is large enough for this order.
 
         Called only if the dataset is larger than the cache. Return the total size of the shards
-        that are in use at the same time; 0 if there is no such number.
+        that are in use at the same time; 0 if the order does not determine this size.
 
         Args:
             shard_bytes: the size of each shard.
@@ -277,7 +277,7 @@ class RankPartition:
         return start, start + self.batch_size
 
     def n_samples(self, step: int) -> int:
-        """Return the number of samples that this rank has from `first_step` to before `step`."""
+        """Return the number of samples of this rank in the steps `first_step` to `step` - 1."""
         if step <= self.first_step:
             return 0
         start, stop = self.share(step - 1)

@@ -166,7 +166,7 @@ class ClipGroupOrder:
         return bisect.bisect_right(range(self._n_windows), position, key=end)
 
     def _n_ranked(self, windows: Positions) -> Positions:
-        """Return how many groups of each size are before each window, (windows, sizes)."""
+        """Return an array of (windows, sizes): how many groups of a size are before a window."""
         each, over = np.divmod(self._groups.counts, self._n_windows)
         numbers = windows[:, None]
         return numbers * each + (numbers * over + self._offsets) // self._n_windows

@@ -6,10 +6,11 @@ integer that is proportional to the source's part of the positions.
 The number of positions that each source has among the first n positions is computed by bisection,
 for any n. The list of sources is split into two halves, and the n positions are divided between the
 two halves in proportion to their shares. Each half is then split in the same way, until single
-sources are left. The positions of an epoch form *spans* of 256. These numbers for the start and the
-end of a span say how many positions of the span each source has. A shuffle with a key decides which
-positions these are. Every position can therefore be computed in the same time, and every span
-contains the sources in proportion to their shares.
+sources are left. The positions of an epoch form *spans* of 256. These numbers are computed for the
+start and for the end of a span; the differences are the numbers of positions that the sources have
+in the span. A shuffle with a key decides which positions of the span each source gets. Every
+position can therefore be computed in the same time, and every span contains the sources in
+proportion to their shares.
 
 Each position that a source has is a *draw* of the source's next sample. The draws of a source form
 *rounds*; in a round, each sample of the source is drawn once. A round has an order of its own,

@@ -1,7 +1,7 @@
 """Convert arrays to JAX arrays. They share the memory of the NumPy arrays if JAX supports this.
 
 JAX then keeps the NumPy array alive, and with it the block whose memory the array uses, as long as
-anything needs the memory. This includes queued computations and copies to other devices.
+anything needs the memory. Queued computations and copies to other devices need the memory too.
 """
 
 from __future__ import annotations

@@ -77,7 +77,8 @@ class TinygradAdapter:
 
         If `aliases` is True, the Tensor and all tensors that are computed from it keep `owner`
         alive until they are released or realized. Views of the Tensor use the same memory, so they
-        keep `owner` alive even after they are realized. Do not write to the memory until then.
+        keep `owner` alive even after they are realized. Do not write to the memory while `owner` is
+        kept alive.
         Arrays that are empty, not C-contiguous, not in native byte order, or not aligned to 64
         bytes are always copied.
         """

@@ -186,7 +186,7 @@ MakeView = Callable[[int, tuple[int, ...], DType, object], Tensor]
 
 
 class BlobViews:
-    """A factory of views that uses the public API; only the owner is attached to an internal."""
+    """A factory of views that uses the public API. Only to attach the owner, it uses internals."""
 
     def __init__(self, device: str) -> None:
         self._device = device
