@@ -30,13 +30,16 @@ def open_media(source: Input, *, is_promised: bool) -> Iterator[IO[bytes]]:
     `is_promised` is True if the name of the file promises media; a broken link is then an error.
     """
     try:
-        with open(source.path, "rb") as file:
-            yield file
+        file: IO[bytes] = open(source.path, "rb")
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ELOOP) and not is_promised:
-            yield io.BytesIO()
-            return
-        raise MediaError(f"{source.path}: cannot be read: {error.strerror}") from error
+        if error.errno not in (errno.ENOENT, errno.ELOOP) or is_promised:
+            raise MediaError(f"{source.path}: cannot be read: {error.strerror}") from error
+        file = io.BytesIO()
+    with file:
+        try:
+            yield file
+        except OSError as error:
+            raise MediaError(f"{source.path}: cannot be read: {error.strerror}") from error
 
 
 class Damage:

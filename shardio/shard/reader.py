@@ -167,7 +167,11 @@ class ShardReader(Closing):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[row] for row in range(len(self)))
 
+    def _check_open(self) -> None:
+        _ = self.units.content  # raises ClosedError after `close`
+
     def _in_range(self, row: int) -> int:
+        self._check_open()
         n = len(self)
         if not -n <= row < n:
             raise IndexError(f"{self.path}: row {row} of {n}")
@@ -264,6 +268,7 @@ class ShardReader(Closing):
             IndexError: a row is out of range.
             ChecksumMismatch: the bytes were changed after they were written.
         """
+        self._check_open()
         field = self.schema.get(name)
         if field is None:
             raise InvalidArgument(f"{self.path}: no field {name!r}; there are {list(self.schema)}")

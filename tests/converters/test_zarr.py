@@ -130,6 +130,19 @@ def test_damage_is_listed_and_a_chunk_that_is_gone_is_the_fill_value(
         assert [sample["x"] for sample in dataset] == [0, 1, 2, 7, 7, 7, 6, 7, 8, 0, 1]
 
 
+def test_a_chunk_that_cannot_be_read_is_listed_with_its_array(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "in" / "bad.zarr", x=np.arange(9))
+
+    def refuse(array: object, rows: object) -> None:
+        raise PermissionError(13, "Permission denied", "bad.zarr/x/c/1")
+
+    monkeypatch.setattr(zarr.Array, "__getitem__", refuse)
+    reason = only_reason(convert(tmp_path / "in", tmp_path / "out"))
+    assert reason == "array 'x': damaged: [Errno 13] Permission denied: 'bad.zarr/x/c/1'"
+
+
 def test_a_flipped_byte_under_a_checksum_is_noticed(tmp_path: Path) -> None:
     codecs = [zarr.codecs.Crc32cCodec()]
     group = make(tmp_path / "in" / "1.zarr")

@@ -235,8 +235,11 @@ def test_the_map_goes_with_the_last_view_of_it(tmp_path: Path) -> None:
         lambda r: r.records.entries("note", np.array([0])),
         lambda r: r.records.shapes("points", np.array([0])),
         lambda r: next(iter(r)),
+        lambda r: r.present("label"),
+        lambda r: r.sample(0, []),
+        lambda r: r.sample(1 << 20, ["label"]),
     ],
-    ids=["row", "column", "rows", "values", "entries", "shapes", "iteration"],
+    ids="row column rows values entries shapes iteration present none outside".split(),
 )
 def test_a_closed_reader_says_so(shard: Path, use: Any) -> None:
     reader = ShardReader(shard)

@@ -43,6 +43,7 @@ def test_keys_are_made_and_it_says_what_to_copy(
         (["SET", "--keys", "nowhere"], "nowhere/clients"),
         (["SET", "--transform", "nowhere:f"], "--transform must be an importable module:function"),
         (["SET", "--transform", "math:pi"], "not a function"),
+        (["SET", "--transform", "os.path.join"], "--transform must be an importable module:func"),
         (["SET", "--batch-transform", "math"], "--batch-transform must be"),
         (["SET", "--max-clients", "0"], "max_clients"),
         (["SET", "--client", "b"], "--client needs --make-keys"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copyreg
 import pickle
+import tracemalloc
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as np_st
 
+from shardio._workers.processes.serialization import ValuePickler
 from shardio._workers.tasks.values import pack_value, read_value, write_value
 
 Ndarray = npt.NDArray[Any]
@@ -130,3 +134,28 @@ def test_any_arrays_come_out_as_they_went_in(arrays: list[Ndarray]) -> None:
     for one, other in zip(found, arrays, strict=True):
         assert (one.dtype, one.shape) == (other.dtype, other.shape)
         assert one.tobytes() == other.tobytes()
+
+
+def _returning(result: Any, _: object) -> Any:
+    return result
+
+
+def test_a_reducer_that_is_replaced_is_used_for_the_next_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pickler, value = ValuePickler(1024), object()
+    for found in ("one", "two"):
+        reduced = (str, (found,))
+        monkeypatch.setitem(copyreg.dispatch_table, object, partial(_returning, reduced))
+        assert pickle.loads(pickler.dumps(value)[0]) == found
+
+
+def test_a_value_of_many_objects_leaves_no_large_table_in_the_pickler() -> None:
+    pickler = ValuePickler(1024)
+    pickler.dumps("small")
+    tracemalloc.start()
+    try:
+        pickler.dumps([str(i) for i in range(100_000)])
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    finally:
+        tracemalloc.stop()

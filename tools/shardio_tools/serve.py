@@ -8,8 +8,8 @@ and a folder with the keys of a client, to be copied to the client.
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
-import pkgutil
 import signal
 import sys
 from collections.abc import Callable
@@ -115,7 +115,8 @@ def _function(option: str, name: str | None) -> Callable[..., Any] | None:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found: Callable[..., Any] = pkgutil.resolve_name(name)
+        module, _, attribute = name.partition(":")
+        found: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
         if not callable(found):
             raise TypeError("not a function")
     except (ImportError, AttributeError, ValueError, TypeError) as error:

@@ -237,7 +237,10 @@ def _read(array: Any, what: str, check: Callable[[], None], which: Any) -> npt.N
     """
     check()
     with Damage(_DAMAGE, what):
-        found = np.asarray(array[which])
+        try:
+            found = np.asarray(array[which])
+        except OSError as error:  # names the file of a chunk, which is no input
+            raise MediaError(f"{what}: damaged: {error}") from error
     check_text(found, what)
     is_text = found.dtype.kind in "UT"
     return found if is_text else found.astype(found.dtype.newbyteorder("<"), copy=False)
