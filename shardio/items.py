@@ -46,7 +46,7 @@ class Loader(ABC):
 
     @abstractmethod
     def load(self, request: Any) -> Any:
-        """Load the item of a request; return a tuple of arrays or another value to be pickled."""
+        """Load the item of a request; return a tuple of arrays, or a value that can be pickled."""
 
     @abstractmethod
     def post_process(self, response: Any) -> Any:
@@ -219,9 +219,10 @@ class _Feed:
         self.given: dict[int, Any] = {}
         """The items that are being loaded, by their indices."""
         self.failures: list[Exception] = []
-        """The exception that ended the source, if there is one.
+        """The exception that occurred when the latest item was put into the pool, if there is one.
 
-        It is raised after the values of all items before it were yielded.
+        The source, `make_request` or the pool has raised it. `_values` raises it again after the
+        values of all earlier items were yielded.
         """
 
     def fill(self) -> None:
@@ -374,7 +375,8 @@ def load_with_workers(
             number.
         order: the order of the results: "input" for the order of `items`, or "completion" for the
             order in which items are ready.
-        on_error: "raise" to raise the first failure of `load`, or "skip" to skip the item.
+        on_error: "raise" to raise the first failure of `load`, or "skip" to skip every item at
+            which `load` fails.
         max_skips: with "skip", the number of items that may be skipped.
         timeout_s: the maximum time to wait for an item; None for no limit.
         memory_bytes: the budget for shared memory, and the maximum size of one item; by default

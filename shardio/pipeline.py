@@ -61,7 +61,8 @@ class PipelineIterations(Closing):
     ) -> Iterator[Any]:
         """Start an iteration over `source`.
 
-        The iterator calls `note` with the source item of each result, and with None at the end.
+        For each result, the iterator calls `note` with a SourceItem, which says from which items
+        the result was made. At the end, it calls `note` with None.
         """
         self._check_open()
         with interrupts_held():
@@ -99,8 +100,9 @@ class PipelineIterations(Closing):
 class _Iteration:
     """An iterator over the results of a PipelineRunner.
 
-    The iterator ends the runner when it is exhausted, fails or is garbage-collected. It calls
-    `note` with the source item of each result, and with None at the end.
+    When the iterator is exhausted, fails or is garbage-collected, it ends the runner. For each
+    result, it calls `note` with the SourceItem of the result; at the end, it calls `note` with
+    None.
     """
 
     def __init__(
@@ -246,7 +248,7 @@ class Pipeline(PipelineIterations):
     def aggregate(self, n: int, *, drop_last: bool = False) -> Pipeline:
         """Return a pipeline with one more step, which collects items into lists of `n`.
 
-        If `drop_last` is True, the last list is dropped if it is shorter.
+        If `drop_last` is True, a last list with fewer than `n` items is dropped.
         """
         drop = one_of("drop_last", drop_last, (True, False))
         return self._with(BatchStep(count("n", n, 1), drop))
@@ -301,7 +303,7 @@ class DataLoader(PipelineIterations):
             of results for an item.
         batch_size: the number of results that are collected into a list (a batch); None to pass on
             the results one by one.
-        drop_last: True to drop the last list if it is shorter.
+        drop_last: True to drop the last list if it has fewer than `batch_size` results.
         aggregator: a function of a list or, if `batch_size` is None, of a single result. It may be
             sync or async.
         transfer_fn: a function of a result of the steps before it, such as the aggregator. All

@@ -276,7 +276,7 @@ class Normalize(PictureTransform):
 def _colour_map(saturation: float, angle: float) -> Floats:
     """Return the matrix that changes the saturation and the hue of a colour (R, G, B)."""
     cos, sin = saturation * math.cos(angle), saturation * math.sin(angle)
-    turned = np.array([[1, 0, 0], [0, cos, sin], [0, -sin, cos]])  # from red towards green
+    turned = np.array([[1, 0, 0], [0, cos, sin], [0, -sin, cos]])  # rotates red towards green
     found: Floats = _FROM_YIQ @ turned @ _TO_YIQ
     return found
 
@@ -425,7 +425,7 @@ def _unchanged(pixels: Pixels) -> Pixels:
 
 
 def _sides(size: Any) -> tuple[int, int]:
-    """Return height and width."""
+    """Return the height and the width that `size` gives; check them."""
     sides = tuple(size) if isinstance(size, Sequence) else (size, size)
     if len(sides) != 2 or not all(isinstance(n, int) and 0 < n <= _MAX_SIDE for n in sides):
         raise InvalidArgument(

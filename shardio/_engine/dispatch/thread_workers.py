@@ -193,10 +193,11 @@ class _SharedState:
 
 
 def filler_in_main(batch_spec: BatchSpec, view: SampleView, **options: Any) -> Filler:
-    """Return a filler for the main process, which checks the lengths of mapped files before reads.
+    """Return a filler for the main process.
 
-    If a mapped file was truncated, reading the missing part kills the process. Worker processes
-    need no check: the main process notices their crashes and reports them.
+    It checks the lengths of mapped files before it reads them. If a mapped file was truncated,
+    reading the missing part kills the process. Worker processes need no check: the main process
+    notices their crashes and reports them.
     """
     dataset = view.dataset
     cautions = dataset.files.check_lengths if dataset.access == "mmap" else None
@@ -221,7 +222,7 @@ class _ThreadWorker(BatchWorker):
             super()._accept_hello(lineage, fds, number)
         finally:
             # These files are mapped already, or not needed. A worker process need not close the
-            # descriptors, because its exit does.
+            # descriptors, because its exit closes them.
             for fd in fds[: STACKS + 1]:
                 os.close(fd)
 
@@ -286,7 +287,7 @@ class ThreadWorkers(Closing):
             on_failure.pop_all()
 
     def wait(self, timeout_s: float | None = None) -> list[Event]:
-        """Wait until there is an event; return all events, or none after `timeout_s`."""
+        """Wait until there is an event; return all events, or an empty list after `timeout_s`."""
         self._check_usable()
         answers = self._common.answers
         events: list[Event | None] = []

@@ -38,7 +38,7 @@ _Slot = TypeVar("_Slot", FixedSlot, PresenceSlot, VaryingSlot)
 
 
 def put_value(batch: BatchRows, slot: VaryingSlot, i: int, value: object, used: int) -> int:
-    """Write the value of a field with values of varying size, in row i, into the heap.
+    """Write a value of varying size into the heap: the value of a field in row i.
 
     `used` and the return value are the numbers of bytes that are used in the heap before and
     afterwards.

@@ -66,7 +66,9 @@ _MAX_ASKED: Final = 1 << 16
 
 
 class ProbePolicy:
-    """A policy that decides, by the results of earlier probes, which batches to probe and request.
+    """A policy that decides, by the results of earlier probes, which batches are probed.
+
+    It also decides for which batches the data is requested from the kernel.
 
     A hit is a probe that finds no missing page; a miss is a probe that finds a missing page. `wait`
     is the number of batches before the next probe. While `is_cold` is True, the data of every batch
