@@ -60,8 +60,8 @@ class Sound:
             selects a part of audio that is longer.
         dtype: `"float32"`, from -1 to 1, or `"int16"`.
         where: `"first"` for the first `seconds` of the audio; `"random"` for a part whose start is
-            drawn uniformly, again for each position of each epoch. `"random"` requires `seconds`,
-            and is not available if samples are clips.
+            drawn uniformly. A new start is drawn each time that the audio occurs in an epoch.
+            `"random"` requires `seconds`, and is not available if samples are clips.
 
     If samples are clips of videos, the audio begins with the first frame of the clip.
 
@@ -167,8 +167,8 @@ class AudioDecoder(Closing):
             start, stop: sample indices at `rate`, counted from the first audible sample. Samples
                 after the end of the stream are silence.
             rate: the sample rate in Hz; None keeps the rate of the stream. The value of a sample
-                does not depend on `start`. Only for codecs with state (MP3, AAC), the values may
-                differ slightly if `start` differs.
+                does not depend on `start`, except for codecs whose decoder keeps a state from one
+                packet to the next (MP3, AAC): their values may differ slightly.
             channels: 1 or 2, mixed by FFmpeg's rules; None keeps the channels of the stream.
 
         Raises:
@@ -242,8 +242,8 @@ class AudioDecoder(Closing):
         begin, end = max(0, start), min(stop, -(-n_all * rate // source_rate))
         if begin >= end:
             return out
-        # Start at a time at which there is a sample at either rate. The resampler then has the same
-        # phase as if it had started at sample 0.
+        # Start at a time at which both rates have a sample. The resampler then has the same phase
+        # as if it had started at sample 0.
         unit = source_rate // math.gcd(source_rate, rate)
         margin = 0 if rate == source_rate else _TAPS * max(1, -(-source_rate // rate))
         first = max(0, (begin * source_rate // rate - margin) // unit * unit)

@@ -42,8 +42,8 @@ LEAD_PACKETS: Final = 12
 """The number of packets before a range that are decoded and then dropped. An MP3 packet depends on
 up to 9 earlier packets, and an Opus decoder needs the 80 ms before the range."""
 _RESAMPLER_MARGIN: Final = 4096
-"""The number of samples on each side of a part that the part also includes, because a resampler may
-read them."""
+"""If a part is cut out of a stream, this number of samples before and after the part is included
+too, because a resampler may read them."""
 _MAX_RATE: Final = 1 << 24
 _MAX: Final = 1 << 62
 

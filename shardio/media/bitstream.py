@@ -1,7 +1,7 @@
 """Read properties of packets from their first bits, without decoding them.
 
-If this module does not support a codec, all packets of the codec count as shown, and as needed to
-decode other packets. Decoding then takes more time, but no picture is missing.
+If this module does not support a codec, it is assumed that every packet of the codec is shown, and
+is needed to decode other packets. Decoding then takes more time, but no picture is missing.
 
 In H.264 and HEVC, a packet consists of *units* (NAL units), such as slices of a picture and
 parameter sets. Each unit is preceded by a start code or by a field with the length of the unit.
@@ -280,8 +280,8 @@ def _is_hidden_vp8(data: bytes, begin: int, stop: int) -> bool:
 
 
 def _is_hidden_vp9(data: bytes, begin: int, stop: int) -> bool:
-    # The last byte of a superframe, a packet of several frames, is that of an index. The last frame
-    # of a superframe is shown.
+    # A superframe is a packet of several frames. It ends with an index, whose last byte begins with
+    # the bits 110. The last frame of a superframe is shown.
     if data[stop - 1] & 0xE0 == 0xC0:
         return False
     bits = int.from_bytes(data[begin : min(begin + 2, stop)].ljust(2, b"\0"), "big")

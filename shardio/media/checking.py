@@ -128,10 +128,11 @@ def _times(
 
 
 def _drop_false_keyframes(stream: EncodedStream, shown: Mapping[int, int]) -> EncodedStream:
-    """Remove the flag KEY of each keyframe from which decoding gives other pictures.
+    """Remove the flag KEY of each keyframe at which decoding cannot start.
 
     Each group of pictures is decoded alone. The digests of its frames are compared with `shown`,
-    the digests from decoding the whole stream, by packet index.
+    which maps the index of each packet to the digest from decoding the whole stream. If a digest
+    differs, the keyframe of the group loses the flag.
     """
     flags, pts = packet_flags(stream.packets), stream.packets["pts"]
     keys = np.flatnonzero(flags & PacketFlag.KEY).tolist()

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from av.video.codeccontext import VideoCodecContext
 
 # The search for a frame's keyframe goes back by at most this number of keyframes; then decoding
-# starts at the first keyframe. Without the limit, damaged tables could take long for every frame.
+# starts at the first keyframe. Without the limit, the search could take long if a table is damaged.
 _MAX_STEPS = 32
 
 

@@ -228,7 +228,8 @@ _DEMUXERS = (
     ",flv,asf,ogg,nut,mxf,rm,yuv4mpegpipe,dv,wtv"
     ",wav,w64,mp3,aac,ac3,eac3,flac,aiff,caf,amr,ape,au,wv,tta"
 )
-_STALE_TAG_US = 1_000_000  # the durations that muxers write are too long by less than this, in µs
+# Some muxers write a duration that is too long, but by less than this time in microseconds.
+_STALE_TAG_US = 1_000_000
 
 
 def open_container(source: str | bytes, name: str, *, fill_in_times: bool = True) -> InputContainer:

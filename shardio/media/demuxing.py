@@ -379,7 +379,7 @@ class SpanReader(Closing):
             back = max(start, 2 * back - first - self._second)
 
     def _read(self, back: int, stop: int | None) -> list[Packet[VideoStream]]:
-        """Read packets from the last keyframe up to the time `back` on.
+        """Read packets, beginning with the last keyframe that is not after the time `back`.
 
         Return the packets up to the last one whose frame is shown before `stop`.
         """

@@ -368,7 +368,7 @@ def _decode_jpeg(
 def _decode_stored(
     data: bytes | memoryview, shape: tuple[int, int, int], out: Pixels | None
 ) -> Pixels:
-    """Decode a JPEG as stored, without turning it upright, to `out` or to a new array.
+    """Decode a JPEG as stored, without turning it upright, into `out` or into a new array.
 
     `shape` is the shape of the result. Its height and width are those in the header, divided by 1,
     2, 4 or 8 and rounded up; its channels are 1 or 3. The values of CMYK and YCCK count as

@@ -64,8 +64,8 @@ def _crc16(data: bytes | bytearray) -> int:
     return crc
 
 
-# The encoders for codecs whose encoder has another name. PyAV requires an open encoder for each
-# stream of a file, although no frame is encoded here.
+# The names of the encoders of some codecs; any other encoder has the name of its codec. PyAV
+# requires an open encoder for each stream of a file, although no frame is encoded here.
 _ENCODERS: Final = {
     "av1": "libsvtav1",
     "h264": "libx264",
@@ -100,7 +100,7 @@ class MuxedStream:
     data: bytes
     suffix: str
 
-    def __len__(self) -> int:  # by which exports limit their memory
+    def __len__(self) -> int:  # exports limit their memory by this size
         return len(self.data)
 
 

@@ -214,8 +214,8 @@ class PlanarRgbPath:
 _RESERVED_MATRIX = 3  # writers use this value for "unspecified", but swscale does not accept it
 _BT601 = MATRICES["bt601"]
 # The formats that swscale converts to planes of RGB five times as fast as to packed RGB. A test
-# checks that the values are the same. They may differ if the picture gets higher, or if its height
-# or width is odd.
+# checks that the values are the same. They may differ if the picture is scaled to a larger height,
+# or if its height or width is odd before scaling.
 _PLANAR_FORMATS = frozenset(
     f"yuv{j}{chroma}p{deep}"
     for j, deep in (("", ""), ("j", ""), ("", "10le"))
@@ -249,8 +249,9 @@ class FrameConverter:
     def rgb(self, frame: VideoFrame, width: int, height: int) -> list[tuple[int | slice, Pixels]]:
         """Scale `frame` and convert it to RGB; return pairs of (index, values).
 
-        The values of all pairs together are the picture: the index is that of the channel or, if
-        there is one pair, a slice of all channels.
+        The values of all pairs together are the picture. If there is one pair for each channel, the
+        index is that of the channel. If there is only one pair, its index is a slice of all
+        channels.
         """
         if self._has_alpha(frame):
             frame = self._blend_over_black(frame)

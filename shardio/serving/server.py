@@ -109,9 +109,9 @@ _TOKEN_LETTERS: Final = 32
 _MAX_READS: Final = 64
 """The maximum number of messages that the main thread reads before it does other work."""
 _MAX_UNSENT: Final = 4 * MAX_AHEAD
-"""The maximum number of messages that ZeroMQ queues for one client. Because of the credit, a client
-that works is always far below this limit. A client that reads no messages reaches the limit, and is
-then considered lost."""
+"""The maximum number of messages that ZeroMQ queues for one client. A server sends only the batches
+that the client has granted as credit, so a client that works is always far below this limit. A
+client that reads no messages reaches the limit, and is then considered lost."""
 _MAX_UNREAD: Final = 16
 """The maximum number of messages of one client that the server has not read yet. Each message has
 up to 4 MiB."""

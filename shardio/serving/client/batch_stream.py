@@ -142,7 +142,9 @@ class Stream(Closing):
         if wait_s is None:
             self._wait(lambda: self.queue or not self._is_iterating, f"batch {self._next}")
         elif not self.queue and self._is_iterating:
-            self._process_one(wait_s, 0.0)  # callers that pass wait_s poll frequently
+            # Callers that pass `wait_s` poll frequently, so this client has never stopped receiving
+            # messages, and `entered_s` can be 0.
+            self._process_one(wait_s, 0.0)
         if not self.queue:
             return None
         arrived = self.queue.popleft()
@@ -204,7 +206,10 @@ class Stream(Closing):
         return max(1, min(self._most_ahead, self._most_bytes // self._n_batch_bytes))
 
     def _wait(self, is_there: Callable[[], object], what: str) -> None:
-        """Handle messages until `is_there` returns a true value; `what` is its name in errors."""
+        """Handle messages until `is_there` returns a true value.
+
+        `what` is what errors call the thing that did not come, such as "batch 5".
+        """
         entered_s = time.monotonic()
         while not is_there():
             self._process_one(_STEP_S, entered_s)

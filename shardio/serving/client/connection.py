@@ -317,7 +317,7 @@ class Link(Closing):
 
 
 _PATIENCE_S: Final = 60.0
-"""The default of the time in seconds for which no server may be reachable."""
+"""If no server has been reachable for this time in seconds, an error is raised by default."""
 _MIN_BACK_OFF_S, _MAX_BACK_OFF_S = 0.05, 2.0
 
 

@@ -1,7 +1,7 @@
 """The opening of a session: the options that a client sends, and the facts that a server returns.
 
 Options are sent as JSON; functions cannot be sent. The server cannot trust the options in a
-message. If an option is malformed, or one that clients may not set, it raises MalformedMessage.
+message. It raises MalformedMessage if an option is malformed, or if clients may not set the option.
 """
 
 from __future__ import annotations

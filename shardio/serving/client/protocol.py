@@ -344,8 +344,8 @@ def _check_extents(
         )
     if array := layout.schema[slot.name].array:
         shapes = layout.shapes(block, slot)[:n_rows].astype(np.float64)
-        # These products are floats, which are exact up to the size of the largest possible heap. If
-        # one dimension is 0, the others are limited all the same.
+        # These products are floats, which are exact up to the size of the largest possible heap.
+        # The second product counts a dimension of 0 as 1, to limit the other dimensions too.
         is_wrong = shapes.prod(axis=1) * array.numpy.itemsize != sizes
         if bool((is_wrong | (np.maximum(shapes, 1).prod(axis=1) >= _MAX_VALUES)).any()):
             raise MalformedMessage(

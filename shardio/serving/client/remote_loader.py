@@ -53,7 +53,7 @@ _HABITS: Final = (
         each.name: _OF_VIEW.format(view, each.name)
         for view, kind in RECORDS.items()
         for each in fields(kind)
-        if each.name not in ("field", "pad")  # of both views, or a rule of collate
+        if each.name not in ("field", "pad")  # both views have `field`; `pad` is also in collate
     }
     | {
         "clip": _OF_VIEW.format("clips", "frames"),
@@ -228,7 +228,7 @@ class RemoteLoader(Closing):
         return dict(self._next if latest is None or latest.is_exhausted else latest.state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Make the next iteration resume from a state: after the last batch before the state.
+        """Make the next iteration begin with the first batch that follows a state.
 
         Raises:
             InvalidArgument: `state` is invalid or belongs to another dataset, subset, seed or
