@@ -204,9 +204,9 @@ HASHED_UNITS: Final[dict[int, int]] = {
 """The kinds of sections that contain hashes of units: each item has the hash of one unit. (Units
 are the pieces of a shard that are verified by a hash; see `checksum`.)
 
-The value is the number of units that such a section adds to the units of its items. It is 1 for a
-section of block hashes: the section itself is verified as a unit, too. In the order of units, the
-section comes before the blocks whose hashes it has.
+Each value is the number of units that a section of the kind adds to the units of its items. It is
+1 for a section of block hashes: the section itself is verified as a unit, too. In the order of
+units, the section comes before the blocks whose hashes it has.
 """
 
 

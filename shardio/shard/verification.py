@@ -292,7 +292,8 @@ class VerifiedUnits:
     def read_whole(self, section: Section) -> bytes:
         """Return the bytes of a section that has no unit and no mark, such as a dictionary.
 
-        The bytes are verified at each call, unless `verify` is "off". The caller keeps the bytes.
+        The bytes are read and verified at each call (unless `verify` is "off"). A caller that needs
+        them again should keep them.
         """
         end = section.offset + section.size
         if self._verify == "off":

@@ -390,8 +390,8 @@ def prefetch_ends(paths: Sequence[str]) -> None:
 def _ends_are_cached(path: str, *, is_asked: bool) -> bool:
     """Return True if the first page and the end of a file are cached; do not read them.
 
-    If `is_asked` is True, do not test this: start to prefetch both, and return True. Links, and
-    files that cannot be opened, count as cached.
+    If `is_asked` is True, start to prefetch both instead of testing them, and return True. Links,
+    and files that cannot be opened, count as cached.
     """
     with contextlib.suppress(OSError, ShardioError):
         if os.path.islink(path):

@@ -56,7 +56,7 @@ class EncodedImage(bytes):
         return found
 
     def __getnewargs__(self) -> tuple[bytes, int, int, int]:  # type: ignore[override]
-        """Return the arguments for pickle and copy."""
+        """Return the arguments with which pickle and copy create the new object."""
         return bytes(self), self.height, self.width, self.channels
 
     @property

@@ -145,7 +145,7 @@ class ShardCache:
         folder: the folder of the cache. If it is missing, it is created, and only this user can
             read it.
         max_bytes: the limit for the shards of all datasets together; None for nine tenths of the
-            free space.
+            space that is free or used by the cache.
         objects: the dataset in the object store.
 
     Raises:

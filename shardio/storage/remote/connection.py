@@ -41,7 +41,8 @@ class RemoteOptions:
 
     Args:
         cache: the folder to download shards to; None for the user's default.
-        cache_bytes: the limit of the cache in bytes; None for nine tenths of the free space.
+        cache_bytes: the limit of the cache in bytes; None for nine tenths of the space that is free
+            or used by the cache.
         options: arguments of `obstore.store.from_url`, and `deadline_s`.
         whole: True to download whole shards before reading from them.
         n_readers: the number of processes or threads that read the dataset at the same time.
@@ -299,7 +300,7 @@ def open_store(url: str, options: Mapping[str, Any]) -> Any:
     given, timeout = dict(options), timedelta(seconds=REQUEST_TIMEOUT_S)
     allows_http = url.startswith("http://") or endpoint.startswith("http://")
     client = {"timeout": timeout, "allow_http": allows_http, **given.pop("client_options", {})}
-    # obstore must not repeat requests. ObjectStore repeats them, because Ctrl-C can interrupt it.
+    # ObjectStore repeats requests, not obstore: Ctrl-C can interrupt the pauses of ObjectStore.
     retries = {"max_retries": 0, "retry_timeout": timeout}
     retries |= given.pop("retry_config", {})
     provider = given.pop("credential_provider", None) or _profile_credentials(url, given)

@@ -282,9 +282,9 @@ class RemoteStorage:
     def max_pinned(self, sizes: Rows) -> int:
         """Return the number of files that a reader may pin at a time.
 
-        `sizes` are the sizes of all files. If all of them fit into the cache together, all may be
-        pinned. Otherwise, each reader gets an equal share of half of the cache. The other half is
-        for files that are prefetched.
+        `sizes` are the sizes of all files. If all of them fit into the cache together, or if only
+        byte ranges are read, all may be pinned. Otherwise, each reader gets an equal share of half
+        of the cache. The other half is for files that are prefetched.
         """
         if not self._remote.whole or self.fits(sizes):
             return max(1, len(sizes))
