@@ -239,8 +239,7 @@ class Engine:
     def open(self, view: SampleView) -> None:
         """Take ownership of the dataset of `view`, and share the view's tables with the workers.
 
-        Also create the files that the main process shares with the workers; worker.py lists them at
-        `MARKS`.
+        Also create the files that are shared with the workers; worker.py lists them at `MARKS`.
         """
         self.view, dataset = view, view.dataset
         marks_fd = create_bitmap_file(dataset.files.n_marks)
@@ -301,10 +300,7 @@ class Engine:
         self._dispatcher.settle = self._settle
 
     def settle_by(self, settle: Callable[[], None]) -> None:
-        """Set the function to call before the memory of released batches is reused.
-
-        It waits until the framework of the tensors has stopped reading this memory.
-        """
+        """Set the function that waits until released batches are no longer read; see Dispatcher."""
         self._settle = settle
         if self._dispatcher is not None:
             self._dispatcher.settle = settle
