@@ -179,8 +179,8 @@ _OPTIONS_OF_INPUTS: Final = (
     *("resume", "overwrite", "labels", "engine"),
 )
 PlacedShard = tuple[str, ShardSummary]
-"""The path of a finished shard below the folder of the job, and a summary of the shard that has the
-shard's name in the dataset."""
+"""The path of a finished shard below the folder of the job, and a summary of the shard, with the
+name that the shard has in the dataset."""
 
 
 def convert_inputs(

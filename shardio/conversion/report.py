@@ -103,7 +103,7 @@ class ConversionReport:
     converter, or "samples". `n_samples` is the number of samples that the conversion added, and
     `n_bytes` the total size of the shards that it added. `n_samples_before` is the number of
     samples that the dataset had before an append. `inputs` has a report on every file of the
-    source, in the order of their names, or on every item in the given order. If the source was an
+    source, sorted by name, or on every item, in the given order. If the source was an
     iterable of samples, `inputs` is empty. `classes` are the names of the dataset's classes; the
     label of a class is its index in this tuple.
 

@@ -176,7 +176,7 @@ class ColumnGather:
         return max(1, (self._files.max_open or 1) // 2)
 
     def place(self, rows: Rows, shards: Rows) -> Rows:
-        """Return the `slots` argument of `gather` for `rows`; `shards` are the rows' shards."""
+        """Return the `slots` argument of `gather` for `rows`; `shards` has each row's shard."""
         return self._rows.place(rows, shards)
 
     def gather(self, slots: Rows, rows: Rows, shards: Rows, out: npt.NDArray[Any]) -> None:

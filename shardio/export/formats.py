@@ -333,7 +333,7 @@ _IMAGE_SIGNATURES: Final = (
 
 
 def has_suffix(name: str, field: Field) -> bool:
-    """Return True if readers of WebDataset decode the last part of a field's name as its type.
+    """Return True if a field's name ends in a suffix by which WebDataset readers know its type.
 
     For example, a reader decodes `image.jpg` as an image because of the suffix `jpg`.
     """

@@ -123,7 +123,8 @@ class DiffReport:
     then has the index of each sample that differs, and the names of the fields in which it differs.
 
     Otherwise, the order of the samples is ignored. `only_a` has the indices of the samples in `a`
-    for which there is no equal sample in `b`, and `only_b` the reverse.
+    for which there is no equal sample in `b`, and `only_b` has the indices of the samples in `b`
+    for which there is no equal sample in `a`.
 
     Each list has at most `MAX_LISTED` samples. `n_changed`, `n_only_a` and `n_only_b` are the
     numbers of all such samples.
@@ -281,7 +282,7 @@ def _whole_digests(side: _Side, of: DigestsOf, names: list[str], rows: Rows) -> 
 
 
 def _unmatched(a: Digests, b: Digests) -> tuple[Rows, Rows]:
-    """Return the indices of digests in `a` that have no equal digest in `b`, and the reverse.
+    """Return the indices of digests that occur only in `a`, and of those that occur only in `b`.
 
     If a digest occurs n more times on one side than on the other side, the indices of its last n
     occurrences are returned. All indices are in ascending order.

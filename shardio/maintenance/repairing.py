@@ -130,8 +130,9 @@ def _numbers(root: Path) -> set[int]:
 def _unnamed(root: Path, generation: Generation) -> dict[str, str]:
     """Return `RepairPlan.unnamed` for the repair of `generation`.
 
-    The result has the shards in the folder that no generation up to `generation` lists, if there
-    are later generations, which cannot be read.
+    The result is empty if there is no generation after `generation`. Otherwise, generations after
+    it cannot be read, and the result has the shards in the folder that no generation up to
+    `generation` lists.
     """
     later = [number for number in _numbers(root) if number > generation.number]
     if not later:

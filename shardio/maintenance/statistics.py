@@ -1,7 +1,7 @@
 """Compute statistics of a dataset.
 
-For each numeric field: mean, standard deviation, range, and sizes of dimensions. For each class:
-the number of samples.
+The statistics of a numeric field are its mean, its standard deviation, its range, and the sizes of
+its dimensions. The statistic of a class is its number of samples.
 """
 
 from __future__ import annotations

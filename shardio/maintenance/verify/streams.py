@@ -98,7 +98,7 @@ class StreamAudit:
         self._next = {"first_packet": 0, "first_chunk": 0}
         """The values that the next row of the stream table must have.
 
-        After an invalid row, they are _UNKNOWN.
+        After an invalid row, they are _UNKNOWN, and the next row may have any values.
         """
 
     def check(self, first_row: int, entries: Entries, bad: npt.NDArray[np.bool_]) -> None:
