@@ -298,10 +298,7 @@ class Upload(Closing):
             raise
 
     def _lock_locally(self, path: str, byte: int) -> None:
-        """Lock a byte of the file at `path`, to exclude other conversions on this machine.
-
-        The lease does not exclude them, because it belongs to the machine.
-        """
+        """Lock a byte of the file `path`: the lease does not exclude conversions on this machine."""
         end_s = time.monotonic() + LOCK_PATIENCE_S
         while not self._lock.enter_context(try_exclusive(path, byte)):
             self._lock.close()

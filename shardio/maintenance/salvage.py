@@ -329,8 +329,8 @@ def _header_offsets(content: Content) -> Iterator[int]:
 def _mend_schema(draft: _Draft, schema: Schema | None) -> Schema | None:
     """Return the schema of the shard, after restoring it if it is damaged.
 
-    A damaged schema is replaced by `schema` if the hash of the schema section matches. Otherwise,
-    return None.
+    A damaged schema is replaced by `schema` if the stored hash of the schema section is that of
+    `schema`. Otherwise, return None.
     """
     try:
         return read_schema(draft.content, draft.sections, draft.path)

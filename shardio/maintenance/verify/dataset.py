@@ -288,7 +288,7 @@ def _check_inputs(generations: Sequence[Generation]) -> list[Finding]:
 
 
 def _departure(root: Path) -> list[Finding]:
-    """Return a finding if `dataset.json` or its generation was removed or damaged meanwhile."""
+    """Return a finding if the published generation can no longer be loaded."""
     try:
         load(root)
     except DatasetNotFound:
