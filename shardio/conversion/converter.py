@@ -215,8 +215,8 @@ class BuiltIn:
         suffixes: the endings of file names by which the kind is guessed.
         hints: examples of file names to show in messages, if the kind has no `suffixes` because it
             is recognized in another way.
-        packages: the packages that shardio's optional dependencies (the extra) of this kind
-            install.
+        packages: the names of packages and modules that the extra of this kind, a group of
+            optional dependencies of shardio, installs.
     """
 
     target: str
