@@ -298,7 +298,7 @@ class Upload(Closing):
             raise
 
     def _lock_locally(self, path: str, byte: int) -> None:
-        """Lock a byte of the file `path`, because the lease does not exclude this machine."""
+        """Lock a byte of the file `path`, because the lease excludes only other machines."""
         end_s = time.monotonic() + LOCK_PATIENCE_S
         while not self._lock.enter_context(try_exclusive(path, byte)):
             self._lock.close()
