@@ -1,4 +1,4 @@
-"""Names of files, as data and as Python spell them, and damage that libraries report."""
+"""Convert names of files between data and Python; report errors of libraries as MediaError."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from shardio import Input, MediaError
 
 
 def named_path(folder: str, name: str) -> str:
-    """Return the path of the file in a folder that data, such as an index, calls `name`."""
-    # Encode lone surrogates, which JSON can escape; no file has such a name.
+    """Return the path of a file in `folder`. `name` is its name in data, such as an index."""
+    # JSON may contain lone surrogates as escapes. Encode them too, instead of raising an error: no
+    # file has such a name, so the path does not exist.
     return os.path.join(folder, os.fsdecode(name.encode("utf-8", "surrogatepass")))
 
 
@@ -25,9 +26,10 @@ def data_name(name: str) -> str:
 
 @contextmanager
 def open_media(source: Input, *, is_promised: bool) -> Iterator[IO[bytes]]:
-    """Open a file for reading; a broken link reads as an empty file unless `is_promised`.
+    """Open a file for reading.
 
-    `is_promised` is True if the name of the file promises media; a broken link is then an error.
+    `is_promised` is True if the name of the file promises media. A broken link is then an error;
+    otherwise it is read as an empty file.
     """
     try:
         file: IO[bytes] = open(source.path, "rb")
@@ -45,8 +47,8 @@ def open_media(source: Input, *, is_promised: bool) -> Iterator[IO[bytes]]:
 class Damage:
     """A context that reports exceptions of a library as damage of a file.
 
-    An `OSError` that names a file is not damage. A context manager made from a generator would
-    take 1 µs more, which is much for a small array.
+    An `OSError` that names a file is not damage. This is a class, because a context manager made
+    from a generator function would take 1 µs more, which is much for a small array.
     """
 
     __slots__ = ("_kinds", "_place")

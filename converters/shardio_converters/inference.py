@@ -24,8 +24,9 @@ _WORD: Final = re.compile(r"(list\[)?(\w+)(.*)")
 def common_dtype(one: str, other: str) -> str | None:
     """Return the dtype that can store numbers of both dtypes; None if there is none.
 
-    The result is NumPy's promotion, except that two integer dtypes never become a float. An integer
-    and a float dtype become a float; `widen` rejects integers that the float cannot represent.
+    The result is the dtype to which NumPy promotes both, except that two integer dtypes never
+    become a float. An integer and a float dtype become a float; `widen` rejects integers that the
+    float cannot represent.
     """
     if one == other:
         return one
@@ -37,7 +38,10 @@ def common_dtype(one: str, other: str) -> str | None:
 
 
 def common_spec(one: str, other: str) -> str | None:
-    """Return the spec that covers two specs if they differ only in dtype; None if there is none."""
+    """Return a spec for the values of two specs that differ only in dtype.
+
+    Return None if they differ in anything else, or if no dtype can store the values of both.
+    """
     if one == other:
         return one
     (a_list, dtype, a_shape), (b_list, other_dtype, b_shape) = map(_parts, (one, other))
@@ -97,14 +101,15 @@ class InputProbe:
 
 
 DtypeShape = tuple[str, tuple[int | None, ...]]
-"""The dtype of a field, or the name of its type, and its shape; or its whole spec and ()."""
+"""The type of a field as a pair. The first item is a dtype, the name of a type, or a whole spec.
+The second item is the shape, which is () if the first item is a whole spec."""
 
 
 class SchemaInference:
-    """Merges the fields of samples or files; the first sample with a field determines its type.
+    """The merged fields of samples or files.
 
-    A dimension with differing sizes becomes variable. A field that some samples or files lack
-    becomes optional.
+    The first sample with a field determines the type of the field. A dimension with differing sizes
+    becomes variable. A field that some samples or files lack becomes optional.
 
     Args:
         names: the plural noun in messages about invalid field names; None to check no names.
@@ -129,7 +134,7 @@ class SchemaInference:
         self.n_samples += 1
 
     def merge(self, other: SchemaInference) -> None:
-        """Add all samples of another file; if a field does not match, raise and add none."""
+        """Add all samples of another file; if a field does not match, add none and raise."""
         self._merge(other._facts)
         self._counts.update(other._counts)
         self.n_samples += other.n_samples

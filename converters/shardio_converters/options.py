@@ -31,7 +31,7 @@ def check_flag(name: str, value: Any) -> None:
 def column_names(columns: Any, what: str) -> list[str] | None:
     """Return the value of the option `columns` as a list; None if it is not given.
 
-    `what` is the plural noun, for messages, of the things that the option names.
+    `what` is what messages call the things that the option names, in the plural.
     """
     if columns is None:
         return None

@@ -46,7 +46,7 @@ def may_be_out_of_range(text: str) -> bool:
     number would take 50 %.
     """
     shape = text.encode().translate(_SHAPES, b"+-")
-    # Searching from the right compares the rare "e" first.
+    # `rfind` compares the first character of the pattern first, an "e", which is rare.
     return shape.rfind(b"e111") >= 0 or b"1" * 200 in shape
 
 

@@ -42,7 +42,7 @@ REFERENCES: Final[dict[str, Callable[..., Field]]] = {
     "video": Video,
     "audio": Audio,
 }
-"""By their names in specs, the types of fields for which a table contains file names."""
+"""The types of fields for which a table contains file names, by their names in specs."""
 _NAMED: Final[dict[str, Callable[..., Field]]] = {
     "text": Text,
     "json": Json,
@@ -91,7 +91,10 @@ def parse_field(name: str, spec: Any) -> Field:
 
 
 def are_compatible_names(names: Iterable[str]) -> bool:
-    """Return True if one sample can have fields with these names: not both `x` and `x.y`."""
+    """Return True if one sample can have fields with all these names.
+
+    Names such as `x` and `x.y` exclude each other.
+    """
     return not _names_error(tuple(names))
 
 
@@ -208,7 +211,10 @@ class InferringConverter(Converter):
                 raise MediaError(f"{what} {name!r} is missing, found {', '.join(sorted(found))}")
 
     def class_names(self) -> Sequence[str] | None:
-        """Return () if labels come from the files, as folders are then no classes; else None."""
+        """Return () if labels come from the files, because folders are then not classes.
+
+        Otherwise return None.
+        """
         return None if "label" in self.additional_fields() else ()
 
     def libraries(self) -> Mapping[str, str]:

@@ -24,7 +24,7 @@ _VARINT, _I64, _LENGTH, _I32 = 0, 1, 2, 5  # wire types
 _FIRST: Final = 0x0A  # the tag of a field 1 with a length: a message, a string or packed numbers
 _SECOND: Final = 0x12  # the tag of field 2 with a length
 _LISTS: Final = {0x0A: _BYTES, 0x12: _FLOATS, 0x1A: _INTS}
-_FEW: Final = 16  # bytes of varints up to which Python decodes faster than NumPy
+_FEW: Final = 16  # up to this number of bytes, Python decodes varints faster than NumPy
 _MAX_VARINT: Final = 10  # bytes
 _TOO_EARLY: Final = "the message ends within a field"
 
@@ -267,7 +267,7 @@ def _escaped(name: bytes) -> str:
 
 
 def merge_file(found: SchemaInference, of_file: SchemaInference) -> None:
-    """Add all records of a file to `found`; if they do not fit, raise and add none."""
+    """Add all records of a file to `found`. If they do not fit, raise an error and add none."""
     names = sorted({*found.names, *of_file.names})
     if found.names and are_compatible_names(found.names) and not are_compatible_names(names):
         raise MediaError(f"features {', '.join(names)}: one sample cannot have them all")

@@ -199,10 +199,10 @@ _U32: Final = np.dtype("<u4")
 def open_shard(
     path: str, name: str, files: ExitStack, *, is_checked: bool = True
 ) -> tuple[list[MdsColumn], Iterator[list[Piece]]]:
-    """Return the columns of a shard, and an iterator over its samples as bytes per column.
+    """Return the columns of a shard, and an iterator over its samples.
 
-    With `is_checked`, the shard is first checked against the index in its folder. The shard stays
-    open until `files` is closed.
+    A sample is a list with the bytes of each column. With `is_checked`, the shard is first checked
+    against the index in its folder. The shard stays open until `files` is closed.
     """
     file: IO[bytes] = files.enter_context(open(path, "rb"))
     is_packed = name.lower().endswith(SUFFIXES[1])
@@ -241,7 +241,7 @@ def _is_below(folder: str, name: str) -> bool:
 
 
 def _read_index(path: str) -> list[dict[str, Any]]:
-    """Return the MDS shards that an index names; none for a file that is no index of MDS."""
+    """Return the MDS shards that an index names; an empty list if it is not an index of MDS."""
     if os.path.getsize(path) > _MAX_TEXT:
         raise MediaError(f"an index of more than {_MAX_TEXT:,} bytes")
     try:
@@ -389,11 +389,11 @@ def _piece(file: IO[bytes], n_bytes: int) -> bytes:
 class Mds(InferringConverter):
     """A converter that makes one sample per sample of MDS shards; each shard is an input.
 
-    A shard describes its own columns. If there is an `index.json` in its folder, the size of the
-    shard is compared with it, and so are checksums that it contains; all shards that it names must
-    exist. By default, fields are inferred from the encodings of columns. If these do not state the
-    dtype and shape of arrays, all samples are read; a dimension with differing sizes becomes
-    variable.
+    A shard describes its own columns. If there is an `index.json` in its folder, the shard must
+    have the size and the checksums that the index contains, and all shards that the index names
+    must exist. By default, fields are inferred from the encodings of columns. If the encoding of an
+    array does not state its dtype and shape, all samples are read; a dimension with differing sizes
+    becomes variable.
     """
 
     kind: ClassVar[str] = "mds"

@@ -32,8 +32,9 @@ class RecordConverter(InferringConverter):
     """A converter base that makes one sample per record of a file.
 
     With `records="example"`, a record is a tf.train.Example, whose features become fields. With
-    `records="bytes"`, a record becomes the field `record`. By default, the first record that is
-    certainly one or the other decides. Fields are inferred by reading all records.
+    `records="bytes"`, a record becomes the field `record`. By default, the first record that
+    certainly is, or certainly is not, a tf.train.Example decides. The fields of features are
+    inferred by reading all records.
     """
 
     kind: ClassVar[str]

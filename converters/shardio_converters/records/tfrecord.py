@@ -88,7 +88,8 @@ def _records(
 ) -> Generator[bytes]:
     """Yield the records, and close `file` at the end.
 
-    `ours` is `file`, or decompresses it. `n_bytes` is the size of `file`; None if compressed.
+    `ours` is `file` itself or, if it is compressed, a decompressor of it. `n_bytes` is the size of
+    `file`; None if it is compressed.
     """
     with file:
         data, at, n_records, start = b"", 0, 0, 0

@@ -29,12 +29,12 @@ Tokens = npt.NDArray[Any]
 
 @dataclass(frozen=True, kw_only=True)
 class TokenFiles(Converter):
-    """A converter that splits a token stream into samples; concatenated, they give the stream.
+    """A converter that splits a stream of tokens into samples. Concatenated, they are the stream.
 
-    With `eot`, the token between documents, each document is a sample. Samples begin with `eot` if
-    the file begins with it; otherwise they end with it. Without `eot`, a sample has `length`
-    tokens; the last sample of a file may be shorter. `dtype` is the dtype of tokens in the file;
-    the header of an llm.c file states it.
+    `eot` is the token between documents. If it is set, each document is a sample. The samples then
+    begin with `eot` if the file begins with `eot`; otherwise they end with it. If `eot` is None, a
+    sample has `length` tokens; the last sample of a file may be shorter. `dtype` is the dtype of
+    the tokens in the file; the header of an llm.c file states this dtype.
 
     Fields: `tokens`, a one-dimensional array of varying length; `label` int64; `source`, the file's
     name below the source folder.
@@ -121,7 +121,7 @@ class TokenFiles(Converter):
 def _read_header(file: IO[bytes]) -> tuple[str | None, int]:
     """Return dtype and number of tokens from an llm.c header; (None, 0) for any other file.
 
-    The position in the file is then that of the first token.
+    Afterwards, the position in the file is that of the first token, in either case.
     """
     head = file.read(_HEADER_BYTES)
     numbers = np.frombuffer(head[: len(head) // 4 * 4], "<i4")
@@ -146,7 +146,10 @@ def _joined(waiting: list[Tokens], tokens: Tokens) -> Tokens:
 
 
 def _documents(blocks: Iterator[Tokens], eot: int) -> Iterator[Tokens]:
-    """Split a stream into documents, which begin with `eot` if the stream does, else end so."""
+    """Split a stream into documents.
+
+    If the stream begins with `eot`, documents begin with `eot`; otherwise they end with it.
+    """
     waiting: list[Tokens] = []
     leads: bool | None = None
     for block in blocks:

@@ -53,8 +53,9 @@ def split(name: str) -> tuple[str, str] | None:
 class TarSamples:
     """The samples of a tar: consecutive members with the same key.
 
-    Yields each key with a dict, which has the result of `take(field, member)` for each member by
-    its field. `n_aside` is the number of members so far that belong to no sample.
+    An iteration yields pairs of (key, sample). The sample is a dict: for each member, it maps the
+    field of the member to the result of `take(field, member)`. `n_aside` is the number of members
+    so far that belong to no sample.
     """
 
     def __init__(self, members: Iterable[Member], take: Callable[[str, Member], Any]) -> None:
@@ -174,7 +175,7 @@ class WebDataset(InferringConverter):
             )
 
     def about(self) -> Mapping[str, str]:
-        """Return the specs of the fields added to the members."""
+        """Return the specs of the fields that a sample has in addition to its members."""
         return {"key": "text", **super().about()}
 
     def ordered(self, fields: Mapping[str, str]) -> dict[str, str]:

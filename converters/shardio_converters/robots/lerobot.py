@@ -40,7 +40,7 @@ _HALF: Final = 0.5  # tolerance of times, in intervals between frames
 
 
 class Cameras:
-    """The open video files, one per camera at a time. Call `close` at the end."""
+    """The open video files: at any time, at most one for each camera. Call `close` at the end."""
 
     def __init__(self, paths: Mapping[str, str], fps: Fraction, *, check: bool | None) -> None:
         self._paths, self._fps, self._check = paths, fps, check
@@ -194,9 +194,9 @@ class LeRobot(InferringConverter):
 
     The features that every dataset has are always taken; by default, fields are inferred from the
     datasets. Numbers have one value per frame, except `episode_index`, which is a single number.
-    The field of a camera is a video of the frames of the episode, with unchanged packets; its time
-    0 is time 0 of `timestamp`. `task` is the text of the task of the first frame. `tasks` maps the
-    numbers in `task_index` to the texts of the tasks.
+    The field of a camera is a video of the frames of the episode, with unchanged packets. Time 0 of
+    the video is time 0 in the column `timestamp`. `task` is the text of the task of the first
+    frame. `tasks` maps the numbers in `task_index` to the texts of the tasks.
     """
 
     kind: ClassVar[str] = "lerobot"
@@ -325,7 +325,7 @@ class LeRobot(InferringConverter):
         return sample
 
     def about(self) -> Mapping[str, str]:
-        """Return the specs of the fields added to the features."""
+        """Return the specs of the fields that a sample has in addition to the features."""
         return {**super().about(), "task": "text", "tasks": "json"}
 
     def _taken(self, robot_set: RobotSet) -> dict[str, str]:

@@ -50,7 +50,7 @@ Columns = dict[str, npt.NDArray[Any]]
 
 @contextmanager
 def naming(name: str) -> Iterator[None]:
-    """Add the name of the file to errors."""
+    """Turn errors from damaged content into MediaErrors that begin with the name of the file."""
     try:
         yield
     except MediaError as error:
@@ -164,7 +164,8 @@ def _text(root: str, name: str) -> str:
 META: Final = "meta/"
 VIDEO: Final = "video"
 PICTURES: Final = "image"
-"""The `dtype` of a feature of videos is VIDEO, that of an image per row is PICTURES."""
+"""A feature has the `dtype` VIDEO if its values are in video files, and the `dtype` PICTURES if
+there is an image in each row."""
 
 _MAX_FPS: Final = 1000
 _MAX_DIMS: Final = 5
@@ -218,7 +219,7 @@ class RobotSet:
     n_episodes: int
 
     def episodes(self, name: str) -> Iterator[Episode]:
-        """Yield the episodes of a data file in listed order."""
+        """Yield the episodes of a data file in the order of the list of episodes."""
         cameras = [camera for camera, spec in self.specs.items() if spec == VIDEO]
         for row in self.rows[name].tolist():
             number, length = (int(self.columns[key][row]) for key in EPISODE)

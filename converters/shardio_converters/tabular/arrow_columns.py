@@ -83,7 +83,8 @@ def columns_of(
     Args:
         schema: the schema of the table.
         only: the columns to take; by default all.
-        whole: the field specs by name; a struct with a spec is one field, not one per member.
+        whole: the field specs by name. A struct whose name has a spec becomes one field; any other
+            struct becomes one field per member.
     """
     names = list(schema.names)
     if twice := {name for name in names if names.count(name) > 1}:
@@ -369,7 +370,10 @@ def _arrays(array: pa.Array, column: ArrowColumn, field: Array) -> Sequence[Any]
 
 
 def _shaped(one: npt.NDArray[Any], dims: Sequence[int | None]) -> npt.NDArray[Any]:
-    """Return an array in the shape of a field; the inner sizes of an empty array may differ."""
+    """Return an array in the shape of a field.
+
+    The inner sizes of an empty array need not be those of the field; they are then changed.
+    """
     if not one.size and one.ndim == len(dims):
         shape = tuple(n if want is None else want for n, want in zip(one.shape, dims, strict=True))
         one = one.reshape(shape) if 0 in shape else one
@@ -424,7 +428,7 @@ def _split(array: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array]:
 def _numbers(array: pa.Array, wanted: str) -> npt.NDArray[Any]:
     """Copy numbers or times to an array of dtype `wanted`; nulls become arbitrary numbers.
 
-    They are copied because a view of a memory-mapped file would change if the file does.
+    The numbers are copied, because a view of a memory-mapped file changes if the file is changed.
     """
     if pa.types.is_boolean(array.type):
         return np.array(array.fill_null(False).to_numpy(zero_copy_only=False))

@@ -128,9 +128,10 @@ def open_table(path: str, name: str) -> Iterator[ParquetTable | ArrowTable]:
 
 
 def is_table(source: Input) -> bool:
-    """Return True if a file has the suffix of a table and is listed in state.json, if that exists.
+    """Return True if a file is a table of the source: if its name has the suffix of a table.
 
-    A Hugging Face dataset folder may also contain cached tables of earlier steps, not listed there.
+    If there is a state.json in its folder, the file must also be listed there, because a dataset
+    folder of Hugging Face may also contain cached tables of earlier steps.
     """
     name = os.path.basename(source.name)
     if not name.lower().endswith(SUFFIXES):

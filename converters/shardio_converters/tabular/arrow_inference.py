@@ -69,11 +69,11 @@ def _lacks_files(array: pa.Array) -> bool:
 
 
 class ArrowInference:
-    """Merges the columns of files; different numeric dtypes are widened, shapes must be equal."""
+    """The merged columns of files. Different numeric dtypes are widened; shapes must be equal."""
 
     def __init__(self) -> None:
         self._fields = SchemaInference(None, widens=True)
-        self._columns: dict[str, ArrowColumn] = {}  # by name, the first that is not all null
+        self._columns: dict[str, ArrowColumn] = {}  # for each name, the first not all null
         self._nulls: set[str] = set()  # columns that are null in all rows so far
         self._json: set[str] = set()  # columns with lists that contain nulls
 
@@ -144,7 +144,10 @@ def refuse_other_type(column: ArrowColumn, known: Field, spec: str) -> None:
 
 
 def _stored_as(column: ArrowColumn, dtype: str) -> str | None:
-    """Return the dtype that covers a column's numbers and `dtype`; for times, their own dtype."""
+    """Return the dtype that can store a column's numbers and numbers of `dtype`.
+
+    Times keep their own dtype.
+    """
     own = column.word.removeprefix("list[").partition("[")[0].rstrip("]")
     return own if column.unit else common_dtype(own, dtype)
 
@@ -166,7 +169,8 @@ def refuse_other_meaning(
 
 
 FrameColumn = tuple[str, Field, Callable[[int, int], Sequence[Any]]]
-"""The name, the field, and a function that returns the values of a range of rows."""
+"""A column of a data frame: its name, its field, and a function of (start, stop) that returns the
+values of these rows."""
 
 
 def read_frame(frame: Any, refused: str) -> pa.Table:

@@ -49,9 +49,9 @@ def holds_only(kind: str, cells: Sequence[str]) -> bool:
 
 
 def cell_kind(cells: Sequence[str], known: str | None) -> str | None:
-    """Return the narrowest kind that covers these cells and earlier ones, of the kind `known`.
+    """Return the narrowest kind that covers `cells` and the earlier cells, whose kind is `known`.
 
-    Return None if all cells so far are empty, as they can then be of any kind.
+    Return None if all cells so far are empty, because such cells can be of any kind.
     """
     kinds = (BOOL, INT, FLOAT) if known is None else (known, FLOAT) if known == INT else (known,)
     if known is None and not any(cells):
@@ -129,7 +129,7 @@ _MAX_DEPTH: Final = 256  # the limit of a Json field
 _MAX_SHOWN: Final = 40
 _KIND_BY_DTYPE: Final = {"b": BOOL, "i": INT, "u": INT, "f": FLOAT}
 _ODD: Final = frozenset((float("inf"), float("-inf"), 0.0))
-"""The values that numbers outside the range of float64 are rounded to."""
+"""`float` rounds each number outside the range of float64 to one of these values."""
 
 Column = Sequence[Any]
 
@@ -154,7 +154,10 @@ def values_of(
 
 
 def _of_cells(field: Field, cells: Column) -> Iterable[Any]:
-    """Return the values of CSV cells; an empty cell is None, except that of a required text."""
+    """Return the values of CSV cells.
+
+    The value of an empty cell is None. Only in a required text field, it is the empty text.
+    """
     if field.is_utf8:
         return [cell or None for cell in cells] if field.optional else cells
     if field.is_json or field.shape:
@@ -191,7 +194,7 @@ def _of_values(field: Field, values: Column) -> Iterable[Any]:
     if field.is_utf8:
         if {*map(type, values)} - {str}:
             raise ValueError(_expected(field, values[0]))
-        "".join(values).encode()  # raises for lone surrogates, which JSON can escape
+        "".join(values).encode()  # raises an error for lone surrogates, which JSON may contain
         return values
     return _arrays(field, values)
 

@@ -202,7 +202,10 @@ def _column_out_of_range(text: str) -> str:
 
 
 def _load_all(texts: Sequence[str]) -> list[dict[str, Any]] | None:
-    """Return the objects of many texts; None if one is not an object, or may repeat a name."""
+    """Return the objects of many texts.
+
+    Return None if a text is not an object, or if an object may repeat a name.
+    """
     whole = "\n".join(texts)
     scan = _SCAN_CHECKED if may_be_out_of_range(whole) else _SCAN
     try:
@@ -213,7 +216,7 @@ def _load_all(texts: Sequence[str]) -> list[dict[str, Any]] | None:
     rows = [row for row, _ in found]
     if [end for _, end in found] != [*map(len, texts)] or {*map(type, rows)} - {dict}:
         return None
-    # A dict drops a repeated name; there are then fewer names than colons.
+    # A dict has a repeated name only once; there are then fewer names than colons.
     n_names = sum(map(len, rows))
     if whole.count("{") > len(rows):  # objects within objects, or braces in texts
         inner = inside(rows)

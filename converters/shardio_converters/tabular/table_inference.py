@@ -78,8 +78,8 @@ class _ColumnInference:
 
     def __init__(self, depth: int = 0) -> None:
         self._depth = depth
-        self._kinds: set[str] = set()  # of the JSON values so far
-        self._cell_kind: str | None = None  # of the CSV cells so far
+        self._kinds: set[str] = set()  # the kinds of the JSON values so far
+        self._cell_kind: str | None = None  # the kind of the CSV cells so far
         self._has_cells = False
         self._n_given = self._n_empty = 0
         self._least = self._most = 0
@@ -283,7 +283,10 @@ def values_by_name(block: RowBlock, name: str) -> Sequence[Any]:
 
 
 def _suffixes_in(values: Sequence[Any]) -> set[str | None]:
-    """Return the suffixes of file names, as names such as `x.png`; None for other values."""
+    """Return the suffixes of file names; None for values that are not file names.
+
+    Each suffix is returned as a name that has it, such as `x.png`.
+    """
     return {
         f"x{os.path.splitext(each)[1].lower()}" if isinstance(each, str) and each else None
         for each in values
