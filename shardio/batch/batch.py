@@ -18,7 +18,7 @@ _NONE: Final[Mapping[str, Sequence[str]]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A sample that failed, with on_error="skip". Another sample replaces it in the batch.
+    """A failed sample that another sample replaces in the batch, because of on_error="skip".
 
     Attributes:
         row: the row of the batch that has the other sample.

@@ -351,9 +351,10 @@ class SpanReader(Closing):
             raise MediaError(f"{self._path}: damaged: {error.strerror}") from error
 
     def _packets(self, first: int, stop: int | None) -> list[Packet[VideoStream]]:
-        """Read the packets for a span of ticks, from the last keyframe before its first frame on.
+        """Read the packets that are needed for the frames of a span of ticks.
 
-        The keyframe may be the first frame of the span.
+        The packets begin with the last keyframe that is not shown after the first frame of the
+        span; it may be this frame itself.
         """
         start = self._source.start_time or 0
         back = max(first, start)

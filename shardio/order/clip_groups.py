@@ -104,8 +104,8 @@ def _random_up_to(most: Positions, videos: Positions, key: int) -> Positions:
 class ClipGrouping:
     """The groups of up to k clips of a dataset, or of each source of a mixture.
 
-    `ends` has an array for each source: the cumulative sum of the clip counts of its videos. A
-    dataset is the only source.
+    `ends` has an array for each source: the cumulative sum of the clip counts of its videos. If the
+    clips are those of a dataset, the dataset is the only source.
     """
 
     def __init__(self, k: int, ends: Sequence[Positions]) -> None:

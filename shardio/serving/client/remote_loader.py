@@ -164,7 +164,10 @@ class RemoteLoader(Closing):
 
     @property
     def served(self) -> State:
-        """A dict with the names of the server's `transform` and `batch_transform`, or None."""
+        """A dict with the names of the server's `transform` and `batch_transform`.
+
+        The value is None for each function that the server does not have.
+        """
         return self._opened().served
 
     @property
