@@ -220,7 +220,7 @@ class CacheFull(ShardioError, OSError):
 
 
 class ServerUnreachable(ShardioError, ConnectionError):
-    """No server answers or accepts this client's key; the message lists the servers' answers."""
+    """No server answers, or none accepts this client's key; the message lists the answers."""
 
 
 class ClosedError(ShardioError, RuntimeError):

@@ -28,7 +28,7 @@ _MAX_WORKERS: Final = 250
 
 
 class _Far(NamedTuple):
-    """The addresses of servers, and the options sent to them."""
+    """The addresses of servers, the folder of this client's keys, and options for the servers."""
 
     address: str | Sequence[str] | None
     keys: str | os.PathLike[str] | None
@@ -58,9 +58,9 @@ class MultiLoader(Closing):
         nokill: True lets earlier iterations continue when a new iteration begins.
         prefix: the beginning of the path of the folder in which the socket is created. Only this
             user can access the folder. The folder is removed before the workers start.
-        memory_bytes: the limit for samples that workers have sent and that are not delivered yet.
-            The same limit applies separately to the blocks of shared memory that hold larger
-            arrays.
+        memory_bytes: the limit for the bytes of samples that workers have sent and that are not
+            delivered yet. The same limit applies separately to the blocks of shared memory that
+            hold larger arrays.
         timeout_s: the time to wait for a sample before BatchTimeout is raised; None for no limit.
             The message of the error shows what every worker is doing.
         start_method: the way to start workers, as for `ShardLoader`: "zygote" or "spawn".
@@ -188,8 +188,8 @@ class MultiLoader(Closing):
     def skipped(self) -> tuple[SkippedItem, ...]:
         """The samples that the latest iteration has skipped so far.
 
-        `index` counts the samples of one worker, and `item` names the worker. With `address`,
-        `index` is the index in the dataset, and `item` names the server.
+        The `item` of a skipped sample names its worker, and `index` counts the samples of this
+        worker. With `address`, `item` names the server, and `index` is the index in the dataset.
         """
         if self._servers is not None:
             return tuple(self._servers.skipped)

@@ -42,7 +42,7 @@ def refuse_unknown_options(
     """Raise TypeError if an option in `given` is unknown; the message says what to write instead.
 
     `name` is the name of the function that was called, and `known` are the names of its options.
-    `habits` maps names of options that users know from other libraries to advice.
+    `habits` has options that users know from other libraries, and for each a text of advice.
     """
     known = list(known)
     for option in given:

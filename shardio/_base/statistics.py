@@ -146,7 +146,7 @@ class StageStats:
     busy_s: float
     """Time in the stage's function, summed over threads."""
     waiting_s: float
-    """Time spent waiting for a free thread of the stage, summed over items."""
+    """Time from the arrival of an item to the start of its call, summed over items."""
     elapsed_s: float
     """The time from the start of the iteration to its end or until now."""
 
@@ -199,8 +199,8 @@ CHECK, DECODE, TRANSFORM = range(3)
 TIMED_EVERY: Final = 7
 """Only one record in seven is timed, and its time is multiplied by seven.
 
-Two readings of the clock take as long as hashing a short record. The number is prime, so that not
-always the same members of regular groups are timed, such as the eight clips of each video.
+Two readings of the clock take as long as hashing a short record. The number is prime. With 8, for
+example, the same clip of each video would always be timed if every video had eight clips.
 """
 
 now_ns = perf_counter_ns

@@ -1,8 +1,9 @@
 """Run jobs on the machines of a Ray cluster; the only module that imports Ray.
 
-A job is a function call with one value. If a machine is lost, its jobs are repeated on other
-machines, although the lost machine may still be running them. Each run of a job must therefore
-write to new files of its own, and the process that submits the jobs decides which run counts.
+A job is a call of a function with one argument. If a machine is lost, its jobs are repeated on
+other machines, although the lost machine may still be running them. Each run of a job must
+therefore write to new files of its own, and the process that submits the jobs decides which run
+counts.
 """
 
 from __future__ import annotations
@@ -382,7 +383,7 @@ class Cluster(Closing):
         return _AHEAD * max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
     def _record_failure(self, number: int, error: Exception) -> None:
-        """Record the failure of a job that has no result; raise an error if it is not repeated."""
+        """Record the failure of a job that has no result; raise an error if the job is given up."""
         found = self._ray.exceptions
         if isinstance(error, found.WorkerCrashedError | found.OutOfMemoryError):
             self._n_crashes[number] += 1

@@ -7,7 +7,8 @@ creates and owns all blocks.
 While user code refers to the content of a block, the block is *leased*. The lease is an array over
 the whole block; every array that user code has received from the block is a view of this array and
 keeps it alive. (NumPy sets the `base` of a view of a view to the array at the end of the chain.
-Here this is the array over the whole block, because the base of that array is a memory map.) When
+For all views of a leased block, this is the array over the whole block, because its own `base` is a
+memory map and not an array.) When
 the last view is gone, the callback of a weak reference appends the reference to a deque, and the
 pool later takes the block back. The callback does nothing else, because it may run in any thread at
 any time.
@@ -84,7 +85,7 @@ class BlockMap:
     def grow(self, n_bytes: int, better: int = 0) -> None:
         """Allocate memory for the first n_bytes of the file, or for `better` bytes if that is more.
 
-        `better` is first reduced to the maximum size of the block and of a file.
+        If `better` exceeds the maximum size of the block or of a file, it is first reduced to that.
         """
         size = self.backed_bytes()
         if n_bytes > size:
@@ -143,7 +144,7 @@ class _Lease(weakref.ref[Any]):
     __slots__ = ("memory", "number")
 
     number: int  # the index of the leased block; for a leased copy, a negative number
-    memory: mmap.mmap  # the memory of a leased copy; not set for a block
+    memory: mmap.mmap  # the memory of a leased copy; a lease of a block lacks this attribute
 
 
 class BlockPool:
@@ -151,7 +152,8 @@ class BlockPool:
 
     Args:
         block_bytes: the size of a new block.
-        budget: the size of all blocks together up to which `make` creates further blocks.
+        budget: the limit, in bytes, for all blocks together. `make` creates further blocks only
+            within this limit, `make_extra` also beyond it.
         is_trimmed: True to free the memory of a block that is returned while all blocks together
             exceed the budget. `grow` must be called before such a block is written to again.
     """
@@ -277,7 +279,7 @@ class BlockPool:
 
         If there are any, `settle` is called first, unless it is None.
         """
-        # Other threads only append to the deque, because the caller holds the engine's lock.
+        # Only the owner takes leases from the deque, in one thread at a time. Other threads append.
         if n_returned := len(self._returned):
             if settle is not None:
                 settle()

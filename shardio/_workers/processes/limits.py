@@ -175,7 +175,7 @@ def default_budget() -> int:
 def require(n_bytes: int, what: str, hint: str = _DEFAULT_HINT) -> None:
     """Raise InsufficientMemory unless n_bytes are available.
 
-    `what`, preferably a plural, is the subject of the message, and `hint` is its end.
+    The message begins with `what`, a noun that is preferably a plural, and ends with `hint`.
     """
     _require_within(_tightest(), n_bytes, what, hint)
 
@@ -183,7 +183,8 @@ def require(n_bytes: int, what: str, hint: str = _DEFAULT_HINT) -> None:
 def require_page_cache(n_bytes: int, what: str, hint: str) -> None:
     """Raise InsufficientMemory unless n_bytes are available for the page cache.
 
-    Limits on address space and committed memory are not checked: cached pages do not count there.
+    Limits on address space and committed memory are not checked, because cached pages do not count
+    towards them.
     """
     _require_within(_least(page_cache_limits()), n_bytes, what, hint)
 
@@ -249,7 +250,7 @@ def _group_limit(level: CgroupLevel) -> MemoryLimit | None:
     folder = level.folder
     if level.version == 2:
         # Above the limit "high", the kernel slows the process down. For a loader, this is as bad as
-        # to be killed.
+        # being killed.
         caps = [read_number(f"{folder}/memory.{name}") for name in ("max", "high")]
         usage = "memory.current"
         cache: tuple[str, ...] = ("active_file", "inactive_file", "slab_reclaimable")

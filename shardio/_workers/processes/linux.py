@@ -1,6 +1,7 @@
 """Calls that exist only on Linux: process file descriptors, memory files, prctl, mallopt.
 
-If the kernel or a sandbox lacks a call, UnsupportedEnvironment is raised, and names the call.
+If the kernel or a sandbox lacks a call, UnsupportedEnvironment is raised; its message names the
+call.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class _ThisProcess:
     """A cache of this process's id, which is updated in a fork.
 
-    os.getpid() would be slow for each batch.
+    Calling os.getpid() for each batch would be slow.
     """
 
     def __init__(self) -> None:
@@ -77,8 +78,8 @@ class Finalizer(weakref.finalize):  # type: ignore[type-arg]  # not subscriptabl
     """A `weakref.finalize` that does not swallow Ctrl-C.
 
     Python discards every exception that is raised while an object is garbage-collected. If Ctrl-C
-    arrives while the finalizer runs for this reason, the signal is therefore sent again afterwards.
-    If the finalizer is called explicitly, Ctrl-C interrupts it as any other function.
+    arrives while a garbage collection runs the finalizer, the signal is therefore sent again
+    afterwards. If the finalizer is called explicitly, Ctrl-C interrupts it like any other function.
     """
 
     __slots__ = ()
@@ -168,7 +169,7 @@ def explain_files(error: OSError) -> None:
 def check_files(n_files: int) -> None:
     """Raise UnsupportedEnvironment unless n_files more files can be opened.
 
-    Check this before ZeroMQ opens files, because ZeroMQ aborts the program when that fails.
+    Call this before ZeroMQ opens files, because ZeroMQ aborts the program if it cannot open one.
     """
     with interrupts_held(), files_explained(), contextlib.ExitStack() as opened:
         for _ in range(n_files):
@@ -291,9 +292,9 @@ def keep_freed_memory() -> None:
 
     By default, glibc returns the memory of an array of 128 KiB or more to the kernel when the array
     is freed. The kernel must then zero every page of the next array. If each sample allocates two
-    arrays of 600 KB, this takes nine tenths of the time. The memory of arrays above 32 MiB is still
-    returned. Settings of malloc in the environment take precedence. Without glibc's `mallopt`,
-    nothing is changed.
+    arrays of 600 KB, zeroing takes nine tenths of the time. The memory of arrays above
+    32 MiB is still returned. Settings of malloc in the environment take precedence. Without glibc's
+    `mallopt`, nothing is changed.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if "glibc.malloc." in tunables or not _OF_MALLOC.isdisjoint(os.environ):

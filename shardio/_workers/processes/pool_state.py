@@ -57,7 +57,7 @@ class Message(NamedTuple):
 class Failed(NamedTuple):
     """The failure of a worker; a WorkerExit for the worker follows.
 
-    The pool's function raised or could not be unpickled, and `text` is the traceback. Or the
+    Either the pool's function raised or could not be unpickled, and `text` is the traceback; or the
     process could not be started, and `text` is the reason.
     """
 
@@ -135,7 +135,7 @@ class PoolState:
 
     def __init__(self) -> None:
         self.owner_pid = os.getpid()
-        self.lock = threading.RLock()  # held by `wait`, so that `end` does not close descriptors
+        self.lock = threading.RLock()  # so that `end` closes no descriptor that `wait` is using
         self.epoll = select.epoll()
         self.workers: list[WorkerHandle] = []
         self.zygote: Zygote | None = None
@@ -252,7 +252,7 @@ class PoolState:
             self.replies.extend(map(session.recvmsg, *_ONE_RECEIVE))
 
     def _events(self) -> list[Event]:
-        """Convert everything received so far into events; a second call returns them again."""
+        """Convert everything received so far into events; a second call returns the same events."""
         events: list[Event] = []
         workers = self.workers
         for index, (data, ancillary, flags, _) in self.intake:
@@ -356,8 +356,8 @@ class PoolState:
         """End the workers, wait until they have exited, and close everything.
 
         Idle workers exit when their channel is shut down; other workers are killed after GRACE_S.
-        In a fork of the process that created the pool, this method does nothing, because a fork
-        that exits must not end the workers of its parent.
+        In a fork of the process that created the pool, this method does nothing: when the fork
+        exits, the workers of its parent must continue.
         """
         if os.getpid() != self.owner_pid:
             return

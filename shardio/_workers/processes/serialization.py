@@ -84,7 +84,7 @@ def unpack_error(packed: bytes) -> BaseException:
 def pack_failure(error: BaseException, is_called: str) -> bytes:
     """Pack an exception and its traceback for `unpack_failure`.
 
-    `is_called` is the name, in messages, of the function that raised the exception.
+    `is_called` is what messages call the function that raised the exception.
     """
     frames = error.__traceback__
     text = "".join(traceback.format_exception(type(error), error, frames and frames.tb_next))
@@ -148,7 +148,7 @@ _MAX_REUSED: Final = 64 << 10
 """The maximum size of a pickle, in bytes, after which its pickler is used again.
 
 A pickler never shrinks the table of objects that it has seen, and clears the whole table after each
-value: 19 ms once a value had a million objects.
+value. After a value with a million objects, each clearing takes 19 ms.
 """
 
 
@@ -249,8 +249,8 @@ def _reduce_array(least_bytes: int, array: Any) -> Any:
 # pickled function follows the environment.
 _HEADER = struct.Struct("<Q")
 
-# Held while modules are in cloudpickle's list of modules to pickle by value, because the list is
-# global to the process.
+# `pickled` adds modules to cloudpickle's list of modules to pickle by value, and removes them
+# afterwards. It holds this lock meanwhile, because the whole process shares the list.
 _registry_lock = threading.Lock()
 
 
@@ -261,8 +261,8 @@ def pack(target: Callable[..., object]) -> int:
     found through `sys.path`, are pickled by value; all others are pickled by name. Raises
     InvalidArgument if something cannot be pickled.
     """
-    # In messages, show the user's function instead of a function of shardio that calls it. In this
-    # case, `target` is a partial, and its first argument is the user's function.
+    # If `target` is a partial, it calls a function of shardio whose first argument comes from the
+    # user. Messages then show this argument instead of `target`.
     known = target.args[0] if isinstance(target, partial) and target.args else target
     packed = pickled(target, "make those inside the function", known)
     surroundings = pickle.dumps(
@@ -315,7 +315,10 @@ def unpack(fd: int) -> Callable[..., Any]:
 def _apply_environment(
     sys_path: list[str], cwd: str | None, environ: dict[str, str], argv: list[str], umask: int
 ) -> None:
-    """Apply the main process's environment; set only variables with another value here."""
+    """Apply the main process's environment.
+
+    Environment variables that already have the right value in this process are not set again.
+    """
     sys.path[:] = sys_path
     sys.argv[:] = argv
     os.umask(umask)
@@ -356,7 +359,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
         self._registered: list[Any] = []
 
     def reducer_override(self, obj: Any) -> Any:
-        """Register the module of `obj` if needed, then let cloudpickle choose name or value."""
+        """Register the module of `obj` if needed; cloudpickle then pickles by name or by value."""
         if isinstance(obj, FunctionType | type):
             name = getattr(obj, "__module__", None)
             if isinstance(name, str) and name not in self._importable:

@@ -30,7 +30,10 @@ from shardio.errors import InsufficientMemory
 from shardio.storage.file_access import map_over
 
 LARGE_BYTES: Final = 2 << 20
-"""The size of a large page if small pages have 4 KiB; otherwise the kernel refuses requests."""
+"""The size of a large page on machines whose small pages have 4 KiB.
+
+If small pages have another size, the kernel refuses requests for large pages.
+"""
 
 _STEP_BYTES: Final = 16 * LARGE_BYTES
 """The number of bytes per request for large pages.
@@ -38,7 +41,7 @@ _STEP_BYTES: Final = 16 * LARGE_BYTES
 The number is high, because every request makes all CPUs return the pages that they have reserved.
 """
 _MAX_NS: Final = 10_000_000
-"""The maximum time per large page, after which no more large pages are requested.
+"""If a large page takes longer than this, the process requests no more large pages.
 
 A large page takes 0.2 ms if the kernel has a free one; small pages for the same memory take 2 ms.
 But if the memory is fragmented, the kernel must first move other pages, which takes longer.

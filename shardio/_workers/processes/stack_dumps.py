@@ -29,7 +29,10 @@ Steps = npt.NDArray[np.uint64]
 
 
 class StepFiles(Closing):
-    """The files to which workers write their steps and stacks; owned from `open` until `close`."""
+    """The files to which workers write their steps and stacks.
+
+    `open` creates the files; this object owns them until `close`.
+    """
 
     def __init__(self) -> None:
         self.stacks: list[int] = []  # for each worker, the descriptor of the file for its stacks

@@ -29,7 +29,7 @@ from shardio.errors import InvalidArgument, UnsupportedEnvironment
 
 # Messages of this size fit into the smallest default socket buffer.
 MAX_MESSAGE_BYTES = 65536
-# The kernel's limit for one message (SCM_MAX_FD).
+# The maximum number of descriptors that the kernel accepts with one message (SCM_MAX_FD).
 MAX_FDS = 253
 
 # A plain int, because operators of enum members are slow.
@@ -230,7 +230,8 @@ def run(index: int, fds: _Fds) -> NoReturn:
     channel = Channel(index, socket.socket(fileno=channel_fd), tuple(given))
     code = 0
     try:
-        # Import these late: the main process imports this module before NumPy and cloudpickle.
+        # Import these late. They import NumPy and cloudpickle, but this module must be imported
+        # quickly.
         from shardio._workers.processes.global_generators import seed_generators_of_worker
         from shardio._workers.processes.serialization import unpack
 

@@ -3,7 +3,7 @@
 The zygote is started by exec, so it has none of the main process's threads, locks or memory. The
 zygote imports NumPy and the codecs once, and forking a worker then takes only a few milliseconds.
 The zygote never imports the user's `__main__` or tinygrad. The class `Zygote` is the main process's
-handle for the process.
+handle for the zygote's process.
 
 The main process and the zygote share a socket pair, called *control*. Every pool has another socket
 pair, called its *session*: through it, the main process requests workers, and the zygote reports

@@ -81,7 +81,7 @@ class _Pickled:
 
 
 class ResultChunks:
-    """The results of a generator that were not taken yet; `name` is its name in messages."""
+    """The results of a generator that were not taken yet; messages call the generator `name`."""
 
     def __init__(self, results: Iterator[Any], name: str) -> None:
         self._results, self._name = results, name
@@ -172,7 +172,8 @@ def call_for_main(
     """Call the function for one item after another until the main process closes the channel.
 
     Args:
-        function: returns a value for an item, or `ResultChunks`, whose chunks are sent one by one.
+        function: a function that returns a value for an item, or `ResultChunks`, whose chunks are
+            sent one by one.
         most_bytes: the maximum size of a block.
         is_called: the name of the function in messages.
         channel: the channel of this worker; its first descriptor is the file for `map_steps`.
@@ -252,7 +253,7 @@ class _Caller:
         return ANSWER.pack(CallOutcome.IN_BLOCK, n_results, number, step, found.n_bytes, taken_ns)
 
     def _next_chunk(self, step: int, chunks: ResultChunks) -> tuple[Any, int]:
-        """Return the next results of a generator, and their number, or 0 if these are the last."""
+        """Return the next results of a generator, and their number; the number is 0 at the end."""
         found = self._guarded(step, chunks.take)
         if chunks.is_over:
             return found, 0

@@ -124,7 +124,7 @@ class ThreadExecutor(StageExecutor):
     def _next_job(self, bell: threading.Lock, *, is_woken: bool) -> StageJob | None:
         """Return the next job, or None.
 
-        If there is no job, add `bell` to the locks of idle threads; `wake` releases it for a job.
+        If there is no job, the caller must wait for `bell`. `wake` releases it when there is a job.
         """
         runner = self._runner
         with runner.lock:
@@ -342,7 +342,7 @@ class ProcessExecutor(StageExecutor):
     def _drive(self, task_pool: TaskPool) -> None:
         while not self._runner.is_closed:
             if (asked := self._asked) is not None:
-                self._asked = None  # only one thread asks, and this thread waits for the answer
+                self._asked = None  # `tell` runs in one thread at a time, and waits for the answer
                 asked.set_result(task_pool.at_work(lambda number: describe_job(self._jobs[number])))
             self._put_all(task_pool)
             found = task_pool.take()
@@ -364,7 +364,7 @@ class ProcessExecutor(StageExecutor):
                 task_pool.go_on(job.results)
                 continue
             try:
-                # `results` becomes the index of the item, with which more results are requested.
+                # Set `results` to the index of the item, for requests of more results.
                 job.results = task_pool.put(job.item)
             except (UnsupportedEnvironment, InsufficientMemory):
                 raise  # not an error of the item
@@ -386,7 +386,7 @@ class ProcessExecutor(StageExecutor):
 
 
 class _ReportingBudget(ErrorBudget):
-    """An error budget for which the task pool skips every failed item.
+    """An error budget that makes the task pool skip every failed item.
 
     The budget reports each failure to the pipeline, which skips the item or raises the error.
     """

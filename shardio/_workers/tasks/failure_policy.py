@@ -53,7 +53,7 @@ class ErrorBudget:
         return self.most is not None and is_its_own
 
     def skip(self, index: int, item: Any, error: BaseException) -> None:
-        """Record that an item is skipped; raise TooManySkipped if more than `most` items are."""
+        """Record that an item is skipped; raise TooManySkipped if it is one item too many."""
         found = SkippedItem(index, shortened(item), type(error).__name__, text_of(error))
         self.skipped.append(found)
         n_skipped = len(self.skipped)

@@ -2,8 +2,8 @@
 
     source ─▶ stage ─▶ batches ─▶ stage ─▶ … ─▶ results ─▶ the loop
 
-No thread drives the pipeline. Each thread of a stage, and the loop itself, moves results on to the
-next stages as far as there is room, and wakes the threads that then have jobs. This is done under
+No thread drives the pipeline. Each thread of a stage, and the loop itself, passes results on to the
+next stages as far as these have room, and wakes the threads that then have jobs. This is done under
 one lock; user code runs without the lock.
 """
 
@@ -123,7 +123,7 @@ class PipelineRunner(Closing):
         create_executors: `executors.create_executors`.
         n_buffered: the number of results that may wait for the loop.
         most_skips: the number of failed calls whose items may be skipped; None raises all errors.
-        start: the position of `source`, if the iteration resumes an earlier one.
+        start: the position from which `source` continues, if the iteration resumes an earlier one.
     """
 
     def __init__(
@@ -193,7 +193,9 @@ class PipelineRunner(Closing):
                 if self._results.is_over:
                     break
                 if self.is_closed or self._breakdown is not None:
-                    continue  # closed or broken since the check above: nothing would end `wait`
+                    # The runner was closed, or broke down, after `_check_open`. `wait` would block,
+                    # because nothing rings any more. Check again.
+                    continue
             left_s = None if deadline_s is None else deadline_s - time.monotonic()
             if not self._results.wait(left_s):
                 raise self._overdue(timeout_s)
@@ -264,10 +266,10 @@ class PipelineRunner(Closing):
     # --- called by executors ----------------------------------------------------------------
 
     def give(self, job: StageJob, values: Iterable[Any], busy_ns: int) -> bool:
-        """Accept results of a job that is not finished; return False if the job must not go on.
+        """Accept results of a job that has not ended; return True if the job may go on now.
 
-        The runner is then closed, or the job is suspended: `Stage.begin` will return the job again
-        when there is room for more results.
+        Otherwise, suspend the job: `Stage.begin` will return it again when there is room for more
+        results. If the runner is closed, only return False.
         """
         stage = job.stage
         with self.lock:
@@ -292,7 +294,7 @@ class PipelineRunner(Closing):
             self._source.supply(job, (SourceItem(index, index, index, index + 1), value))
 
     def finish(self, job: StageJob, values: Iterable[Any], busy_ns: int) -> None:
-        """Accept the last results of a job."""
+        """Accept `values`, the last results of a job, and record the end of the job."""
         stage = job.stage
         with self.lock:
             if self.is_closed:
@@ -306,7 +308,7 @@ class PipelineRunner(Closing):
     def fail(
         self, job: StageJob, error: BaseException, busy_ns: int, values: Iterable[Any] = ()
     ) -> None:
-        """Record that a job has raised `error` after it had returned the results `values`."""
+        """Accept `values`, the last results of a job that then raised `error`."""
         stage = job.stage
         failure = as_failure(error, stage.name)
         add_note(failure, f"in {self._place_of(job)}")
@@ -335,16 +337,16 @@ class PipelineRunner(Closing):
         return None
 
     def settle_before(self, stage: Stage) -> None:
-        """Move results to `stage`, which now has room for them. Called under the lock."""
+        """Pass waiting results on to `stage`, which now has room. Called under the lock."""
         place = self._places[stage]
         if place:
             self._settle(place - 1)
 
     def _settle(self, place: int) -> None:
-        """Move the results of a stage to the next one while there is room; wake executors.
+        """Pass results of a stage on to the next stage, as far as it has room; wake executors.
 
-        `place` is the index of the stage. If the move makes room or fills a list, also settle the
-        neighbouring stages.
+        `place` is the index of the stage. Then do the same for a neighbouring stage that may
+        now pass results on, too.
         """
         places = [place]
         while places:

@@ -95,7 +95,10 @@ class Schedule:
 
     @property
     def is_low(self) -> bool:
-        """True if a worker may soon be idle; otherwise, tasks sent later share a message."""
+        """True if a worker may soon be idle.
+
+        Otherwise, sending can wait until several tasks share a message.
+        """
         return self._n_low > 0
 
     @property

@@ -5,9 +5,9 @@ or collects items into lists, called batches. The pipeline may start at any posi
 
 A `Stage` is the state of a step that calls a function. A call for one input is called a job. The
 stage is only bookkeeping: it starts no threads and calls no functions. It decides which job may
-start, accepts the results of jobs, and puts the results in order; `pipeline_runner` moves them on
-to the next stage. A `ListBatcher` collects results between two stages. An `OutputQueue` is at the
-end of the pipeline.
+start, accepts the results of jobs, and puts the results in order; `pipeline_runner` passes
+them on to the next stage. A `ListBatcher` collects results between two stages. An `OutputQueue` is
+at the end of the pipeline.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class SourceItem(NamedTuple):
     `first` and `last` are the indices of the items; `before` and `after` are the states of the
     source before and after these items. To resume after the result, the source continues from
     `after`. But if a generator yields several results for an item, the source continues from
-    `before`, and the first `n_given` results of the generator, including this one, are skipped.
+    `before`, and the first `n_given` results of the generator, up to this result, are skipped.
     """
 
     first: int
@@ -348,9 +348,10 @@ class Stage:
         return len(self.out) < (_MAX_OUT if is_next else 1)
 
     def fail(self, job: StageJob, error: Exception | None) -> None:
-        """Record that a job has failed; the stage fails when the job's results are due.
+        """Record that a job has failed.
 
-        Without `error`, the job's item is skipped.
+        If `error` is None, the job's item is skipped. Otherwise the stage fails, as soon as the
+        results of the job are due.
         """
         self.n_failed += 1
         # No new jobs may start after an error, because later results are not delivered.

@@ -85,9 +85,10 @@ class PendingCall:
             self.block = None
 
     def value(self, blocks: ValueBlocks, is_called: str, *, is_last: bool) -> Any:
-        """Return the value of the function; the block stays leased as long as its arrays exist.
+        """Return the value of the function.
 
-        `is_last` is True if no further item needs a block.
+        The block stays leased as long as the arrays of the value exist. `is_last` is True if no
+        further item needs a block.
         """
         memory: Bytes | memoryview = memoryview(b"") if self.memory is None else self.memory
         if self.block is not None:
@@ -153,7 +154,7 @@ class TaskPool(Closing):
         self._most_items = DEPTH * n_workers + 2 if most_items is None else most_items
         self._on_crash = on_crash
         budget = default_budget() if memory_bytes is None else memory_bytes
-        self.error_budget = ErrorBudget(max_skips)  # the owner may record further items here
+        self.error_budget = ErrorBudget(max_skips)  # the owner may record further skipped items
         self._schedule = Schedule(0, ENDLESS, n_workers, depth)
         self._calls: dict[int, PendingCall] = {}
         self._parts: deque[PendingCall] = deque()  # chunks of generators that have more results

@@ -348,9 +348,10 @@ class LentBlocks:
         self._idle.append(number)
 
     def fill(self, packed: PackedValue) -> int:
-        """Write a value to a block, which then belongs to the main process; return its index.
+        """Write a value to a block, and return the index of the block.
 
-        If there is no memory for the value, the block stays in this object.
+        The block then belongs to the main process. If there is no memory for the value, the block
+        stays in this object.
         """
         number = self._idle[-1]
         # Map the block only now, so that an error is reported as the error of this sample.

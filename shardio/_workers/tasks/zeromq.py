@@ -36,7 +36,7 @@ from shardio._workers.processes.worker_main import Channel
 from shardio._workers.tasks.values import LentBlocks, ValuePacker
 from shardio.errors import InvalidArgument, TransformError, UnsupportedEnvironment, install_hint
 
-OWN_FILES: Final = 16  # a context and a socket open fewer files than this, without connections
+OWN_FILES: Final = 16  # without connections, a ZeroMQ context and a socket open fewer files
 _NAME: Final = "samples"
 _RANDOM_LETTERS: Final = 8  # as in the names of temporary folders
 _MAX_BYTES: Final = 107  # the kernel's maximum for the path of a socket
@@ -58,8 +58,8 @@ def zeromq(user: str = "MultiLoader") -> ModuleType:
 def check_prefix(prefix: Any) -> str:
     """Return the absolute path of `prefix`, the beginning of the path of a socket's folder.
 
-    Raises InvalidArgument if no such folder can be created, or if the path of the socket would be
-    too long.
+    Raises InvalidArgument if the parent of that folder does not exist, or if the path of the socket
+    would be too long.
     """
     if not isinstance(prefix, str | os.PathLike):
         raise InvalidArgument(f"prefix must be the beginning of a path; found {prefix!r}")
@@ -77,7 +77,7 @@ def check_prefix(prefix: Any) -> str:
 
 
 class Receiver(Closing):
-    """A ZeroMQ socket that receives samples; owned and used by one thread at a time.
+    """A ZeroMQ socket that receives samples; only one thread at a time may use it.
 
     The socket has a name only while the constructor runs. Workers connect by the descriptor
     `path_fd`, which refers to the socket even after the name is removed. Thus no other process can
@@ -162,14 +162,14 @@ class MessageKind(IntEnum):
     IN_BLOCK = 2  # a sample that was written to a block
     SKIPPED = 3  # an exception instead of a sample
     FAILED = 4  # an exception that has ended the iteration of this worker
-    END = 5  # the end of the samples; in the head, their number is in the place of the index
+    END = 5  # the end; instead of an index, the head contains the number of samples
 
 
 class Command(IntEnum):
     """A command of the main process."""
 
-    CREDIT = 1  # the number is that of bytes that were handed over since the last credit
-    BLOCK = 2  # the number is the index of a block to fill; the first time, with its descriptor
+    CREDIT = 1  # the number of bytes that were handed over since the last credit
+    BLOCK = 2  # the index of a block to fill; the descriptor is attached the first time
     GOODBYE = 3  # the main process has received everything that the worker has sent
 
 
