@@ -53,9 +53,9 @@ class MultiLoader(Closing):
             that cannot be pickled, such as a generator or an open file, must be created in the
             `__iter__` of the dataset.
         workers: the number of processes.
-        verbose: True prints the path of the socket to standard error, and a line for every worker
-            that has finished.
-        nokill: True lets earlier iterations continue when a new iteration begins.
+        verbose: True to print, to standard error, the path of the socket, and a line for every
+            worker that has finished.
+        nokill: True to let earlier iterations continue when a new iteration begins.
         prefix: the beginning of the path of the folder in which the socket is created. Only this
             user can access the folder. The folder is removed before the workers start.
         memory_bytes: the limit for the bytes of samples that workers have sent and that are not

@@ -114,7 +114,7 @@ class ItemStats:
     """Counters of `load_with_workers` so far."""
 
     n_put: int = 0
-    """Items sent to workers or waiting for one."""
+    """Items that were sent to workers, or are waiting for one."""
     n_taken: int = 0
     """Items whose values were returned."""
     n_skipped: int = 0

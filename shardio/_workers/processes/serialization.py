@@ -261,8 +261,8 @@ def pack(target: Callable[..., object]) -> int:
     found through `sys.path`, are pickled by value; all others are pickled by name. Raises
     InvalidArgument if something cannot be pickled.
     """
-    # If `target` is a partial, it calls a function of shardio whose first argument comes from the
-    # user. Messages then show this argument instead of `target`.
+    # In messages, show the first argument of a partial instead of the partial. This is usually the
+    # user's function or dataset, and the partial calls a function of shardio.
     known = target.args[0] if isinstance(target, partial) and target.args else target
     packed = pickled(target, "make those inside the function", known)
     surroundings = pickle.dumps(

@@ -38,7 +38,8 @@ LOST_FDS = int(socket.MSG_CTRUNC)
 Ancillary = list[tuple[int, int, bytes]]
 Received = tuple[bytes, Ancillary, int, object]
 
-# The arguments of `recvmsg`: room for the longest message and its descriptors; close on exec.
+# The arguments of `recvmsg`: the room for a message, the room for its descriptors, and a flag by
+# which an exec closes the received descriptors.
 RECEIVE = (MAX_MESSAGE_BYTES, socket.CMSG_SPACE(4 * MAX_FDS), socket.MSG_CMSG_CLOEXEC)
 
 

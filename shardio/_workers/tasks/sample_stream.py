@@ -8,8 +8,9 @@
   D     the count is checked ◀═════════════════ END ═══
   E     goodbye ───────────────────────────────────────▶ exits
 
-A line ═ is a message on the ZeroMQ socket, a line ─ a message on a channel of the worker pool. The
-credit of a worker limits the bytes that the worker has sent and that the loop has not received yet.
+A line ═ is a message on the ZeroMQ socket. A line ─ is a message on a channel of the worker pool.
+The credit of a worker limits the bytes that the worker has sent and that the loop has not received
+yet.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ class Stage:
     Args:
         name: the name in errors and figures.
         call: the function that jobs call; the stage itself never calls it.
-        concurrency: the maximum number of running jobs.
+        concurrency: the maximum number of jobs in flight, for processes more than `n_workers`.
         in_order: True to deliver results in input order; False to deliver them when they are ready.
         yields_many: True if a job may have any number of results.
         n_passed_over: the number of results of the first job to skip, because an earlier iteration

@@ -137,7 +137,8 @@ class ValueBlocks(Closing):
 
     Args:
         n_enough: the number of blocks that suffice for the workers. While more blocks than this are
-            in use, `hand_over` never copies. None stands for no such number.
+            in use, `hand_over` never copies. With None, the number of blocks in use
+            does not matter.
         memory_bytes: the budget for all blocks.
     """
 
