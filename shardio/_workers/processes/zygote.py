@@ -286,7 +286,7 @@ _CONTROL_FD, _MAIN_PIDFD = 3, 4
 
 
 class Zygote:
-    """The main process's handle for a zygote. Only `acquire` creates handles; `release` ends them.
+    """The main process's handle for a zygote. Only `acquire` creates handles.
 
     `pidfd` becomes readable when the zygote exits. The constructor takes only 0.6 ms, because it
     does not wait until the zygote has imported its modules.

@@ -120,7 +120,7 @@ class PipelineRunner(Closing):
     Args:
         source: an iterable or async iterable of items, or of SourcePosition objects.
         steps: the functions and batches that follow the source.
-        create_executors: `executors.create_executors`.
+        create_executors: the function of this name in the module `executors`.
         n_buffered: the number of results that may wait for the loop.
         most_skips: the number of failed calls whose items may be skipped; None raises all errors.
         start: the position from which `source` continues, if the iteration resumes an earlier one.
