@@ -1,10 +1,12 @@
 """Open the files of a dataset on demand, and record which parts of the files are verified.
 
 A *unit* is a range of bytes of a file. Each unit has one hash, and a *mark*: a byte that is 1 if
-the unit has been verified. One table has the marks of all units of all files, so that no unit must
-be verified twice. The position of a file's marks in the table depends on how many units the other
-files have. If not all files can be open at the same time, these numbers are not known: the
-positions are then computed from upper bounds of the numbers.
+the unit has been verified. One table has the marks of all units of all files. The table outlives
+the readers, so a unit does not have to be verified again when its file is closed and reopened.
+
+The marks of the files follow each other in the table. The number of units of a file is known only
+once the file has been opened. If the files cannot all be open at once, the positions of their marks
+are computed from upper bounds of those numbers instead.
 """
 
 from __future__ import annotations
@@ -144,10 +146,10 @@ class DatasetFiles(ABC):
 
     @abstractmethod
     def file_numbers(self, name: str | None = None) -> Rows:
-        """Return a number for each shard's file that stores the field `name`.
+        """Number the files that store the field `name`; return the number of each shard's file.
 
-        Different files have different numbers, from 0 up. In a mixture, a file that belongs to
-        several sources has the same number for all of these sources.
+        The numbers start at 0. Within one call, equal numbers mean the same file; numbers for
+        different `name`s are unrelated. In a mixture, several sources may share a file.
         """
 
     @abstractmethod
@@ -182,7 +184,8 @@ class DatasetFiles(ABC):
         number, shard = divmod(file, self.n_shards)
         reader = self.open_file(shard, self._groups[number].name)
         if self.is_partial:
-            # Create the common table, because its marks remain when a reader is evicted.
+            # Use the table even if nobody shares it: readers are closed to make room for others,
+            # and the marks that a closed reader owned would be lost.
             self._all_marks()
         self._mark(file, reader)
         return reader
@@ -352,8 +355,8 @@ class ShardFiles(DatasetFiles):
         except BaseException:
             self._storage.unpin(summary)
             raise
-        # Unpin the file when `reader.content` is deleted. A view of the content that user code
-        # holds prevents this, and thus keeps the file pinned.
+        # Unpin the file when `reader.content` is deleted. While user code holds a view of the
+        # content, the content is not deleted and the file stays pinned.
         held = weakref.finalize(reader.content, self._storage.unpin, summary)
         held.atexit = False
         return reader
@@ -361,7 +364,10 @@ class ShardFiles(DatasetFiles):
     def _open_expected(
         self, path: str, summary: ShardSummary, schema: Schema, content: PreadFile | None = None
     ) -> ShardReader:
-        """Open a file; raise DatasetCorrupt if it is not the file that the generation names."""
+        """Open a file; raise DatasetCorrupt if it is not the file that the manifest describes.
+
+        Its id, sample count, size and schema must be equal to those in the manifest.
+        """
         reader = ShardReader(path, verify=self._verify, access=self.access, content=content)
         found = (reader.id, len(reader), reader.header.file_size)
         expected = (summary.id, summary.n_samples, summary.n_bytes)

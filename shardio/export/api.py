@@ -108,7 +108,8 @@ def export(
         InvalidArgument: an option is invalid, or the format cannot represent a field.
         DatasetExists: `out` is not empty, and is not an export that `overwrite` replaces.
         ShardCorrupt, …: a sample is damaged. The incomplete export is removed.
-        DatasetConflict: another writer has removed shards of the exported generation.
+        DatasetConflict: while the export ran, another process published a new state of the dataset
+            and removed files that the export still needed.
         UnsupportedEnvironment: a package that the format needs is not installed.
     """
     if format not in FORMATS or on_error not in ("stop", "skip"):
@@ -129,8 +130,9 @@ def export(
             StagedFolder(place, ABOUT_FILE) as target,
             detect_conflict(source.path, source.generation),
         ):
-            # Check `place` only now: if an earlier export was killed while it replaced the folder,
-            # StagedFolder may just have moved the earlier folder back to `place`.
+            # Check `place` only now: if a previous export was killed between renaming the old
+            # folder away and putting the new one in place, StagedFolder has just moved the old
+            # folder back to `place`.
             _check_replaceable(place, overwrite=overwrite)
             n_samples = _write_samples(samples, exporter, target.folder, progress)
             about = {"format": format, "samples": n_samples, **_provenance(source, samples)}

@@ -85,7 +85,7 @@ class Conclusion:
 
 
 def conclude(figures: Figures) -> Conclusion:
-    """Draw a conclusion from figures, which must be those of at least one batch."""
+    """Draw a conclusion from figures. At least one batch must have been measured."""
     stats, n_workers = figures.stats, figures.n_workers
     elapsed_s = max(stats.elapsed_s, 1e-9)
     speed = stats.n_bytes / elapsed_s

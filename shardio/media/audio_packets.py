@@ -83,10 +83,12 @@ def packet_times(
 class _GaplessRun:
     """A run: consecutive packets without a gap between them.
 
-    `first` is the index of the run's first packet. `low` and `high` are bounds for the time of
-    sample 0. After a gap, this is the time that sample 0 would have if there were no gap. The
-    bounds are integers in units of 1 / (2 * `unit`) samples. A tick of the container is 2 * `tick`
-    of these units.
+    `first` is the index of the run's first packet. `low` and `high` bound the stream's start time
+    as it follows from this run: the time of a packet minus the duration of all samples before the
+    packet. In a run after a gap, this is later than the real start by the length of the gap.
+
+    One tick of the container is `tick` / `unit` samples. The bounds are integers that count steps
+    of 1 / (2 * `unit`) sample; a tick has 2 * `tick` such steps.
     """
 
     first: int
@@ -96,9 +98,10 @@ class _GaplessRun:
     unit: int
 
     def begin(self, known: int) -> int:
-        """Return a time of sample 0 within the bounds, in samples.
+        """Return a start time of the stream within the bounds, in samples.
 
-        If possible, the time is chosen so that sample `known` is at a whole tick.
+        `known` is the index of a sample, counted from the first decoded sample. If possible, the
+        start time is chosen so that this sample is at a whole tick.
         """
         lead, tick = 2 * known * self.unit, 2 * self.tick
         at = -(-(self.low + lead) // tick) * tick - lead
@@ -146,7 +149,10 @@ def sample_rate(stream: EncodedStream) -> int:
 
 
 def first_sample_time(stream: EncodedStream) -> int:
-    """Return the time of sample 0 in samples, which are the ticks of the stream's time base."""
+    """Return the `pts` of the first audible sample (sample 0).
+
+    The unit is the sample, because the stream's time base is 1 / rate.
+    """
     first = int(stream.packets["pts"][0]) if len(stream.packets) else 0
     return first + int_parameter(stream, "skip")
 
@@ -180,7 +186,7 @@ def begin_of(stream: EncodedStream) -> Fraction:
 
 
 def nearest_sample(stream: EncodedStream, time: Fraction, rate: int) -> int:
-    """Return the index of the sample nearest to a time in seconds, for a stream of `rate`."""
+    """Return the index, after resampling to `rate`, of the sample nearest to a time in seconds."""
     since = time - Fraction(first_sample_time(stream), sample_rate(stream))
     return math.floor(since * rate + Fraction(1, 2))
 
@@ -346,8 +352,8 @@ class _AudioPackets:
             if frame.sample_rate != parameters["rate"] or frame.layout.name != parameters["layout"]:
                 raise MediaError(f"its rate or channels change at packet {number}; re-encode it")
         # The container may mark packets as discarded. Discarded packets at the start are needed to
-        # decode the packets that follow. An edit list has removed the discarded packets in other
-        # places, so their samples do not count.
+        # decode the packets that follow. Discarded packets that are not at the start were cut out by
+        # an edit list, so their samples do not count.
         are_out = np.array(self.discarded, bool)
         n_lead = int(np.argmin(are_out)) if len(are_out) and not are_out.all() else 0
         n_before = max(self.n_before, int(counts[:n_lead].sum()))

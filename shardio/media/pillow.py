@@ -1,4 +1,6 @@
-"""Decode still pictures other than JPEG with Pillow, to upright 8-bit grey or RGB, and resample.
+"""Decode still pictures other than JPEG with Pillow, to upright 8-bit grey or RGB.
+
+This module also resamples pixels of any origin.
 
 Only the formats in `FORMATS` are tried, because some of Pillow's formats are dangerous: for EPS, it
 runs Ghostscript. JPEG 2000 is left out, because a truncated file decodes to a black picture without
@@ -102,9 +104,9 @@ def _ppm_max_value(picture: Image) -> int:
 
 
 def orientation(picture: Image) -> int:
-    """Return the orientation of a picture before it is decoded, as EXIF numbers it.
+    """Return the EXIF orientation (1 to 8) of a picture.
 
-    If the picture is a TIFF, Pillow turns it upright when it is decoded.
+    Call this function before the picture is loaded, because loading turns a TIFF upright.
     """
     if picture.format == "TIFF":
         found = picture.getexif().get(0x0112, UPRIGHT)
@@ -146,21 +148,25 @@ def _flatten(picture: Image) -> Pixels:
 
 
 def _scale_transparent_color(picture: Image, bits: int) -> None:
-    """Scale the transparent colour of a PNG to 8 bits, because Pillow scales only the pixels."""
+    """Adapt the transparent colour of a PNG to 8 bits, because Pillow converts only the pixels.
+
+    The transparent colour of grey with fewer than 8 bits is scaled. The transparent colour of a
+    16-bit RGB picture is removed.
+    """
     key = picture.info.get("transparency")
     if picture.format != "PNG" or key is None:
         return
     if picture.mode == "L" and bits < 8:
         picture.info["transparency"] = key * 255 // (2**bits - 1)
     elif picture.mode == "RGB" and bits == 16:
-        # In 8 bits, other colours may become equal to the transparent colour.
+        # Ignore the transparent colour: reduced to 8 bits, other colours could become equal to it.
         del picture.info["transparency"]
 
 
 def _high_bytes_of_grey(picture: Image) -> Pixels:
     """Return the upper 8 bits of 16-bit grey.
 
-    Pillow and libpng convert 16-bit colours in the same way.
+    This is how Pillow and libpng reduce 16-bit colours, too.
     """
     if picture.mode[:4] != "I;16" and picture.format != "PPM":
         raise MediaError(

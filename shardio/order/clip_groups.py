@@ -8,12 +8,13 @@ A video of n clips has n // k groups of k clips and, unless n % k is 0, one smal
 clips. A random number for each video and epoch decides whether the smaller group comes before,
 between or after the other groups of the video.
 
-All groups of the same size are permuted, by `permutation`. The epoch is divided into *windows* of
-about 1,024 groups. Every window has the same proportions of group sizes, so the position at which a
-window starts can be calculated. Within a window, the groups of the same video are spread far apart.
+For each size, the groups of that size are permuted among themselves (see `permutation`). The epoch
+is divided into *windows* of about 1,024 groups. Every window has the same proportions of group
+sizes, so the position at which a window starts can be calculated. Within a window, the groups of
+the same video are spread far apart.
 
-As in `permutation`, the clip at any position is computed directly. To find a single clip, its whole
-window is computed, which takes about 250 µs for 1,024 groups.
+As in `permutation`, the clip at a position is found without computing the order before it. Only the
+window of the position is computed, which takes about 250 µs for 1,024 groups.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ import numpy.typing as npt
 from shardio.order.permutation import Permutation, Positions, derive_key, keyed_hashes
 
 WINDOW: Final = 1024
-"""The minimum number of groups per window; the maximum is twice as large.
+"""The minimum of the mean number of groups per window; this mean is less than twice as large.
 
-In larger windows, the groups of a video are further apart, but finding a single clip takes longer.
+An epoch with fewer than `WINDOW` groups has one window, which has all groups of the epoch. In
+larger windows, the groups of a video are further apart, but finding a single clip takes longer.
 """
 _JITTER: Final = 0.5
 """The maximum of the random offset that is added to the position of a group within a window.
@@ -68,10 +70,10 @@ class ClipGroups:
         self._firsts: Positions = np.concatenate([[0], firsts])
 
     def find(self, which: int, numbers: Positions, key: int) -> tuple[Positions, Positions]:
-        """Return the video and the first clip of each of some groups that have the same size.
+        """Return, for each of the given groups, its video and its first clip.
 
         Args:
-            which: the index in `sizes` of the groups' size.
+            which: all given groups have the size `sizes[which]`.
             numbers: the indices of the groups. Groups of the same size are counted from 0, so these
                 indices are below `counts[which]`.
             key: the key for the random position of the smaller group within each video.
@@ -133,9 +135,9 @@ class ClipGroupOrder:
         self._groups = groups
         self._keys = [derive_key(kind, seed, epoch) for kind in (24, 25, 26, 27)]
         self._n_windows = max(1, int(groups.counts.sum()) // WINDOW)
-        # The number of groups of a size is usually not a multiple of the number of windows: some
-        # windows have one group more. Each size has another offset, so that these are not the same
-        # windows for all sizes.
+        # For most sizes, the groups cannot be divided equally among the windows, so some windows
+        # get one group of that size more than others. Each size has its own random offset, so that
+        # the windows with an extra group differ from size to size.
         starts = keyed_hashes(groups.sizes, self._keys[0]) % np.uint64(self._n_windows)
         self._offsets: Positions = starts.astype(np.int64)
         self._permutations: dict[int, Permutation] = {}
@@ -166,7 +168,10 @@ class ClipGroupOrder:
         return bisect.bisect_right(range(self._n_windows), position, key=end)
 
     def _n_ranked(self, windows: Positions) -> Positions:
-        """Return an array of (windows, sizes): how many groups of a size are before a window."""
+        """Return an array with a row for each window and a column for each size.
+
+        An element is the number of groups of that size in all windows before that window.
+        """
         each, over = np.divmod(self._groups.counts, self._n_windows)
         numbers = windows[:, None]
         return numbers * each + (numbers * over + self._offsets) // self._n_windows
@@ -191,7 +196,7 @@ class ClipGroupOrder:
         return clips
 
     def _permutation(self, which: int) -> Permutation:
-        """Return the permutation of the groups of the size with index `which` in `sizes`."""
+        """Return the permutation of the groups whose size is `sizes[which]`."""
         found = self._permutations.get(which)
         if found is None:
             size, n = int(self._groups.sizes[which]), int(self._groups.counts[which])

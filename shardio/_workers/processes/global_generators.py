@@ -2,8 +2,8 @@
 
 torch has a generator for each device. This module handles only the generator of the CPU, and never
 imports torch itself. If torch is not imported yet, the seed is kept until user code imports torch,
-and the generator is seeded at the end of that import. The first numbers that user code draws then
-do not depend on when torch was imported. Seeding the generator object directly takes 1 µs;
+and the generator is seeded at the end of that import. Therefore, the first numbers that user code
+draws from torch do not depend on when torch was imported. Seeding the generator object directly takes 1 µs;
 `torch.manual_seed` takes 110 µs, because it also queues seeds for devices that are not initialized.
 """
 
@@ -55,9 +55,9 @@ def generator_states() -> States:
 def restore_generators(states: States) -> None:
     """Restore the states that `generator_states` returned.
 
-    If torch was imported after `generator_states` was called, torch's generator gets the seed that
-    was kept for it at the time of that call. If there was no such seed, the generator gets the
-    state of a new generator.
+    If torch was imported after `generator_states` was called, torch's generator is seeded with the
+    seed that was waiting for torch when `generator_states` was called. If no seed was waiting,
+    torch's generator gets the state of a new generator.
     """
     random.setstate(states[0])
     np.random.set_state(states[1])
@@ -117,7 +117,10 @@ class _TorchImport:
         return None
 
     def _extend(self, loader: Any) -> None:
-        """Make `loader` seed torch's generator once, after it has executed its next module."""
+        """Make `loader` seed torch's generator after the next module that it executes (torch).
+
+        After later modules, `loader` does not seed the generator again.
+        """
 
         def execute_and_seed(module: ModuleType) -> None:
             del loader.exec_module  # remove this function, which hides the method of the class

@@ -7,8 +7,9 @@ handle for the zygote's process.
 
 The main process and the zygote share a socket pair, called *control*. Every pool has another socket
 pair, called its *session*: through it, the main process requests workers, and the zygote reports
-the starts and exits of workers. A request carries the descriptors of the worker's channel and of
-the *payload*, which is a memory file that contains the pool's function.
+the starts and exits of workers. A request carries descriptors: the worker's channel, the *payload*
+(a memory file that contains the pool's function), and copies of the descriptors that the pool was
+created with.
 
     main -> zygote   control   names of modules to import         + the zygote's socket of a session
     main -> zygote   session   REQUEST (index, action)            + channel, payload, the pool's fds
@@ -23,7 +24,7 @@ any reason, the zygote exits, and the kernel kills the workers.
 
 The main process has one zygote for all its pools. `acquire` starts the zygote for the first pool,
 and `release` ends the zygote after the last pool. Both may be called in any thread. A finalizer may
-call `release` even if it has interrupted one of the two functions.
+call `release` even while `acquire` or `release` is running in the same thread.
 """
 
 from __future__ import annotations
@@ -169,7 +170,8 @@ class _Zygote:
         if mask & ~select.EPOLLOUT:
             try:
                 data, ancillary, flags, _ = session.socket.recvmsg(*RECEIVE)
-            # The main process exited before it had read all replies; the next call reports the end.
+            # The main process closed the socket with unread replies in it. The next `recvmsg` on
+            # this socket returns no data, which begins the end of the session.
             except ConnectionResetError:
                 return
             if data:
@@ -246,8 +248,8 @@ class _Zygote:
         self._watch(session)
 
     def _watch(self, session: _Session) -> None:
-        # The socket of an ending session stays at the end of its data. EPOLLIN would therefore wake
-        # the zygote again and again.
+        # After the main process has shut down its side, the session's socket is always readable
+        # (end of file). EPOLLIN would therefore wake the zygote again and again.
         mask = select.EPOLLET if session.is_ending else select.EPOLLIN
         self.epoll.modify(session.socket, mask | (select.EPOLLOUT if session.replies else 0))
 
@@ -344,7 +346,10 @@ class Zygote:
         return ended.si_status if ended and ended.si_code == os.CLD_EXITED else None
 
     def unsuitable(self, when: str) -> UnsupportedEnvironment:
-        """Return the error for a zygote that could not start workers; `when` completes its text."""
+        """Return the error to raise if the zygote ended before it could start workers.
+
+        The message of the error contains "ended {when}".
+        """
         return UnsupportedEnvironment(
             f"the process that starts workers ended {when}; its output on standard error shows "
             "why; num_workers=0 needs no such process"
@@ -375,8 +380,9 @@ def acquire() -> Zygote:
 def release(zygote: Zygote) -> None:
     """Record that a user of `zygote` no longer needs it; after the last user, end the process.
 
-    The process has ended when this function returns. Only if another call of `acquire` or `release`
-    is in progress, this function returns at once, and that call ends the process before it returns.
+    If this was the last user, the process has ended when this function returns. Exception: while
+    another call of `acquire` or `release` holds the lock, this function returns at once, and the
+    other call ends the process before returning.
     """
     _released.append(zygote)
     _settle()

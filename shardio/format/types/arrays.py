@@ -4,7 +4,8 @@
 function encodes values of common types directly. `encode_array` would give the same bytes, but
 takes ten times as long; it is called only for other values. The record of a list of arrays is
 
-    | count: u64 | count x varying dimensions: u64 | zeros up to a multiple of 64 | the arrays |
+    | count: u64 | for each array, its varying dimensions: u64 each |
+    | zeros up to a multiple of 64 | the arrays |
 
 The arrays are stored back to back, in C order. The record contains the shapes of its arrays, so
 that it can be copied and decoded without any other section.
@@ -230,7 +231,7 @@ class Array(Field):
         return (0,) * len(self.shape)
 
     def filled_shape(self, dims: Dims) -> tuple[int, ...]:
-        """Return the shape with `dims`, which is not checked, in place of varying dimensions."""
+        """Return the shape, with its varying dimensions replaced by `dims`; no check is made."""
         rest = iter(dims.tolist())
         return tuple(next(rest) if d is None else d for d in self.shape)
 
@@ -249,7 +250,10 @@ class Array(Field):
         return shape
 
     def _extent(self, shape: tuple[int, ...]) -> int:
-        """Return the size of a shape, in bytes, with each 0 replaced by 1, as NumPy limits it."""
+        """Return the size in bytes that an array of this shape would have if each 0 were 1.
+
+        NumPy applies its size limit to this number, even for empty arrays.
+        """
         return self.numpy.itemsize * math.prod(d or 1 for d in shape)
 
     def decode(self, record: Content, shape: tuple[int, ...]) -> Any:
