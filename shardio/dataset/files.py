@@ -146,10 +146,10 @@ class DatasetFiles(ABC):
 
     @abstractmethod
     def file_numbers(self, name: str | None = None) -> Rows:
-        """Number the files that store the field `name`; return the number of each shard's file.
+        """Return, for each shard, the number of its file that stores the field `name`.
 
-        The numbers start at 0. Within one call, equal numbers mean the same file; numbers for
-        different `name`s are unrelated. In a mixture, several sources may share a file.
+        The files are numbered from 0 up. Within one call, equal numbers mean the same file; numbers
+        for different `name`s are unrelated. In a mixture, several sources may share a file.
         """
 
     @abstractmethod

@@ -352,8 +352,8 @@ class _AudioPackets:
             if frame.sample_rate != parameters["rate"] or frame.layout.name != parameters["layout"]:
                 raise MediaError(f"its rate or channels change at packet {number}; re-encode it")
         # The container may mark packets as discarded. Discarded packets at the start are needed to
-        # decode the packets that follow. Discarded packets that are not at the start were cut out by
-        # an edit list, so their samples do not count.
+        # decode the packets that follow. Discarded packets that are not at the start were cut out
+        # by an edit list, so their samples do not count.
         are_out = np.array(self.discarded, bool)
         n_lead = int(np.argmin(are_out)) if len(are_out) and not are_out.all() else 0
         n_before = max(self.n_before, int(counts[:n_lead].sum()))

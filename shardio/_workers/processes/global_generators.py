@@ -3,8 +3,9 @@
 torch has a generator for each device. This module handles only the generator of the CPU, and never
 imports torch itself. If torch is not imported yet, the seed is kept until user code imports torch,
 and the generator is seeded at the end of that import. Therefore, the first numbers that user code
-draws from torch do not depend on when torch was imported. Seeding the generator object directly takes 1 µs;
-`torch.manual_seed` takes 110 µs, because it also queues seeds for devices that are not initialized.
+draws from torch do not depend on when torch was imported. Seeding the generator object directly
+takes 1 µs; `torch.manual_seed` takes 110 µs, because it also queues seeds for devices that are not
+initialized.
 """
 
 from __future__ import annotations

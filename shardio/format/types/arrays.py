@@ -4,8 +4,7 @@
 function encodes values of common types directly. `encode_array` would give the same bytes, but
 takes ten times as long; it is called only for other values. The record of a list of arrays is
 
-    | count: u64 | for each array, its varying dimensions: u64 each |
-    | zeros up to a multiple of 64 | the arrays |
+    | count: u64 | each array's varying dimensions: u64 each | zeros to a multiple of 64 | arrays |
 
 The arrays are stored back to back, in C order. The record contains the shapes of its arrays, so
 that it can be copied and decoded without any other section.
