@@ -34,7 +34,7 @@ FORMATS: Final = {
     "parquet": ("shardio.export.parquet", "ParquetExporter"),
     "webdataset": ("shardio.export.webdataset", "WebDatasetExporter"),
 }
-"""The module and the class of the exporter of each format."""
+"""For each format, the module and the class of the exporter that writes this format."""
 SCHEMA_FILE: Final = "_schema.json"
 SHARD_BYTES: Final = 256 << 20
 _PACKAGES: Final = {"parquet": ("pyarrow", "arrow")}
@@ -100,8 +100,8 @@ def export(
         shard_bytes: the approximate size in bytes of each tar or Parquet file.
         on_error: "stop" raises an error for the first damaged sample. "skip" leaves out damaged
             samples and lists them in the report.
-        overwrite: if True, and `out` is an earlier export, replace it when the new export is
-            complete.
+        overwrite: if True, and `out` is an earlier export, the earlier export is replaced when the
+            new export is complete.
         progress: called after each batch of samples, and before the files are synced to the disk.
 
     Raises:
@@ -155,7 +155,7 @@ def export(
 def _check_folder(out: str | os.PathLike[str], source: str) -> Path:
     """Return the absolute path of `out`.
 
-    Raise InvalidArgument if it is a dataset, or is inside a dataset, or contains `source`.
+    Raise InvalidArgument if `out` is a dataset, or is inside a dataset, or contains `source`.
     """
     check_folder_name(out)
     place = Path(os.path.abspath(out))
@@ -170,9 +170,9 @@ def _check_folder(out: str | os.PathLike[str], source: str) -> Path:
 
 
 def _check_replaceable(out: Path, *, overwrite: bool) -> bool:
-    """Return True if `out` has an export that may be replaced, False if it is missing or empty.
+    """Return True if `out` has an export that may be replaced; False if `out` is missing or empty.
 
-    Raise DatasetExists if `out` has anything else, or if it has an export and `overwrite` is False.
+    Raise DatasetExists if `out` has other contents, or has an export while `overwrite` is False.
     """
     if not os.path.lexists(out):
         return False

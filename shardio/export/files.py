@@ -49,9 +49,10 @@ class FilesExporter:
 
     The table has one line of JSON per sample. A line has the values of small fields, and the paths
     of the files that store the other values. If several fields are stored as files, each of these
-    fields has a folder. NAME is the path in the field `source` without its suffix, if this field is
-    exported; otherwise, NAME is the index of the sample. CLASS is the name of the sample's class,
-    if the field `label` is exported and the dataset has class names.
+    fields has a separate folder. If the field `source` is exported and not empty, NAME is the path
+    in this field without the suffix of the path; otherwise, NAME is the index of the sample. CLASS
+    is the name of the sample's class. CLASS is left out if the field `label` is not exported, or if
+    the label of the sample is not that of a class.
     """
 
     def __init__(self, options: ExportOptions) -> None:
@@ -86,7 +87,7 @@ class FilesExporter:
         self._table: IO[bytes] | None = None
 
     def open(self, folder: Path) -> None:
-        """Create the table, and a folder for each class in the folder of each field."""
+        """Create the table and, in the folder of each field, a folder for each class."""
         self._root = folder
         self._table = create(folder / TABLE)
         for name in self._encoders:
@@ -128,7 +129,7 @@ class FilesExporter:
             self._table = None
 
     def _stem(self, number: int, sample: Mapping[str, Any]) -> str:
-        """Return the path of a sample's file in the folder of a field, without the suffix."""
+        """Return the path of a sample's file without its suffix, relative to a field's folder."""
         name = f"{number:09d}"
         if self._has_source and sample["source"]:
             stem, dot, suffix = sample["source"].rpartition(".")
@@ -179,7 +180,7 @@ def _is_in_table(field: Field) -> bool:
 def _class_folders(options: ExportOptions) -> list[str]:
     """Return the name of each class's folder.
 
-    The list is empty if the field `label` is not exported, or its values are not single integers.
+    The list is empty if the field `label` is not exported, or does not have single integers.
     """
     field = options.fields.get("label")
     label = field.array if field else None

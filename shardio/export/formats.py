@@ -21,7 +21,7 @@ from shardio.media import mux
 Prepare = Mapping[str, Callable[[Any], Any]]
 """A dict from names of fields to functions that are applied to the values before writing.
 
-The fields are not columns: their values have varying sizes.
+Only fields whose values have varying sizes (fields that are not columns) may be in the dict.
 """
 
 
@@ -43,9 +43,9 @@ class ExportOptions:
 
     @property
     def muxing(self) -> dict[str, Callable[[Any], Any]]:
-        """The function that turns a stream (video, audio) into a media file, by name of field.
+        """For each field of streams (video, audio), a function from a stream to a media file.
 
-        Only fields of streams have an entry.
+        The keys are the names of the fields. Other fields have no entry.
         """
         return {name: mux for name, field in self.fields.items() if field.is_streamed}
 
@@ -93,9 +93,10 @@ class Exporter(Protocol):
 
 _MAX_ROWS: Final = 4096
 _MAX_BYTES: Final = 16 << 20
-"""The maximum size of the columns of a batch, and the approximate limit for its other values.
+"""The maximum size of the columns of a batch.
 
-A sample that is larger is a batch of its own.
+This is also the approximate limit for the size of the batch's other values. A sample that is larger
+is a batch of its own.
 """
 _NUMBER_BYTES: Final = 8  # the approximate size of a number; also used for true, false and null
 Rows = npt.NDArray[np.int64]
@@ -208,8 +209,8 @@ class SampleReader:
     ) -> Iterator[tuple[list[int] | slice, dict[str, list[Any]]]]:
         """Yield the values of fields that are not columns, in batches of limited size.
 
-        The first part of each item selects the rows that the batch has; damaged samples are left
-        out. The second part maps the name of each field to its values.
+        Each item is a pair. The first element selects the elements of `rows` that are in the batch;
+        damaged samples are left out. The second element maps each field's name to the values.
         """
         if not names:
             yield slice(None), {}
@@ -235,7 +236,8 @@ class SampleReader:
         sample = self.dataset.sample(shard, row, names)
         for name, prepare in self.prepare.items():
             if sample[name] is not None or not self.fields[name].optional:
-                # None is a missing value in an optional field, but the null of JSON in others.
+                # In an optional field, None is a missing value. In other fields, None is a null of
+                # JSON.
                 sample[name] = prepare(sample[name])
         return sample
 
@@ -316,7 +318,7 @@ _SUFFIXES: Final = {
     "video": ("avi", "flv", "m4v", "mkv", "mov", "mp4", "mpeg", "mpg", "ogv", "webm", "wmv"),
     "audio": ("aac", "aiff", "flac", "m4a", "mp3", "ogg", "opus", "wav", "wma"),
 }
-"""For each field type, the suffixes of files that WebDataset readers decode as this type."""
+"""For each field type, the suffixes of the files that WebDataset readers decode to this type."""
 _NOT_BYTES_SUFFIXES: Final = {*_INTEGER_SUFFIXES, "npz", "pickle", "pkl", "pt", "pth", "pyd"}.union(
     *_SUFFIXES.values()
 )
@@ -333,7 +335,7 @@ _IMAGE_SIGNATURES: Final = (
 
 
 def has_suffix(name: str, field: Field) -> bool:
-    """Return True if a field's name ends in a suffix by which WebDataset readers know its type.
+    """Return True if a field's name ends in a suffix that tells WebDataset readers the type.
 
     For example, a reader decodes `image.jpg` as an image because of the suffix `jpg`.
     """
@@ -395,7 +397,7 @@ _ENCODERS: Final[dict[str, Callable[[Any], bytes]]] = {
 def npy_encoder(field: Array) -> Callable[[Any], bytes]:
     """Return a function that encodes an array as the content of a .npy file.
 
-    The function keeps the header for each shape, because creating it takes long.
+    The function caches a header for each shape, because creating a header takes long.
     """
     dtype, numbers = export_dtype(field), number_converter(field)
     heads: dict[tuple[int, ...], bytes] = {}
@@ -416,7 +418,7 @@ def npy_encoder(field: Array) -> Callable[[Any], bytes]:
 
 
 def image_suffix(data: bytes) -> str:
-    """Return the suffix of an image file, which its first bytes determine."""
+    """Return the suffix of an image file, as determined by the first bytes of the file."""
     if data[:4] == b"RIFF":
         return ".webp"
     if data[4:8] == b"ftyp":

@@ -29,7 +29,7 @@ from shardio.format.types import Array, Field
 from shardio.storage.fs import create, sync
 
 _GROUP_BYTES: Final = 64 << 20
-"""The size of the pending rows at which they are written to the file as one row group."""
+"""When the pending rows exceed this size, they are written to the file as one row group."""
 _TYPES: Final[dict[str, Any]] = {
     "text": pa.string(),
     "json": pa.json_() if hasattr(pa, "json_") else pa.string(),
@@ -72,7 +72,7 @@ class ParquetExporter:
     def write(self, batch: SampleBatch) -> None:
         """Append a batch. If the current file is larger than `shard_bytes`, start a new file first.
 
-        The batch may stay in memory until more batches are written.
+        The batch may stay in memory until later calls have appended more batches.
         """
         if self._n_written > self._options.shard_bytes:
             self.finish()

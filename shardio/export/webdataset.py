@@ -72,7 +72,7 @@ class WebDatasetExporter:
         self._file = self._open_next()
 
     def write(self, batch: SampleBatch) -> None:
-        """Append a batch. Before each sample, start a new tar if the size exceeds `shard_bytes`."""
+        """Append a batch. Before each sample, start a new tar if the tar exceeds `shard_bytes`."""
         for number, sample in zip(batch.numbers, batch.samples(), strict=True):
             if self._file is None or self._n_bytes > self._options.shard_bytes:
                 self.finish()
@@ -125,7 +125,7 @@ class WebDatasetExporter:
 def _check_names(options: ExportOptions, fields: Mapping[str, Field]) -> None:
     """Raise InvalidArgument if the member names of two fields are the same, or a name is invalid.
 
-    A name is valid if a field can have this name when the tar is converted back to a dataset.
+    A name is valid if it can be the name of a field when the tar is converted back to a dataset.
     """
     if not fields:
         raise InvalidArgument(
@@ -148,7 +148,7 @@ def _check_names(options: ExportOptions, fields: Mapping[str, Field]) -> None:
 
 
 def _has_usable_keys(options: ExportOptions) -> bool:
-    """Return True if the field `key` has a valid key in every sample, and all keys differ."""
+    """Return True if every sample has a valid key in the field `key`, and all keys differ."""
     field = options.fields.get(_KEY)
     if field is None or not field.is_utf8 or field.optional:
         return False

@@ -39,7 +39,7 @@ class Limit(StrEnum):
 class Figures:
     """The measurements of a loop over a loader, from which a conclusion is drawn.
 
-    The loop does nothing with the batches, so that only the loader takes time.
+    The loop does nothing with the batches: its duration is the time that the loader takes.
 
     Args:
         stats: the statistics of one or more iterations.
@@ -122,7 +122,7 @@ def _main_limits(figures: Figures, main: float) -> Conclusion:
 def _workers_limit(figures: Figures, busy: float) -> Conclusion:
     """Return the conclusion if filling the batches is the limit.
 
-    The workers fill the batches. Without workers, the main process does.
+    The workers fill the batches. Without workers, the main process fills the batches.
     """
     stats = figures.stats
     whole_s = max(stats.filling_s, 1e-9)

@@ -1,10 +1,11 @@
 """Measure the speed at which a dataset is loaded, and the speed at which memory is copied.
 
 Batches cannot arrive faster than their bytes are copied. The speed of copying memory is therefore a
-limit for every loader. There is one run for each number of workers. In a run, some samples are read
-once, and then again and again. The first reading of the first run shows the speed with the page
-cache as it was before the measurement. The repeated readings are called warm, because the files are
-then in memory. They show the highest speed of the loader.
+limit for every loader. There is one *run* for each number of workers. In a run, some samples are
+read once, and then the same samples are read again and again. The first reading of the first run
+shows the speed with the page cache as it was before the measurement. The repeated readings are
+called warm, because the files are in memory by then. The warm readings show the highest speed of
+the loader.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ _N_PROBES: Final = 256
 def copy_bytes_per_s(n_threads: int, block_bytes: int, *, seconds: float) -> float:
     """Measure and return how many bytes per second `n_threads` threads copy together.
 
-    As in a loader, each thread has a block of memory of its own, and copies into it again and
-    again. The size of a block is `block_bytes`, but at least 1 MiB and at most 64 MiB. The
-    measurement takes `seconds`.
+    As in a loader, each thread owns a block of memory, and copies into this block again and again.
+    The size of a block is `block_bytes`, but at least 1 MiB and at most 64 MiB. The measurement
+    takes `seconds`.
     """
     size = min(_SOURCE_BYTES, max(block_bytes, _MIN_COPY_BYTES))
     source = np.ones(_SOURCE_BYTES, np.uint8)
@@ -93,7 +94,7 @@ def cached_share(paths: Sequence[str]) -> float | None:
 
 
 def cpu_times() -> tuple[int, int] | None:
-    """Return the idle time and the total time of this machine's CPUs, in ticks since it started.
+    """Return the idle time and the total time of the CPUs since this machine booted, in ticks.
 
     Return None if the times are unknown.
     """
@@ -219,8 +220,8 @@ def measure_loading(
 
     There is one run for each number of workers. In a run, samples are first read for `seconds`, but
     for one epoch at most. Then the same samples are read again, repeatedly, for `seconds`. The
-    first reading of the first run shows the speed with the page cache as it was before. In later
-    runs, the files are in the page cache, but the first reading still checks all hashes.
+    first reading of the first run shows the speed with the page cache as it was before the call. In
+    later runs, the files are in the page cache, but the first reading still checks all hashes.
 
     Args:
         dataset: a folder, an open dataset, or a view of a dataset.
@@ -299,7 +300,7 @@ def measure_loading(
 
 
 def _worker_counts(given: Any, n_cpus: int) -> list[int]:
-    """Return the numbers of workers to try, which are those in `given`.
+    """Return the numbers of workers to try: the distinct numbers in `given`.
 
     If `given` is None, return 0, the powers of two below `n_cpus`, and `n_cpus`.
     """
@@ -364,7 +365,7 @@ def _trace(
 ) -> Trace:
     """Return a trace of a separate loader, because tracing makes loading slower.
 
-    The loader reads for up to a second before the trace starts, so that the samples are in memory.
+    The loader reads for up to a second before the trace starts. The samples are then in memory.
     """
     with ShardLoader(dataset, batch_size, num_workers=n_workers, **options) as loader:
         start = loader.state_dict()

@@ -1,6 +1,6 @@
 """Measurements of a dataset after its conversion: the speed of reading, and the loss of pictures.
 
-The loss is measured as the PSNR of stored pictures against the original files, in dB.
+The loss is measured as the PSNR, in dB, of the stored pictures against the original pictures.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _BEST_DB: Final = 100.0  # the PSNR of equal pictures, which would be infinite
 class StoredReport:
     """Measurements of some samples of a converted dataset.
 
-    `samples_per_s` is the number of random samples that one thread reads and decodes per second. In
-    a dataset of videos whose default view is clips, such a sample is a random clip; otherwise it is
-    a row of the dataset. `psnr_db` maps the names of some inputs to the PSNR of their stored
-    pictures against the original pictures. The dict is empty if the conversion is lossless, or if
-    the converter cannot measure the loss.
+    `samples_per_s` is the number of random samples that one thread reads and decodes per second. If
+    the dataset has videos and its default view is clips, a random sample is a random clip. If not,
+    a random sample is a row of the dataset. `psnr_db` maps the names of some inputs to the PSNR of
+    the pictures stored for the input against the original pictures. `psnr_db` is empty if the
+    conversion is lossless, or if the converter cannot measure the loss.
     """
 
     samples_per_s: float
@@ -145,7 +145,7 @@ def _take_clip(
 def _compared(
     dataset: ShardDataset, report: ConversionReport, src: str
 ) -> Iterator[tuple[str, float]]:
-    """Yield the names of some inputs, each with the PSNR of its stored pictures."""
+    """Yield the names of some inputs, each with the PSNR of the pictures stored for the input."""
     kind, options, _ = inherit_options(load(report.dataset), report.kind, {})
     converter = make_converter(kind or report.kind, options)
     root = parse_pattern(src).root
@@ -159,7 +159,7 @@ def _compared(
 
 
 def _converted(report: ConversionReport) -> Iterator[tuple[InputReport, int]]:
-    """Yield the reports on inputs that gave samples, each with the row of its first sample."""
+    """Yield each report on an input that gave samples, with the row of the input's first sample."""
     row = report.n_samples_before
     for one in report.inputs:
         if one.outcome == "converted" and one.n_samples:

@@ -93,7 +93,7 @@ class Order:
 
     @classmethod
     def begin(cls, samples: Samples) -> Self:
-        """Return an order of this class, whose parameters are derived from the current samples."""
+        """Return an order of this class; derive its parameters from the current samples."""
         return cls()
 
     def n_positions(self, samples: Samples) -> int:
@@ -108,9 +108,10 @@ class Order:
         raise NotImplementedError
 
     def arrange_round(self, samples: Samples, n: int, key: int, source: int) -> Ordering:
-        """Return the order of one round: each of the n samples of a mixture's source, once.
+        """Return the order of one round of a source of a mixture.
 
-        `key` is the key of the round, `source` is the index of the source.
+        In a round, each of the n samples of the source occurs once. `key` is the key of the round,
+        and `source` is the index of the source.
         """
         raise NotImplementedError
 
@@ -214,13 +215,13 @@ Tail = Literal["short", "drop", "pad"]
 
 @dataclass(frozen=True, slots=True)
 class RankPartition:
-    """The positions that one rank visits, of the positions first..n-1 of an epoch.
+    """The positions that one rank visits among the positions first..n-1 of an epoch.
 
     A step consists of `batch_size` consecutive positions for rank 0, then the same number for rank
     1, and so on. At the end of the epoch, fewer positions may be left than a step has. This
     remainder is divided evenly: the numbers of positions of two ranks differ by at most one.
-    Together, the ranks visit every position once and in order. If `tail` is "drop", they do not
-    visit the remainder.
+    Together, the ranks visit every position once and in order. If `tail` is "drop", no rank visits
+    the remainder.
 
     Args:
         first: the first position that has not been visited yet.
@@ -268,7 +269,7 @@ class RankPartition:
     def share(self, step: int) -> tuple[int, int]:
         """Return the start and the end of this rank's positions in a step.
 
-        They are equal if this rank has only padding in the step.
+        Start and end are equal if this rank has only padding in the step.
         """
         start = self.first + (step - self.first_step) * self._stride
         if start + self._stride > self.n:
@@ -286,8 +287,8 @@ class RankPartition:
     def read(self, step: int) -> tuple[int, int]:
         """Return the start and the end of the positions that this rank reads for a step.
 
-        These are the positions of `share`. If there are none, the rank reads one position, to copy
-        its sample as padding.
+        These are the positions that `share` returns. If `share` returns none, the rank reads one
+        position, and copies the sample at this position as padding.
         """
         start, stop = self.share(step)
         return (start, stop) if start < stop else (self.position(step), self.position(step) + 1)
@@ -297,7 +298,7 @@ class RankPartition:
 
         The steps are first_step, first_step + every, first_step + 2 * every, … below last_step.
         """
-        # All steps except the last one are complete. The last one may be the remainder.
+        # All steps except the last one are complete. The last step may be the remainder.
         n_whole = (last_step - 1 - first_step) // every
         start, stop = self.read(first_step + n_whole * every)
         if self.world_size == every == 1:
@@ -320,8 +321,8 @@ _LAUNCHERS: Final = (
 def rank_from_environment() -> tuple[str, int, int]:
     """Return a name for the source of the rank, the rank, and the number of ranks.
 
-    The name is that of the environment variable with the rank. If no launcher has set such a
-    variable, this process is the only one: return ("rank", 0, 1).
+    The source is an environment variable, and its name is returned. If no launcher has set such a
+    variable, this process is the only rank: return ("rank", 0, 1).
 
     Raises:
         InvalidArgument: the values of the variables are not valid.

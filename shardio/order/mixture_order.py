@@ -6,11 +6,13 @@ integer that is proportional to the source's part of the positions.
 The number of positions that each source has among the first n positions is computed by bisection,
 for any n. The list of sources is split into two halves, and the n positions are divided between the
 two halves in proportion to their shares. Each half is then split in the same way, until single
-sources are left. The positions of an epoch form *spans* of 256. These numbers are computed for the
-start and for the end of a span; the differences are the numbers of positions that the sources have
-in the span. A shuffle with a key decides which positions of the span each source gets. Every
-position can therefore be computed in the same time, and every span contains the sources in
-proportion to their shares.
+sources are left.
+
+The positions of an epoch form *spans* of 256 positions. For the start and for the end of a span,
+the number of earlier positions that each source has is computed in this way. The difference is the
+number of positions that the source has in the span. A shuffle with a key decides which positions of
+the span each source gets. Every position can therefore be computed in the same time, and every span
+contains the sources in proportion to their shares.
 
 Each position that a source has is a *draw* of the source's next sample. The draws of a source form
 *rounds*; in a round, each sample of the source is drawn once. A round has an order of its own,
@@ -43,7 +45,7 @@ from shardio.order.permutation import (
 Exhausted = Literal["stop", "repeat"]
 
 WHOLE: Final = 1 << 30
-"""The maximum, roughly, of the sum of all shares. The product of two sums then fits in 63 bits."""
+"""The approximate maximum of the sum of all shares. A product of two sums then fits in 63 bits."""
 SPAN: Final = 256
 """The number of positions per span.
 
@@ -76,8 +78,8 @@ class MixtureShares:
         """Return, for each source, how many of the first n positions it has; n may be an array.
 
         The counts add up to n. No count decreases if n grows. The exact number of positions of a
-        source would be n times its share, divided by the sum of shares. A count differs from this
-        number by at most the number of bisections.
+        source would be n * share / (sum of all shares), which need not be an integer. A count
+        differs from the exact number by at most the number of bisections.
         """
         found: list[Any] = []
         self._divide(n, 0, len(self.shares), found)
@@ -184,7 +186,7 @@ class MixtureOrder:
         return numbers
 
     def first_position(self, source: int, draw: int) -> int | None:
-        """Return the position at which a source has its draw number `draw`, counted from 0.
+        """Return the position of a source's draw; `draw` is its index among the source's draws.
 
         Return None if the epoch has fewer draws of this source.
         """
@@ -199,7 +201,7 @@ class MixtureOrder:
         return int(found[0]) if len(found) else None
 
     def draws(self, positions: Positions) -> tuple[npt.NDArray[Any], Positions]:
-        """Return, for each position, its source and the number of the source's draw from 0 on."""
+        """Return, for each position, its source and the index of its draw in the source."""
         sources = np.empty(len(positions), np.int16)
         draws = np.empty(len(positions), np.int64)
         spans = positions // SPAN
@@ -210,7 +212,7 @@ class MixtureOrder:
         return sources, draws
 
     def _spans(self, spans: Positions) -> tuple[npt.NDArray[Any], Positions]:
-        """Return the source and the draw at every position of some spans, concatenated."""
+        """Return, for every position of `spans`, its source and draw; see `draws`."""
         n, n_sources = len(spans), len(self._sizes)
         edges = np.minimum(np.concatenate([spans, spans + 1]) * SPAN, self._n)
         counts = np.stack(self._mixing.counts(edges), axis=1)
@@ -229,7 +231,7 @@ class MixtureOrder:
         shuffled = np.sort(hashes & ~np.uint64(SPAN - 1) | np.arange(SPAN, dtype=np.uint64), axis=1)
         rows = (np.arange(n) * SPAN)[:, None]
         sources = slots.reshape(-1)[(shuffled & np.uint64(SPAN - 1)).astype(np.int64) + rows]
-        # The k-th position that a source has in a span gets the k-th draw of the source there.
+        # The k-th position of a source in a span gets the k-th of the source's draws in this span.
         by_source = np.argsort(sources, axis=1, kind="stable") + rows
         draws = np.empty(n * SPAN, np.int64)
         draws[by_source.reshape(-1)] = draws_in_turn
@@ -239,7 +241,7 @@ class MixtureOrder:
 def _in_groups(numbers: Positions, n_at_once: int) -> Iterator[tuple[Positions, Positions | slice]]:
     """Yield groups of up to `n_at_once` distinct values of `numbers`, in ascending order.
 
-    Each group is followed by the indices of the elements of `numbers` that have one of its values.
+    With each group, yield the indices of the elements of `numbers` whose value is in the group.
     """
     if not len(numbers):
         return
@@ -259,8 +261,8 @@ class _ShuffledSource:
     def __init__(self, order: Order, samples: Samples, n: int, key: int, source: int) -> None:
         self._n, self._key = n, key
         self._arranged = functools.partial(order.arrange_round, samples, n, source=source)
-        # One call of `at` may need many rounds of a small source. Their orders are then computed
-        # together.
+        # One call of `at` may need many rounds of a small source. The orders of these rounds are
+        # then computed together.
         self._is_small = n <= SORTED_MAX and isinstance(self._arranged(key=0), Permutation)
         self._n_at_once = max(1, SORTED_MAX // n) if self._is_small else 1
         self._rounds: Positions = np.zeros(0, np.int64)

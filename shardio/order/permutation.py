@@ -200,7 +200,7 @@ def _scale(step: npt.NDArray[np.uint32], size: int, low: npt.NDArray[np.uint32])
 def _feistel_wide(cells: _U64, width: int, height: int, keys: list[int]) -> _U64:
     """Apply the Feistel network to cells of a grid, in 64-bit arithmetic.
 
-    It is used for grids of more than 2^16 columns, and can be used for up to 2^24.
+    This function is used for grids of more than 2^16 columns. The maximum is 2^24 columns.
     """
     upper = cells // np.uint64(width)
     halves = [upper, cells - upper * np.uint64(width)]
@@ -225,13 +225,13 @@ OF_SAMPLERS = 53
 
 
 class SampleGenerators:
-    """A random generator for each sample. It depends on the seed, the epoch and the position.
+    """A random generator for each sample, keyed by the seed, the epoch and the sample's position.
 
-    The position is that in the epoch, over all ranks. Generators for batches are keyed by the
-    position of the first sample of the batch, and use another stream.
+    The position is that in the epoch, counted over all ranks. The generator of a batch is
+    keyed by the position of the batch's first sample, and uses another stream.
 
-    All samples use the same Philox generator (J. Salmon et al., 2011), which gets another key for
-    each sample: setting the state takes 1 µs, whereas creating a generator takes 13 µs.
+    All samples use the same Philox generator object (J. Salmon et al., 2011), which gets a new key
+    for each sample: setting the state takes 1 µs, whereas creating a generator takes 13 µs.
     """
 
     def __init__(self, seed: int, stream: int = OF_SAMPLES) -> None:
@@ -252,13 +252,13 @@ class SampleGenerators:
     def at(self, epoch: int, position: int) -> np.random.Generator:
         """Return the generator of a sample.
 
-        Every call returns the same object, with the key of another sample: use the generator only
-        until the next call.
+        Every call of `at` or `keyed` returns the same object with a new key. Therefore, use the
+        generator only until the next call of one of these methods.
         """
         return self.keyed(self.key(epoch, position))
 
     def keyed(self, key: int) -> np.random.Generator:
-        """Return the generator with a sample's `key`. It is the same object that `at` returns."""
+        """Return the generator with a sample's `key`: the same object that `at` returns."""
         self._place["key"] = key, mix(key ^ _GOLDEN)
         self._bits.state = self._state  # type: ignore[assignment]  # the stubs' dict is private
         return self._generator

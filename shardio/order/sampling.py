@@ -4,11 +4,11 @@
 
 Weighted draws with replacement are independent of each other: at each position, a random number
 below the sum of all weights is looked up in the cumulative sums of the weights. Without
-replacement, every row gets the sort key -log(u) / weight, where u is a random number of the row,
-and the rows are sorted by these keys. This is equivalent to drawing one row after another from the
-rows that are left (P. Efraimidis and P. Spirakis, 2006). The last bits of a logarithm differ
-between machines if a library computes it. This module therefore has its own logarithm, and uses
-only operations that IEEE 754 rounds in the same way on all machines.
+replacement, every row gets the sort key -log(u) / weight, where u is a random number that is drawn
+for the row, and the rows are sorted by these keys. This is equivalent to drawing one row after
+another from the rows that are left (P. Efraimidis and P. Spirakis, 2006). The last bits of a
+logarithm differ between machines if a library computes it. This module therefore has its own
+logarithm, and uses only operations that IEEE 754 rounds in the same way on all machines.
 """
 
 from __future__ import annotations
@@ -194,8 +194,8 @@ class WeightedOrder:
     def at(self, positions: Positions) -> Positions:
         """Return the row at each of `positions`, in any order."""
         drawn = _fractions(positions, self._key) * self._sums[-1]
-        # Sort the numbers before they are looked up. The lookup is then twice as fast, because
-        # consecutive numbers use the same cache lines.
+        # Sort the numbers before they are looked up in `sums`. The lookup is then twice as fast,
+        # because consecutive numbers use the same cache lines.
         ascending = np.argsort(drawn)
         rows = np.empty(len(drawn), np.int64)
         rows[ascending] = np.searchsorted(self._sums, drawn[ascending], side="right")
@@ -214,7 +214,7 @@ class Listed(Order):
 
     @classmethod
     def check(cls, samples: Samples) -> None:
-        """Raise InvalidArgument for a mixture, because its weights already decide the order."""
+        """Raise InvalidArgument for a mixture, because the mixture's weights decide the order."""
         if samples.is_mixture:
             raise InvalidArgument(
                 "sampler decides the order of an epoch, and so does a mixture: pass weights to "

@@ -3,18 +3,18 @@
 Block shuffle is for data larger than memory, shard shuffle for shards that are downloaded one by
 one. Both compute the row at any position directly, as `permutation` does.
 
-Block shuffle cuts the rows of a view into *runs*: consecutive rows of a few MiB in total. It
-permutes the runs, and puts them one after another. Every 64 runs of this sequence form a *window*,
+Block shuffle cuts the rows of a view into *runs*: consecutive rows of a few MiB in total. The runs
+are permuted, and form one sequence. Every 64 consecutive runs of this sequence form a *window*,
 and the rows within each window are permuted. Storage can then read complete runs, the page cache
 needs to hold only one window at a time, and neighbouring samples come from 64 different parts of
 the dataset. The permutation of a window of 2^k positions is a Feistel network over the k bits of a
 position; its key depends on the window. The constants are from MurmurHash3 (A. Appleby) and the
 golden ratio.
 
-Shard shuffle permutes the shards that contain samples of the view. Every 8 shards of this sequence
-form a window, and the samples within each window are permuted. An epoch then needs each shard in
-only one window, and only the shards of one window at a time. Shards may differ in size. Memory use
-is proportional to the number of shards.
+Shard shuffle permutes the shards that contain samples of the view. Every 8 consecutive shards of
+the permuted sequence form a window, and the samples within each window are permuted. Therefore an
+epoch needs each shard in only one window, and at any time only the shards of one window. Shards may
+differ in size. Memory use is proportional to the number of shards.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ half a window apart reveal 7 rounds in windows of 64 positions, and 5 rounds in 
 """
 _AT_ONCE: Final = 4096
 """The number of positions that are computed at a time. With twice this number, each call needs 600
-new pages of memory for its arrays, which take a fifth of its time."""
+new pages of memory for its arrays, and getting these pages takes a fifth of the call's time."""
 _SMALL: Final = 1 << 12
 _MAX_RUN: Final = 1 << 32
 _MIX: Final = 0xC2B2AE35
@@ -54,8 +54,8 @@ _FACTORS: Final = tuple(0x85EBCA6B * 0x9E3779B1**i % (1 << 32) for i in range(ma
 class BlockShuffle(Order):
     """Block shuffle: the runs are permuted, then the rows within each window of runs.
 
-    A run has `run` rows, a window has `whole` rows; both numbers are powers of two. If groups of k
-    clips stay together, a row is a group of `k` samples, otherwise `k` is 1.
+    A run has `run` rows, and a window has `whole` rows; both numbers are powers of two. In this
+    class, a row is a group of `k` samples. `k` is 1 unless groups of clips stay together.
     """
 
     name = "blocks"
@@ -75,7 +75,7 @@ class BlockShuffle(Order):
     def of(cls, n_bytes: int, n_samples: int, k: int = 1) -> Self:
         """Return the order for `n_samples` samples of `n_bytes` in total, in groups of k samples.
 
-        Its runs are the longest that have at most RUN_BYTES on average.
+        The runs of this order are as long as possible, but have at most RUN_BYTES on average.
         """
         run, n = 1, n_samples if k == 1 else max(1, n_samples // k)
         while 2 * run * n_bytes <= RUN_BYTES * n and run < _MAX_RUN:
@@ -108,7 +108,7 @@ class BlockShuffle(Order):
     def arrange_round(self, samples: Samples, n: int, key: int, source: int) -> Ordering:
         """Return the permutation of a round.
 
-        If all n samples fit in one window, it is a full shuffle.
+        If all n samples fit in one window, the result is a full shuffle.
         """
         if n <= self.window:
             return FullShuffle().arrange_round(samples, n, key, source)
@@ -130,7 +130,7 @@ class BlockShuffle(Order):
 
 
 class WindowedOrder:
-    """The order of one epoch of a block shuffle: the row, of n, at each position.
+    """The order of one epoch of a block shuffle of n rows: the row at each position.
 
     In this class, a *place* is an index in the sequence of permuted runs, before the rows within
     each window are permuted.
@@ -140,13 +140,13 @@ class WindowedOrder:
         self._window = window
         n_runs, n_rest = divmod(n, window.run)
         self._runs = Permutation(n_runs, derive_key(16, seed, epoch))
-        # The last n % run rows form a shorter run. It is put at a random position among the runs.
+        # The last n % run rows form a shorter run, which gets a random position among the runs.
         self._short_starts = derive_key(17, seed, epoch) % (n_runs + 1) * window.run
         self._n_short = n_rest
         self._to_short = n_runs * window.run - self._short_starts
         self._windows_key = derive_key(18, seed, epoch)
         self._last = n - n % window.whole
-        """The start of the last window if it is shorter than the others, otherwise n."""
+        """The start of the last window if this window is shorter than the others, otherwise n."""
         self._in_last = Permutation(n - self._last, derive_key(19, seed, epoch))
 
     def at(self, positions: Positions) -> Positions:
@@ -223,9 +223,9 @@ class GroupedOrder:
 def permute_windows(within: Positions, starts: Positions, size: int, key: int) -> Positions:
     """Permute positions within windows of `size` positions, which must be a power of two.
 
-    `starts` has the start of each position's window, `within` the position counted from there. The
-    permutation is a Feistel network over the upper and the lower bits of `within`. Its key depends
-    on the start of the window.
+    For each position, `starts` has the start of the position's window, and `within` has the
+    position relative to this start. The permutation is a Feistel network over the upper and the
+    lower bits of `within`. The key of the network depends on the start of the window.
     """
     n_low = (size.bit_length() - 1) // 2
     n_bits = size.bit_length() - 1 - n_low, n_low
