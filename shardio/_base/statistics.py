@@ -204,7 +204,7 @@ example, the same clip of each video would always be timed if every video had ei
 """
 
 now_ns = perf_counter_ns
-"""The clock of all timers, which is the same in all processes of a machine."""
+"""The clock of all timers; its readings can be compared between the processes of a machine."""
 
 
 class _PhaseTimes(threading.local):

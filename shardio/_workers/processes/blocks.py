@@ -277,7 +277,7 @@ class BlockPool:
     def take_back_returned(self, settle: Callable[[], None] | None) -> None:
         """Take back the blocks and copies whose leases have ended.
 
-        If there are any, `settle` is called first, unless it is None.
+        If there are any, `settle` is called before they are taken back, unless `settle` is None.
         """
         # Only the owner takes leases from the deque, in one thread at a time. Other threads append.
         if n_returned := len(self._returned):

@@ -278,7 +278,7 @@ def name_process(name: str) -> None:
 
 
 def yield_to_main() -> None:
-    """Prevent this process from preempting other processes on its CPU when it wakes up.
+    """Prevent this process from preempting other processes on its CPU.
 
     A worker that wakes up for a task must not interrupt the main process in the middle of a step.
     The gain varies a lot between runs.
@@ -330,7 +330,7 @@ class WakeupEvent(Closing):
         with files_explained():
             self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # Without the lock, another thread could call `close` just before `ring` writes; `ring`
-        # would then write to a file that was opened since, with the same descriptor number.
+        # would then write to a file that was opened meanwhile and got the same descriptor number.
         self._lock = threading.Lock()
         self._is_closed = False
 

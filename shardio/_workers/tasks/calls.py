@@ -253,7 +253,7 @@ class _Caller:
         return ANSWER.pack(CallOutcome.IN_BLOCK, n_results, number, step, found.n_bytes, taken_ns)
 
     def _next_chunk(self, step: int, chunks: ResultChunks) -> tuple[Any, int]:
-        """Return the next results of a generator, and their number; the number is 0 at the end."""
+        """Return the next results of a generator, and their number, or 0 if no more will follow."""
         found = self._guarded(step, chunks.take)
         if chunks.is_over:
             return found, 0

@@ -111,7 +111,7 @@ class Schedule:
         return Schedule(self.next_step, self._last, len(self._tasks), self._base_depth)
 
     def followed(self, first: int, last: int) -> Schedule:
-        """Return a schedule for the next iteration; workers that are quick now are quick there."""
+        """Return a schedule for the next iteration, in which the same workers count as quick."""
         found = Schedule(first, last, len(self._tasks), self._base_depth)
         for worker, is_quick in enumerate(self._is_quick):
             if is_quick:

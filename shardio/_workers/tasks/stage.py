@@ -248,7 +248,7 @@ class Stage:
 
     @property
     def is_over(self) -> bool:
-        """True if there will be no more results."""
+        """True if all results were taken, and no more will follow."""
         if self.out:
             return False
         return self.error is not None or (self._is_ended and self._next_step >= self.n_in)
