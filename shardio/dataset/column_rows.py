@@ -162,9 +162,10 @@ If the bytes are read first, copying takes 0.6 of the time for rows of 2 KiB, an
 for rows of 16 KiB. For rows of a size outside of this range, no time is saved.
 """
 _PREFAULTED_ROWS: Final = 512
-"""The number of rows that are handled at a time: one byte of each is read, then all are copied.
+"""The number of rows that are handled at a time.
 
-The number is a third of the number of entries of a CPU's TLB, which caches page addresses.
+First one byte of each of these rows is read, then the rows are copied. The number is a third of the
+number of entries of a CPU's TLB, which caches page addresses.
 """
 
 
@@ -221,18 +222,19 @@ class MappedRows(ColumnRange):
         if self._scratch is None:
             self.rows.take(slots, axis=0, out=out, mode="clip")
             return
-        # Copy the rows with their padding to the scratch buffer. If np.take got rows without their
-        # padding, the array would not be contiguous, and np.take would first copy the whole array.
+        # Copy the rows with their padding to the scratch buffer. An array of the rows without their
+        # padding is not contiguous, and np.take would first copy this whole array.
         scratch = self._scratch[: len(slots)]
         self.rows.take(slots, axis=0, out=scratch, mode="clip")
         out[:] = scratch[:, : self._row_bytes]
 
 
 class PooledRows(MappedRows):
-    """One column of all shards, if the dataset has more shards than can be mapped at a time.
+    """One column of all shards, for datasets with more shards than can be mapped at a time.
 
     The address range has at most `max_parts` parts. A shard has a part only while the shard is
-    attached. Therefore the position of a row in the range is determined by `copy`, not by `place`.
+    attached. `place` may be called before the shard is attached. Therefore `copy`, and not `place`,
+    determines the position of a row in the range.
 
     Args:
         stride, row_bytes, starts: as in MappedRows.
@@ -261,7 +263,7 @@ class PooledRows(MappedRows):
         self._shift[shard] = self.slots[part] - self._starts[shard]
 
     def detach(self, shard: int) -> None:
-        """Unmap the file of a shard and free the shard's part. Do nothing if it is not attached."""
+        """Unmap a shard's file and free the shard's part. Do nothing if the shard has no part."""
         if (part := self._parts.pop(shard, None)) is not None:
             super().detach(part)
             self._free.append(part)

@@ -111,9 +111,9 @@ class Dataset(Sequence[dict[str, Any]], Closing):
 
     @property
     def inputs(self) -> Sequence[Mapping[str, Any]]:
-        """The files that the conversion read, each with the outcome of reading it.
+        """The files that the conversion read, each with the outcome of reading this file.
 
-        If the list is long, it is read from its file on first use.
+        A long list of inputs is stored in a separate file, which is read on first use.
         """
         return self._generation.inputs
 
@@ -129,7 +129,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
 
     @property
     def view(self) -> Mapping[str, Any]:
-        """The default kind of sample of a loader: rows, or clips of videos."""
+        """The kind of sample that a loader returns by default: rows, or clips of videos."""
         return self._generation.view
 
     @property
@@ -235,7 +235,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
     def first_position(self, number: int, ends: Rows, *, seed: int, epoch: int) -> int:
         """Return the first position at which a sample occurs in an epoch that is not shuffled.
 
-        Only in a mixture can the position differ from the index of the sample.
+        The position differs from the index of the sample only in a mixture.
 
         Args:
             number: the index of the sample among the samples of a view, such as clips.
@@ -293,17 +293,18 @@ _SAMPLES_AT_ONCE: Final = 1 << 20
 _N_THREADS: Final = 16
 """The number of threads of `scan`.
 
-This is also the number of concurrent requests to the object store, because each thread waits for
-its request. A request fetches 64 KiB or a table of a shard.
+This is also the maximum number of concurrent requests to the object store, because each thread
+waits for the end of its request. A request fetches 64 KiB or a table of a shard.
 """
 
 
 class ShardSamples(NamedTuple):
     """Some samples that are stored in one shard.
 
-    `numbers` are the indices of the samples, and `rows` are the rows within the shard. `reader`
-    takes the name of a field and returns the reader of the file that stores the field. A reader may
-    be used only during the call of the `find` argument of `scan`.
+    `numbers` are the indices of the samples in the dataset, and `rows` are the indices of their
+    rows within the shard. `reader` takes the name of a field, and returns the reader of the file
+    that stores the field. A reader may be used only until the function `find`, which `scan` calls
+    with this object, returns.
     """
 
     shard: int
@@ -324,7 +325,7 @@ def scan(
     The result of `find` is, for example, the number of frames of each sample. Samples are scanned
     in chunks of about a million. Within a chunk, `find` is called once per shard. If the shards
     are in an object store, several threads scan one shard each at the same time. Each thread opens
-    its own readers, which request only the bytes that they need instead of the whole file.
+    its own readers. Such a reader requests only the bytes that are used, not the whole file.
 
     Args:
         dataset: the dataset, whose shards are opened.

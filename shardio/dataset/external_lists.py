@@ -108,7 +108,7 @@ def list_file_name(id: str, kind: str) -> str:
 def add_external_list(
     parts: dict[str, bytes], kind: str, content: bytes, count: int
 ) -> dict[str, Any]:
-    """Add an external list to `parts`; return the reference to the list as JSON.
+    """Add an external list to `parts`, and return a reference to the list as JSON.
 
     `parts` maps the names of files that will be written to their contents. `content` is the content
     of the list's file, and `count` is the number of entries of the list.
@@ -169,9 +169,10 @@ def remove_unreferenced(folder: Path, among: Collection[str] | None = None) -> N
     """Remove external lists to which no generation in `folder` refers.
 
     If `among` is given, only lists with these file names are removed. If `among` is None, any list
-    may be removed, and the caller must hold the lock of the folder: otherwise the list of another
-    writer, which is about to publish a reference to this list, could be removed. If a generation
-    cannot be read, no list is removed, because the generation may refer to any list.
+    may be removed, and the caller must hold the lock of the folder. Without the lock, another
+    writer may have written a list and not yet published the generation that refers to the list;
+    this list would be removed. If a generation cannot be read, no list is removed, because the
+    unreadable generation may refer to any list.
     """
     found = {path.name for kind in (SHARDS, INPUTS) for path in folder.glob(f"*.{kind}")}
     found = found if among is None else found & {*among}
@@ -381,7 +382,7 @@ def _lines(inputs: Iterable[object]) -> bytes:
 
 
 def check_inputs(inputs: Sequence[Any], place: Path) -> None:
-    """Raise DatasetCorrupt if an input is invalid; the message names `place`, the file."""
+    """Raise DatasetCorrupt if an input is invalid; the message names the file `place`."""
     for i, entry in enumerate(inputs):
         if not isinstance(entry, dict):
             raise DatasetCorrupt(f"{place}: every entry of 'inputs' must be a dict")

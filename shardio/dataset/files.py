@@ -142,7 +142,7 @@ class DatasetFiles(ABC):
 
     @abstractmethod
     def sizes_by_storage(self, names: Iterable[str]) -> list[tuple[ShardStorage, Rows]]:
-        """Return each storage, with the sizes of its files that store the fields `names`."""
+        """Return each storage, with the sizes of the files in it that store the fields `names`."""
 
     @abstractmethod
     def file_numbers(self, name: str | None = None) -> Rows:
@@ -204,10 +204,10 @@ class DatasetFiles(ABC):
 
     @property
     def n_marks(self) -> int:
-        """The size of the table of marks: the number of units of all files.
+        """The size of the table of marks, which has one mark for each unit of each file.
 
-        If `is_partial`, the size is an upper bound of this number. Otherwise every file is opened
-        to count its units.
+        If `is_partial` is False, every file is opened to count its units. If `is_partial` is True,
+        the table has room for the upper bounds of the numbers of units.
         """
         return int(self._mark_starts()[-1])
 
@@ -226,7 +226,7 @@ class DatasetFiles(ABC):
     def share_marks(self, marks: Marks) -> None:
         """Use `marks`, an array of `n_marks` bytes, as the table of marks.
 
-        Unless `is_partial`, this opens every file.
+        If `is_partial` is False, every file is opened.
         """
         self._mark_starts()
         self._marks = marks
@@ -305,7 +305,7 @@ class ShardFiles(DatasetFiles):
         self.access = access
 
     def open_file(self, shard: int, name: str) -> ShardReader:
-        """Pin and open a file. When no view of the file's content exists any more, unpin it."""
+        """Pin and open a file. Unpin the file when no view of its content exists any more."""
         return self._open_from(self._group(name), shard, self._storage.pin)
 
     def open_metadata(self, shard: int, name: str) -> ShardReader:

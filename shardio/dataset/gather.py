@@ -5,7 +5,7 @@ all rows of a batch directly into the shared memory of the batch. Otherwise, the
 this memory. The module `column_rows` has the code for both cases.
 
 Data that has not been verified before is hashed. Rows of at least 2 KiB have one hash each. Such
-rows are hashed after they were copied, so that exactly the bytes that the user receives are
+rows are hashed after they were copied. Therefore exactly the bytes that the user receives are
 verified. Smaller rows have no hashes of their own: consecutive rows form a *run*, which has one
 hash. The whole run is hashed before its rows are copied, because the batch may contain only some
 rows of the run.
@@ -170,8 +170,8 @@ class ColumnGather:
     def _max_together(self) -> int:
         """The maximum number of shards that are opened for one copy.
 
-        This is half of the limit on open files. Therefore none of these shards is evicted while the
-        others are opened.
+        This is half of the limit on open files. Therefore no shard of a copy is evicted while other
+        shards of the same copy are opened.
         """
         return max(1, (self._files.max_open or 1) // 2)
 
@@ -247,7 +247,7 @@ class ColumnGather:
         """Set `_all_verified` to True if all units of the column have been verified.
 
         This method is called for each batch in which nothing had to be verified. Because looking at
-        all marks takes long, only the 32nd, 64th, 128th, … call looks at the marks.
+        all marks takes long, only the 32nd, 64th, 128th, … call of this method does so.
         """
         self._n_verified_batches += 1
         if self._n_verified_batches < self._next_check:
@@ -310,7 +310,7 @@ class ColumnGather:
     def disable_readahead(self) -> None:
         """Disable the kernel's read-ahead for mapped files.
 
-        It is not needed, because the loader prefetches the data.
+        Read-ahead is not needed, because the loader prefetches the data.
         """
         for part in (self._rows, self._hashes):
             if part is not None:

@@ -236,7 +236,7 @@ class Generation:
         operation: the command that wrote this generation, its options, and its source datasets.
             Empty for a new dataset that `shardio convert` wrote.
         column_groups: the columns that were added to the finished dataset, oldest first.
-        view: the default kind of sample of a loader, such as rows or clips.
+        view: the kind of sample that a loader returns by default, such as rows or clips.
     """
 
     number: int
@@ -260,7 +260,7 @@ class Generation:
 
     @property
     def files(self) -> Iterator[tuple[ShardSummary, Schema]]:
-        """All files, each with its schema: `shards`, then the shards of each column group."""
+        """The files in `shards`, then the files of each column group; each with its schema."""
         groups: tuple[Generation | ColumnGroup, ...] = (self, *self.column_groups)
         return ((shard, group.schema) for group in groups for shard in group.shards)
 
@@ -290,8 +290,8 @@ class Generation:
     def check_inputs(self) -> None:
         """Raise DatasetCorrupt if the inputs are in an external list that is damaged.
 
-        Call this method before work whose result is published as the next generation: publishing
-        reads the list, and would fail only after the work.
+        Call this method before work whose result is published as the next generation. Publishing
+        reads the list; without this check, a damaged list would cause an error only after the work.
         """
         if isinstance(self.inputs, InputList):
             self.inputs.part.read()
@@ -448,7 +448,7 @@ _OPTIONAL: Final = {"subsets": dict, "stats": dict, "operation": dict, "column_g
 
 
 def _check_kinds(content: dict[str, Any], place: Path) -> None:
-    """Check that every entry has exactly the expected type; a bool is not accepted as an int."""
+    """Check that every entry has exactly the expected type; a bool does not count as an int."""
     for key, kind in _KINDS.items():
         is_external = key in (SHARDS, INPUTS) and type(content.get(key)) is dict
         if type(content.get(key)) is not kind and not is_external:

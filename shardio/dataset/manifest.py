@@ -154,8 +154,8 @@ def publish(
     root, external_lists = Path(folder), dict[str, bytes]()
     content = to_checksummed_json(describe_generation(generation, external_lists))
     with contextlib.ExitStack() as stack:
-        # Without the lock, another writer that fails could remove the external lists before
-        # `generation`, which refers to the lists, is written.
+        # Hold the lock. Otherwise another writer, when it fails, could remove the external lists
+        # before `generation`, which refers to these lists, is written.
         if external_lists:
             make_folder(root / GENERATIONS)
             stack.enter_context(_locked(root / GENERATIONS))
@@ -207,13 +207,15 @@ def recover(folder: str | os.PathLike[str]) -> Generation:
     """Undo the unfinished commit of a killed writer; return the published generation.
 
     A writer may be killed after it has created a generation file, and before `dataset.json` points
-    to this file. No reader has seen this generation, and the file is removed. Temporary files and
-    unreferenced external lists are removed, too. The shards of the generation are kept.
+    to this file. The generation file is then removed, because no reader has seen the generation.
+    Temporary files and unreferenced external lists are removed, too. The shards of the generation
+    are kept.
 
     Raises:
         DatasetNotFound, DatasetCorrupt, ShardUnsupported: as in `load`.
-        DatasetConflict: there is an unpublished generation, but the file system has no locks, and
-            its writer may still be running. The generation is published instead of removed.
+        DatasetConflict: there is an unpublished generation, but the file system has no locks.
+            Therefore the writer of this generation may still be running. The generation is
+            published instead of removed.
     """
     root = Path(folder)
     if not holds_dataset(root):
@@ -278,7 +280,7 @@ def _publish(
 ) -> None:
     """Write the external lists, the generation file and the pointer, in this order.
 
-    If an error occurs before the generation is published, the files are removed again.
+    If an error occurs before the generation is published, these files are removed again.
     """
     number = generation.number
     place = root / GENERATIONS / f"{number:06d}.json"

@@ -1,8 +1,8 @@
 """Keep files of a dataset open, and define the interface of the storage that has the files.
 
 A storage is a local folder or an object store. A dataset *pins* every file that it opens, and
-unpins the file after its last use. An object store can thus download a file when the file is
-pinned, and delete the downloaded file when it is unpinned.
+unpins the file after the last use. The storage of an object store can thus download a file when
+the file is pinned, and delete the downloaded file after it was unpinned.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class ShardStorage(Protocol):
     def max_pinned(self, sizes: Rows) -> int | None:
         """Return how many files of these sizes may be pinned at the same time; None: no limit.
 
-        More files may be pinned in fact: a file that the dataset has closed stays pinned while
-        user code holds a view of its content.
+        The actual number of pinned files may be larger: a file that the dataset has closed stays
+        pinned while user code holds a view of the file's content.
         """
 
     def path_of(self, summary: ShardSummary) -> str:
@@ -187,7 +187,8 @@ class OpenFiles:
         open_file: a method that opens the file with an index. Only a weak reference to the method's
             object is kept, because the method's object usually owns the OpenFiles.
         max_open: the maximum number of open files; None if there is no limit.
-        n_maps: the number of memory maps per open file, without those of `add_listener`.
+        n_maps: the number of memory maps per open file, without the maps of listeners (see
+            `add_listener`).
         path: the path of the dataset, for messages.
     """
 
@@ -242,8 +243,9 @@ class OpenFiles:
     def add_listener(self, method: Callable[[int], None], n_maps: int) -> None:
         """Call `method` with the index of each file that is about to be evicted.
 
-        Only a weak reference to the method's object is kept. That object makes `n_maps` additional
-        memory maps of each open file. The maximum number of open files is lowered accordingly.
+        Only a weak reference to the method's object is kept. `n_maps` is the number of memory maps
+        that the method's object creates for each open file, in addition to the maps of the reader.
+        The maximum number of open files is lowered accordingly.
         """
         self._listeners.append(weakref.WeakMethod(method))
         self._maps_per_file += n_maps

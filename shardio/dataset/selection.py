@@ -99,8 +99,8 @@ class RowRuns:
         """Return the number of rows below each of `limits`."""
         before = np.searchsorted(self._starts, limits, "left")
         ends, starts = np.concatenate([[0], self._ends]), np.concatenate([[0], self._starts])
-        # Count the rows of all runs that begin below the limit. The last one of these runs may end
-        # above the limit: subtract the rows of this run that are not below the limit.
+        # Count the rows of all runs that begin below the limit. The last of these runs may end
+        # above the limit: subtract the rows of this last run that are not below the limit.
         counts = np.concatenate([[0], self._counts])
         found: _Numbers = ends[before] - np.maximum(0, starts[before] + counts[before] - limits)
         return found
@@ -172,7 +172,7 @@ def _as_array(found: Any, where: str) -> npt.NDArray[Any]:
 
 
 def check_positions(found: Any, n: int, where: str) -> _Numbers:
-    """Check a sequence of integers from 0 to n - 1; return the integers as an int64 array.
+    """Check a sequence of integers from 0 to n - 1, and return an int64 array of the integers.
 
     The integers may be in any order, and an integer may be repeated.
 
@@ -326,8 +326,8 @@ class MixtureSelection(RowSelection):
     def view_id(self) -> str:
         """An id of this selection, different from the ids of other selections of the same sources.
 
-        The id is "" if all rows of all sources are selected. The id says nothing about which
-        sources the mixture has: this is part of the lineage of the mixture.
+        The id is "" if all rows of all sources are selected. The id does not identify the sources
+        of the mixture. The lineage of the mixture identifies them.
         """
         if self._view is None:
             return ""
@@ -385,8 +385,8 @@ def _concatenate(sources: Sequence[RowSelection], firsts: Sequence[int], n_rows:
     """Concatenate the selected rows of all sources.
 
     `firsts` has the index of the first row of each source, and `n_rows` is the total number of rows
-    of all sources. A row list cannot be stored as runs. Therefore the placeholder n_rows + i
-    stands for entry i of `MixtureSelection.row_list`.
+    of all sources. The rows of a RowList cannot be stored as runs. In the result, the placeholder
+    n_rows + i therefore stands for element i of `MixtureSelection.row_list`.
     """
     starts, counts, n_listed = [], [], n_rows
     for source, first in zip(sources, firsts, strict=True):

@@ -3,9 +3,9 @@
 An operation writes new files in a *staging folder*, which is hidden and locked. When all files are
 complete, each file gets its final name as a second link (`link_staged`). Then a generation that
 names the files is published. The links in the staging folder stay until the end of the operation.
-They have the same inodes as the final names, and thus show which files in the dataset belong to the
-operation. If the operation fails, `undo` removes these files, unless a generation names them. If
-the operation is killed, the next operation on the dataset does so.
+These links have the same inodes as the final names, and thus show which files in the dataset belong
+to the operation. If the operation fails, `undo` removes the files of the operation, unless a
+generation names them. If the operation is killed, the next operation on the dataset removes them.
 
 A file may be missing because another writer has changed the dataset during an operation. This is
 detected (`detect_conflict`) and reported as a conflict, not as damage.
@@ -66,9 +66,10 @@ PathName = str | os.PathLike[str]
 def detect_conflict(folder: PathName, before: int | None = None) -> Iterator[None]:
     """Raise DatasetConflict if another writer has caused an error in the `with` block.
 
-    This is assumed if the other writer has published a generation, and files of the generation that
-    the block reads are missing. `before` is the number of the generation that the block reads; by
-    default, it is the generation that is published at the start of the block.
+    `before` is the number of the generation that the block reads; by default, the generation that
+    is published at the start of the block. An error counts as caused by another writer if another
+    generation is published when the error occurs, and files of generation `before`, or of a
+    generation between the two, are missing.
     """
     before = published_in(folder) if before is None else before
     try:
@@ -170,11 +171,12 @@ class StagingFolder:
 def sweep(root: Path) -> None:
     """Remove the staging folders of killed operations, and their unpublished files in `root`.
 
-    The lock of such a folder is free, because the kernel releases the locks of a killed process.
+    A staging folder whose lock is free belongs to a killed operation, because the kernel releases
+    the locks of a killed process.
     """
     for folder in root.glob(_PREFIX + "*"):
         # Skip a folder that is locked, or that another process has just removed. If a generation
-        # cannot be read, keep the files, because this generation may name the files.
+        # cannot be read, keep the files, because the unreadable generation may name them.
         with contextlib.suppress(OSError, DataError):
             fd = lock_folder(folder)
             try:
@@ -273,8 +275,9 @@ def _id_of(path: Path) -> str:
 def dataset_entries(root: Path) -> list[str]:
     """Return the names of the files and folders in `root` that belong to the dataset.
 
-    The first one is `dataset.json`. A caller that moves the entries should move it first: without
-    this file, the folder is no dataset, and nobody opens a dataset of which a part is missing.
+    The first name is `dataset.json`. A caller that moves the entries should move this file first:
+    without this file, the folder is no dataset. Therefore nobody opens a dataset of which a part is
+    missing.
     """
     generations = (load_generation(root, number) for number in generation_numbers(root))
     named = {name for generation in generations for name in generation.names}
@@ -322,7 +325,8 @@ class StagedFolder:
         self._staging = StagingFolder(self.out.parent)
         self.folder = self._staging.path / "new"
         try:
-            # If a process was killed in `_rename`, the old folder may still have this name.
+            # If a process was killed in `_rename`, the old folder may still have the name
+            # `_replaced`.
             if (self._replaced / self._marker).exists():
                 is_moved_away = not os.path.lexists(self.out)
                 rename(self._replaced, self.out if is_moved_away else self._staging.path / "older")
@@ -333,7 +337,7 @@ class StagedFolder:
         return self
 
     def publish(self, *, replace: bool) -> None:
-        """Rename the folder to `out`. With `replace`, it replaces the existing folder `out`.
+        """Rename the new folder to `out`. If `replace` is True, replace the existing folder `out`.
 
         Raises:
             DatasetExists: another process has created a file or folder at `out` in the meantime.

@@ -147,7 +147,7 @@ class GenerationWriter:
         return publish_next(self.root, self._previous, shards=shards, **details)
 
     def publish_columns(self, **details: Any) -> Generation:
-        """Publish the previous generation with one more column, which the new shards store."""
+        """Publish the previous generation with one more column, stored in the new shards."""
         if self._previous is None:
             raise AssertionError("a new dataset has no shards to add columns to")
         groups = (*self._previous.column_groups, ColumnGroup(self.schema, self._placed()))
@@ -201,8 +201,8 @@ class GenerationWriter:
             except DatasetConflict:
                 if self._previous is None:
                     raise
-                # A file with this name exists. A killed writer left it, or another writer is about
-                # to publish it. Try the next name.
+                # A file with this name exists: a killed writer has left the file, or another writer
+                # is about to publish the file. Try the next name.
                 continue
             return dataclasses.replace(part, name=name)
 

@@ -1,8 +1,9 @@
 """Decode any range of audio samples from a stream of packets.
 
-A tick of an audio stream is one sample. Sample 0 is the first audible sample. Before sample 0, an
-encoder adds padding, whose length the container declares; the padding is dropped. The times of
-packets (`pts`) count from the same zero as the times of the video in the same file.
+A tick of an audio stream is one sample. In all functions of this module, sample 0 is the first
+audible sample. Before sample 0, an encoder adds padding, whose length the container declares; the
+padding is dropped. The times of packets (`pts`) do not count from sample 0, but from the same zero
+as the times of the video in the same file.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Sound:
             selects a part of audio that is longer.
         dtype: `"float32"`, from -1 to 1, or `"int16"`.
         where: `"first"` for the first `seconds` of the audio; `"random"` for a part whose start is
-            drawn uniformly. A new start is drawn each time that the audio occurs in an epoch.
+            drawn uniformly. Each time that the audio occurs in an epoch, a new start is drawn.
             `"random"` requires `seconds`, and is not available if samples are clips.
 
     If samples are clips of videos, the audio begins with the first frame of the clip.
@@ -164,11 +165,11 @@ class AudioDecoder(Closing):
 
         Args:
             stream: an audio stream.
-            start, stop: sample indices at `rate`, counted from the first audible sample. Samples
-                after the end of the stream are silence.
+            start, stop: indices of samples after resampling to `rate`, counted from the first
+                audible sample. Samples after the end of the stream are silence.
             rate: the sample rate in Hz; None keeps the rate of the stream. The value of a sample
-                does not depend on `start`, except for codecs whose decoder keeps a state from one
-                packet to the next (MP3, AAC): their values may differ slightly.
+                does not depend on `start`. There is one exception: if the decoder of a codec keeps
+                a state from one packet to the next (MP3, AAC), values may differ slightly.
             channels: 1 or 2, mixed by FFmpeg's rules; None keeps the channels of the stream.
 
         Raises:
@@ -203,15 +204,15 @@ class AudioDecoder(Closing):
 
         Args:
             stream: an audio stream.
-            begin: the start in seconds. It counts from the same zero as the stream's `pts` and the
-                times of the video in the same file. The first decoded sample is the sample nearest
-                to `begin`.
-            n_samples: the number of samples at `rate`.
+            begin: the start in seconds, counted from the same zero as the stream's `pts` and the
+                times of the video in the same file. The first sample of the result is the sample
+                nearest to `begin`.
+            n_samples: the number of samples to return, after resampling to `rate`.
             rate, channels: as in `decode`.
 
         Returns:
-            float32 of (samples, channels), and the range of the samples of this array that are
-            within the stream; (0, 0) if none is.
+            An array, float32 of (samples, channels), and a range. The samples in this range of the
+            array are within the stream; the range is (0, 0) if no sample is within the stream.
 
         Raises:
             MediaError, InvalidArgument: as in `decode`.
@@ -230,10 +231,10 @@ class AudioDecoder(Closing):
     def _decode_range(
         self, opened: _OpenAudio, start: int, stop: int, rate: int, channels: int | None
     ) -> Samples:
-        """Return samples `start` to `stop` of the stream resampled to `rate`.
+        """Resample the stream to `rate`, and return its samples `start` to `stop`.
 
-        The indices count from sample 0 and may be negative. Samples outside of the stream are
-        silence.
+        `start` and `stop` count samples at `rate` from the first audible sample, and may be
+        negative. Samples outside of the stream are silence.
         """
         source_rate, n_all = sample_rate(opened.stream), opened.sample_index.extent[1]
         layout = {None: opened.codec.layout.name, 1: "mono", 2: "stereo"}[channels]
@@ -243,13 +244,13 @@ class AudioDecoder(Closing):
         if begin >= end:
             return out
         # Start at a time at which both rates have a sample. The resampler then has the same phase
-        # as if it had started at sample 0.
+        # as if the resampler had started at sample 0.
         unit = source_rate // math.gcd(source_rate, rate)
         margin = 0 if rate == source_rate else _TAPS * max(1, -(-source_rate // rate))
         first = max(0, (begin * source_rate // rate - margin) // unit * unit)
         last = min(n_all, -(-end * source_rate // rate) + margin)
         found = _resample(_decode_span(opened, first, last), layout, rate)
-        # Cut at `end`, because the resampler appends samples that fade out.
+        # Cut the result at `end`, because the resampler appends samples that fade out.
         offset = begin - first * rate // source_rate
         part = found[offset : offset + end - begin]
         out[begin - start :][: len(part)] = part

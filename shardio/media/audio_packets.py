@@ -68,7 +68,7 @@ def packet_times(
         counts: the number of samples decoded from each packet.
         time_base: seconds per tick.
         rate: samples per second.
-        n_before: the number of samples before the first audible one.
+        n_before: the number of samples before the first audible sample.
     """
     heard: _Numbers = np.cumsum(np.asarray(counts, np.int64)) - counts
     found = heard.copy()
@@ -198,7 +198,7 @@ def part_of(stream: EncodedStream, begin: Fraction, seconds: Fraction) -> Encode
 
     Args:
         stream: a complete audio stream, which is not itself a part of another stream.
-        begin: the start of the part in seconds. It counts from the same zero as the stream's `pts`.
+        begin: the start of the part in seconds, counted from the zero of the stream's `pts`.
         seconds: the duration of the part.
     """
     rate, heard = sample_rate(stream), SampleIndex(stream)
@@ -230,9 +230,10 @@ def part_of(stream: EncodedStream, begin: Fraction, seconds: Fraction) -> Encode
 
 
 class SampleIndex:
-    """The range of samples of each packet in an audio stream, counted from sample 0.
+    """The range of samples of each packet in an audio stream.
 
-    The silent samples of gaps are counted too, and belong to no packet.
+    The samples are counted from the first audible sample. The silent samples of gaps are counted
+    too, and belong to no packet.
     """
 
     def __init__(self, stream: EncodedStream) -> None:
@@ -244,7 +245,7 @@ class SampleIndex:
         n_all = int_parameter(stream, "samples", stream.n_frames)
         last = int(self.ends.max(initial=0))
         self.extent = first, max(first, min(n_all, last))
-        """The index of the stream's first sample, and the index of its last sample plus 1."""
+        """The index of the stream's first sample, and the index after the stream's last sample."""
 
     def packets(self, start: int, stop: int) -> range:
         """Return the indices of the packets that have samples `start` to `stop`.
@@ -272,7 +273,7 @@ def demux_audio(source: bytes | str, container: InputContainer, name: str) -> En
 def sound_of(source: bytes | str, name: str = "") -> EncodedStream | None:
     """Demux the first audio stream of a file; return None if the file has no audio.
 
-    `source` is a path, or the bytes of a file. `name` is the name of the file in errors, by default
+    `source` is a path, or the bytes of a file. Errors call the file `name`; by default, errors have
     the path.
     """
     name = name or (source if isinstance(source, str) else "media in memory")

@@ -23,8 +23,8 @@ stream has such packets, decoders output its frames one packet later than in oth
 _START = b"\0\0\1"
 _START_CODES = (_START, b"\0" + _START)
 _LENGTH_SIZE_AT = {"h264": 4, "hevc": 21}
-"""For each codec, the offset of a byte in the extradata. The lower two bits of this byte, plus 1,
-are the number of bytes of the length field before each unit."""
+"""For each codec, the offset of a byte in the extradata. The lower two bits of this byte are a
+number; adding 1 gives the number of bytes of the length field before each unit."""
 _H264_SLICES, _H264_SEI = range(1, 6), 6
 _HEVC_SLICES = range(32)
 _B_VOP, _B_PICTURE = 2, 3
@@ -136,8 +136,8 @@ def parameter_change_test(codec: str, extradata: bytes) -> Callable[[memoryview]
 def _avcc_parameter_sets(extradata: bytes) -> Iterator[bytes]:
     """Yield the parameter sets of an "avcC", the extradata of H.264 in MP4.
 
-    The sequence parameter sets come first, preceded by their number. Then come the picture
-    parameter sets, also preceded by their number.
+    The number of sequence parameter sets comes first, and is followed by these sets. Then come the
+    number of picture parameter sets, and the picture parameter sets.
     """
     at = 5
     for mask in (31, 255):
@@ -152,8 +152,8 @@ def _avcc_parameter_sets(extradata: bytes) -> Iterator[bytes]:
 def _hvcc_parameter_sets(extradata: bytes) -> Iterator[bytes]:
     """Yield the parameter sets of an "hvcC", the extradata of HEVC in MP4.
 
-    There is one array for each kind of parameter set. Each array begins with the kind and the
-    number of its parameter sets.
+    There is one array for each kind of parameter set. Each array begins with the kind, and with the
+    number of parameter sets in the array.
     """
     at = 23
     for _ in range(extradata[22]):
@@ -179,8 +179,8 @@ def _length_prefixed(data: bytes, at: int) -> bytes:
 def starts_closed_gop(codec: str, extradata: bytes, packet: bytes) -> bool:
     """Return True if no packet decoded after this keyframe needs a packet before the keyframe.
 
-    This is true of every keyframe of most codecs. In H.264 and HEVC, a keyframe may also be a mere
-    recovery point: some packets after it may still need packets before it.
+    In most codecs, this is true for every keyframe. In H.264 and HEVC, a keyframe may also be a
+    mere recovery point: some packets after the keyframe may still need packets before the keyframe.
     """
     if codec not in _LENGTH_SIZE_AT:
         return True

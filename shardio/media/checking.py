@@ -70,9 +70,9 @@ def verify_by_decoding(
 ) -> EncodedStream:
     """Decode every packet, and return the stream with a corrected packet table.
 
-    A packet whose frame is not shown is flagged as HIDDEN. A keyframe loses the flag KEY if
-    decoding from this keyframe gives other pictures than decoding the whole stream. Times are
-    assigned to the frames in presentation order.
+    A packet whose frame is not shown is flagged as HIDDEN. Pictures that are decoded from a
+    keyframe on should equal the pictures from decoding the whole stream. If they do not, the
+    keyframe loses the flag KEY. Times are assigned to the frames in presentation order.
 
     Args:
         stream: the stream as its container describes it.
@@ -130,9 +130,9 @@ def _times(
 def _drop_false_keyframes(stream: EncodedStream, shown: Mapping[int, int]) -> EncodedStream:
     """Remove the flag KEY of each keyframe at which decoding cannot start.
 
-    Each group of pictures is decoded alone. The digests of its frames are compared with `shown`,
-    which maps the index of each packet to the digest from decoding the whole stream. If a digest
-    differs, the keyframe of the group loses the flag.
+    Each group of pictures is decoded alone, and the digests of the group's frames are compared with
+    `shown`. `shown` maps the index of each packet to the digest of the packet's frame that decoding
+    the whole stream has given. If a digest differs, the keyframe of the group loses the flag.
     """
     flags, pts = packet_flags(stream.packets), stream.packets["pts"]
     keys = np.flatnonzero(flags & PacketFlag.KEY).tolist()
@@ -165,13 +165,14 @@ class _DigestDecoder:
         self._known: dict[str, list[int]] = {}
 
     def decode_all(self) -> dict[int, int]:
-        """Decode all packets; return the digest of each packet's frame, in presentation order."""
+        """Decode all packets; see `decode_group` for the result."""
         return self.decode_group(range(len(self._sizes)))
 
     def decode_group(self, numbers: Sequence[int]) -> dict[int, int]:
         """Decode only the packets with the indices `numbers`.
 
-        Return the digest of each packet's frame by packet index, in presentation order.
+        Return a dict from the index of each packet to the digest of the packet's frame. The dict is
+        in presentation order.
         """
         import av
 
@@ -199,7 +200,7 @@ class _DigestDecoder:
             shown[frame.pts] = self._digest(frame)
 
     def _digest(self, frame: VideoFrame) -> int:
-        """Hash the visible pixels of the planes; leave out the padding of rows, which varies."""
+        """Hash the visible pixels of the planes, without the padding of rows, whose bytes vary."""
         name = frame.format.name
         if name not in self._known:
             self._known[name] = [0] * len(frame.planes)

@@ -41,8 +41,9 @@ if TYPE_CHECKING:
     from av import VideoFrame
     from av.video.codeccontext import VideoCodecContext
 
-# The search for a frame's keyframe goes back by at most this number of keyframes; then decoding
-# starts at the first keyframe. Without the limit, the search could take long if a table is damaged.
+# The search for a frame's keyframe goes back by at most this number of keyframes. If the search has
+# found none by then, decoding starts at the first keyframe of the stream. Without the limit, the
+# search could take long if a table is damaged.
 _MAX_STEPS = 32
 
 
@@ -61,7 +62,10 @@ class DecodeRun:
 
 
 class FrameTable:
-    """The frames of a stream in presentation order: their packets, and the keyframes they need."""
+    """For each frame of a stream: the frame's packet, and the keyframe that the frame needs.
+
+    The frames are in presentation order.
+    """
 
     def __init__(self, packets: Packets, n_frames: int) -> None:
         flags = packet_flags(packets)
@@ -87,11 +91,11 @@ class FrameTable:
         """For each frame, the packet index of the keyframe at which a decoder must start."""
 
     def _starts(self) -> npt.NDArray[np.int64]:
-        """Return the packet index of the keyframe at which decoding starts, for each frame.
+        """Return, for each frame, the packet index of the keyframe at which decoding starts.
 
         This is the last keyframe that is neither decoded nor shown after the frame. A *leading
-        picture* is decoded after a keyframe but shown before it. To decode such a frame, packets
-        before that keyframe are needed, so decoding starts at an earlier keyframe.
+        picture* is decoded after a keyframe K but shown before K. To decode a leading picture,
+        packets before K are needed, so decoding starts at a keyframe before K.
         """
         at = np.searchsorted(self._keys, self.packet_of, "right") - 1
         if len(at) and at.min() < 0:
@@ -121,7 +125,8 @@ class FrameTable:
         # of another frame, although the leading picture needs an earlier keyframe.
         runs: list[DecodeRun] = []
         for start, packet, n in sorted(zip(starts, packets, range(len(packets)), strict=True)):
-            # Adjacent groups of pictures become one run: a decoder continues from one to the next.
+            # Adjacent groups of pictures become one run: a decoder continues from each group to the
+            # next group.
             if not runs or start > runs[-1].stop:
                 runs.append(DecodeRun(start, packet + 1))
             run = runs[-1]
@@ -136,7 +141,7 @@ class FrameTable:
         return runs
 
     def packets_to_decode(self, run: DecodeRun) -> Sequence[int]:
-        """Return the indices of the packets of a run that its wanted frames need.
+        """Return the indices of the packets in a run that are needed for the run's wanted frames.
 
         Two kinds of packets are left out, unless their own frames are wanted: disposable packets,
         and packets whose frames are shown before the keyframe of the run.
@@ -150,19 +155,18 @@ class FrameTable:
         return found
 
     def earlier_keyframe(self, first: int, steps: int = 1) -> int | None:
-        """Return the packet index of an earlier keyframe; None if there is none before `first`.
+        """Return the packet index of a keyframe before packet `first`; None if there is none.
 
-        The result is the keyframe that is `steps` keyframes before packet `first`. If there are
-        fewer than `steps` keyframes before that packet, it is the first keyframe of the stream.
+        The result is the keyframe that is `steps` keyframes before packet `first`. If fewer than
+        `steps` keyframes are before packet `first`, the result is the first keyframe of the stream.
         """
         at = int(np.searchsorted(self._keys, first))
         return int(self._keys[max(0, at - steps)]) if at else None
 
     def start_earlier(self, key: int, first: int) -> None:
-        """Make decoding start at keyframe `key` for some of the frames.
+        """Make decoding start at keyframe `key` for frames whose decoding has started later.
 
-        These are the frames for which decoding has started at a keyframe after `key`, up to and
-        including the keyframe `first`.
+        Frames whose decoding has started at a keyframe after `first` are not affected.
         """
         self.start_of[(self.start_of > key) & (self.start_of <= first)] = key
 
@@ -224,13 +228,13 @@ class _OpenDecoder:
     codec: VideoCodecContext
     converter: FrameConverter
     is_changed: bool = False
-    """True if a packet has replaced the decoder's parameter sets."""
+    """True if a packet has replaced the parameter sets with which the decoder was opened."""
     writer_options: object = None
     writer: FrameWriter | None = None
 
     @classmethod
     def of(cls, stream: EncodedStream) -> _OpenDecoder:
-        """Open a decoder for a stream. It can also decode other streams with an equal `key`."""
+        """Open a decoder for a stream, and for any other stream that has an equal `key`."""
         return cls(open_video_decoder(stream.parameters, stream.extradata), FrameConverter())
 
     def writer_for(
@@ -308,8 +312,9 @@ class ClipDecoder(Closing):
     ) -> None:
         """Decode several clips of one stream. `clips` has the `frames` and the `out` of each clip.
 
-        The results are the same as if `decode` were called for each clip, but a frame of several
-        clips is decoded once, and converted once per crop. A list `crop` has one crop per clip.
+        The results are the same as if `decode` were called for each clip. However, a frame that
+        occurs in several clips is decoded only once, and converted only once per crop. If `crop` is
+        a list, it has one crop per clip.
         """
         if not clips:
             return
@@ -372,7 +377,7 @@ class _RunDecoder:
         The decoder may not output a wanted frame, or may fail, if the keyframe of the run is not a
         real random access point (intra refresh, references to much earlier pictures). Decoding is
         then repeated from earlier keyframes. Finally, the frame table is changed: later calls start
-        at the keyframe with which decoding succeeded.
+        at the keyframe from which decoding succeeded.
         """
         table, first, steps = self._opened.table, run.first, 1
         while True:
@@ -451,7 +456,8 @@ class _RunDecoder:
     def _packet_prefix(self) -> bytes:
         """Return the bytes to prepend to the first packet of a run.
 
-        They include the stream's parameter sets if a packet has replaced those of the decoder.
+        If a packet has replaced the decoder's parameter sets, the bytes include the parameter sets
+        of the stream.
         """
         lead, stream = self._opened.lead_in, self._opened.stream
         if self._decoder.is_changed:

@@ -85,7 +85,7 @@ def has_media_signature(head: bytes) -> bool:
     if head.startswith(_STARTS):
         return True
     if head[4:8] in _ISO_BOXES:
-        # If the size of the box is less than that of its header, this is not a box: the four
+        # If the size of the box is less than the size of a box header, this is not a box: the four
         # letters are there by chance.
         still = head[4:8] == b"ftyp" and head[8:12] in _STILL_BRANDS
         return not still and int.from_bytes(head[:4], "big") not in range(2, 8)
@@ -99,8 +99,8 @@ def has_media_signature(head: bytes) -> bool:
 def missing_bytes(file: BinaryIO) -> int:
     """Return the number of bytes by which a file is shorter than its container declares.
 
-    A GIF declares no size; return 1 if the byte that ends every GIF is missing. Return 0 for other
-    containers that declare no size, and for live recordings.
+    A GIF declares no size; for a GIF, return 1 if the byte that ends every GIF is missing. Return 0
+    for all other containers that declare no size, and for live recordings.
     """
     n_bytes = file.seek(0, 2)
     file.seek(0)
@@ -121,7 +121,7 @@ def missing_bytes(file: BinaryIO) -> int:
 def _is_transport_stream(head: bytes) -> bool:
     """Return True if there is a sync byte every 188 bytes.
 
-    In files of Blu-ray, there is one every 192 bytes, from byte 4 on.
+    In files of Blu-ray, there is a sync byte every 192 bytes, from byte 4 on.
     """
     for first, stride in ((0, 188), (4, 192)):
         syncs = head[first::stride]
@@ -235,7 +235,7 @@ _STALE_TAG_US = 1_000_000
 def open_container(source: str | bytes, name: str, *, fill_in_times: bool = True) -> InputContainer:
     """Open a path, or the bytes of a file; errors mention `name`.
 
-    With `fill_in_times`, FFmpeg guesses times and durations that the container lacks.
+    If `fill_in_times` is True, FFmpeg guesses times and durations that the container lacks.
     """
     import av
 
@@ -317,7 +317,7 @@ def make_strict(codec: CodecContext) -> None:
 
 
 def stored_times(source: str | bytes, name: str, index: int) -> list[int | None]:
-    """Return the time that the container stores for each packet; None if it stores no time."""
+    """Return the time that the container stores for each packet; None for packets without time."""
     with open_container(source, name, fill_in_times=False) as container:
         packets = container.demux(container.streams[index])
         return [packet.pts for packet in packets if packet.size]
@@ -330,9 +330,9 @@ def _stream_types(container: InputContainer) -> str:
 def check_complete(
     source: str | bytes, container: InputContainer, stream: VideoStream | AudioStream, end: int
 ) -> None:
-    """Raise MediaError if a file or one of its streams ends before the end that is declared.
+    """Raise MediaError if a file, or `stream`, ends before the end that the file declares.
 
-    `end` is the time at which the last packet that was read ends, in the time base of `stream`.
+    `end` is the end of the last packet that was read, in ticks of the time base of `stream`.
     """
     with open(source, "rb") if isinstance(source, str) else io.BytesIO(source) as file:
         n_missing = missing_bytes(file)

@@ -98,7 +98,7 @@ def open_audio_decoder(parameters: Mapping[str, Any], extradata: bytes) -> Audio
     from av.codec.context import Flags2
 
     # Keep the decoder from dropping the padding before and after the audible samples. The module
-    # `audio` drops the padding, because it knows the index of each sample.
+    # `audio` drops the padding instead, because that module knows the index of each sample.
     codec.flags2 |= Flags2.skip_manual
     _open_context(codec, extradata)
     return codec
@@ -141,10 +141,10 @@ def numbered_packet(
 ) -> Packet[Any]:
     """Return a packet for a decoder: a copy of the bytes `lead` and `part`.
 
-    The time of the packet is set to `number`, its index. The decoder copies this time to the frame,
-    so that the frame of each packet can be found. The copy is followed by zeros, because decoders
-    read past the end of a packet. Some decoders use the keyframe flag: without the flag, the PNG
-    decoder draws each picture over the previous one.
+    The time of the packet is set to `number`, the index of the packet. The decoder copies this time
+    to the frame: the time of a frame is therefore the index of its packet. The copied bytes are
+    followed by zeros, because decoders read past the end of a packet. Some decoders use the
+    keyframe flag: without the flag, the PNG decoder draws each picture over the previous picture.
     """
     import av  # `from av import Packet` would take a fifth of this function's time
 

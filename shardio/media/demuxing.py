@@ -1,8 +1,8 @@
 """Demux media files into packets, with a table that makes it possible to decode any frame.
 
-Usually only the first frame is decoded, to find orientation and colours. Some containers and codecs
-often have wrong times or keyframe flags, or none; streams in them are decoded completely, by
-`checking`.
+Usually only the first frame is decoded, to find orientation and colours. With some containers and
+codecs, times or keyframe flags are often wrong or missing. Streams with such containers or codecs
+are decoded completely, by `checking`.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class PacketReader:
     Args:
         packets: the packets to read; by default all packets of the stream.
         facts_from: another reader of the same stream, which has decoded the stream's first frame.
-            Its parameters are used, and no frame is decoded.
+            The parameters of the other reader are used, and no frame is decoded.
         stop_at_first_frame: True to stop reading once a frame has been decoded.
     """
 
@@ -245,7 +245,7 @@ class PacketReader:
         return build_stream(self.parameters, self.extradata, packets, data, self.time_base())
 
     def _filled_times(self) -> list[int]:
-        """Return the time of each packet; if it is missing, the time of the previous packet."""
+        """Return the time of each packet; a packet without time gets the previous packet's time."""
         times, latest = [], next((time for time in self.times if time is not None), 0)
         for time in self.times:
             latest = latest if time is None else time
@@ -253,7 +253,7 @@ class PacketReader:
         return times
 
     def _known_flags(self, data: bytes) -> npt.NDArray[np.int64]:
-        """Return the flags of each packet: those of the container, and those in its first bits."""
+        """Return each packet's flags, from the container and from the first bits of the packet."""
         codec, flags = self.parameters["codec"], np.array(self.flags, np.int64)
         stops = list(accumulate(self.sizes))
         places = (repeat(data), [0, *stops[:-1]], stops)
@@ -276,7 +276,7 @@ class PacketReader:
         return frame_interval(self.source.average_rate, self.time_base())
 
     def needs_decoding(self, stream: EncodedStream) -> bool:
-        """Return True if the times or flags of `stream` may be wrong; it must then be decoded."""
+        """Return True if `stream` must be decoded because its times or flags may be wrong."""
         flags, pts = packet_flags(stream.packets), stream.packets["pts"]
         shown = (flags & PacketFlag.HIDDEN) == 0
         first = int(np.flatnonzero(flags & PacketFlag.KEY)[0])
@@ -330,7 +330,7 @@ class SpanReader(Closing):
         frames are never shown.
 
         Args:
-            begin, end: the span, in seconds. If `end` is None, it ends with the file.
+            begin, end: the span, in seconds. If `end` is None, the span ends with the file.
             zero: the time in the file, in seconds, that becomes time 0 of the stream.
         """
         import av
@@ -354,7 +354,7 @@ class SpanReader(Closing):
         """Read the packets that are needed for the frames of a span of ticks.
 
         The packets begin with the last keyframe that is not shown after the first frame of the
-        span; it may be this frame itself.
+        span. The first frame of the span may itself be this keyframe.
         """
         start = self._source.start_time or 0
         back = max(first, start)

@@ -88,9 +88,10 @@ def display_size(width: int, height: int, aspect: Fraction, *, turned: bool) -> 
 
 
 def covering_size(wide: Fraction, tall: Fraction, size: tuple[int, int]) -> tuple[int, int]:
-    """Return the width and height of a picture after scaling it to just cover a size.
+    """Return the width and height of the smallest scaled picture that covers a size.
 
-    `wide` and `tall` are its width and height before. `size` is the (height, width) to cover.
+    `wide` and `tall` are the width and height before scaling. `size` is the (height, width) that
+    the scaled picture must cover.
     """
     scale = max(size[1] / wide, size[0] / tall)
     wide, tall = wide * scale, tall * scale
@@ -166,7 +167,7 @@ class FrameWriter:
         pixels: "rgb" for arrays of (height, width, 3); "yuv420" for arrays of (height * 3 / 2,
             width), in which Y is above, and U and V are side by side below Y. "yuv420" requires
             that height and width are even.
-        converter: the converter to use; None creates one.
+        converter: the converter to use; None creates a converter.
     """
 
     def __init__(
@@ -262,7 +263,7 @@ class FrameWriter:
     def _oriented_crop(
         self, image: Pixels, turns: tuple[bool, int, int], geometry: CropGeometry
     ) -> Pixels:
-        """Turn a whole picture upright and return the crop of it, as a view."""
+        """Turn a whole picture upright, and return a view of the crop."""
         turned, down, right = turns
         if turned:
             image = image.swapaxes(0, 1)
@@ -281,11 +282,11 @@ class FrameWriter:
 
 
 def display_rotation(display: bytes | None) -> tuple[bool, int, int]:
-    """Return how to turn a picture upright, given its display matrix: the nearest quarter turn.
+    """Return the nearest quarter turn to the display matrix of a picture, to turn it upright.
 
-    The result has three items. If the first is True, height and width are transposed. If the second
-    is -1, the picture is then flipped vertically; if the third is -1, horizontally. The matrix
-    ((a, b), (c, d)) maps pixel (x, y) to (ax + cy, bx + dy).
+    The result has three items. If the first item is True, height and width are transposed. If the
+    second item is -1, the picture is then flipped vertically; if the third item is -1, the picture
+    is flipped horizontally. The matrix ((a, b), (c, d)) maps pixel (x, y) to (ax + cy, bx + dy).
     """
     if display is None:
         return _UPRIGHT

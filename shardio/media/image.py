@@ -134,9 +134,9 @@ def decode_image(
             is stored upright is decoded directly into `out`. After an error, the contents of `out`
             are undefined. If `out` is None, a new array is returned.
         mode: "rgb" for three channels, "grey" for one.
-        min_size: the (height, width) that the result must have at least. To save time, a JPEG is
-            then decoded at the smallest size, of its full size, half, quarter and eighth, that is
-            not below `min_size`. Other formats are decoded at full size.
+        min_size: the minimum (height, width) of the result. To save time, a JPEG is decoded at an
+            eighth, a quarter, a half or all of its size: at the smallest of these four sizes that
+            is not below `min_size`. Other formats are decoded at full size.
 
     Raises:
         MediaError: the picture is damaged, truncated, too large or in an unknown format.
@@ -267,8 +267,8 @@ _STANDALONE = frozenset((0xFF01, *range(0xFFD0, 0xFFD9)))  # the markers that no
 _EXIF = b"Exif\0\0"
 # The maximum number of segments before the first scan. An XMP of 100 MB has 1,600 segments.
 _MAX_SEGMENTS = 4096
-# The maximum number of scans. Encoders write about 10 scans. Decoding takes time for the whole
-# picture for each of them.
+# The maximum number of scans. Encoders write about 10 scans. For each scan, decoding takes time in
+# proportion to the size of the whole picture.
 _MAX_SCANS = 500
 _PROGRESSIVE = frozenset((0xFFC2, 0xFFC6, 0xFFCA, 0xFFCE))
 
@@ -338,8 +338,8 @@ def _build_header(frame: tuple[int, ...] | None, orientation: int) -> _JpegHeade
 def _scale_divisor(height: int, width: int, min_size: tuple[int, int]) -> int:
     """Return the divisor, 1, 2, 4 or 8, of the smallest size that is not below `min_size`.
 
-    `min_size` is (height, width). libjpeg-turbo also supports scaled sizes between these, but has
-    no vector code for them.
+    `min_size` is (height, width). libjpeg-turbo also supports other scaled sizes, but has no vector
+    code for them.
     """
     for divisor in (8, 4, 2):
         if -(-height // divisor) >= min_size[0] and -(-width // divisor) >= min_size[1]:
@@ -370,8 +370,8 @@ def _decode_stored(
 ) -> Pixels:
     """Decode a JPEG as stored, without turning it upright, into `out` or into a new array.
 
-    `shape` is the shape of the result. Its height and width are those in the header, divided by 1,
-    2, 4 or 8 and rounded up; its channels are 1 or 3. The values of CMYK and YCCK count as
+    `shape` is the shape of the result: the height and width in the header, divided by 1, 2, 4 or 8
+    and rounded up, and 1 or 3 channels. The values of CMYK and YCCK count as
     inverted, because Adobe stores them inverted, and are converted without a colour profile.
     """
     library, (height, width, channels) = load_simplejpeg(), shape

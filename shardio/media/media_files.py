@@ -57,9 +57,9 @@ def library_versions() -> dict[str, str]:
 class VideoFile(Closing):
     """An open video file and its decoder; `close()` or the end of `with` releases both.
 
-    It reads the first video stream that is not a cover picture. It uses one thread, because callers
-    process several files in parallel. If `fill_in_times` is True, FFmpeg guesses the times and
-    durations that the container lacks.
+    The decoder reads the first video stream that is not a cover picture. The decoder uses only one
+    thread, because callers process several files in parallel. If `fill_in_times` is True, FFmpeg
+    guesses the times and durations that the container lacks.
     """
 
     def __init__(self, path: str, *, fill_in_times: bool = True) -> None:
@@ -179,9 +179,10 @@ class VideoFile(Closing):
     def _count_times(self, interval: Fraction) -> list[int]:
         """Decode the file a second time; return the time of every frame.
 
-        The list ends with the file, or before the first error. Decoding is necessary: the times of
-        the frames before the first known time depend on the number of these frames, which only a
-        decoder can count. Keeping their pictures meanwhile would take unlimited memory.
+        The list ends at the end of the file, or before the first error. Decoding is necessary: the
+        times of the frames before the first known time depend on the number of these frames, which
+        only a decoder can count. The file is decoded twice, because keeping all pictures during the
+        count would take unlimited memory.
         """
         import av
 
@@ -223,7 +224,7 @@ class VideoFile(Closing):
 Fit = Literal["crop", "stretch"]
 _FITS: Final = ("crop", "stretch")
 _MAX_FRAMES: Final = 1 << 31
-"""The maximum of `start` and `step`; no video has more frames."""
+"""The maximum of `start` and `step`. No video has more frames than this."""
 
 
 def load_image(

@@ -34,12 +34,13 @@ _NUMBERS_AT, _CRC_AT = 21, 34  # the offsets of the padding and the CRC, from th
 
 
 def write_mp3_trim(data: bytes, stream: EncodedStream) -> bytes:
-    """Write how many samples are padding, at the start and at the end, into an MP3 file.
+    """Write the numbers of padding samples at the start and at the end into an MP3 file.
 
     The numbers are stored in the tag frame (Xing or Info), the first frame of the file. Return the
     data unchanged if there is no tag frame, or if a number does not fit into its 12 bits.
     """
-    # The size of the ID3 tag at the start of the file. This formula is valid up to 127 bytes.
+    # The size of the ID3 tag at the start of the file. This formula is valid if the size field of
+    # the tag is at most 127.
     n_tags = 10 + int.from_bytes(data[6:10]) if data.startswith(b"ID3") else 0
     mark_at = max(data.find(mark, n_tags, n_tags + 64) for mark in (b"Xing", b"Info"))
     name_at = mark_at + _NAME_AT
@@ -108,8 +109,8 @@ def mux(stream: EncodedStream) -> MuxedStream:
     """Return a file that contains a stream. Demuxing the file gives the same packets and times.
 
     There are two exceptions for times. All times of an audio stream may be shifted; the audible
-    samples are the same. All times of a video stream may be shifted so that it begins at 0, because
-    few containers can store times before 0.
+    samples are the same. All times of a video stream may be shifted so that the stream begins at 0,
+    because few containers can store times before 0.
 
     Raises:
         MediaError: no container can store the stream unchanged; the message has the reasons.
@@ -238,7 +239,8 @@ def _packets(stream: EncodedStream, shift: int) -> Iterator[Any]:
     in_order = np.sort(pts)
     dts = in_order - max(0, int((in_order - pts).max(initial=0)))
     durations = table["duration"].astype(np.int64)
-    # The last packets of an audio stream may contain padding. End them where the audio ends.
+    # The last packets of an audio stream may contain padding. End these packets where the audio
+    # ends.
     if _is_sound(stream) and len(pts):
         end = int(pts[0]) + int(stream.parameters.get("skip", 0)) + stream.n_frames
         durations = np.clip(end - pts, 0, durations)

@@ -2,7 +2,7 @@
 
 This module also resamples pixels of any origin.
 
-Only the formats in `FORMATS` are tried, because some of Pillow's formats are dangerous: for EPS, it
+Only the formats in `FORMATS` are tried, because some formats are dangerous: to decode EPS, Pillow
 runs Ghostscript. JPEG 2000 is left out, because a truncated file decodes to a black picture without
 an error. This module checks all checksums of a PNG, because Pillow checks only some of them.
 
@@ -58,9 +58,9 @@ def open_picture(data: bytes | memoryview) -> Iterator[Image]:
 
 
 def header_channels_and_bits(picture: Image, data: bytes | memoryview) -> tuple[int, int]:
-    """Return the number of channels, and the bits per channel, that a picture has in its file.
+    """Return the number of channels and the bits per channel of a picture as stored in the file.
 
-    If the picture has a palette, return those of the palette's colours.
+    If the picture has a palette, return the numbers for the colours of the palette.
     """
     mode, transparent = picture.mode, picture.has_transparency_data
     if picture.format == "PNG":  # Pillow's mode for 16-bit grey with alpha is RGBA

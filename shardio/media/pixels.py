@@ -39,7 +39,7 @@ _MARK = b"Exif\0\0"
 
 
 def exif_orientation(exif: bytes) -> int:
-    """Return the orientation that EXIF data contains; 1 if there is none, or if it is invalid.
+    """Return the orientation in EXIF data; 1 if the orientation is missing or invalid.
 
     The data may begin with the signature of a JPEG segment.
     """
@@ -75,7 +75,7 @@ _UINT8 = np.dtype(np.uint8)
 
 
 def to_output(pixels: Pixels, out: Pixels | None) -> Pixels:
-    """Copy pixels into `out` and return `out`; if it is None, return the pixels C-contiguous."""
+    """Copy pixels into `out` and return `out`; if `out` is None, return C-contiguous pixels."""
     if out is None:
         return np.ascontiguousarray(pixels)
     check_out(out, pixels.shape)
@@ -184,8 +184,8 @@ class PlanarRgbPath:
 
     Args:
         reformatter: the swscale context. It must be used for frames of one format only.
-        arguments: the arguments of the context's `reformat` that follow the frame. The target
-            format is "gbrp".
+        arguments: the arguments for the context's method `reformat`, without the first argument,
+            the frame. The target format is "gbrp".
         size, top, left: the height and width of the crop, and its position in the scaled picture.
     """
 
@@ -291,7 +291,7 @@ class FrameConverter:
     def _rgb_arguments(
         self, frame: VideoFrame, width: int, height: int, target: str
     ) -> tuple[Any, ...]:
-        """Return the arguments of PyAV's `reformat` that follow the frame."""
+        """Return the arguments for PyAV's `reformat`, without the first argument, the frame."""
         matrix = _BT601 if frame.colorspace == _RESERVED_MATRIX else None
         ranges_and_tags, n_threads = (None,) * 4, 1
         return (width, height, target, matrix, matrix, self._flags, *ranges_and_tags, n_threads)
@@ -301,7 +301,7 @@ class FrameConverter:
     ) -> VideoFrame:
         """Scale and convert a frame to 8-bit YUV of BT.601 in limited range.
 
-        Return `frame` itself if it is such a frame already. `chroma` is the pixel format.
+        Return `frame` itself if it already has this form. `chroma` is the pixel format.
         """
         full = is_full_range(frame)
         if (frame.width, frame.height, frame.format.name) == (width, height, chroma) and not full:
@@ -341,7 +341,8 @@ class FrameConverter:
     def _blend_over_black(self, frame: VideoFrame) -> VideoFrame:
         """Blend a frame over black.
 
-        Otherwise scaling would mix the colours of transparent pixels with those next to them.
+        Without this, scaling would mix the meaningless colours of transparent pixels with the
+        colours of the pixels next to them.
         """
         from av import VideoFrame
 

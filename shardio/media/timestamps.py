@@ -30,8 +30,9 @@ def in_presentation_order(frames: Iterable[tuple[int, _T]]) -> Iterator[tuple[in
     smallest of the times not yet assigned, among its own time and those of the next
     `REORDER_WINDOW` frames.
 
-    If a time is before a time that was already assigned, the clock has restarted, because the file
-    consists of joined recordings. All earlier frames are then yielded, and ordering starts again.
+    If the time of a frame is before a time that was already assigned, the clock has restarted,
+    because the file consists of joined recordings. All frames before this frame are then yielded,
+    and ordering starts again.
     If `frames` raises a MediaError, all frames before the error are yielded first.
     """
     waiting: deque[_T] = deque()
@@ -86,10 +87,10 @@ def fill_missing_times(
 ) -> list[int]:
     """Return the time of every frame: the stored time or, if it is missing, a computed time.
 
-    Times before the first known time are computed from this time, by subtracting durations. Other
-    missing times are computed from the previous known time, by adding durations. If they would then
-    reach the next known time, they are spread evenly between the two known times. If no time is
-    known, the first frame has time 0.
+    Times before the first known time are computed from the first known time, by subtracting
+    durations. Other missing times are computed from the previous known time, by adding durations.
+    If the computed times would reach the next known time, they are spread evenly between the two
+    known times instead. If no time is known, the first frame gets time 0.
 
     Args:
         times: the stored time of each frame in ticks, in presentation order; None if missing.
@@ -118,9 +119,10 @@ def fill_missing_times(
 class MonotonicTimestamps:
     """A callable that changes times so that they rise strictly, as packet tables require.
 
-    If a time is before the previous time, the clock has restarted: this frame and the later frames
-    follow the end of the previous frame. If a frame has the same time as the previous frame, its
-    time is moved by a tick. `n_changed` is the number of times that were changed.
+    If the time of a frame is before the time of the previous frame, the clock has restarted: this
+    frame starts at the end of the previous frame, and later frames are moved, too. If a frame has
+    the same time as the previous frame, the time of the later frame is moved by a tick. `n_changed`
+    is the number of times that were changed.
     """
 
     def __init__(self) -> None:
