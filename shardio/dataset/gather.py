@@ -11,7 +11,8 @@ hash. The whole run is hashed before its rows are copied, because the batch may 
 rows of the run.
 
 If not all files of a dataset can be open at the same time, the files that a batch needs are opened
-before its rows are copied. A batch that needs too many files is copied in several parts.
+before the rows of the batch are copied. A batch that needs too many files is copied in several
+parts.
 """
 
 from __future__ import annotations

@@ -82,7 +82,8 @@ def detect_conflict(folder: PathName, before: int | None = None) -> Iterator[Non
 def raise_conflict(folder: PathName, before: int | None, cause: Exception | None = None) -> None:
     """Raise DatasetConflict if another writer has published a generation and removed files.
 
-    `before` is the result of an earlier call of `published_in`. If it is None, nothing is checked.
+    `before` is the result of an earlier call of `published_in`. If `before` is None, nothing is
+    checked.
     """
     now = published_in(folder)
     if before is None or now is None or now == before or not _files_missing(folder, before, now):

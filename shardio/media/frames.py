@@ -63,7 +63,7 @@ class CropBox:
 
 @dataclass(frozen=True, slots=True)
 class CropGeometry:
-    """The width and height of the whole scaled picture, and the position of the crop in it."""
+    """The width and height of the whole scaled picture, and the crop's position in this picture."""
 
     width: int
     height: int

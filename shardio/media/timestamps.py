@@ -67,10 +67,10 @@ def frame_interval(rate: Fraction | None, time_base: Fraction) -> Fraction:
 
 
 def exact_duration(duration: int | None, interval: Fraction) -> Fraction:
-    """Return the duration of a frame in ticks, given the stored duration.
+    """Return the duration of a frame in ticks: the stored `duration` or, if not exact, `interval`.
 
-    If the stored duration is missing, or differs from `interval` by less than a tick, it was not
-    stored exactly: return `interval`.
+    The stored duration is not exact if it is missing, or if it differs from `interval` by less than
+    a tick.
     """
     if not duration or abs(duration - interval) < 1:
         return interval
@@ -131,7 +131,7 @@ class MonotonicTimestamps:
         self._latest, self._step, self._shift = 0, 1, 0
 
     def __call__(self, time: int) -> int:
-        """Return the new time of the next frame, whose stored time is `time`; both in ticks."""
+        """Return the new time, in ticks, of the next frame, which has the stored time `time`."""
         latest = self._latest
         if self._given is None:
             self._given = self._latest = time
@@ -147,7 +147,7 @@ class MonotonicTimestamps:
 
 
 def frame_durations(times: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Return the ticks from each frame to the next; the last frame is as long as the one before."""
+    """Return each frame's ticks to the next frame; the last frame is as long as its predecessor."""
     found: npt.NDArray[np.int64] = np.diff(np.array([*times, 0], np.int64)).view(np.int64)
     found[-1] = found[-2] if len(found) > 1 else 1
     return found

@@ -37,8 +37,8 @@ larger windows, the groups of a video are further apart, but finding a single cl
 _JITTER: Final = 0.5
 """The maximum of the random offset that is added to the position of a group within a window.
 
-It is a fraction of the mean distance between groups of the same video. Without random offsets, the
-videos would come in the same sequence again and again within a window.
+The offset is a fraction of the mean distance between groups of the same video. Without random
+offsets, the videos would come in the same sequence again and again within a window.
 """
 _HALF: Final = 1 << 32
 
@@ -74,8 +74,8 @@ class ClipGroups:
 
         Args:
             which: all given groups have the size `sizes[which]`.
-            numbers: the indices of the groups. Groups of the same size are counted from 0, so these
-                indices are below `counts[which]`.
+            numbers: the indices of the groups among all groups of this size, from 0 to
+                `counts[which]` - 1.
             key: the key for the random position of the smaller group within each video.
         """
         k = self._k
@@ -129,7 +129,7 @@ class ClipGrouping:
 
 
 class ClipGroupOrder:
-    """The order of the clips of one epoch. It depends only on the groups, `seed` and `epoch`."""
+    """The order of the clips of one epoch, which only the groups, `seed` and `epoch` determine."""
 
     def __init__(self, groups: ClipGroups, *, seed: int, epoch: int) -> None:
         self._groups = groups

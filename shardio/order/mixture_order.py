@@ -49,8 +49,9 @@ WHOLE: Final = 1 << 30
 SPAN: Final = 256
 """The number of positions per span.
 
-Spans are short for two reasons. To find a single sample, its whole span is computed. And each rank
-computes every span, even if the rank uses only a few positions of the span.
+Spans are short for two reasons. To find a single sample, the whole span that contains the sample
+must be computed. Also, each rank computes every span, even if the rank uses only a few positions of
+the span.
 """
 MAX_SOURCES: Final = 1024
 """The maximum number of sources.

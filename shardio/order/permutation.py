@@ -53,7 +53,7 @@ def mix(value: int) -> int:
 
 
 def derive_key(*parts: int) -> int:
-    """Derive a 64-bit key from integers of any size. Their order matters."""
+    """Derive a 64-bit key from integers of any size. The order of the integers matters."""
     key = 0
     for part in parts:
         key = mix(key + _GOLDEN ^ part)
@@ -63,9 +63,9 @@ def derive_key(*parts: int) -> int:
 
 
 def keyed_hashes(numbers: Positions, key: int) -> _U64:
-    """Return a 64-bit hash of each integer, which depends on `key`.
+    """Return a 64-bit hash of each integer; the hashes depend on `key`.
 
-    Different integers have different hashes.
+    With the same key, different integers have different hashes.
     """
     hashes = (numbers + 1).astype(np.uint64)
     hashes *= np.uint64(_GOLDEN)
@@ -227,8 +227,8 @@ OF_SAMPLERS = 53
 class SampleGenerators:
     """A random generator for each sample, keyed by the seed, the epoch and the sample's position.
 
-    The position is that in the epoch, counted over all ranks. The generator of a batch is
-    keyed by the position of the batch's first sample, and uses another stream.
+    The position is that in the epoch, counted over all ranks. The generator of a batch is keyed by
+    the position of the batch's first sample, and uses another stream.
 
     All samples use the same Philox generator object (J. Salmon et al., 2011), which gets a new key
     for each sample: setting the state takes 1 µs, whereas creating a generator takes 13 µs.

@@ -120,7 +120,7 @@ class BlockShuffle(Order):
         return self.whole * self.k
 
     def check_cache(self, shard_bytes: Positions, cache_bytes: int, room: str) -> int:
-        """Warn that each window needs parts of many shards, which are downloaded as a whole."""
+        """Warn that each window needs parts of many shards; whole shards are downloaded."""
         warnings.warn(
             f"{room}: with shuffle='blocks' a window of 256 MiB needs parts of many shards, "
             f"which are downloaded whole: {CACHE_HINT}",
