@@ -118,8 +118,8 @@ class Order:
     def identity(self, samples: Samples) -> dict[str, Any]:
         """Return the options that determine the samples of an epoch.
 
-        A loader's state has these options, and is only valid for a loader with the same options.
-        `rows` is among them if the number of samples of an epoch is fixed.
+        A loader's state has these options, and is only valid for a loader with the same options. If
+        the number of samples of an epoch is fixed, the option `rows` is included.
         """
         grouping = samples.clip_grouping if self.keeps_clips else None
         return {"shuffle": self.name, "per_video": None if grouping is None else grouping.k}

@@ -67,9 +67,9 @@ _MAX_POSITIONS: Final = 1 << 48
 class MixtureShares:
     """The share of each source, an integer of at least 1, and the rule that ends an epoch.
 
-    If `exhausted` is "stop", an epoch ends once any of the sources has no samples left. If it is
-    "repeat", an epoch ends once all samples of every source have been drawn; the other sources then
-    repeat their samples.
+    If `exhausted` is "stop", an epoch ends once any of the sources has no samples left. If
+    `exhausted` is "repeat", an epoch ends once all samples of every source have been drawn. Until
+    then, a source with no samples left repeats its samples.
     """
 
     shares: tuple[int, ...]
