@@ -103,8 +103,8 @@ class Gatekeeper:
 
 _BEAT_S: Final = 1.0
 _GRACE_S: Final = 10.0
-"""The time in seconds for which the session of a lost client is kept. If the client reconnects
-within this time, it continues with this session."""
+"""The time in seconds for which the server keeps the loader of a lost client. A client that
+reconnects in time goes on where it stopped."""
 _TOKEN_LETTERS: Final = 32
 _MAX_READS: Final = 64
 """The maximum number of messages that the main thread reads before it does other work."""
