@@ -1,8 +1,8 @@
 """Copy rows of one column from many shards, from memory-mapped files or by reading the files.
 
 A column is the section of a shard file that stores a field of fixed size, with one row per sample.
-If files are mapped, the columns of all shards are in one address range. `ColumnGather` in
-`gather.py` uses the classes of this module twice: for a column, and for the hashes of its rows.
+`ColumnGather` in `gather.py` uses the classes of this module twice: for a column, and for the
+hashes of its rows.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import os
 import sys
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from shardio.errors import UnsupportedEnvironment
+from shardio.format.layout import Section
+from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
 from shardio.storage.content import PreadFile
 from shardio.storage.file_access import (
@@ -30,122 +31,8 @@ from shardio.storage.file_access import (
     map_fixed,
     open_shard,
     reserve,
-    resized_error,
     unmap,
 )
-
-_Numbers = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnLocation:
-    """The location of a column in the file at `path`.
-
-    `offset` is the offset of the first row in the file, and `n_rows` is the number of rows. `file`
-    is the state that the file must have; if it is None, only the size of the file is checked.
-    """
-
-    path: str
-    offset: int
-    n_rows: int
-    file: FileState | None = None
-
-
-class ColumnRange:
-    """An address range into which one column of many files is mapped. The object owns the range.
-
-    The range is divided into parts. Each part has room for the column of one file, and starts at a
-    multiple of `stride` from the start of the range. Therefore the whole range is one array of
-    rows, `rows`, and one `np.take` gathers a batch from any number of files. `slots[i]` is the
-    index in `rows` of the first row of part i.
-
-    Reading an address at which no file is mapped kills the process. Views of `rows` must not be
-    used after the object is closed or deleted, because the range is unmapped then.
-
-    Args:
-        stride: the number of bytes from the start of a row to the start of the next row.
-        counts: the maximum number of rows of each part.
-
-    Raises:
-        InsufficientMemory: this process has no free address range of the required size.
-        UnsupportedEnvironment: memory pages are larger than 4096 bytes. Columns in shards start at
-            multiples of 4096 bytes, and a map must start at a page.
-    """
-
-    def __init__(self, stride: int, counts: Sequence[int]) -> None:
-        if mmap.PAGESIZE > 4096:
-            raise UnsupportedEnvironment(
-                f"memory pages of this kernel have {mmap.PAGESIZE} bytes; "
-                "shardio maps columns on 4096-byte boundaries only"
-            )
-        step = math.lcm(stride, mmap.PAGESIZE)
-        n_steps = [max(1, -(-n * stride // step)) for n in counts]
-        self.n_bytes = max(1, sum(n_steps)) * step
-        """The size of the address range."""
-        used = -(-max(counts, default=0) * stride // mmap.PAGESIZE) * mmap.PAGESIZE
-        self.maps_per_shard = 1 if used == max(n_steps, default=1) * step else 2
-        """The number of memory maps that the kernel counts for each part.
-
-        The mapped file is one map. If the file does not fill the whole part, the reserved addresses
-        after the file are another map.
-        """
-        self._stride, self._is_scattered = stride, False
-        self._address = reserve(self.n_bytes)
-        self._close = weakref.finalize(self, unmap, self._address, self.n_bytes)
-        self._close.atexit = False  # at exit, other threads may still be reading the range
-        ends: _Numbers = np.cumsum(np.array(n_steps, np.int64))
-        self.slots: _Numbers = (ends - n_steps) * (step // stride)
-        self._mapped: dict[int, int] = {}
-        """For each part into which a file is mapped, the number of mapped bytes."""
-        raw = (ctypes.c_ubyte * self.n_bytes).from_address(self._address)
-        n_slots = self.n_bytes // stride
-        self.rows: npt.NDArray[np.uint8] = np.frombuffer(memoryview(raw), np.uint8)[
-            : n_slots * stride
-        ].reshape(n_slots, stride)
-
-    def attach(self, part: int, place: ColumnLocation) -> None:
-        """Map the column at `place` into a part.
-
-        No file may be mapped into the part yet, and the part must have room for all rows.
-
-        Raises:
-            ShardNotFound: the file is missing.
-            ShardChanged: another file is at the path now, or the size of the file has changed.
-            UnsupportedEnvironment: the kernel's limit on the number of maps is reached.
-        """
-        n_bytes = place.n_rows * self._stride
-        if not n_bytes:
-            return
-        address = self._address + int(self.slots[part]) * self._stride
-        fd = open_shard(place.path)
-        try:
-            now = FileState.of(os.fstat(fd))
-            if place.file is not None:
-                place.file.check(now, place.path)
-            # Reading a mapped page after the end of the file would kill the process.
-            if now.n_bytes < place.offset + n_bytes:
-                raise resized_error(place.path, place.offset + n_bytes, now.n_bytes)
-            map_fixed(address, n_bytes, fd, place.offset, place.path)
-        finally:
-            os.close(fd)
-        self._mapped[part] = n_bytes
-        if self._is_scattered:
-            disable_readahead_at(address, n_bytes)
-
-    def detach(self, part: int) -> None:
-        """Unmap the file that is mapped into a part. Do nothing if no file is mapped there."""
-        if n_bytes := self._mapped.pop(part, 0):
-            clear_reserved(self._address + int(self.slots[part]) * self._stride, n_bytes)
-
-    def disable_readahead(self) -> None:
-        """Disable the kernel's read-ahead for the whole range, also for files mapped later."""
-        self._is_scattered = True
-        disable_readahead_at(self._address, self.n_bytes)
-
-    def close(self) -> None:
-        """Unmap the whole range. Idempotent."""
-        self._close()
-
 
 RowBytes = npt.NDArray[np.uint8]
 
@@ -169,43 +56,99 @@ number of entries of a CPU's TLB, which caches page addresses.
 """
 
 
-class MappedRows(ColumnRange):
-    """One column of all shards, mapped into an address range that has a part for every shard.
+class MappedRows:
+    """One column of all shards, mapped into an address range that the object owns.
 
-    The object owns the range.
+    The range is divided into parts, one for each shard. A part has room for the column of one file,
+    and starts at a multiple of `stride` from the start of the range. Therefore the whole range is
+    one array of rows, and one `np.take` copies rows of any number of files.
+
+    Reading an address at which no file is mapped kills the process.
 
     Args:
         stride: the size of a row with its padding, in bytes.
         row_bytes: the size of a row without padding, in bytes.
         starts: for each shard, the index of its first row in the dataset.
         counts: the maximum number of rows of each part.
+
+    Raises:
+        InsufficientMemory: this process has no free address range of the required size.
+        UnsupportedEnvironment: memory pages are larger than 4096 bytes. Columns in shards start at
+            multiples of 4096 bytes, and a map must start at a page.
     """
 
     def __init__(self, stride: int, row_bytes: int, starts: Rows, counts: Sequence[int]) -> None:
-        super().__init__(stride, counts)
-        self._row_bytes, self._shift = row_bytes, self.slots - starts
+        if mmap.PAGESIZE > 4096:
+            raise UnsupportedEnvironment(
+                f"memory pages of this kernel have {mmap.PAGESIZE} bytes; "
+                "shardio maps columns on 4096-byte boundaries only"
+            )
+        step = math.lcm(stride, mmap.PAGESIZE)
+        n_steps = [max(1, -(-n * stride // step)) for n in counts]
+        self._n_bytes = max(1, sum(n_steps)) * step
+        used = -(-max(counts, default=0) * stride // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.maps_per_shard = 1 if used == max(n_steps, default=1) * step else 2
+        """The number of memory maps that the kernel counts for each part.
+
+        The mapped file is one map. If the file does not fill the whole part, the reserved addresses
+        after the file are another map.
+        """
+        self._stride, self._row_bytes, self._is_scattered = stride, row_bytes, False
+        self._address = reserve(self._n_bytes)
+        self._close = weakref.finalize(self, unmap, self._address, self._n_bytes)
+        self._close.atexit = False  # at exit, other threads may still be reading the range
+        ends: Rows = np.cumsum(np.array(n_steps, np.int64))
+        self._slots: Rows = (ends - n_steps) * (step // stride)
+        """For each part, the index of its first row in the array `_rows`."""
+        self._shift = self._slots - starts
+        """For each shard, the number to add to an index in the dataset to get one in `_rows`."""
+        self._mapped: dict[int, int] = {}
+        """For each part into which a file is mapped, the number of mapped bytes."""
+        raw = (ctypes.c_ubyte * self._n_bytes).from_address(self._address)
+        n_slots = self._n_bytes // stride
+        whole = np.frombuffer(memoryview(raw), np.uint8)
+        self._rows: RowBytes = whole[: n_slots * stride].reshape(n_slots, stride)
         self._prefaulted, self._n_at_once = None, sys.maxsize
         if row_bytes in _PREFAULTED_BYTES:
-            self._prefaulted, self._n_at_once = self.rows[:, row_bytes // 2], _PREFAULTED_ROWS
+            self._prefaulted, self._n_at_once = self._rows[:, row_bytes // 2], _PREFAULTED_ROWS
         self._scratch: RowBytes | None = None
         if stride != row_bytes:
             self._n_at_once = min(self._n_at_once, max(1, _SCRATCH_BYTES // stride))
             self._scratch = np.empty((self._n_at_once, stride), np.uint8)
 
-    def place(self, rows: Rows, shards: Rows) -> Rows:
-        """Return, for each row, its index in the array `self.rows`.
+    def attach(self, shard: int, reader: ShardReader, section: Section) -> None:
+        """Map `section` of the open file of a shard. No file may be attached for the shard yet.
 
-        `rows` are indices in the dataset, and `shards` are the indices of the shards of these rows.
+        Raises:
+            ShardNotFound: the file is missing.
+            ShardChanged: another file is at the path now, or the size of the file has changed.
+            UnsupportedEnvironment: the kernel's limit on the number of maps is reached.
         """
-        slots: Rows = rows + self._shift.take(shards)
-        return slots
+        if not section.size:
+            return
+        address = self._address + int(self._slots[shard]) * self._stride
+        fd = open_shard(reader.path)
+        try:
+            # Reading a mapped page after the end of a truncated file would kill the process.
+            reader.file.check(FileState.of(os.fstat(fd)), reader.path)
+            map_fixed(address, section.size, fd, section.offset, reader.path)
+        finally:
+            os.close(fd)
+        self._mapped[shard] = section.size
+        if self._is_scattered:
+            disable_readahead_at(address, section.size)
 
-    def copy(self, slots: Rows, rows: Rows, shards: Rows, out: RowBytes) -> None:
-        """Copy the row with the index `rows[i]` to `out[i]`, for all i.
+    def detach(self, shard: int) -> None:
+        """Unmap the file of a shard. Do nothing if no file is attached for the shard."""
+        if n_bytes := self._mapped.pop(shard, 0):
+            clear_reserved(self._address + int(self._slots[shard]) * self._stride, n_bytes)
 
-        `slots` is the result of `place` for these rows.
+    def copy(self, rows: Rows, shards: Rows, out: RowBytes) -> None:
+        """Copy the row with the index `rows[i]` in the dataset to `out[i]`, for all i.
+
+        `shards` has the index of each row's shard. All these shards must be attached.
         """
-        step = self._n_at_once
+        slots, step = rows + self._shift.take(shards), self._n_at_once
         if len(slots) <= step:
             self._copy_slice(slots, out)
             return
@@ -220,21 +163,28 @@ class MappedRows(ColumnRange):
             # because the copy prefetches the start of the row anyway.
             self._prefaulted[slots]
         if self._scratch is None:
-            self.rows.take(slots, axis=0, out=out, mode="clip")
+            self._rows.take(slots, axis=0, out=out, mode="clip")
             return
         # Copy the rows with their padding to the scratch buffer. An array of the rows without their
         # padding is not contiguous, and np.take would first copy this whole array.
         scratch = self._scratch[: len(slots)]
-        self.rows.take(slots, axis=0, out=scratch, mode="clip")
+        self._rows.take(slots, axis=0, out=scratch, mode="clip")
         out[:] = scratch[:, : self._row_bytes]
+
+    def disable_readahead(self) -> None:
+        """Disable the kernel's read-ahead for the whole range, also for files mapped later."""
+        self._is_scattered = True
+        disable_readahead_at(self._address, self._n_bytes)
+
+    def close(self) -> None:
+        """Unmap the whole range. Idempotent."""
+        self._close()
 
 
 class PooledRows(MappedRows):
     """One column of all shards, for datasets with more shards than can be mapped at a time.
 
-    The address range has at most `max_parts` parts. A shard has a part only while the shard is
-    attached. `place` may be called before the shard is attached. Therefore `copy`, and not `place`,
-    determines the position of a row in the range.
+    The address range has at most `max_parts` parts. A shard has a part only while it is attached.
 
     Args:
         stride, row_bytes, starts: as in MappedRows.
@@ -250,34 +200,24 @@ class PooledRows(MappedRows):
         super().__init__(stride, row_bytes, starts[:n_parts], [largest] * n_parts)
         self._starts, self._shift = starts, np.zeros(len(starts), np.int64)
         self._parts: dict[int, int] = {}
+        """The part of each attached shard."""
         self._free = list(range(n_parts))
 
-    def attach(self, shard: int, place: ColumnLocation) -> None:
-        """Map the file of a shard into a free part."""
+    def attach(self, shard: int, reader: ShardReader, section: Section) -> None:
+        """Map `section` of the open file of a shard into a free part."""
         if not self._free:  # rebuild the list of free parts: Ctrl-C may have interrupted `attach`
             taken = self._parts.values()
-            self._free = [part for part in range(len(self.slots)) if part not in taken]
+            self._free = [part for part in range(len(self._slots)) if part not in taken]
         part = self._free[-1]
-        super().attach(part, place)
+        super().attach(part, reader, section)
         self._parts[shard] = self._free.pop()
-        self._shift[shard] = self.slots[part] - self._starts[shard]
+        self._shift[shard] = self._slots[part] - self._starts[shard]
 
     def detach(self, shard: int) -> None:
         """Unmap a shard's file and free the shard's part. Do nothing if the shard has no part."""
         if (part := self._parts.pop(shard, None)) is not None:
             super().detach(part)
             self._free.append(part)
-
-    def place(self, rows: Rows, shards: Rows) -> Rows:
-        """Return `rows` unchanged, because `copy` determines the positions in the range."""
-        return rows
-
-    def copy(self, slots: Rows, rows: Rows, shards: Rows, out: RowBytes) -> None:
-        """Copy the row with the index `rows[i]` to `out[i]`, for all i.
-
-        All `shards` must be attached.
-        """
-        super().copy(rows + self._shift.take(shards), rows, shards, out)
 
 
 class FileRows:
@@ -295,20 +235,17 @@ class FileRows:
         self._stride, self._starts = stride, starts
         self._places: dict[int, tuple[PreadFile, int]] = {}
 
-    def attach(self, shard: int, file: PreadFile, offset: int) -> None:
-        """Use `file` for the rows of a shard; the column starts at `offset` in the file."""
-        self._places[shard] = file, offset
+    def attach(self, shard: int, reader: ShardReader, section: Section) -> None:
+        """Read the rows of a shard from `section` of the shard's open file."""
+        if isinstance(reader.content, PreadFile):  # true for every file that is not mapped
+            self._places[shard] = reader.content, section.offset
 
     def detach(self, shard: int) -> None:
         """Drop the reference to the file of a shard."""
         self._places.pop(shard, None)
 
-    def place(self, rows: Rows, shards: Rows) -> Rows:
-        """Return `rows` unchanged, because `copy` determines the offsets in the files."""
-        return rows
-
-    def copy(self, slots: Rows, rows: Rows, shards: Rows, out: RowBytes) -> None:
-        """Read the row with the index `rows[i]` into `out[i]`, for all i.
+    def copy(self, rows: Rows, shards: Rows, out: RowBytes) -> None:
+        """Read the row with the index `rows[i]` in the dataset into `out[i]`, for all i.
 
         Raises:
             ShardChanged: a file has changed since it was opened. The error names the file, the row
@@ -333,10 +270,3 @@ class FileRows:
     def close(self) -> None:
         """Drop the references to all files. Idempotent."""
         self._places.clear()
-
-
-def read_hashes(hashes: MappedRows | FileRows, rows: Rows, shards: Rows) -> npt.NDArray[np.uint64]:
-    """Return the stored hash of each row; `shards` are the indices of the rows' shards."""
-    out = np.empty((len(rows), 8), np.uint8)
-    hashes.copy(hashes.place(rows, shards), rows, shards, out)
-    return out.reshape(-1).view("<u8")

@@ -24,21 +24,17 @@ import numpy.typing as npt
 
 from shardio._base.statistics import CHECK, PHASE_TIMES, now_ns
 from shardio.dataset.column_rows import (
-    ColumnLocation,
     FileRows,
     MappedRows,
     PooledRows,
-    read_hashes,
 )
 from shardio.dataset.open_files import OpenFiles
 from shardio.errors import ShardChanged, UnsupportedEnvironment
 from shardio.format.checksum import BLOCK_BYTES, distinct, hash_bytes, rows_per_unit
-from shardio.format.layout import Section
 from shardio.format.sections import DIMENSION
 from shardio.format.types import Array
 from shardio.shard.reader import ShardReader
-from shardio.shard.verification import Rows
-from shardio.storage.content import PreadFile
+from shardio.shard.verification import HASH_DTYPE, Rows
 
 _UNKNOWN: Final = -1
 """The value of `_mark_shift` for a shard whose file has not been opened yet."""
@@ -121,23 +117,18 @@ class ColumnGather:
     def _open_shard(self, shard: int) -> None:
         """Open the file that stores the column for a shard, and attach its rows and hashes."""
         reader, name = self._open(shard), self._name
-        self._attach(self._rows, shard, reader, reader.column_section(name))
+        for rows, section in (
+            (self._rows, reader.column_section(name)),
+            (self._hashes, reader.hashes_section(name)),
+        ):
+            if rows is not None:
+                rows.detach(shard)  # Ctrl-C in an earlier call may have left the shard attached
+                rows.attach(shard, reader, section)
         if self._hashes is not None:
-            self._attach(self._hashes, shard, reader, reader.hashes_section(name))
             self._block_shift[shard] = self._first_marks[shard] + reader.units.hashes_mark(name)
         self._mark_shift[shard] = self._first_marks[shard] + reader.units.column_mark(name)
         self._row_mark_shift[shard] = self._mark_shift[shard] - self._starts[shard]
         self._is_open[shard] = True
-
-    def _attach(
-        self, rows: MappedRows | FileRows, shard: int, reader: ShardReader, section: Section
-    ) -> None:
-        if isinstance(rows, FileRows):
-            if isinstance(reader.content, PreadFile):  # true for every file that is not mapped
-                rows.attach(shard, reader.content, section.offset)
-            return
-        rows.detach(shard)  # Ctrl-C in an earlier call may have left the shard attached
-        rows.attach(shard, ColumnLocation(reader.path, section.offset, section.count, reader.file))
 
     def _on_evict(self, file: int) -> None:
         """Detach the rows of a file that is about to be evicted from the open files."""
@@ -176,15 +167,10 @@ class ColumnGather:
         """
         return max(1, (self._files.max_open or 1) // 2)
 
-    def place(self, rows: Rows, shards: Rows) -> Rows:
-        """Return the `slots` argument of `gather` for `rows`; `shards` has each row's shard."""
-        return self._rows.place(rows, shards)
-
-    def gather(self, slots: Rows, rows: Rows, shards: Rows, out: npt.NDArray[Any]) -> None:
+    def gather(self, rows: Rows, shards: Rows, out: npt.NDArray[Any]) -> None:
         """Copy rows of the dataset into `out`.
 
         Args:
-            slots: the result of `place` for these rows.
             rows: the index of each row in the dataset. The caller has checked that it is valid.
             shards: the index of each row's shard.
             out: a C-contiguous uint8 array of the shape (number of rows, bytes per row).
@@ -201,7 +187,7 @@ class ColumnGather:
         if not (self._all_verified or self._by_row):
             self._verify_runs(rows, shards)
         try:
-            self._rows.copy(slots, rows, shards, out)
+            self._rows.copy(rows, shards, out)
         except ShardChanged as error:
             error.at(field=self._name)
             raise
@@ -215,7 +201,7 @@ class ColumnGather:
         for number in range(int(numbers.max()) + 1):
             part = np.flatnonzero(numbers == number)
             found = np.empty((len(part), self._row_bytes), np.uint8)
-            self.gather(self.place(rows[part], shards[part]), rows[part], shards[part], found)
+            self.gather(rows[part], shards[part], found)
             out[part] = found
 
     def _verify_rows(self, rows: Rows, shards: Rows, out: npt.NDArray[Any]) -> None:
@@ -233,7 +219,9 @@ class ColumnGather:
         if self._hashes is None:
             raise AssertionError("rows that are checked one by one have hashes")
         start_ns = now_ns()
-        expected = read_hashes(self._hashes, rows, shards)
+        stored = np.empty((len(rows), DIMENSION.size), np.uint8)
+        self._hashes.copy(rows, shards, stored)
+        expected = stored.reshape(-1).view(HASH_DTYPE)
         content = out.reshape(-1).data
         # `map` executes no bytecode for a row. It takes half the time of a generator expression.
         parts = map(content.__getitem__, self._row_slices(fresh, len(out)))

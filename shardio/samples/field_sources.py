@@ -79,7 +79,6 @@ class IndexChunk:
         self.origins[:, 0] = numbers
         self.origins[:, 1] = self.rows - dataset.starts.take(self.shards)
         self.origins[:, 2] = self.shards + (pack_state(NO_FIELD, CLAIMED) << _STATE_SHIFT)
-        self._slots: dict[str, Rows] = {}
 
     @cached_property
     def places(self) -> list[tuple[int, int]]:
@@ -99,14 +98,6 @@ class IndexChunk:
             return self.rows[part], self.shards[part]
         rows = self._view.covered_rows(self.numbers[part])
         return rows, self._dataset.locate(rows)
-
-    def slots(self, name: str) -> Rows:
-        """Return the `slots` of the samples' values in a column, for `ColumnGather.gather`."""
-        found = self._slots.get(name)
-        if found is None:
-            found = self._dataset.gather(name).place(self.rows, self.shards)
-            self._slots[name] = found
-        return found
 
     @cached_property
     def draws(self) -> ClipDraws | None:
@@ -242,8 +233,7 @@ class ColumnSource(FieldSource):
     ) -> None:
         """Gather the values."""
         chunk, part = batch.chunk, batch.part
-        slots = chunk.slots(self.name)[part]
-        self._dataset.gather(self.name).gather(slots, chunk.rows[part], chunk.shards[part], out)
+        self._dataset.gather(self.name).gather(chunk.rows[part], chunk.shards[part], out)
         if present is not None:  # a missing value may have any bytes in the file
             out[~present] = 0
 

@@ -234,8 +234,7 @@ class ShardDataset(OpenDataset):
         for start in range(0, len(self), _AT_ONCE):
             part = found[start : start + _AT_ONCE]
             rows = self.rows.at(np.arange(start, start + len(part)))
-            shards, gather = self.locate(rows), self.gather(name)
-            gather.gather(gather.place(rows, shards), rows, shards, part)
+            self.gather(name).gather(rows, self.locate(rows), part)
         shape = tuple(each or 0 for each in field.shape)
         return found.view(field.numpy).reshape(len(self), *shape)
 

@@ -419,8 +419,7 @@ class TokenSource(FieldSource):
         shards = dataset.locate(rows)
         if self._field.column is not None:
             out = np.empty((len(rows), self._field.row_bytes or 0), np.uint8)
-            gather = dataset.gather(name)
-            gather.gather(gather.place(rows, shards), rows, shards, out)
+            dataset.gather(name).gather(rows, shards, out)
             return [row.data for row in out]
         records: list[Record] = [b""] * len(rows)
         for shard in distinct(shards).tolist():

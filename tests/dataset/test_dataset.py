@@ -361,7 +361,7 @@ def test_a_dataset_without_samples_has_its_schema(tmp_path: Path) -> None:
         assert list(dataset) == []
         assert dataset.schema == dataset.reader(0).schema == LABELS
         none = np.arange(0)
-        dataset.gather("label").gather(none, none, none, np.empty((0, 8), np.uint8))
+        dataset.gather("label").gather(none, none, np.empty((0, 8), np.uint8))
 
 
 def test_nothing_is_published_before_close(tmp_path: Path) -> None:

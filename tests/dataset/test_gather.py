@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardio import Array, Schema
-from shardio.errors import ChecksumMismatch
+from shardio.errors import ChecksumMismatch, ShardNotFound
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.shard.verification import Verify
 from tests.loading import write_dataset
@@ -84,7 +85,7 @@ def gathered(dataset: ShardDataset, name: str, rows: Any) -> npt.NDArray[Any]:
     places = np.asarray(rows, np.int64)
     out = np.full((len(places), field.row_bytes or 0), 0xEE, np.uint8)
     gather, shards = dataset.gather(name), dataset.locate(places)
-    gather.gather(gather.place(places, shards), places, shards, out)
+    gather.gather(places, shards, out)
     return out.view(field.numpy).reshape(len(places), *(d or 0 for d in field.shape))
 
 
@@ -161,6 +162,18 @@ def test_a_gather_maps_the_column_and_its_hashes_and_closing_unmaps_both(
         assert maps_of(three) == 3 * 3  # of each shard: the file, the column, its hashes
         dataset.gather(name)
         assert maps_of(three) == 3 * 3
+    assert maps_of(three) == 0
+    dataset.close()
+
+
+def test_what_was_mapped_before_a_file_was_found_missing_goes_with_the_dataset(three: str) -> None:
+    dataset = ShardDataset(three)
+    path = Path(dataset.reader(2).path)
+    path.unlink()
+    with pytest.raises(ShardNotFound, match=f"{path.name}: there is no such shard"):
+        dataset.gather("row")
+    del dataset
+    gc.collect()
     assert maps_of(three) == 0
 
 

@@ -250,7 +250,7 @@ def test_files_used_longest_ago_make_room(folder: str) -> None:
         dataset.reader(0)
         rows = dataset.starts[1:2]
         out = np.empty((1, 8), np.uint8)
-        dataset.gather("label").gather(rows, rows, np.array([1]), out)
+        dataset.gather("label").gather(rows, np.array([1]), out)
         dataset.reader(20)
         known = [dataset.files.reader_if_open(k) is not None for k in (0, 1, 2, 20)]
         assert known == [True, True, False, True]

@@ -186,7 +186,7 @@ class ShardFile:
             for name, field in schema.columns.items():
                 gather, shards = dataset.gather(name), dataset.locate(rows)
                 out = np.empty((len(rows), field.row_bytes or 0), np.uint8)
-                gather.gather(gather.place(rows, shards), rows, shards, out)
+                gather.gather(rows, shards, out)
         names = [name for name, field in schema.items() if not field.is_streamed]
         if chosen % 64 == 0 and summary.n_samples and names:
             with shardio.ShardLoader(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import resource
 from pathlib import Path
@@ -10,12 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardio.dataset.column_rows import ColumnLocation, ColumnRange
+from shardio.dataset.column_rows import MappedRows
 from shardio.errors import (
     InsufficientMemory,
-    ShardCorrupt,
     ShardIncomplete,
-    ShardNotFound,
     UnsupportedEnvironment,
 )
 from shardio.storage import fs
@@ -28,69 +25,9 @@ def n_maps(path: Path) -> int:
     return Path("/proc/self/maps").read_text().count(str(path))
 
 
-def column_file(path: Path, n_rows: int, stride: int, first: int) -> ColumnLocation:
-    """Write a file with a page in front and n_rows rows that hold first, first + 1 and so on."""
-    rows = np.arange(first, first + n_rows).astype(np.uint8)
-    path.write_bytes(bytes(4096) + np.repeat(rows, stride).tobytes() + b"\xee" * 100)
-    return ColumnLocation(str(path), 4096, n_rows)
-
-
-def mapped(stride: int, places: list[ColumnLocation]) -> ColumnRange:
-    """Return a range with all of these."""
-    column = ColumnRange(stride, [place.n_rows for place in places])
-    for part, place in enumerate(places):
-        column.attach(part, place)
-    return column
-
-
-@pytest.mark.parametrize("stride", [1, 3, 8, 48, 128, 4096, 6912, 12288])
-@pytest.mark.parametrize("counts", [[5], [1, 0, 7, 2], [0], [0, 0, 3]])
-def test_one_stride_addresses_every_row_of_every_file(
-    tmp_path: Path, stride: int, counts: list[int]
-) -> None:
-    places, first = [], 0
-    for i, n_rows in enumerate(counts):
-        places.append(column_file(tmp_path / f"{i}.shard", n_rows, stride, first))
-        first += n_rows
-    column = mapped(stride, places)
-    slots = [
-        int(slot) + row
-        for slot, n_rows in zip(column.slots, counts, strict=True)
-        for row in range(n_rows)
-    ]
-    gathered = column.rows[slots]
-    column.close()
-    assert gathered.shape == (sum(counts), stride)
-    assert gathered.tolist() == [[i] * stride for i in range(sum(counts))]
-
-
-def test_a_range_is_unmapped_by_close_which_may_be_repeated(tmp_path: Path) -> None:
-    column = mapped(64, [column_file(tmp_path / "a.shard", 3, 64, 0)])
-    assert n_maps(tmp_path / "a.shard") == 1
-    column.close()
-    column.close()
-    assert n_maps(tmp_path / "a.shard") == 0
-
-
-def test_a_range_that_is_collected_is_unmapped(tmp_path: Path) -> None:
-    column = mapped(64, [column_file(tmp_path / "a.shard", 3, 64, 0)])
-    del column
-    gc.collect()
-    assert n_maps(tmp_path / "a.shard") == 0
-
-
-def test_a_range_of_a_missing_file_names_it_and_leaves_no_map(tmp_path: Path) -> None:
-    places = [column_file(tmp_path / "a.shard", 3, 64, 0)]
-    places.append(ColumnLocation(str(tmp_path / "gone.shard"), 4096, 2))
-    with pytest.raises(ShardNotFound, match=r"gone\.shard: there is no such shard"):
-        mapped(64, places)
-    gc.collect()
-    assert n_maps(tmp_path / "a.shard") == 0
-
-
-def test_a_range_larger_than_the_address_space_is_refused(tmp_path: Path) -> None:
+def test_a_range_larger_than_the_address_space_is_refused() -> None:
     with pytest.raises(InsufficientMemory, match="no address range of"):
-        ColumnRange(1 << 40, [1 << 18])
+        MappedRows(1 << 40, 1 << 40, np.zeros(1, np.int64), [1 << 18])
 
 
 def test_a_file_that_the_limit_of_addresses_does_not_let_in_is_told_with_that_limit(
@@ -116,7 +53,7 @@ def test_larger_memory_pages_are_refused_with_the_reason(monkeypatch: pytest.Mon
     with pytest.raises(
         UnsupportedEnvironment, match="memory pages of this kernel have 65536 bytes"
     ):
-        ColumnRange(64, [])
+        MappedRows(64, 64, np.zeros(0, np.int64), [])
 
 
 def test_a_mapped_file_can_be_read_and_not_written(tmp_path: Path) -> None:
@@ -144,15 +81,6 @@ def test_a_map_needs_no_descriptor_and_goes_with_its_last_view(tmp_path: Path) -
     assert (n_maps(path), part.tobytes()) == (1, b"abc")
     del part
     assert n_maps(path) == 0
-
-
-def test_a_column_of_a_file_that_became_shorter_is_refused_before_it_is_mapped(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "a.shard"
-    path.write_bytes(bytes(4096 + 63))
-    with pytest.raises(ShardCorrupt, match="cut short"):
-        mapped(64, [ColumnLocation(str(path), 4096, 1)])
 
 
 @pytest.mark.parametrize("system_can", [True, False])
