@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardio.dataset.open_files import OpenFiles, ShardStorage, open_limit
+from shardio.dataset.open_files import OpenFiles, ShardStorage
 from shardio.errors import DatasetCorrupt, ShardCorrupt
 from shardio.format.checksum import distinct
 from shardio.format.schema import Schema
@@ -70,9 +70,9 @@ class DatasetFiles(ABC):
         n_files = len(groups) * self.n_shards
         self._numbers = range(self.n_shards)
         self._first_files = {g.name: k * self.n_shards for k, g in enumerate(groups) if g.name}
-        max_open, n_maps = open_limit(n_files, max_pinned), int(access == "mmap")
+        n_maps = int(access == "mmap")
         self.open_files = OpenFiles(
-            n_files, self._open, max_open=max_open, n_maps=n_maps, path=path
+            n_files, self._open, max_pinned=max_pinned, n_maps=n_maps, path=path
         )
         """The open files, by index."""
         self._marks: Marks | None = None

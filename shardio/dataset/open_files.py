@@ -1,8 +1,8 @@
-"""Keep files of a dataset open, and define the interface of the storage that has the files.
+"""Keep files of a dataset open. The files are in a storage: a local folder or an object store.
 
-A storage is a local folder or an object store. A dataset *pins* every file that it opens, and
-unpins the file after the last use. The storage of an object store can thus download a file when
-the file is pinned, and delete the downloaded file after it was unpinned.
+A dataset *pins* every file that it opens, and unpins the file after the last use. The storage of an
+object store can thus download a file when the file is pinned, and delete the downloaded file after
+it was unpinned.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
@@ -18,35 +18,33 @@ from shardio.errors import ClosedError, UnsupportedEnvironment
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
 from shardio.shard.writer import ShardSummary
-from shardio.storage.content import PreadFile
 from shardio.storage.file_access import Access, choose_access, disable_readahead, max_maps
 from shardio.storage.fs import refuse_links_outside
+from shardio.storage.remote.storage import RemoteStorage
 
 
-class ShardStorage(Protocol):
-    """The interface of a storage, which has all files of a dataset. Thread-safe.
+class LocalStorage:
+    """A storage for files in a local folder, which are never downloaded or deleted. Thread-safe.
 
     A file is identified by its ShardSummary, which is the file's entry in a generation.
+
+    `root` is the absolute path of the folder. `named` is its path as the user gave it.
     """
 
-    @property
-    def root(self) -> str:
-        """The absolute path of the folder, or the URL."""
+    def __init__(self, root: str, named: str) -> None:
+        self.root, self._named = root, named
 
     def resolve_access(self, asked: Access) -> Access:
-        """Return the method by which files are accessed: "mmap" or "pread".
-
-        Raise InvalidArgument if the method `asked` is not possible.
-        """
+        """Return the method by which files are accessed: "mmap" or "pread"."""
+        return choose_access(self.root, asked)
 
     def manifest_folder(self, generation: int | None) -> str:
-        """Return a local folder that has `dataset.json` and a generation file.
-
-        `generation` is the number of the generation; None means the published generation.
-        """
+        """Return a local folder that has the generation with a number, or the published one."""
+        return self._named
 
     def invalidate(self) -> bool:
         """Remove local copies of generations; return True if they can be downloaded again."""
+        return False
 
     def max_pinned(self, sizes: Rows) -> int | None:
         """Return how many files of these sizes may be pinned at the same time; None: no limit.
@@ -54,27 +52,30 @@ class ShardStorage(Protocol):
         The actual number of pinned files may be larger: a file that the dataset has closed stays
         pinned while user code holds a view of the file's content.
         """
+        return None
 
     def path_of(self, summary: ShardSummary) -> str:
-        """Return the local path of a file. The file may not have been downloaded yet."""
+        """Return the local path of a file. The file may be missing, or not downloaded yet."""
+        return os.path.join(self.root, summary.name)
 
     def pin(self, summary: ShardSummary) -> str:
-        """Pin a file and return its local path. Call `unpin` once for each call that pins.
-
-        A storage that reads files without downloading them returns a URL instead and pins nothing.
+        """Pin a file and return its local path, or return its URL and pin nothing.
 
         Raises:
-            DatasetCorrupt: the file is a link to a target outside of the dataset.
+            DatasetCorrupt: the file is a link to a target outside of the folder.
         """
+        path = self.path_of(summary)
+        refuse_links_outside(self.root, path)
+        return path
 
     def pin_if_cached(self, summary: ShardSummary) -> str:
         """Pin a file that is already local and return its path; otherwise return its URL."""
+        return self.pin(summary)
 
-    def remote_file(self, summary: ShardSummary, path: str) -> PreadFile | None:
-        """Return an object that reads a file by its URL; None if `path` is a local path.
+    def remote_file(self, summary: ShardSummary, path: str) -> None:
+        """Return an object that reads a file at a URL which `pin` has returned as `path`.
 
-        `path` is the result of `pin` or `pin_if_cached`. If it is a URL, the file is not pinned,
-        and `unpin` must not be called.
+        Return None for a local path, as all paths of this storage are.
         """
 
     def unpin(self, summary: ShardSummary) -> None:
@@ -84,56 +85,8 @@ class ShardStorage(Protocol):
         """Stop downloading. Pinned files stay until they are unpinned. Idempotent."""
 
 
-class LocalStorage:
-    """A storage for files in a local folder, which are never downloaded or deleted.
-
-    `root` is the absolute path of the folder. `named` is its path as the user gave it.
-    """
-
-    def __init__(self, root: str, named: str) -> None:
-        self.root, self._named = root, named
-
-    def resolve_access(self, asked: Access) -> Access:
-        """Return `asked` or, for "auto", the access method that suits the file system."""
-        return choose_access(self.root, asked)
-
-    def manifest_folder(self, generation: int | None) -> str:
-        """Return the folder itself."""
-        return self._named
-
-    def invalidate(self) -> bool:
-        """Return False: there is no other copy of the generations."""
-        return False
-
-    def max_pinned(self, sizes: Rows) -> int | None:
-        """Return None: local files need no limit."""
-        return None
-
-    def remote_file(self, summary: ShardSummary, path: str) -> None:
-        """Return None: every file is local."""
-
-    def path_of(self, summary: ShardSummary) -> str:
-        """Return the path of a file."""
-        return os.path.join(self.root, summary.name)
-
-    def pin(self, summary: ShardSummary) -> str:
-        """Return the path of a file, which may be missing.
-
-        Raise DatasetCorrupt if the file is a link to a target outside of the folder.
-        """
-        path = self.path_of(summary)
-        refuse_links_outside(self.root, path)
-        return path
-
-    def pin_if_cached(self, summary: ShardSummary) -> str:
-        """Return the path of a file, as `pin` does."""
-        return self.pin(summary)
-
-    def unpin(self, summary: ShardSummary) -> None:
-        """Do nothing: local files are never deleted."""
-
-    def close(self) -> None:
-        """Do nothing."""
+ShardStorage = LocalStorage | RemoteStorage
+"""The storage of all files of a dataset. Both classes have the methods of LocalStorage."""
 
 
 class ShardPaths(Sequence[str]):
@@ -152,7 +105,8 @@ class ShardPaths(Sequence[str]):
 
 
 ALL_OPEN_LIMIT: Final = 1024
-"""A dataset with at most this number of files keeps all its files open."""
+"""A dataset with at most this number of files keeps all its files open, unless the storage has a
+limit."""
 MAX_OPEN_FILES: Final = 16384
 """The maximum number of open files of a larger dataset. An open file takes 6.5 KiB of memory."""
 _MIN_OPEN_FILES: Final = 16
@@ -163,16 +117,6 @@ _EVICTED_SHARE: Final = 8
 Several files are evicted at once, because all open files are scanned to find the least recently
 used files.
 """
-
-
-def open_limit(n_files: int, max_pinned: int | None = None) -> int | None:
-    """Return how many of n_files may be open at the same time; None if there is no limit.
-
-    `max_pinned` is the number of files that the storage can pin at the same time, or None.
-    """
-    if max_pinned is not None:
-        return max(1, max_pinned)
-    return None if n_files <= ALL_OPEN_LIMIT else MAX_OPEN_FILES
 
 
 class OpenFiles:
@@ -186,7 +130,8 @@ class OpenFiles:
         n_files: the number of files of the dataset.
         open_file: a method that opens the file with an index. Only a weak reference to the method's
             object is kept, because the method's object usually owns the OpenFiles.
-        max_open: the maximum number of open files; None if there is no limit.
+        max_pinned: the number of files that the storage can pin at the same time; None if there is
+            no limit.
         n_maps: the number of memory maps per open file, without the maps of listeners (see
             `add_listener`).
         path: the path of the dataset, for messages.
@@ -197,19 +142,20 @@ class OpenFiles:
         n_files: int,
         open_file: Callable[[int], ShardReader],
         *,
-        max_open: int | None,
+        max_pinned: int | None,
         n_maps: int,
         path: str,
     ) -> None:
         self._readers: dict[int, ShardReader] = {}
         self._open_file = weakref.WeakMethod(open_file)
         self._path, self._is_closed, self._is_scattered = path, False, False
-        self.max_open = max_open
+        all_open = None if n_files <= ALL_OPEN_LIMIT else MAX_OPEN_FILES
+        self.max_open = all_open if max_pinned is None else max(1, max_pinned)
         """The maximum number of open files; None if there is no limit. May be lowered later."""
         self._maps_per_file = n_maps
-        if max_open is not None:
+        if self.max_open is not None:
             _instances.append(weakref.ref(self, _instances.remove))
-        self._used: Rows = np.zeros(0 if max_open is None else n_files, np.int64)
+        self._used: Rows = np.zeros(0 if self.max_open is None else n_files, np.int64)
         """For each file, the value of the counter `_turn` at the last use of the file."""
         self._turn = 0
         self._listeners: list[weakref.WeakMethod[Callable[[int], None]]] = []
@@ -249,8 +195,8 @@ class OpenFiles:
         """
         self._listeners.append(weakref.WeakMethod(method))
         self._maps_per_file += n_maps
+        self._share_maps()
         if self.max_open is not None:
-            self._share_maps()
             self._evict(len(self._readers) - self.max_open)
 
     def _share_maps(self) -> None:
@@ -282,22 +228,19 @@ class OpenFiles:
                 )
             self._turn += 1
             self._used[file] = self._turn
-        reader = self._readers[file] = self._open_with_fewer_others(file)
-        if self._is_scattered:
-            _disable_readahead(reader)
-        return reader
-
-    def _open_with_fewer_others(self, file: int) -> ShardReader:
-        """Open a file; evict other files if the kernel's limit on memory maps is reached."""
-        while True:
+        open_file = self._open_file()
+        if open_file is None:
+            raise AssertionError("the owner of the files opens them")
+        while file not in self._readers:
             try:
-                open_file = self._open_file()
-                if open_file is None:
-                    raise AssertionError("the owner of the files opens them")
-                return open_file(file)
+                self._readers[file] = open_file(file)
             except UnsupportedEnvironment:  # the kernel's limit on memory maps is reached
                 if not self.halve():
                     raise
+        reader = self._readers[file]
+        if self._is_scattered:
+            _disable_readahead(reader)
+        return reader
 
     def check_open(self) -> None:
         """Raise ClosedError if the files are closed."""

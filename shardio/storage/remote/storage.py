@@ -237,7 +237,7 @@ class RangeFile(PreadFile):
 
 
 class RemoteStorage:
-    """The shards of a dataset in an object store; implements ShardStorage.
+    """The shards of a dataset in an object store.
 
     With `remote.whole`, shards are downloaded to the cache and read there; otherwise, byte ranges
     of the shards are read. Thread-safe, but not usable after a fork. `list_files` is the argument
