@@ -11,11 +11,11 @@ are computed from upper bounds of those numbers instead.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -47,147 +47,215 @@ class FileGroup(NamedTuple):
     sizes: Rows
 
 
-class DatasetFiles(ABC):
-    """The files of a dataset. The object owns the open files until `close`. Not thread-safe.
+def _named(groups: Sequence[FileGroup], name: str | None) -> FileGroup:
+    """Return the group that stores the field `name`; for None, the group of the shards."""
+    return next((group for group in groups if group.name == name), groups[0])
 
-    Files have indices: first all shards, then all files of the first added field, and so on.
+
+class SourceFiles(NamedTuple):
+    """The files of one dataset, and the storage that has them.
+
+    `groups` are the group of the shards, then a group for each added field. `n_samples` has the
+    number of samples of each shard.
+    """
+
+    storage: ShardStorage
+    groups: Sequence[FileGroup]
+    n_samples: Rows
+
+    def storing(self, names: Iterable[str]) -> list[FileGroup]:
+        """Return the groups that store the fields `names`, each group once."""
+        groups = [_named(self.groups, name) for name in names]
+        return list({group.name: group for group in groups}.values())
+
+
+class DatasetFiles:
+    """The files of a dataset or a mixture. Owns the open files and the storages until `close`.
+
+    Files have indices: first all shards, then all files of the first added field, and so on. Not
+    thread-safe.
 
     Args:
-        groups: a group with the shards, then one group for each added field. All groups have the
-            same number of files.
-        max_pinned: the maximum number of files that the storage can keep available (*pin*) at the
-            same time; None if there is no limit.
+        sources: the files of the dataset; for a mixture, the files of each dataset in it.
+        groups: the group of the shards of all sources, one source after another, then a group for
+            each added field. In a mixture, their schemas have only the common fields.
+        verify: when hashes are checked: "off", "first" or "always", as in ShardReader.
         access: the method by which files are accessed: "mmap" (mapped) or "pread" (read).
         path: the path of the dataset, for messages.
     """
 
     def __init__(
-        self, groups: Sequence[FileGroup], *, max_pinned: int | None, access: Access, path: str
+        self,
+        sources: Sequence[SourceFiles],
+        groups: Sequence[FileGroup],
+        *,
+        verify: Verify,
+        access: Access,
+        path: str,
     ) -> None:
-        self._groups, self.n_shards = groups, len(groups[0].shards)
-        self.access: Access = access
+        self.sources: Final = tuple(sources)
+        self._groups, self.n_shards, self._verify = groups, len(groups[0].shards), verify
+        self.access: Final = access
         """The method by which files are accessed: "mmap" (mapped) or "pread" (read)."""
-        n_files = len(groups) * self.n_shards
+        lengths = [len(source.n_samples) for source in sources]
+        self._source_starts = [0, *itertools.accumulate(lengths[:-1])]
+        """The index of each source's first shard among all shards."""
         self._numbers = range(self.n_shards)
         self._first_files = {g.name: k * self.n_shards for k, g in enumerate(groups) if g.name}
-        n_maps = int(access == "mmap")
+        limits = [
+            s.storage.max_pinned(np.concatenate([g.sizes for g in s.groups])) for s in sources
+        ]
         self.open_files = OpenFiles(
-            n_files, self._open, max_pinned=max_pinned, n_maps=n_maps, path=path
+            len(groups) * self.n_shards,
+            self._open,
+            max_pinned=min((most for most in limits if most is not None), default=None),
+            n_maps=int(access == "mmap"),
+            path=path,
         )
         """The open files, by index."""
         self._marks: Marks | None = None
-        self._first_marks: Rows | None = None
+        self._mark_starts: Rows | None = None
 
-    def first_file(self, name: str) -> int:
+    def first_file(self, name: str | None) -> int:
         """Return the index of the file that stores the field `name` for shard 0.
 
         The files that store the field for the other shards have the next indices.
         """
-        return self._first_files.get(name, 0)
+        return self._first_files.get(name or "", 0)
 
     def reader(self, shard: int, name: str | None = None) -> ShardReader:
-        """Return the reader of a shard or, with a `name`, of the file that stores this field.
-
-        `Dataset.reader` describes the arguments.
-        """
-        first_file = 0 if name is None else self._first_files.get(name, 0)
-        return self.open_files.reader(first_file + self._numbers[shard])
+        """Return the reader of a shard or, with a `name`, of the file that stores this field."""
+        return self.open_files.reader(self.first_file(name) + self._numbers[shard])
 
     def reader_if_open(self, shard: int, name: str | None = None) -> ShardReader | None:
         """Return what `reader` returns if the file is already open, else None."""
-        first_file = 0 if name is None else self._first_files.get(name, 0)
-        return self.open_files.reader_if_open(first_file + self._numbers[shard])
+        return self.open_files.reader_if_open(self.first_file(name) + self._numbers[shard])
 
     def sample(
         self, shard: int, row: int, names: Iterable[str], *, check_truncated: bool = True
     ) -> dict[str, Any]:
         """Return the fields `names` of the sample at `row` of a shard."""
+        number, reader = self._numbers[shard], self.open_files.reader
         if not self._first_files:
-            return self.open_files.reader(self._numbers[shard]).sample(
-                row, names, check_truncated=check_truncated
-            )
-        sample, number = dict[str, Any](), self._numbers[shard]
+            return reader(number).sample(row, names, check_truncated=check_truncated)
+        sample = dict[str, Any]()
         for first_file, group in itertools.groupby(names, key=self.first_file):
-            sample |= self.open_files.reader(first_file + number).sample(
-                row, group, check_truncated=check_truncated
-            )
+            found = reader(first_file + number)
+            sample |= found.sample(row, group, check_truncated=check_truncated)
         return sample
 
-    @abstractmethod
-    def open_file(self, shard: int, name: str) -> ShardReader:
-        """Open the file that stores the field `name` for a shard. The caller owns the reader."""
+    def _located(self, shard: int) -> tuple[SourceFiles, int]:
+        """Return the source of a shard, and the index of the shard within this source."""
+        shard = self._numbers[shard]
+        source = bisect.bisect(self._source_starts, shard) - 1
+        return self.sources[source], shard - self._source_starts[source]
 
-    @abstractmethod
     def open_metadata(self, shard: int, name: str) -> ShardReader:
         """Open the file that stores the field `name` for a shard, without downloading the file.
 
         The caller owns the reader and uses it for small reads. The reader has its own marks of
         verified units. Thread-safe.
         """
+        source, local = self._located(shard)
+        return self._open_from(source, local, name, source.storage.pin_if_cached)
 
     @property
-    @abstractmethod
-    def storages(self) -> Sequence[ShardStorage]:
-        """The storages of the files."""
+    def storages(self) -> list[ShardStorage]:
+        """The storage of each source."""
+        return [source.storage for source in self.sources]
 
-    @abstractmethod
-    def path_of(self, summary: ShardSummary) -> str:
-        """Return the local path of a file. The file may not have been downloaded yet."""
-
-    @abstractmethod
     def files_with_storage(
         self, shard: int, names: Iterable[str]
     ) -> list[tuple[ShardStorage, ShardSummary]]:
         """Return the files that store the fields `names` for one shard, each with its storage."""
+        source, local = self._located(shard)
+        return [(source.storage, group.shards[local]) for group in source.storing(names)]
 
-    @abstractmethod
-    def sizes_by_storage(self, names: Iterable[str]) -> list[tuple[ShardStorage, Rows]]:
+    def sizes_by_storage(self, names: Sequence[str]) -> list[tuple[ShardStorage, Rows]]:
         """Return each storage, with the sizes of the files in it that store the fields `names`."""
+        return [(s.storage, group.sizes) for s in self.sources for group in s.storing(names)]
 
-    @abstractmethod
-    def file_numbers(self, name: str | None = None) -> Rows:
+    def file_numbers(self, name: str) -> Rows:
         """Return, for each shard, the number of its file that stores the field `name`.
 
         The files are numbered from 0 up. Within one call, equal numbers mean the same file; numbers
         for different `name`s are unrelated. In a mixture, several sources may share a file.
         """
+        if len(self.sources) == 1:
+            return np.arange(self.n_shards)
+        known: dict[str, int] = {}
+        return np.array([known.setdefault(s.name, len(known)) for s in self.summaries(name)])
 
-    @abstractmethod
-    def mark_bounds(self, name: str) -> Rows:
-        """Return, for each file in the group `name`, an upper bound of the number of its units."""
+    def path(self, shard: int, name: str | None = None) -> str:
+        """Return the local path of the file that stores the field `name`; by default, of the shard.
+
+        The file may not have been downloaded yet.
+        """
+        source, local = self._located(shard)
+        return source.storage.path_of(_named(source.groups, name).shards[local])
 
     def files_of_shard(self, shard: int, name: str | None = None) -> list[tuple[ShardSummary, str]]:
         """Return the files that belong to a shard, each with its path.
 
         With a `name`, return only the file that stores the field with this name.
         """
-        groups = self._groups if name is None else [self._group(name)]
-        summaries = [group.shards[shard] for group in groups]
-        return [(summary, self.path_of(summary)) for summary in summaries]
+        groups = self._groups if name is None else [_named(self._groups, name)]
+        return [(group.shards[shard], self.path(shard, group.name)) for group in groups]
 
     def summaries(self, name: str | None = None) -> Sequence[ShardSummary]:
         """Return the files that store the field `name`, one per shard; by default the shards."""
-        return self._group(name).shards
+        return _named(self._groups, name).shards
 
     def sizes(self, name: str | None = None) -> Rows:
         """Return the sizes in bytes of the files that `summaries` returns."""
-        return self._group(name).sizes
-
-    def _group(self, name: str | None) -> FileGroup:
-        return next((group for group in self._groups if group.name == name), self._groups[0])
-
-    def _groups_of(self, names: Iterable[str]) -> list[FileGroup]:
-        """Return the groups that store the fields `names`, each group once."""
-        return list({id(group.shards): group for group in map(self._group, names)}.values())
+        return _named(self._groups, name).sizes
 
     def _open(self, file: int) -> ShardReader:
         number, shard = divmod(file, self.n_shards)
-        reader = self.open_file(shard, self._groups[number].name)
+        source, local = self._located(shard)
+        reader = self._open_from(source, local, self._groups[number].name, source.storage.pin)
         if self.is_partial:
             # Use the table even if nobody shares it: readers are closed to make room for others,
             # and the marks that a closed reader owned would be lost.
-            self._all_marks()
+            self._make_marks()
         self._mark(file, reader)
+        return reader
+
+    def _open_from(
+        self, source: SourceFiles, shard: int, name: str, pin: Callable[[ShardSummary], str]
+    ) -> ShardReader:
+        """Open the file that stores the field `name`, at the path or URL that `pin` returns."""
+        group = _named(source.groups, name)
+        summary = group.shards[shard]
+        path = pin(summary)
+        content = source.storage.remote_file(summary, path)
+        if content is not None:  # `path` is a URL, and the file is not pinned
+            return self._open_expected(path, summary, group.schema, content)
+        try:
+            reader = self._open_expected(path, summary, group.schema)
+        except BaseException:
+            source.storage.unpin(summary)
+            raise
+        # Unpin the file when `reader.content` is deleted. While user code holds a view of the
+        # content, the content is not deleted and the file stays pinned.
+        held = weakref.finalize(reader.content, source.storage.unpin, summary)
+        held.atexit = False
+        return reader
+
+    def _open_expected(
+        self, path: str, summary: ShardSummary, schema: Schema, content: PreadFile | None = None
+    ) -> ShardReader:
+        """Open a file; raise DatasetCorrupt if it is not the file that the manifest describes."""
+        reader = ShardReader(path, verify=self._verify, access=self.access, content=content)
+        found = (reader.id, len(reader), reader.header.file_size)
+        expected = (summary.id, summary.n_samples, summary.n_bytes)
+        if found != expected:
+            raise DatasetCorrupt(
+                f"{reader.path}: not the shard that the generation names: expected (id, samples, "
+                f"bytes) {expected}, found {found}"
+            )
+        if reader.schema != schema:
+            raise DatasetCorrupt(f"{reader.path}: its schema differs from the dataset's")
         return reader
 
     def check_lengths(self, shards: Rows) -> None:
@@ -209,29 +277,44 @@ class DatasetFiles(ABC):
         If `is_partial` is False, every file is opened to count its units. If `is_partial` is True,
         the table has room for the upper bounds of the numbers of units.
         """
-        return int(self._mark_starts()[-1])
+        return int(self._starts_of_marks()[-1])
 
-    def _mark_starts(self) -> Rows:
-        if self._first_marks is None:
+    def _starts_of_marks(self) -> Rows:
+        """Return the position of each file's first mark in the table, then the table's size."""
+        if self._mark_starts is None:
+            n_files = len(self._groups) * self.n_shards
             if self.is_partial:
-                counts = np.concatenate([self.mark_bounds(group.name) for group in self._groups])
+                bounds = [
+                    max_units(group.schema, source.n_samples, group.sizes)
+                    for each in self._groups
+                    for source in self.sources
+                    for group in [_named(source.groups, each.name)]
+                ]
+                counts = np.concatenate(bounds)
             else:
-                summaries = [each for group in self._groups for each in group.shards]
-                prefetch_ends([self.path_of(summary) for summary in summaries])
-                files = range(len(summaries))
-                counts = np.array([self.open_files.reader(file).units.n_marks for file in files])
-            self._first_marks = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-        return self._first_marks
+                prefetch_ends([self.path(k, g.name) for g in self._groups for k in self._numbers])
+                readers = map(self.open_files.reader, range(n_files))
+                counts = np.array([reader.units.n_marks for reader in readers])
+            self._mark_starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        return self._mark_starts
 
     def share_marks(self, marks: Marks) -> None:
         """Use `marks`, an array of `n_marks` bytes, as the table of marks.
 
         If `is_partial` is False, every file is opened.
         """
-        self._mark_starts()
+        self._starts_of_marks()
         self._marks = marks
         for file, reader in self.open_files.items():
             self._mark(file, reader)
+
+    def _make_marks(self) -> Marks:
+        """Return the table of marks, which is created unless there is one."""
+        marks = self._marks
+        if marks is None:
+            marks = lazy_zeros(self.n_marks)
+            self.share_marks(marks)
+        return marks
 
     def marks_of(self, name: str) -> tuple[Marks, Rows]:
         """Return the table of marks, and for each shard a position in this table.
@@ -239,148 +322,32 @@ class DatasetFiles(ABC):
         The position is that of the first mark of the file that stores the field `name` for the
         shard.
         """
-        marks, firsts = self._all_marks()
         first_file = self.first_file(name)
-        return marks, firsts[first_file : first_file + self.n_shards]
-
-    def _all_marks(self) -> tuple[Marks, Rows]:
-        """Return the table of marks, and the position of the first mark of each file."""
-        first_file = self._mark_starts()
-        if self._marks is None:
-            self.share_marks(lazy_zeros(self.n_marks))
-        return self._marks if self._marks is not None else lazy_zeros(0), first_file
+        starts = self._starts_of_marks()[first_file : first_file + self.n_shards]
+        return self._make_marks(), starts
 
     def _mark(self, file: int, reader: ShardReader) -> None:
         """Let the reader of a file use its part of the table of marks, if there is a table."""
         if self._marks is not None:
-            first, end = self._mark_starts()[file : file + 2].tolist()
+            start, end = self._starts_of_marks()[file : file + 2].tolist()
             n_marks = reader.units.n_marks
-            if n_marks > end - first:
+            if n_marks > end - start:
                 raise ShardCorrupt(
                     "the shard has more hashes than its size permits",
                     code="section",
                     path=reader.path,
-                    expected=end - first,
+                    expected=end - start,
                     found=n_marks,
                 )
-            reader.units.marks = self._marks[first : first + n_marks]
+            reader.units.marks = self._marks[start : start + n_marks]
 
     def disable_readahead(self) -> None:
         """Disable the kernel's read-ahead for mapped files."""
         self.open_files.disable_readahead()
 
     def close(self) -> None:
-        """Close all files. Data that was returned from the files stays valid. Idempotent."""
+        """Close all files and storages. Data that was returned stays valid. Idempotent."""
         self.open_files.close()
         self._marks = None
-
-
-class ShardFiles(DatasetFiles):
-    """The files of one dataset. The object owns the open files and `storage` until `close`.
-
-    Args:
-        storage: the folder or object store that has the files.
-        groups, access, path: as in DatasetFiles.
-        n_samples: the number of samples of each shard.
-        verify: when hashes are checked: "off", "first" or "always", as in ShardReader.
-    """
-
-    def __init__(
-        self,
-        storage: ShardStorage,
-        groups: Sequence[FileGroup],
-        n_samples: Rows,
-        *,
-        verify: Verify,
-        access: Access,
-        path: str,
-    ) -> None:
-        self.max_pinned = storage.max_pinned(np.concatenate([group.sizes for group in groups]))
-        """The maximum number of files that the storage can pin at the same time; None: no limit."""
-        super().__init__(groups, max_pinned=self.max_pinned, access=access, path=path)
-        self._storage, self._n_samples, self._verify = storage, n_samples, verify
-
-    def set_access(self, access: Access) -> None:
-        """Set the method by which files are accessed. Call this before the first file is opened."""
-        self.access = access
-
-    def open_file(self, shard: int, name: str) -> ShardReader:
-        """Pin and open a file. Unpin the file when no view of its content exists any more."""
-        return self._open_from(self._group(name), shard, self._storage.pin)
-
-    def open_metadata(self, shard: int, name: str) -> ShardReader:
-        """Open a file in the cache if it has been downloaded, otherwise in the object store."""
-        return self._open_from(self._group(name), shard, self._storage.pin_if_cached)
-
-    @property
-    def storages(self) -> Sequence[ShardStorage]:
-        """A list with the storage of all files as its only element."""
-        return [self._storage]
-
-    def path_of(self, summary: ShardSummary) -> str:
-        """Return the path of a file in the storage."""
-        return self._storage.path_of(summary)
-
-    def files_with_storage(
-        self, shard: int, names: Iterable[str]
-    ) -> list[tuple[ShardStorage, ShardSummary]]:
-        """Return the files that store the fields `names` for one shard, each with the storage."""
-        return [(self._storage, group.shards[shard]) for group in self._groups_of(names)]
-
-    def sizes_by_storage(self, names: Iterable[str]) -> list[tuple[ShardStorage, Rows]]:
-        """Return the storage, with the sizes of the files that store the fields `names`."""
-        sizes = [group.sizes for group in self._groups_of(names)]
-        return [(self._storage, np.concatenate([np.zeros(0, np.int64), *sizes]))]
-
-    def file_numbers(self, name: str | None = None) -> Rows:
-        """Return the indices of the shards, because every shard has a different file."""
-        return np.arange(self.n_shards)
-
-    def mark_bounds(self, name: str) -> Rows:
-        """Return, for each file in the group `name`, an upper bound of the number of its units."""
-        group = self._group(name)
-        return max_units(group.schema, self._n_samples, group.sizes)
-
-    def _open_from(
-        self, group: FileGroup, shard: int, pin: Callable[[ShardSummary], str]
-    ) -> ShardReader:
-        """Open the file of a shard in `group` at the path or URL that `pin` returns."""
-        summary = group.shards[shard]
-        path = pin(summary)
-        content = self._storage.remote_file(summary, path)
-        if content is not None:  # `path` is a URL, and the file is not pinned
-            return self._open_expected(path, summary, group.schema, content)
-        try:
-            reader = self._open_expected(path, summary, group.schema)
-        except BaseException:
-            self._storage.unpin(summary)
-            raise
-        # Unpin the file when `reader.content` is deleted. While user code holds a view of the
-        # content, the content is not deleted and the file stays pinned.
-        held = weakref.finalize(reader.content, self._storage.unpin, summary)
-        held.atexit = False
-        return reader
-
-    def _open_expected(
-        self, path: str, summary: ShardSummary, schema: Schema, content: PreadFile | None = None
-    ) -> ShardReader:
-        """Open a file; raise DatasetCorrupt if it is not the file that the manifest describes.
-
-        Its id, sample count, size and schema must be equal to those in the manifest.
-        """
-        reader = ShardReader(path, verify=self._verify, access=self.access, content=content)
-        found = (reader.id, len(reader), reader.header.file_size)
-        expected = (summary.id, summary.n_samples, summary.n_bytes)
-        if found != expected:
-            raise DatasetCorrupt(
-                f"{reader.path}: not the shard that the generation names: expected (id, samples, "
-                f"bytes) {expected}, found {found}"
-            )
-        if reader.schema != schema:
-            raise DatasetCorrupt(f"{reader.path}: its schema differs from the dataset's")
-        return reader
-
-    def close(self) -> None:
-        """Close all files and the storage. Data that was returned stays valid. Idempotent."""
-        super().close()
-        self._storage.close()
+        for storage in self.storages:
+            storage.close()

@@ -117,8 +117,7 @@ class ShardFileNumbers:
         """Return the path of a file."""
         for name, shards in self._shards:
             if number < len(shards):
-                summary = self._dataset.files.summaries(name)[int(shards[number])]
-                return self._dataset.files.path_of(summary)
+                return self._dataset.files.path(int(shards[number]), name)
             number -= len(shards)
         raise IndexError(f"there is no file {number}")
 

@@ -17,9 +17,8 @@ import numpy.typing as npt
 
 from shardio._base.callers import refuses
 from shardio.dataset.dataset import Dataset
-from shardio.dataset.files import DatasetFiles, FileGroup, ShardFiles
+from shardio.dataset.files import DatasetFiles
 from shardio.dataset.generation import ROWS, ColumnGroup, Generation
-from shardio.dataset.open_files import ShardStorage
 from shardio.dataset.selection import MixtureSelection
 from shardio.errors import InvalidArgument
 from shardio.format.checksum import hash_bytes
@@ -37,7 +36,6 @@ from shardio.order.mixture_order import (
 from shardio.samples.open_dataset import OpenDataset, Selection
 from shardio.samples.shard_dataset import DatasetSource, ShardDataset, groups_of, starts_of
 from shardio.samples.view import SELECT_HABITS, RowView
-from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows, Verify
 from shardio.shard.writer import ShardSummary
 from shardio.storage.file_access import Access
@@ -69,75 +67,6 @@ class MixtureSpec(NamedTuple):
         return Mixture([source.open() for source in self.sources], self.mixing)
 
 
-class MixtureFiles(DatasetFiles):
-    """The files of several datasets, one dataset after another. Owns the files that it opens.
-
-    The files of the sources are borrowed, and get the same `access`. `groups` are the files of all
-    sources, by absolute paths. `path` stands for the mixture's path in messages.
-    """
-
-    def __init__(
-        self,
-        sources: Sequence[ShardFiles],
-        groups: Sequence[FileGroup],
-        *,
-        access: Access,
-        path: str,
-    ) -> None:
-        bounds = [source.max_pinned for source in sources if source.max_pinned is not None]
-        super().__init__(groups, max_pinned=min(bounds, default=None), access=access, path=path)
-        self._sources = tuple(sources)
-        for source in sources:
-            source.set_access(access)
-        self._firsts: Rows = np.cumsum([0, *(source.n_shards for source in sources)])[:-1]
-        """The index of each source's first shard among all shards."""
-
-    def _locate(self, shard: int) -> tuple[ShardFiles, int]:
-        """Return the source of a shard, and the index of the shard within this source."""
-        source = int(np.searchsorted(self._firsts, shard, side="right")) - 1
-        return self._sources[source], shard - int(self._firsts[source])
-
-    def open_file(self, shard: int, name: str) -> ShardReader:
-        """Open a file through its source."""
-        source, local = self._locate(shard)
-        return source.open_file(local, name)
-
-    def open_metadata(self, shard: int, name: str) -> ShardReader:
-        """Open a file through its source, without downloading it."""
-        source, local = self._locate(shard)
-        return source.open_metadata(local, name)
-
-    @property
-    def storages(self) -> Sequence[ShardStorage]:
-        """The storages of all sources."""
-        return [storage for source in self._sources for storage in source.storages]
-
-    def path_of(self, summary: ShardSummary) -> str:
-        """Return the name of a file; in a mixture, the name is the path."""
-        return summary.name
-
-    def files_with_storage(
-        self, shard: int, names: Iterable[str]
-    ) -> list[tuple[ShardStorage, ShardSummary]]:
-        """Return the files that hold some fields of a shard, each with its storage."""
-        source, local = self._locate(shard)
-        return source.files_with_storage(local, names)
-
-    def sizes_by_storage(self, names: Iterable[str]) -> list[tuple[ShardStorage, Rows]]:
-        """Return the storages of the sources, each with the sizes of its files with some fields."""
-        wanted = list(names)
-        return [each for source in self._sources for each in source.sizes_by_storage(wanted)]
-
-    def file_numbers(self, name: str | None = None) -> Rows:
-        """Return each shard's file number. Repetitions of a source have equal numbers."""
-        known: dict[str, int] = {}
-        return np.array([known.setdefault(s.name, len(known)) for s in self.summaries(name)])
-
-    def mark_bounds(self, name: str) -> Rows:
-        """Return, for each file in the group `name`, an upper bound of the number of its units."""
-        return np.concatenate([source.mark_bounds(name) for source in self._sources])
-
-
 class Mixture(OpenDataset):
     """The concatenated samples of several datasets, which a loader mixes. It owns its sources.
 
@@ -166,15 +95,16 @@ class Mixture(OpenDataset):
         access: Access = "mmap" if is_mapped else "pread"  # one method for all files
         view = sources[0].view if self.has_one_view else ROWS
         state = _generation_of(sources, view)
-        files = [source.files for source in sources]
+        files = [each for source in sources for each in source.files.sources]
+        verify = max((source.verify for source in sources), key=_STRICTNESS.index)
         rows = [source.rows for source in sources]
         super().__init__(
             path=path,
             root=path,
             generation=state,
-            files=MixtureFiles(files, groups_of(state), access=access, path=path),
+            files=DatasetFiles(files, groups_of(state), verify=verify, access=access, path=path),
             rows=MixtureSelection(starts_of(state), rows, list(map(repr, sources))),
-            verify=max((source.verify for source in sources), key=_STRICTNESS.index),
+            verify=verify,
         )
 
     def reopen(self, *, whole: bool = False, n_readers: int = 1) -> Mixture:
@@ -320,8 +250,9 @@ def _summaries(
     """Return the files of all sources: the shards or, for a field, the files that contain it."""
     found = []
     for source in sources:
+        (storage,) = source.files.storages
         for summary in source.files.summaries(name):
-            found.append(replace(summary, name=source.files.path_of(summary)))
+            found.append(replace(summary, name=storage.path_of(summary)))
     return tuple(found)
 
 

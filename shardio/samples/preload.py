@@ -142,7 +142,7 @@ def remote_files(
 
 def remote_sizes(dataset: Dataset, fields: Iterable[str]) -> Rows:
     """Return the sizes of the files in object stores that hold some fields."""
-    storages = dataset.files.sizes_by_storage(fields)
+    storages = dataset.files.sizes_by_storage(list(fields))
     brought = [sizes for storage, sizes in storages if isinstance(storage, RemoteStorage)]
     return np.concatenate([np.zeros(0, np.int64), *brought])
 

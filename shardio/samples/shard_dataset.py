@@ -13,7 +13,7 @@ import numpy.typing as npt
 from shardio._base.callers import refuses
 from shardio._base.file_names import check_encodable
 from shardio.dataset.external_lists import external_list_names, shard_sizes
-from shardio.dataset.files import FileGroup, ShardFiles
+from shardio.dataset.files import DatasetFiles, FileGroup, SourceFiles
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import load, load_generation
 from shardio.dataset.open_files import LocalStorage, ShardStorage
@@ -80,8 +80,6 @@ class ShardDataset(OpenDataset):
             opened for the first time.
     """
 
-    files: ShardFiles
-
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -120,8 +118,12 @@ class ShardDataset(OpenDataset):
             path=path,
             root=storage.root,
             generation=state,
-            files=ShardFiles(
-                storage, groups, np.diff(starts), verify=verify, access=access, path=path
+            files=DatasetFiles(
+                [SourceFiles(storage, groups, np.diff(starts))],
+                groups,
+                verify=verify,
+                access=access,
+                path=path,
             ),
             rows=RowSelection(starts, view),
             verify=verify,
