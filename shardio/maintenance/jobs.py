@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shardio._workers.processes.serialization import pack_error, unpack_error
-from shardio._workers.processes.worker_pool import WorkerExit
 from shardio._workers.ray_cluster import Cluster, Engine
 from shardio._workers.tasks.task_pool import TaskPool
 from shardio.errors import ShardioError
@@ -27,13 +25,6 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 T = TypeVar("T")
-
-MAX_AHEAD: Final = 3
-"""The maximum number of jobs that wait in the queue of a worker while the worker runs another job.
-
-With 1, a worker finished all its small shards, and had no further job, while the main process was
-verifying a large shard.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +131,6 @@ def run_jobs(
     engine: Engine,
     sees: str | os.PathLike[str],
     preload: str,
-    takes_part: bool = False,
-    on_crash: Callable[[T, WorkerExit], R | None] | None = None,
 ) -> Generator[tuple[int, R], None, None]:
     """Call `function` for each item; yield the index of an item and the result when a call ends.
 
@@ -156,9 +145,6 @@ def run_jobs(
         engine: the engine that runs the processes: local workers, or a Ray cluster.
         sees: a path that all machines of a cluster must be able to access.
         preload: the name of a module that is imported before worker processes are forked.
-        takes_part: True if the calling process runs jobs while the workers run other jobs.
-        on_crash: called if a job has killed its worker. It returns a result for this job; if it
-            returns None, the crash is handled as an error.
 
     Raises:
         WorkerDied: while one job was run, too many processes crashed or machines were lost.
@@ -171,64 +157,37 @@ def run_jobs(
                 function, partial(next, jobs, None), lambda number: _named(items[number])
             )
     elif workers and items:
-        yield from _run_in_workers(
-            function, items, min(workers, len(items)), preload, on_crash, takes_part=takes_part
-        )
+        yield from _run_in_workers(function, items, min(workers, len(items)), preload)
     else:
         yield from ((number, function(item)) for number, item in enumerate(items))
 
 
 def _run_in_workers(
-    function: Callable[[T], R],
-    items: Sequence[T],
-    n_workers: int,
-    preload: str,
-    on_crash: Callable[[T, WorkerExit], R | None] | None,
-    *,
-    takes_part: bool,
+    function: Callable[[T], R], items: Sequence[T], n_workers: int, preload: str
 ) -> Iterator[tuple[int, R]]:
-    """Run jobs in worker processes and, with `takes_part`, also in the calling process."""
-
-    def survive(item: T, _: int | None, died: WorkerExit) -> tuple[R, None] | None:
-        result = None if on_crash is None else on_crash(item, died)
-        return None if result is None else (result, None)
-
-    waiting, under_way = deque(enumerate(items)), dict[int, int]()
+    n_done = 0
     with TaskPool(
         partial(_try, function),
         n_workers,
-        most_items=n_workers * (1 + MAX_AHEAD),
-        depth=1 + MAX_AHEAD,
         in_order=False,
         preload=[__name__, preload],
         is_called="the job",
-        on_crash=survive,
     ) as pool:
-        while waiting or under_way:
-            while waiting and len(under_way) < n_workers * (1 + _n_ahead(len(waiting), n_workers)):
-                number, item = waiting.popleft()
-                under_way[pool.put(item, _named(item))] = number
-            # Run a job in this process, too, because workers take a quarter of a second to start.
-            if takes_part and waiting:
-                number, item = waiting.popleft()
-                yield number, function(item)
-                pool.wait(0)
-            else:
-                pool.wait()
+        while n_done < len(items):
+            while n_left := len(items) - pool.n_put:
+                # While many jobs are left, let one job wait in the queue of each worker. Towards
+                # the end, it might wait for a busy worker while another worker is idle.
+                n_at_once = n_workers * (2 if n_left > 2 * n_workers else 1)
+                if pool.n_put - n_done >= n_at_once:
+                    break
+                pool.put(items[pool.n_put], _named(items[pool.n_put]))
+            pool.wait()
             while (finished := pool.take()) is not None:
-                step, (result, failure) = finished
+                number, (result, failure) = finished
                 if failure is not None:
                     raise unpack_error(failure)
-                yield under_way.pop(step), result
-
-
-def _n_ahead(n_waiting: int, n_workers: int) -> int:
-    """Return how many jobs may wait in the queue of each worker.
-
-    When few jobs are left, none of them should wait for a busy worker while another worker is idle.
-    Therefore queues become shorter towards the end.
-    """
-    return min(MAX_AHEAD, (n_waiting - 1) // (2 * n_workers))
+                n_done += 1
+                yield number, result
 
 
 def _try(function: Callable[[T], R], item: T) -> tuple[R | None, bytes | None]:

@@ -29,7 +29,7 @@ from typing import Final
 
 import numpy as np
 
-from shardio.errors import DataError, ShardCorrupt, ShardIncomplete
+from shardio.errors import DataError, ShardCorrupt
 from shardio.format.checksum import (
     BLOCK_BYTES,
     block_hashes,
@@ -51,11 +51,10 @@ from shardio.format.layout import (
 from shardio.format.schema import Schema
 from shardio.format.sections import Sections
 from shardio.maintenance.verify import Finding, Findings
-from shardio.maintenance.verify.window import access_once
 from shardio.shard.opening import open_sections, read_schema
 from shardio.storage import fs
-from shardio.storage.content import Content, open_content
-from shardio.storage.file_access import Access, map_file, open_shard
+from shardio.storage.content import Content, PreadFile
+from shardio.storage.file_access import map_file, open_shard
 
 _PIECE_BYTES: Final = 1 << 20
 _HASH_BYTES: Final = 8
@@ -84,28 +83,21 @@ class Survey:
         return names[section.field] if section.field < len(names) else f"number {section.field}"
 
 
-def survey_shard(path: str | os.PathLike[str], *, access: Access = "auto") -> Survey:
+def survey_shard(path: str | os.PathLike[str]) -> Survey:
     """Read the metadata of a shard, which may be damaged.
 
-    Args:
-        path: the path of the file.
-        access: as in `verify_shard`.
-
     Raises:
-        InvalidArgument: `access` is not "auto", "mmap" or "pread".
         ShardNotFound: there is no such file.
         OSError: the file cannot be opened.
     """
     findings = Findings(path)
-    name = findings.path
-    try:
-        content, _ = open_content(name, access_once(access))
-    except ShardIncomplete as error:
-        findings.add("incomplete", str(error).removeprefix(f"{name}: "))
-        return Survey(name, 0, findings.close())
+    name, content = findings.path, None
     with findings.catching():
+        content = PreadFile(name)
         header, schema, sections = open_sections(content, name)
         return Survey(name, content.nbytes, (), header, schema, tuple(sections.values()))
+    if content is None:
+        return Survey(name, 0, findings.close())
     return _survey_damaged(content, name, findings.close())
 
 

@@ -229,15 +229,6 @@ def map_over(address: int, n_bytes: int, fd: int) -> None:
     _mmap(address, n_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0, "")
 
 
-def drop_pages(view: memoryview) -> None:
-    """Remove the pages of a mapped file from this process; the page cache keeps the pages.
-
-    `view` is a view of the whole map, as `map_file` returns it. Views of other memory are ignored.
-    """
-    if isinstance(view.obj, ctypes.Array) and hasattr(mmap, "MADV_DONTNEED"):
-        _LIBC.madvise(ctypes.addressof(view.obj), view.nbytes, mmap.MADV_DONTNEED)
-
-
 def disable_readahead(view: memoryview) -> None:
     """Disable read-ahead for a mapped file (MADV_RANDOM).
 

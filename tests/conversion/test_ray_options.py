@@ -62,8 +62,6 @@ def test_options_that_a_cluster_does_not_support_are_refused(
     monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
     with pytest.raises(InvalidArgument, match="workers is 0; with engine='ray' it must be 1"):
         shardio.convert(folder, tmp_path / "out", kind="arrays", engine="ray", workers=0)
-    with pytest.raises(InvalidArgument, match="access is 'mmap'; with engine='ray' it must be"):
-        verify_dataset(folder, engine="ray", access="mmap")
     with pytest.raises(InvalidArgument, match="engine: only for a function"):
         add_column(folder, "n", shardio.Array("int64"), range(3), engine="ray")
     with pytest.raises(InvalidArgument, match="gpus is 1; only engine='ray' supports GPUs"):

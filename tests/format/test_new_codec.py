@@ -81,7 +81,7 @@ def test_a_shard_with_a_new_codec_is_read_as_it_was_written(path: Path) -> None:
             np.testing.assert_array_equal(found["points"], sample["points"])
             for part, expected in zip(found["parts"], sample["parts"], strict=True):
                 np.testing.assert_array_equal(part, expected)
-    assert verify_shard(path, workers=0) == []
+    assert verify_shard(path) == []
 
 
 @pytest.mark.parametrize("is_cut", [True, False])
@@ -93,7 +93,7 @@ def test_a_record_that_is_no_such_stream_is_refused(path: Path, is_cut: object) 
     else:
         forgery.change_record("text", 6, bytes(n_stored))
     path.write_bytes(forgery.seal())
-    assert [finding.code for finding in verify_shard(path, workers=0)] == ["zlib"]
+    assert [finding.code for finding in verify_shard(path)] == ["zlib"]
     with ShardReader(path) as reader, pytest.raises(ShardCorrupt, match="zlib stream"):
         reader[6]
 
@@ -112,7 +112,7 @@ def test_every_flipped_byte_of_a_shard_with_a_new_codec_is_found(path: Path) -> 
         damaged = bytearray(content)
         damaged[place] ^= 1 << place % 8
         path.write_bytes(damaged)
-        assert verify_shard(path, workers=0), place
+        assert verify_shard(path), place
 
 
 def test_without_its_entry_a_codec_is_unknown(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ def test_a_shard_with_a_new_type_is_read_as_it_was_written(path: Path, schema: S
         for found, expected in zip(reader, samples(), strict=True):
             for name in schema:
                 np.testing.assert_array_equal(found[name], expected[name])
-    assert verify_shard(path, workers=0) == []
+    assert verify_shard(path) == []
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_value_that_does_not_fit_is_refused(
         with pytest.raises(SchemaError, match=f"field 'cloud': {text}"):
             writer.append({**samples()[0], "cloud": value})
         writer.append(samples()[0])
-    assert verify_shard(tmp_path / "a.shard", workers=0) == []
+    assert verify_shard(tmp_path / "a.shard") == []
 
 
 def test_verification_applies_the_rule_of_the_type(path: Path) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -32,7 +33,6 @@ from shardio.maintenance import (
 from shardio.maintenance.verify import MAX_FINDINGS, Findings, shard
 from shardio.maintenance.verify import dataset as verification
 from shardio.storage.content import PreadFile
-from shardio.storage.file_access import Access
 from tests.maintenance.datasets import flip
 from tests.shards import write_shard
 
@@ -136,7 +136,7 @@ def test_a_survey_of_a_truncated_shard_does_not_search_the_file_for_another_head
         return real(self, at)
 
     monkeypatch.setattr(PreadFile, "__getitem__", counted)
-    survey = survey_shard(path, access="pread")
+    survey = survey_shard(path)
     assert survey.header is not None and n_reads <= 6 < path.stat().st_size // PAGE
 
 
@@ -275,33 +275,16 @@ def work(
     """Verify in a worker that does something at the first shard."""
     first = shard_names(dataset)[0]
 
-    def verify_file(root: Path, access: Access, name: str) -> Any:
+    def verify_file(root: Path, name: str) -> Any:
         if name == first and os.getpid() != main:
             at_first()
-        return shard.verify_or_report(root, access, name)
+        return shard.verify_or_report(root, name)
 
     main = os.getpid()
     monkeypatch.setattr(verification, "verify_or_report", verify_file)
     monkeypatch.setattr(verification, "usable_cpus", lambda: 2)
     monkeypatch.setattr(verification, "LITTLE_BYTES", 1)
     return verify_dataset(dataset, workers=workers)
-
-
-def test_a_shard_whose_bytes_kill_the_worker_is_a_finding_and_the_rest_is_checked(
-    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = tmp_path / "log"
-
-    def die() -> None:
-        with log.open("a") as file:
-            file.write("x")
-        os.kill(os.getpid(), signal.SIGBUS)
-
-    report = work(dataset, monkeypatch, die)
-    ((path, code),) = [(f.path, f.code) for f in report.findings]
-    assert (path, code) == (str(dataset / shard_names(dataset)[0]), "unreadable")
-    assert report.n_samples == 4 * (N_SHARDS - 1)
-    assert log.read_text() == "x"
 
 
 def test_a_worker_that_is_killed_by_somebody_is_no_finding(
@@ -334,10 +317,58 @@ def test_a_worker_that_fails_tells_how(dataset: Path, monkeypatch: pytest.Monkey
     assert "in fail" in caught.value.__notes__[0]
 
 
+@pytest.mark.parametrize(
+    ("options", "n_workers"),
+    [({}, 3), ({"workers": 1}, 1), ({"workers": 2}, 2), ({"workers": 9}, 5)],
+)
+def test_as_many_processes_work_as_there_are_cpus_or_as_asked_for(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, options: Any, n_workers: int
+) -> None:
+    asked: list[int] = []
+
+    def refuse(function: object, n: int, **options: Any) -> None:
+        asked.append(n)
+        raise InterruptedError
+
+    monkeypatch.setattr(jobs, "TaskPool", refuse)
+    monkeypatch.setattr(verification, "usable_cpus", lambda: 3)
+    monkeypatch.setattr(verification, "LITTLE_BYTES", 1)
+    with pytest.raises(InterruptedError):
+        verify_dataset(dataset, **options)
+    assert asked == [n_workers]
+
+
+@pytest.mark.parametrize(("n_cpus", "little_bytes"), [(3, 1 << 20), (1, 1)])
+def test_little_data_or_a_single_cpu_starts_no_process(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch, n_cpus: int, little_bytes: int
+) -> None:
+    monkeypatch.setattr(verification, "usable_cpus", lambda: n_cpus)
+    monkeypatch.setattr(verification, "LITTLE_BYTES", little_bytes)
+    monkeypatch.setattr(jobs, "TaskPool", None)
+    report = verify_dataset(dataset)
+    assert (report.findings, report.n_shards) == ((), N_SHARDS)
+
+
+def test_verification_maps_no_shard_and_lists_what_the_disk_cannot_read(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    first = dataset / shard_names(dataset)[0]
+    monkeypatch.setattr("shardio.storage.content.map_file", None)
+    assert (verify_shard(first), survey_shard(first).findings) == ([], ())
+    monkeypatch.setattr(os, "preadv", refuse)
+    for findings in (verify_shard(first), verify_dataset(dataset, workers=0).findings[:1]):
+        (finding,) = findings
+        assert finding.code == "unreadable"
+        assert finding.message == "the file cannot be read: Input/output error"
+
+
 def test_a_file_that_cannot_be_opened_is_a_finding(
     dataset: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(path: Path, access: str) -> None:
+    def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(shard, "verify_file", refuse)

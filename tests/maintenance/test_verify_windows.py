@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +16,8 @@ from shardio.maintenance.verify import payload
 from shardio.maintenance.verify.shard import verify_bytes
 from shardio.maintenance.verify.window import WINDOW_BYTES, Content
 from shardio.storage.content import PreadFile
-from shardio.storage.file_access import Access
 from tests.corruption.forge import PAYLOAD, Forgery, content_of
+from tests.shards import write_shard
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -70,10 +71,9 @@ def test_findings_are_the_same_without_zstandards_parts(
     assert verify_bytes(damaged, "texts").findings == findings
 
 
-@pytest.mark.parametrize("access", ["mmap", "pread"])
 @pytest.mark.parametrize("has_segments", [True, False])
 def test_a_flipped_bit_is_placed_among_large_small_and_empty_records(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, access: Access, *, has_segments: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_segments: bool
 ) -> None:
     if not has_segments:
         monkeypatch.setattr("shardio.maintenance.verify.window._SEGMENTS", None)
@@ -90,7 +90,7 @@ def test_a_flipped_bit_is_placed_among_large_small_and_empty_records(
             content = bytearray(forgery.seal())
             content[at] ^= 1
             path.write_bytes(content)
-            (finding,) = verify_shard(path, access=access)
+            (finding,) = verify_shard(path)
             found = (finding.code, finding.field, finding.sample, finding.offset)
             assert found == ("checksum", "blob", row, place)
 
@@ -105,6 +105,36 @@ def test_a_damaged_index_entry_hides_no_other_record(tmp_path: Path) -> None:
     assert at % ENTRY.size == 0 and int(entry["n_bytes"]) == 10
 
 
+def test_damage_to_any_part_is_found_alike_in_a_file_and_in_memory(tmp_path: Path) -> None:
+    path = write_shard(tmp_path / "a.shard", 30)
+    content = path.read_bytes()
+    for at in range(0, len(content), 4099):
+        damaged = bytearray(content)
+        for near in range(at, min(at + 600, len(content)), 97):
+            damaged[near] ^= 1 << near % 8
+        path.write_bytes(damaged)
+        found = verify_bytes(PreadFile(str(path)), "a.shard")
+        assert found == verify_bytes(memoryview(damaged), "a.shard")
+        assert found.findings, at
+
+
+def test_a_file_that_is_cut_short_while_it_is_read_is_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_shard(tmp_path / "a.shard", 400)
+    n_bytes, real = path.stat().st_size, Content.window
+
+    def cut_first(content: Content, start: int, end: int) -> memoryview:
+        os.truncate(path, start + 1)
+        return real(content, start, end)
+
+    monkeypatch.setattr(Content, "window", cut_first)
+    cut, _ = findings = verify_shard(path)
+    assert [finding.code for finding in findings] == ["file_size", "changed"]
+    assert cut.offset is not None
+    assert cut.offset <= path.stat().st_size < n_bytes
+
+
 def test_a_window_holds_its_part_of_the_file_whatever_was_asked_for_before(tmp_path: Path) -> None:
     whole = np.random.default_rng(0).bytes(5 * WINDOW_BYTES)
     path = tmp_path / "file"
@@ -117,21 +147,28 @@ def test_a_window_holds_its_part_of_the_file_whatever_was_asked_for_before(tmp_p
         assert window.readonly and bytes(window) == whole[start:end]
 
 
-@pytest.mark.parametrize("n_floats", [120_000, 150_528, 700_001])
-def test_rows_of_nearly_a_window_and_of_more_are_all_looked_at(
-    tmp_path: Path, n_floats: int
+@pytest.mark.parametrize(
+    ("n_bytes", "rows"),
+    [
+        (2100, (0, 487, 499, 520, 1000, 1099)),
+        (3072, (0, 340, 341, 1000, 1099)),
+        *((4 * n_floats, (0, 2, 4)) for n_floats in (120_000, 150_528, 700_001)),
+    ],
+)
+def test_rows_of_less_than_a_window_and_of_more_are_all_looked_at(
+    tmp_path: Path, n_bytes: int, rows: tuple[int, ...]
 ) -> None:
     path = tmp_path / "rows.shard"
-    with ShardWriter(path, Schema({"row": Array("float32", (n_floats,))})) as writer:
-        for i in range(5):
-            writer.append({"row": np.full(n_floats, i, "f4")})
+    with ShardWriter(path, Schema({"row": Array("uint8", (n_bytes,))})) as writer:
+        for i in range(rows[-1] + 1):
+            writer.append({"row": np.full(n_bytes, i % 255, "u1")})
     assert verify_shard(path) == []
     content = bytearray(path.read_bytes())
     with ShardReader(path) as reader:
         section = reader.column_section("row")
-    places = {row: section.offset + row * section.stride for row in (0, 2, 4)}
+    places = {row: section.offset + row * section.stride for row in rows}
     for place in places.values():
-        content[place + 4 * n_floats - 1] ^= 1
+        content[place + n_bytes - 1] ^= 1
     path.write_bytes(content)
     findings = verify_shard(path)
     assert {f.sample: f.offset for f in findings} == places

@@ -8,7 +8,7 @@ import pytest
 
 from shardio.maintenance.verify import shard
 from shardio.storage.content import Content
-from shardio_tools import cli, verify
+from shardio_tools import cli
 
 Capture = pytest.CaptureFixture[str]
 
@@ -113,26 +113,3 @@ def test_what_does_not_exist_is_one_line_and_exit_code_2(tmp_path: Path, capsys:
     assert cli.main(["verify", str(tmp_path), "--workers", "-1"]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 3
-
-
-@pytest.mark.parametrize("access", ["auto", "mmap", "pread"])
-@pytest.mark.parametrize("workers", [None, "0", "1"])
-def test_shards_are_mapped_only_if_asked_for_and_then_elsewhere(
-    dataset: Path, monkeypatch: pytest.MonkeyPatch, access: str, workers: str | None
-) -> None:
-    told: list[dict[str, object]] = []
-
-    def note(path: str, **options: object) -> list[object]:
-        told.append(options)
-        return []
-
-    monkeypatch.setattr(verify, "verify_shard", note)
-    monkeypatch.setattr(verify, "verify_dataset", note)
-    given = ["--access", access, *(["--workers", workers] if workers else [])]
-    assert cli.main(["verify", str(min(dataset.glob("*.shard"))), *given]) == 0
-    default = 1 if access == "mmap" else 0
-    assert told == [{"workers": default if workers is None else int(workers), "access": access}]
-    with pytest.raises(AttributeError):  # it wants a report
-        cli.main(["verify", str(dataset), *given])
-    assert told[1]["access"] == access
-    assert told[1]["workers"] == (None if workers is None else int(workers))

@@ -33,12 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("path", metavar="PATH", help="a dataset (a folder) or one shard (a file)")
     add("--workers", type=int, metavar="N", help="processes (default: one per usable CPU)")
     add_engine_arguments(add)
-    add(
-        "--access",
-        choices=("auto", "mmap", "pread"),
-        default="auto",
-        help="how to read shards (default: auto, which does not map them)",
-    )
     add_output_arguments(add, "print problems only")
 
 
@@ -50,10 +44,7 @@ def run(options: argparse.Namespace) -> int:
     elif options.engine != "local":
         raise InvalidArgument(f"--engine {options.engine} is for datasets, not for one shard")
     else:
-        # By default, map files in a worker process: reading a damaged mapping may kill the process.
-        workers = int(options.access == "mmap") if options.workers is None else options.workers
-        found = verify_shard(options.path, workers=workers, access=options.access)
-        findings = tuple(found)
+        findings = tuple(verify_shard(options.path))
         report = {
             "path": options.path,
             "n_shards": 1,
@@ -87,7 +78,6 @@ def _check_dataset(options: argparse.Namespace) -> tuple[dict[str, Any], tuple[F
             options.path,
             workers=options.workers,
             progress=steps.show,
-            access=options.access,
             **engine_options(options),
         )
     return report.as_json(), report.findings

@@ -3,18 +3,14 @@
 Operations that write the samples of a shard to new shards verify the old shard first. Otherwise,
 new hashes of damaged data would hide the damage.
 
-Each worker process verifies one shard at a time. Processes are used instead of threads for two
-reasons. First, the interpreter lock is held while small rows are hashed. Second, accessing a mapped
-page that the disk cannot read kills the process. If a worker is killed in this way, this is
-reported as a finding. The main process must not be killed. Therefore it verifies no shard if there
-are workers and shards are mapped.
+Each worker process verifies one shard at a time. Threads would be slower, because the interpreter
+lock is held while small rows are hashed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -22,7 +18,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from shardio._workers.processes.limits import usable_cpus
-from shardio._workers.processes.worker_pool import WorkerExit
 from shardio._workers.ray_cluster import LOCAL, Engine, EngineName
 from shardio.dataset.external_lists import InputList
 from shardio.dataset.generation import Generation, lineage_of
@@ -32,15 +27,11 @@ from shardio.errors import (
     DatasetCorrupt,
     DatasetNotFound,
     InvalidArgument,
-    ShardIncomplete,
     ShardUnsupported,
 )
 from shardio.maintenance.jobs import MaintenanceProgress, Progress, run_jobs
 from shardio.maintenance.verify import Finding, Findings
 from shardio.maintenance.verify.shard import VerifiedShard, verify_file, verify_or_report
-from shardio.maintenance.verify.window import access_once
-from shardio.storage.content import open_content
-from shardio.storage.file_access import Access
 from shardio.storage.fs import refuse_links_outside
 
 LITTLE_BYTES: Final = 512 << 20
@@ -72,35 +63,14 @@ class VerificationReport:
         return {**asdict(self), "findings": [finding.as_json() for finding in self.findings]}
 
 
-def verify_shard(
-    path: str | os.PathLike[str], *, workers: int = 0, access: Access = "auto"
-) -> list[Finding]:
+def verify_shard(path: str | os.PathLike[str]) -> list[Finding]:
     """Verify every byte of one shard; return the findings. The list is empty for a sound shard.
 
-    Args:
-        path: the path of the file.
-        workers: if 1 or more, the shard is verified in a separate process.
-        access: "mmap", "pread" or "auto". With "mmap", the file is mapped, and a page that the disk
-            cannot read kills the verifying process. If this is a separate process, its death is
-            reported as a finding. With "pread", the file is read. "auto" means "pread", because
-            mapping is not faster for data that is read once.
-
     Raises:
-        InvalidArgument: workers is negative, or `access` is not "auto", "mmap" or "pread".
         ShardNotFound: there is no such file.
         OSError: the file cannot be opened.
     """
-    _check_workers(workers)
-    access = access_once(access)
-    if not workers:
-        return list(verify_file(path, access).findings)
-    place = Path(path)
-    # Open the file once to raise ShardNotFound, because `verify_all` would report a missing file as
-    # a finding. An incomplete shard should be reported as a finding.
-    with contextlib.suppress(ShardIncomplete):
-        open_content(os.fspath(place), "pread")
-    found = verify_all(place.parent, [place.name], 1, None, access)
-    return list(found[place.name].findings)
+    return list(verify_file(path).findings)
 
 
 def verify_all(
@@ -108,7 +78,6 @@ def verify_all(
     names: Sequence[str],
     workers: int | None,
     progress: Progress | None,
-    access: Access = "pread",
     engine: Engine = LOCAL,
 ) -> dict[str, VerifiedShard]:
     """Verify the shards `names` in a folder; return a dict with the result for each name.
@@ -118,20 +87,16 @@ def verify_all(
     """
     sizes = [_size_of(root / name) for name in names]
     n_bytes = sum(sizes)
-    takes_part = workers is None and access != "mmap"
     if workers is None and not engine.is_ray:
-        workers = min(len(names), usable_cpus())
-        if takes_part:
-            workers = max(0, workers - 1) if n_bytes >= LITTLE_BYTES else 0
+        n_useful = min(len(names), usable_cpus())
+        workers = n_useful if n_useful > 1 and n_bytes >= LITTLE_BYTES else 0
     jobs = run_jobs(
-        partial(verify_or_report, Path(os.path.abspath(root)) if engine.is_ray else root, access),
+        partial(verify_or_report, Path(os.path.abspath(root)) if engine.is_ray else root),
         names,
         workers=workers,
         engine=engine,
         sees=root / POINTER if (root / POINTER).exists() else root,
         preload=verify_or_report.__module__,
-        takes_part=takes_part,
-        on_crash=partial(_unreadable, root),
     )
     found: dict[str, VerifiedShard] = {}
     n_bytes_done = 0
@@ -154,31 +119,11 @@ def _size_of(path: Path) -> int:
         return 0  # the verification of the shard reports that it is missing or unreadable
 
 
-def _unreadable(root: Path, name: str, died: WorkerExit) -> VerifiedShard | None:
-    """Return the result for a shard whose verification killed a worker by SIGBUS.
-
-    The kernel sends SIGBUS to a process that accesses a mapped page that cannot be read. Return
-    None if the worker died for another reason.
-    """
-    if died.signal != signal.SIGBUS:
-        return None
-    findings = Findings(root / name)
-    message = "the disk cannot read some of its bytes, or the file was truncated in the meantime"
-    findings.add("unreadable", message)
-    return VerifiedShard(findings.close(), 0)
-
-
-def _check_workers(workers: int | None) -> None:
-    if workers is not None and workers < 0:
-        raise InvalidArgument(f"workers is {workers}; it must be 0 or more")
-
-
 def verify_dataset(
     folder: str | os.PathLike[str],
     *,
     workers: int | None = None,
     progress: Progress | None = None,
-    access: Access = "auto",
     engine: EngineName = "local",
     address: str | None = None,
 ) -> VerificationReport:
@@ -189,11 +134,9 @@ def verify_dataset(
     Args:
         folder: the folder of the dataset.
         workers: the number of worker processes; at most one per shard is started. With 0, the
-            calling process verifies all shards. By default, the calling process verifies the shards
-            alone if they have less than half a GiB in total. Otherwise one process per usable CPU
-            verifies them; the calling process is one of these unless shards are mapped.
+            calling process verifies all shards. By default, this is also done if the shards have
+            less than half a GiB in total; otherwise, there is one process per usable CPU.
         progress: called in the calling process, at the start and after every shard.
-        access: the method of reading shards, as in `verify_shard`.
         engine: "local", or "ray" to use the machines of a Ray cluster. All these machines must be
             able to access the dataset at the path `folder`. `workers` is then the total number of
             processes on all machines.
@@ -201,18 +144,14 @@ def verify_dataset(
 
     Raises:
         DatasetNotFound: there is no dataset in `folder`.
-        InvalidArgument: `workers` is negative, `access` is invalid, or `access` is "mmap" on a
-            cluster. If a process on a cluster dies, it is unknown whether the reason was a page
-            that the disk cannot read.
+        InvalidArgument: `workers` is negative.
         DatasetConflict: another writer has removed shards of the generation in the meantime. This
             is not damage. Verify the generation that is published now.
-        WorkerDied: a worker died, and the reason was not a page that the disk cannot read.
+        WorkerDied: a worker process crashed twice on the same shard.
     """
-    _check_workers(workers)
+    if workers is not None and workers < 0:
+        raise InvalidArgument(f"workers is {workers}; it must be 0 or more")
     where = Engine(engine, address)
-    access = access_once(access)
-    if where.is_ray and access == "mmap":
-        raise InvalidArgument("access is 'mmap'; with engine='ray' it must be 'pread' or 'auto'")
     root = Path(folder)
     generations, findings = _verify_generations(root)
     published = generations[-1] if generations else None
@@ -227,7 +166,7 @@ def verify_dataset(
         unknown = []
     # The shards of column groups come last. Do not count their samples, which are counted already.
     n_whole = len(published.shards) if published else len(names)
-    examined = verify_all(root, names, workers, progress, access, where)
+    examined = verify_all(root, names, workers, progress, where)
     if published is not None:
         findings += _disagreements(root, published, examined)
         findings += _departure(root)

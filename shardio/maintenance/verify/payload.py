@@ -41,7 +41,6 @@ from shardio.format.types.arrays import RECORD_ALIGNMENT
 from shardio.maintenance.verify import Findings
 from shardio.maintenance.verify.streams import StreamAudit, are_texts, check_absent
 from shardio.maintenance.verify.window import (
-    CHUNK_BYTES,
     DIGEST_BYTES,
     U64,
     WINDOW_BYTES,
@@ -271,7 +270,7 @@ def _check_records(
     is_raw = kinds == Codec.RAW
     needs_decoding = ~(is_raw & _need_only_hash(payload, first_row, numbers))
     is_text = is_raw & _need_only_utf8(payload, numbers) if needs_decoding.any() else None
-    parts, bases = _parts(starts, ends, CHUNK_BYTES if content.is_mapped else WINDOW_BYTES)
+    parts, bases = _parts(starts, ends, WINDOW_BYTES)
     ranges = np.stack([starts - bases, sizes], axis=1).astype(np.uint64)
     for first, last, start, end in parts:
         window = content.window(start, end)

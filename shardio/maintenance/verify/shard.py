@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardio.errors import ShardChanged, ShardCorrupt, ShardIncomplete, ShardNotFound
+from shardio.errors import ShardChanged, ShardCorrupt, ShardNotFound
 from shardio.format.checksum import hash_bytes, rows_per_unit
 from shardio.format.layout import (
     FIRST_OPTIONAL_KIND,
@@ -48,8 +48,8 @@ from shardio.maintenance.verify.window import (
 )
 from shardio.shard.opening import check_sections, read_schema
 from shardio.storage.content import Content as Bytes
-from shardio.storage.content import open_content
-from shardio.storage.file_access import Access, FileState
+from shardio.storage.content import PreadFile
+from shardio.storage.file_access import FileState
 
 
 def _chunks(n_samples: int, stride: int, per_unit: int) -> Iterator[tuple[int, int]]:
@@ -165,38 +165,27 @@ class VerifiedShard:
     schema: str | None = None
 
 
-def verify_file(path: str | os.PathLike[str], access: Access = "pread") -> VerifiedShard:
-    """Verify every byte of a shard.
-
-    Args:
-        path: the path of the file.
-        access: "pread" or "mmap". If the disk cannot read a part of the file, this is a finding
-            with "pread". With "mmap", the process is killed by SIGBUS.
-
-    Raises:
-        ShardNotFound: there is no such file.
-        OSError: the file cannot be opened.
-    """
-    name = os.fspath(path)
-    try:
-        content, opened = open_content(name, access)
-    except ShardIncomplete as error:
-        findings = Findings(name)
-        findings.add("incomplete", str(error).removeprefix(f"{name}: "))
+def verify_file(path: str | os.PathLike[str]) -> VerifiedShard:
+    """Verify every byte of a shard. The exceptions are those of `verify_shard`."""
+    name, findings = os.fspath(path), Findings(path)
+    content = None
+    with findings.catching():
+        content = PreadFile(name)
+    if content is None:
         return VerifiedShard(findings.close(), 0)
     examined = verify_bytes(content, name)
-    change = _check_unchanged(name, opened)
+    change = _check_unchanged(name, content.state)
     return replace(examined, findings=(*examined.findings, change)) if change else examined
 
 
-def verify_or_report(root: Path, access: Access, name: str) -> VerifiedShard:
+def verify_or_report(root: Path, name: str) -> VerifiedShard:
     """Verify the shard `name` in the folder `root`.
 
     If the file is missing or cannot be read, return a finding instead of raising an error.
     """
     findings = Findings(root / name)
     try:
-        return verify_file(root / name, access)
+        return verify_file(root / name)
     except ShardNotFound as error:
         if os.path.lexists(root / name):
             findings.add("unreadable", str(error).removeprefix(f"{findings.path}: "))
@@ -299,7 +288,6 @@ def _audit_sections(content: Content, header: Header, findings: Findings) -> Sch
     for section in sections.values():
         end = section.offset + section.size
         content.check_zeros(end, section.end, findings, section=section.name)
-    content.forget()
     schema = None
     with findings.catching():
         schema = read_schema(content.bytes, sections, path) if sections else None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import os
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -19,13 +18,6 @@ from shardio.format.checksum import BLOCK_BYTES, digest_bytes, hash_bytes
 from shardio.format.layout import PAGE, Section
 from shardio.maintenance.verify import Findings
 from shardio.storage.content import Content as Bytes
-from shardio.storage.file_access import Access, choose_access, drop_pages
-
-CHUNK_BYTES: Final = 16 << 20
-"""The number of bytes that are read from a mapped file before `Content.forget` is called.
-
-If a single record is longer, the method is called after the record.
-"""
 
 DIGEST_BYTES: Final = 8
 """The size of a hash in the form that `differing` compares."""
@@ -40,45 +32,25 @@ U64: Final = np.dtype("<u8")
 _SEGMENTS: Final = getattr(zstandard, "BufferWithSegments", None)
 
 
-def access_once(access: Access) -> Access:
-    """Return the access method for a file that is read once. For "auto", this is "pread".
-
-    For such a file, "pread" is as fast as mapping. A page that the disk cannot read does not kill
-    the process, as it would if the file were mapped.
-    """
-    chosen = choose_access(os.curdir, access)
-    return "pread" if access == "auto" else chosen
-
-
 class Content:
-    """The bytes of a shard, which is mapped or read.
-
-    The mapped or open file is borrowed. Views must not be used after this object is deleted.
-    """
+    """The bytes of a shard, which is an open file, borrowed, or is in memory."""
 
     def __init__(self, whole: Bytes) -> None:
         self.bytes = whole
         self.n_bytes = whole.nbytes
-        self.is_mapped = isinstance(whole, memoryview)
         self._buffer = self._filled = self._window = memoryview(b"")
         self._window_start = 0
-        self._unforgotten = 0
 
     def window(self, start: int, end: int) -> memoryview:
-        """Return the bytes of the file from `start` to `end`.
+        """Return the bytes of the shard from `start` to `end`.
 
-        If the file is not mapped, the result is a view of a buffer, and the next call overwrites
-        the buffer. If two successive results have the same position and size in the buffer, both
-        are the same memoryview object. Callers can then use slices of the first result again.
+        The bytes of a file are read into a buffer, which the next call overwrites. If two
+        successive results have the same position and size in the buffer, both are the same
+        memoryview object. Callers can then use slices of the first result again.
 
-        Raises:
-            ShardChanged: the file is not mapped, and has become shorter.
-            OSError: the file is not mapped, and cannot be read.
+        Raises ShardChanged if the file has become shorter, and OSError if it cannot be read.
         """
         if isinstance(self.bytes, memoryview):
-            self._unforgotten += end - start
-            if self._unforgotten > CHUNK_BYTES:
-                self.forget()
             return self.bytes[start:end]
         # Start reading at the start of a page of the file, and write to the start of a page of the
         # buffer. Otherwise, some processors copy at a quarter of the speed.
@@ -92,22 +64,12 @@ class Content:
         self.bytes.read_into(self._filled, start - skipped)
         return self._window
 
-    def forget(self) -> None:
-        """Remove the pages that were read so far from this process's memory, if the file is mapped.
-
-        The pages stay in the page cache of the kernel.
-        """
-        self._unforgotten = 0
-        if isinstance(self.bytes, memoryview):
-            drop_pages(self.bytes)
-
     def items(
         self, section: Section, dtype: Any, first: int = 0, n: int | None = None
     ) -> npt.NDArray[Any]:
-        """Return n items of a section as an array, from the item `first` on.
+        """Return n items of a section as a read-only array, from the item `first` on.
 
-        By default, all further items are returned. If the file is mapped, the array is a view of
-        the map.
+        By default, all further items are returned.
         """
         size = np.dtype(dtype).itemsize
         n = section.size // size - first if n is None else n
