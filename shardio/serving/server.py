@@ -3,15 +3,8 @@
     main thread    socket ──▶ sessions (tell)      threads of sessions ──▶ outgoing ──▶ socket
                    gatekeeper                                  (an event wakes the main thread)
 
-The main thread is the thread that calls `run`. It alone uses the socket.
-
-The gatekeeper checks the key of each client, before ZeroMQ accepts any message of the client.
-ZeroMQ asks it by the ZAP protocol (RFC 27). A ZAP request has version, id, domain, the client's
-address, identity, mechanism and credentials. The answer has version, id, status code, status text,
-user and metadata.
-
-`stop` may be called from any thread and from signal handlers. `close` may be called from any thread
-except the thread of `run`.
+The main thread is the thread that calls `run`. It alone uses the socket. `stop` may be called from
+any thread and from signal handlers; `close`, from any thread except the main thread.
 """
 
 from __future__ import annotations
@@ -21,7 +14,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from shardio._base.classes import Closing
@@ -69,10 +61,11 @@ _N_FRAMES: Final = 7
 
 
 class Gatekeeper:
-    """The ZAP handler: it decides, for each client that connects, whether its key is accepted.
+    """The handler of ZeroMQ's requests to check the key of a client (ZAP, RFC 27).
 
-    It must be created before the socket of the server, because without a handler ZeroMQ accepts
-    every client.
+    ZeroMQ sends a request before it accepts a client's first message. A request has version, id,
+    domain, the client's address, identity, mechanism and credentials; an answer has version, id,
+    status code, status text, user and metadata.
     """
 
     def __init__(self, context: Any, keys: ServerKeys) -> None:
@@ -118,16 +111,6 @@ up to 4 MiB."""
 _CLOSE_TIMEOUT_S: Final = 2.0
 
 
-@dataclass(slots=True)
-class _Client:
-    """A session and the ZeroMQ identity of its client."""
-
-    identity: bytes
-    session: Session
-    gone_s: float | None = None
-    """The time at which the client was lost; None while the client is connected."""
-
-
 class Server(Closing):
     """A server of batches, made by `make_server`. It owns its socket and all sessions.
 
@@ -159,8 +142,10 @@ class Server(Closing):
             )
         self._make_loader, self._served = make_loader, served
         self._most_clients = most_clients
-        self._clients: dict[str, _Client] = {}
-        self._by_identity: dict[bytes, str] = {}
+        self._sessions: dict[str, Session] = {}
+        """The sessions by the tokens of their clients."""
+        self._tokens: dict[bytes, str] = {}
+        """The tokens by the identities that ZeroMQ gives to connections."""
         self._ending: list[Session] = []
         self._outgoing: deque[tuple[Session, Frames]] = deque()
         self._is_stopping = False
@@ -205,28 +190,25 @@ class Server(Closing):
     @property
     def sessions(self) -> list[Session]:
         """The sessions whose clients are connected or may still reconnect."""
-        return [client.session for client in self._clients.values()]
+        return list(self._sessions.values())
 
     def run(self) -> None:
         """Serve until `stop` or `close` is called."""
         with self._run_lock:
-            self._run()
-
-    def _run(self) -> None:
-        poller = self._zmq.Poller()
-        gate = () if self._gatekeeper is None else (self._gatekeeper.socket,)
-        for each in (self._socket, *gate, self._wakeup_fd):
-            poller.register(each, self._zmq.POLLIN)
-        next_check_s = time.monotonic()
-        while not self._is_stopping:
-            poller.poll(_BEAT_S * 1000)
-            self._receive_messages()
-            if self._gatekeeper is not None:
-                self._gatekeeper.answer()
-            self._send_queued()
-            if time.monotonic() >= next_check_s:
-                next_check_s = time.monotonic() + _BEAT_S
-                self._check_clients()
+            poller, gatekeeper = self._zmq.Poller(), self._gatekeeper
+            gate = () if gatekeeper is None else (gatekeeper.socket,)
+            for each in (self._socket, *gate, self._wakeup_fd):
+                poller.register(each, self._zmq.POLLIN)
+            next_check_s = time.monotonic()
+            while not self._is_stopping:
+                poller.poll(_BEAT_S * 1000)
+                self._receive_messages()
+                if gatekeeper is not None:
+                    gatekeeper.answer()
+                self._send_queued()
+                if time.monotonic() >= next_check_s:
+                    next_check_s = time.monotonic() + _BEAT_S
+                    self._check_clients()
 
     def stop(self) -> None:
         """Make `run` return. This may be called from any thread or signal handler."""
@@ -258,14 +240,14 @@ class Server(Closing):
         if head["kind"] == "open":
             self._open_session(identity, head)
             return
-        token = self._by_identity.get(identity)
+        token = self._tokens.get(identity)
         if token is None:
             if head["kind"] != "close":
                 self._send(identity, [pack("no_session")])
         elif head["kind"] == "close":
             self._end_session(token)
         else:
-            self._clients[token].session.tell(head)
+            self._sessions[token].tell(head)
 
     def _open_session(self, identity: bytes, head: dict[str, Any]) -> None:
         """Create a session for a client; if the client has reconnected, continue its session.
@@ -281,23 +263,23 @@ class Server(Closing):
                     f"the server uses version {VERSION} of shardio's protocol, the client "
                     f"{head['version']}: install the same shardio on both"
                 )
-            if self._by_identity.get(identity, token) != token:  # one session per connection
-                self._end_session(self._by_identity[identity])
-            client = self._clients.get(token)
-            if client is not None and client.session.is_running:
-                self._by_identity.pop(client.identity, None)
-                client.identity, client.gone_s = identity, None
-                client.session.tell(head)
+            if self._tokens.get(identity, token) != token:  # one session per connection
+                self._end_session(self._tokens[identity])
+            session = self._sessions.get(token)
+            if session is not None and session.is_running:
+                self._tokens.pop(session.identity, None)
+                session.tell(head)
             else:
-                if client is not None:
+                if session is not None:
                     self._end_session(token)
                 self._check_capacity()
                 session = Session(head, self._make_loader, self._served, self._post)
-                self._clients[token] = _Client(identity, session)
+                self._sessions[token] = session
         except (InvalidArgument, UnsupportedEnvironment) as error:
             self._send(identity, [pack("failed", error=protocol.as_json(error))])
             return
-        self._by_identity[identity] = token
+        session.identity, session.gone_s = identity, None
+        self._tokens[identity] = token
 
     def _check_capacity(self) -> None:
         """Raise UnsupportedEnvironment if there are too many sessions.
@@ -305,7 +287,7 @@ class Server(Closing):
         Sessions that are ending count too, because their loaders are still open.
         """
         self._ending = [session for session in self._ending if session.is_running]
-        n, n_ending = len(self._clients), len(self._ending)
+        n, n_ending = len(self._sessions), len(self._ending)
         if n >= self._most_clients or n + n_ending >= 2 * self._most_clients:
             raise UnsupportedEnvironment(
                 f"the server accepts no more clients (--max-clients): it has {n}, and is still "
@@ -318,16 +300,14 @@ class Server(Closing):
             os.eventfd_read(self._wakeup_fd)
         except BlockingIOError:
             return
-        by_session = {id(client.session): client for client in self._clients.values()}
         while self._outgoing:
             session, frames = self._outgoing.popleft()
-            client = by_session.get(id(session))
-            if client is not None and client.gone_s is None:
-                self._send_to(client, frames)
+            if session.gone_s is None:
+                self._send_to(session, frames)
 
-    def _send_to(self, client: _Client, frames: Frames) -> None:
-        if not self._send(client.identity, frames):
-            client.gone_s = time.monotonic()
+    def _send_to(self, session: Session, frames: Frames) -> None:
+        if not self._send(session.identity, frames):
+            session.gone_s = time.monotonic()
 
     def _send(self, identity: bytes, frames: Frames) -> bool:
         """Send a message to a client; return False if the client is lost."""
@@ -340,22 +320,23 @@ class Server(Closing):
     def _check_clients(self) -> None:
         """Send a heartbeat to each client, and end the sessions of clients that have been lost."""
         now_s = time.monotonic()
-        over = {token for token, each in self._clients.items() if not each.session.is_running}
+        over = {token for token, each in self._sessions.items() if not each.is_running}
         self._send_queued()  # the sessions in `over` may have queued their last messages
-        for token, client in list(self._clients.items()):
+        for token, session in list(self._sessions.items()):
             if token in over:
                 self._end_session(token)
-            elif client.gone_s is None:
-                self._send_to(client, [pack("heartbeat")])
-            elif now_s - client.gone_s > _GRACE_S:
+            elif session.gone_s is None:
+                self._send_to(session, [pack("heartbeat")])
+            elif now_s - session.gone_s > _GRACE_S:
                 self._end_session(token)
         self._ending = [session for session in self._ending if session.is_running]
 
     def _end_session(self, token: str) -> None:
-        client = self._clients.pop(token)
-        self._by_identity.pop(client.identity, None)
-        client.session.leave()
-        self._ending.append(client.session)
+        session = self._sessions.pop(token)
+        self._tokens.pop(session.identity, None)
+        session.gone_s = time.monotonic()
+        session.leave()
+        self._ending.append(session)
 
     def close(self) -> None:
         """Make `run` return, end all sessions and close the socket. Idempotent."""
@@ -363,18 +344,15 @@ class Server(Closing):
             return
         self.stop()
         with self._run_lock:
-            self._end()
-
-    def _end(self) -> None:
-        for token in list(self._clients):
-            self._end_session(token)
-        end_s = time.monotonic() + _CLOSE_TIMEOUT_S
-        for session in self._ending:
-            session.join(max(0.0, end_s - time.monotonic()))
-        self._context.destroy(linger=0)
-        with self._wakeup_lock:
-            fd, self._wakeup_fd = self._wakeup_fd, -1
-            os.close(fd)
+            for token in list(self._sessions):
+                self._end_session(token)
+            end_s = time.monotonic() + _CLOSE_TIMEOUT_S
+            for session in self._ending:
+                session.join(max(0.0, end_s - time.monotonic()))
+            self._context.destroy(linger=0)
+            with self._wakeup_lock:
+                fd, self._wakeup_fd = self._wakeup_fd, -1
+                os.close(fd)
 
 
 def make_server(
@@ -401,8 +379,7 @@ def make_server(
             free port.
         keys: the folder that `make_keys` has created. If it is None, only clients on this machine
             can be served.
-        num_workers, transform, batch_transform, memory_bytes, start_method: options of ShardLoader,
-            for the loader of each client.
+        num_workers, transform, batch_transform, memory_bytes, start_method: as in ShardLoader.
         access: how files are read, as in `shardio.open`.
         max_clients: the maximum number of clients at the same time.
 

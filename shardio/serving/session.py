@@ -62,6 +62,11 @@ class Session:
         served: Mapping[str, Any],
         post: Callable[[Session, Frames], object],
     ) -> None:
+        self.identity = b""
+        """The identity that ZeroMQ gives to the client's connection. The server sets it."""
+        self.gone_s: float | None = None
+        """The time at which the client was lost or the session was ended; None before that. The
+        server sets it, and sends no further messages."""
         self._options = member(head, "options", dict)
         self._most_bytes = number(head, "most_bytes")
         self._make_loader, self._served, self._post = make_loader, dict(served), post
@@ -69,10 +74,9 @@ class Session:
         self._inbox: deque[Head] = deque()
         self._is_leaving = False
         self._initial_state: dict[str, Any] = {}
-        """The initial state of the loader."""
         self._next_state: dict[str, Any] = {}
-        """The state in which the loader is now: its next iteration begins from this state, unless
-        another state is loaded. Empty if the state is unknown."""
+        """The state from which the loader's next iteration begins, unless another state is loaded.
+        Empty if it is unknown."""
         self._number: int | None = None
         """The number by which the client identifies the current iteration; None between
         iterations."""
@@ -142,26 +146,17 @@ class Session:
     def _run(self) -> None:
         loader: ShardLoader | None = None
         try:
-            loader = self._open()
-            while loader is not None and self._run_once(loader):
+            loader = self._make_loader(handshake.from_json(self._options))
+            self._initial_state = self._next_state = loader.state_dict()
+            self._send_opened(loader)
+            while self._run_once(loader):
                 pass
+        except Exception as error:  # noqa: BLE001  # reported to the client
+            self._fail(error)
         finally:
             self._batches = None
             if loader is not None:
                 loader.close()
-
-    def _open(self) -> ShardLoader | None:
-        loader: ShardLoader | None = None
-        try:
-            loader = self._make_loader(handshake.from_json(self._options))
-            self._initial_state = self._next_state = loader.state_dict()
-            self._send_opened(loader)
-        except Exception as error:  # noqa: BLE001  # reported to the client
-            if loader is not None:
-                loader.close()
-            self._fail(error)
-            return None
-        return loader
 
     def _send_opened(self, loader: ShardLoader) -> None:
         dataset = loader.dataset
