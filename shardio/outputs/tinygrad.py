@@ -63,7 +63,8 @@ class TinygradAdapter:
         self._devices = tuple(_open(name) for name in names)
         if not names or len(set(self._devices)) < len(names):
             raise InvalidArgument(f"device must name different devices; found {device!r}")
-        self._waits = [Device[name].synchronize for name in self._devices]
+        opened: list[Any] = [Device[name] for name in self._devices]
+        self._waits = [device.synchronize for device in opened]
         self._n_staged_bytes = 0
         self._view = find_view(self._devices[0]) if _kinds(self._devices) == ["CPU"] else None
         self.aliases = self._view is not None

@@ -108,7 +108,8 @@ class TensorTemplates:
             return functools.partial(uop.new_buffer, self._device, leaf.arg, leaf.dtype)
         rest = {f.name: getattr(leaf.arg, f.name) for f in dataclasses.fields(leaf.arg)}
         del rest["slot"]
-        argument: Any = functools.partial(type(leaf.arg), **rest)
+        kind: Callable[..., Any] = type(leaf.arg)
+        argument = functools.partial(kind, **rest)
         parts = leaf.op, leaf.dtype, leaf.src
         return lambda: uop(*parts, argument(slot=next(uop.unique_num)), leaf.tag)
 

@@ -24,7 +24,6 @@ from shardio._workers.processes.linux import this_process
 from shardio.errors import BatchTimeout, ClosedError, InsufficientMemory, UnsupportedEnvironment
 from shardio.serving.client import protocol
 from shardio.serving.client.connection import (
-    NO_MESSAGE,
     SILENCE_MS,
     ClientKeys,
     Link,
@@ -77,9 +76,7 @@ class Stream(Closing):
         timeout_s: float | None,
     ) -> None:
         self._servers, self._keys = Servers(addresses, timeout_s), keys
-        self._options = dict(options)
-        self._token = os.urandom(16).hex()
-        more = {"token": self._token, "most_bytes": most_bytes, "options": self._options}
+        more = {"token": os.urandom(16).hex(), "most_bytes": most_bytes, "options": dict(options)}
         self._opening = pack_given("open", version=VERSION, **more)
         self._most_bytes, self._most_ahead, self._timeout_s = most_bytes, most_ahead, timeout_s
         self._link: Link | None = None
@@ -91,7 +88,6 @@ class Stream(Closing):
         self._pending_check: bytes | None = None
         """The "check" message that the server has not answered yet, or None. The message is sent
         again after a reconnection."""
-        self._answer: State | None = None
         self._number = 0
         """The number that identifies the current iteration in messages."""
         self._is_iterating = False
@@ -112,12 +108,12 @@ class Stream(Closing):
 
     def check(self, state: State) -> None:
         """Ask the server to check that a state is valid for this loader; wait for the answer."""
-        self._answer, self._pending_check = None, pack_given("check", state=state)
+        self._pending_check = message = pack_given("check", state=state)
         try:
             with self._lock:
-                if self._link is not None and self._is_open:
-                    self._link.send(self._pending_check)
-            self._wait(lambda: self._answer, "an answer")
+                if self._is_open:
+                    self._send(message)
+            self._wait(lambda: self._pending_check is None, "an answer")
         finally:
             self._pending_check = None
 
@@ -126,7 +122,7 @@ class Stream(Closing):
         self.queue.clear()
         self._begun, self._state, self._is_iterating = None, state, True
         with self._lock:
-            if self._link is not None and self._is_open:
+            if self._is_open:
                 self._iterate()
         self._wait(lambda: self._begun, "an answer")
         begun = cast(State, self._begun)
@@ -149,11 +145,15 @@ class Stream(Closing):
             return None
         arrived = self.queue.popleft()
         with self._lock:
-            if self._is_iterating and self._link is not None and self._is_open:
+            if self._is_iterating and self._is_open:
                 taken = self._next - len(self.queue)
                 upto = taken + self._n_ahead
-                self._link.send(pack("credit", number=self._number, taken=taken, upto=upto))
+                self._send(pack("credit", number=self._number, taken=taken, upto=upto))
         return arrived
+
+    def _send(self, message: bytes) -> None:
+        if self._link is not None:
+            self._link.send(message)
 
     @property
     def last_error(self) -> str:
@@ -170,8 +170,8 @@ class Stream(Closing):
         if self._pid != this_process.pid:
             return  # this is a forked child, and the parent owns the connection
         with self._lock:
-            if self._is_iterating and self._link is not None:
-                self._link.send(pack("stop", number=self._number))
+            if self._is_iterating:
+                self._send(pack("stop", number=self._number))
         self._is_iterating = False
         self._number += 1
         self.queue.clear()
@@ -228,37 +228,29 @@ class Stream(Closing):
         """
         with self._lock:
             self._check_open()
-            self._receive(wait_s, entered_s)
+            try:
+                link = self._link or self._connect(wait_s)
+                if link is None:
+                    return
+                found = link.receive(wait_s)
+                if found is not None:
+                    self._handle(*found)
+                elif time.monotonic() - max(link.heard_s, entered_s) > _SILENCE_S:
+                    raise Lost(f"the server has sent nothing for {_SILENCE_S:.0f} s")
+            except Lost as lost:
+                self._lose_connection(lost)
+            except MalformedMessage as error:
+                text = f"received something that is not a message of a server: {error}"
+                self._lose_connection(Lost(text))
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise ClosedError("this iteration was ended by close() or kill()")
 
-    def _receive(self, wait_s: float, entered_s: float) -> None:
-        try:
-            link = self._connect(wait_s)
-            if link is None:
-                return
-            found = link.receive(wait_s)
-            if found is not None:
-                self._handle(*found)
-            elif time.monotonic() - max(link.heard_s, entered_s) > _SILENCE_S:
-                raise Lost(f"the server has sent nothing for {_SILENCE_S:.0f} s")
-        except Lost as lost:
-            self._lose_connection(lost)
-        except MalformedMessage as garbled:
-            self._lose_connection(Lost(f"{NO_MESSAGE}: {garbled}"))
-
     def _connect(self, wait_s: float) -> Link | None:
-        """Return the connection. If there is none, connect to the current server.
-
-        Return None if it is not yet time for the next attempt.
-        """
-        if self._link is not None:
-            return self._link
+        """Connect to the current server; return None if it is not time for the next attempt yet."""
         if not self._servers.wait(wait_s):
             return None
-        self._is_open = False
         self._link = Link(self._servers.current, self._keys, self._most_bytes)
         self._link.send(self._opening)
         return self._link
@@ -277,7 +269,7 @@ class Stream(Closing):
         if kind == "opened":
             self._handle_opened(head)
         elif kind == "checked":
-            self._answer = head
+            self._pending_check = None
             self._servers.see_progress()
         elif kind == "no_session":
             raise Lost("the server has no session for this client: it was restarted")
@@ -287,17 +279,13 @@ class Stream(Closing):
             self._advance(kind, head, block)
 
     def _handle_opened(self, head: dict[str, Any]) -> None:
-        """Handle "opened": the server has created a loader for this client.
-
-        After a reconnection, check that the loader has the same batches as before, and continue the
-        iteration with it.
-        """
+        """Handle "opened". After a reconnection, continue with the new loader if it fits."""
         opened = Opened.of(head, self._servers.current)
         if self.opened is not None:
             opened.check_follows(self.opened, self._servers.current)
         self.opened, self._is_open = opened, True
-        if self._pending_check is not None and self._link is not None:
-            self._link.send(self._pending_check)
+        if self._pending_check is not None:
+            self._send(self._pending_check)
         if self._is_iterating:
             self._iterate()
         elif self._pending_check is None:
@@ -306,9 +294,7 @@ class Stream(Closing):
     def _iterate(self) -> None:
         self._number += 1  # messages with the previous number are ignored from now on
         ahead = max(1, self._n_ahead - len(self.queue))
-        if self._link is not None:
-            message = {"number": self._number, "state": self._state, "ahead": ahead}
-            self._link.send(pack("iterate", **message))
+        self._send(pack("iterate", number=self._number, state=self._state, ahead=ahead))
 
     def _advance(self, kind: str, head: dict[str, Any], block: Any) -> None:
         """Handle a message of the current iteration."""

@@ -29,7 +29,6 @@ from shardio.serving.client.protocol import (
     FROM_SERVER,
     MAX_HEAD_BYTES,
     Address,
-    MalformedMessage,
     unpack,
 )
 from shardio.storage import fs
@@ -51,8 +50,7 @@ class ServerKeys:
         """Return True if `public` is the key of an accepted client.
 
         The folder is read on every call. A file that is not a key, for example because it is being
-        written, is ignored. OSError is raised if the keys cannot be read now, for example because
-        too many files are open.
+        written, is ignored. Raises OSError if too many files are open.
         """
         for name in os.listdir(self.clients):
             if name.endswith(".public"):
@@ -176,7 +174,6 @@ SILENCE_MS: Final = 10_000
 ASK_AGAIN: Final = 300
 """The ZAP status code for a temporary error. The server sends it if it cannot read the keys."""
 
-NO_MESSAGE: Final = "received something that is not a message of a server"
 _LEAVE_MS: Final = 200
 _EVENT: Final = struct.Struct("=HI")
 _NO_HANDSHAKE: Final = (
@@ -186,11 +183,14 @@ _NO_HANDSHAKE: Final = (
 
 
 class Lost(Exception):
-    """Raised if a connection can no longer be used; the message has the reason."""
+    """Raised if a connection can no longer be used; the message has the reason.
 
+    `is_denied` is True if the server does not accept this client's key.
+    """
 
-class Denied(Lost):
-    """Raised if the server does not accept this client's key."""
+    def __init__(self, reason: str, *, is_denied: bool = False) -> None:
+        super().__init__(reason)
+        self.is_denied = is_denied
 
 
 class Link(Closing):
@@ -253,9 +253,9 @@ class Link(Closing):
         Return None if no message arrives within `wait_s`.
 
         Raises:
-            Lost: the connection was lost, or the message is not valid.
+            Lost: the connection was lost.
+            MalformedMessage: the message is not valid.
         """
-        zmq = self._zmq
         found = self._take()
         if found is None:
             ready = dict(self._poller.poll(max(0.0, wait_s) * 1000))
@@ -265,19 +265,13 @@ class Link(Closing):
         if found is None:
             return None
         self.heard_s, self.has_heard = time.monotonic(), True
-        try:
-            head = unpack([frame.buffer for frame in found], FROM_SERVER)
-        except MalformedMessage as error:
-            raise Lost(f"{NO_MESSAGE}: {error}") from error
-        except zmq.ZMQError as error:
-            raise Lost(str(error)) from error
+        head = unpack([frame.buffer for frame in found], FROM_SERVER)
         return head, found[1].buffer if len(found) == 2 else None
 
     def _take(self) -> list[Any] | None:
-        zmq = self._zmq
         try:
-            found: list[Any] = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        except zmq.Again:
+            found: list[Any] = self._socket.recv_multipart(self._zmq.NOBLOCK, copy=False)
+        except self._zmq.Again:
             return None
         return found
 
@@ -289,11 +283,11 @@ class Link(Closing):
         except zmq.Again:
             return
         event, value = _EVENT.unpack(frames[0])
-        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH and value != ASK_AGAIN:
-            raise Denied(f"{self._reasons[event]} ({value})")
-        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+        if event != zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            raise Lost(self._reasons[event])
+        if value == ASK_AGAIN:
             raise Lost("the server currently cannot read the keys of its clients")
-        raise Lost(self._reasons[event])
+        raise Lost(f"{self._reasons[event]} ({value})", is_denied=True)
 
     @property
     def sockets(self) -> tuple[Any, Any]:
@@ -369,7 +363,7 @@ class Servers:
         now_s, address = time.monotonic(), self._addresses.pop(0)
         self._addresses.append(address)
         self._reasons[address] = str(lost)
-        if isinstance(lost, Denied):
+        if lost.is_denied:
             self._denied.add(address)
         if self._first_loss_s is None:
             self._first_loss_s = now_s

@@ -125,11 +125,7 @@ def pack(kind: str, **more: Any) -> bytes:
 
 
 def pack_given(kind: str, **more: Any) -> bytes:
-    """Return the head of a message that contains values of a user.
-
-    Raises:
-        InvalidArgument: JSON cannot represent a value, or the head is too long.
-    """
+    """Return the head of a message with values of a user, or raise InvalidArgument."""
     try:
         message = pack(kind, **more)
     except (TypeError, ValueError) as error:
@@ -144,11 +140,7 @@ def pack_given(kind: str, **more: Any) -> bytes:
 
 
 def unpack(frames: Sequence[Any], kinds: frozenset[str]) -> dict[str, Any]:
-    """Return the head of a message, given its frames.
-
-    Raises:
-        MalformedMessage: the message is not valid, or its kind is not one of `kinds`.
-    """
+    """Return the head of a message of one of `kinds`, given its frames."""
     if not 1 <= len(frames) <= 2:
         raise MalformedMessage(f"a message of {len(frames)} frames")
     content = bytes(frames[0][: MAX_HEAD_BYTES + 1])
@@ -197,24 +189,20 @@ def as_json(error: BaseException) -> dict[str, Any]:
         return {"class": "ShardioError", "text": _cut(f"{name}: {error}")}
     if not isinstance(error, ShardCorrupt):
         return {"class": name, "text": _cut(str(error))}
-    found: dict[str, Any] = {"class": name, "text": _cut(error.what), "code": error.code}
-    found |= {each: getattr(error, each) for each in _PLACES}
+    found = {each: getattr(error, each) for each in ("code", *_PLACES, *_VALUES)}
     for each in _VALUES:
-        value = getattr(error, each)
-        found[each] = None if value is None else str(value)
-    return found
+        found[each] = None if found[each] is None else str(found[each])
+    return {"class": name, "text": _cut(error.what), **found}
 
 
 def from_json(found: Mapping[str, Any]) -> ShardioError:
     """Return the error that `as_json` has converted to these JSON values."""
     name, what = member(found, "class", str), member(found, "text", str)
-    kind: Any = getattr(errors, name) if name in errors.__all__ else ShardioError
-    more: dict[str, Any] = {}
-    if issubclass(kind, ShardCorrupt):
-        more = {each: found.get(each) for each in (*_PLACES, *_VALUES)}
-        more["code"] = member(found, "code", str)
-    made: ShardioError = kind(what, **more)
-    return made
+    kind: type[ShardioError] = getattr(errors, name) if name in errors.__all__ else ShardioError
+    if not issubclass(kind, ShardCorrupt):
+        return kind(what)
+    where: dict[str, Any] = {each: found.get(each) for each in (*_PLACES, *_VALUES)}
+    return kind(what, code=member(found, "code", str), **where)
 
 
 def _cut(message: str) -> str:
@@ -228,14 +216,13 @@ def _cut(message: str) -> str:
 _ALIGNMENT: Final = 64
 _MAX_ROWS: Final = 1 << 32
 _MAX_VALUES: Final = 1 << 48
-_SKIPPED_NUMBERS: Final = ("row", "index", "shard", "sample")
 
 Block = npt.NDArray[np.uint8]
 
 
 @functools.lru_cache(maxsize=16)
 def layout_text(layout: BlockLayout) -> str:
-    """Return the layout of a block as JSON, which `layout_of` parses."""
+    """Return the layout of a block as JSON."""
     schema = layout.schema.to_json().decode("utf-8")
     whole = [slot.name for slot in layout.whole]
     return canonical_json({"schema": schema, "whole": whole, "rows": layout.n_rows}).decode("utf-8")
@@ -243,7 +230,7 @@ def layout_text(layout: BlockLayout) -> str:
 
 @functools.lru_cache(maxsize=16)
 def layout_of(content: str) -> BlockLayout:
-    """Parse the layout of a block, a result of `layout_text`."""
+    """Return the layout that `layout_text` has written as JSON."""
     try:
         found = read_json(content)
         if not isinstance(found, dict):
@@ -273,7 +260,7 @@ def pack_batch(batch: Batch) -> tuple[dict[str, Any], Block]:
 
 
 def _heap_bytes(layout: BlockLayout, block: Block, n_rows: int) -> int:
-    """Return how many bytes of the heap, the last part of a block, the values of a batch use."""
+    """Return how many bytes of the block's heap the values of a batch use."""
     end = 0
     for slot in layout.varying:
         extents = layout.extents(block, slot)[:n_rows]
@@ -285,14 +272,11 @@ def _heap_bytes(layout: BlockLayout, block: Block, n_rows: int) -> int:
 
 
 def unpack_batch(head: Mapping[str, Any], content: Any) -> Batch:
-    """Return the batch of a message.
-
-    The received block is copied to aligned memory. The arrays of the batch are views of the copy.
-    """
+    """Return the batch of a message. Its arrays are views of a copy of the received block."""
     layout, n_rows = layout_of(member(head, "layout", str)), number(head, "rows", _MAX_ROWS)
     received = np.frombuffer(content, np.uint8)
     check(layout, received, n_rows)
-    memory = np.empty(len(received) + _ALIGNMENT, np.uint8)
+    memory = np.empty(len(received) + _ALIGNMENT, np.uint8)  # the block must be aligned
     start = -memory.ctypes.data % _ALIGNMENT
     block = memory[start : start + len(received)]
     block[:] = received
@@ -304,8 +288,8 @@ def unpack_batch(head: Mapping[str, Any], content: Any) -> Batch:
 def _skipped(found: Any) -> Skipped:
     if not isinstance(found, dict):
         raise MalformedMessage("a skipped sample that is not an object")
-    row, index, shard, sample = (number(found, name) for name in _SKIPPED_NUMBERS)
-    error, text = (member(found, name, str) for name in ("error", "text"))
+    row, index, shard, sample = (number(found, n) for n in ("row", "index", "shard", "sample"))
+    error, text = member(found, "error", str), member(found, "text", str)
     return Skipped(row, index, shard, sample, error, text)
 
 

@@ -164,10 +164,7 @@ class RemoteLoader(Closing):
 
     @property
     def served(self) -> State:
-        """A dict with the names of the server's `transform` and `batch_transform`.
-
-        The value is None for each function that the server does not have.
-        """
+        """The names of the server's `transform` and `batch_transform`; None for one it lacks."""
         return self._opened().served
 
     @property
@@ -276,14 +273,11 @@ class RemoteLoader(Closing):
 
 
 class RemoteIterator:
-    """An iterator over the batches of an iteration. It keeps its RemoteLoader alive.
-
-    If the iterator is garbage-collected, the iteration ends.
-    """
+    """An iterator over the batches of an iteration. It keeps its RemoteLoader alive."""
 
     def __init__(self, loader: RemoteLoader, begun: RemotePass) -> None:
         self._loader, self._pass = loader, begun
-        self._end = Finalizer(self, begun.end)
+        self._end = Finalizer(self, begun.end)  # if this iterator is garbage-collected
         self._end.atexit = False
 
     def __iter__(self) -> Self:
@@ -311,9 +305,9 @@ class RemotePass:
         self.epoch, self.first_step, self.last_step = stream.begin(state)
 
     def take(self, wait_s: float | None) -> Batch | None:
-        """Return the next batch, or None.
+        """Return the next batch.
 
-        None means that the iteration has ended (`is_exhausted` is then True), or that no batch has
+        Return None if the iteration has ended (`is_exhausted` is then True), or if no batch has
         arrived within `wait_s`.
         """
         if self.is_over:
@@ -392,6 +386,6 @@ def _check_keys(addresses: Sequence[Address], keys: ClientKeys | None) -> None:
 
 
 def _close_in_owner(owner_pid: int, stream: Stream) -> None:
-    """Close the stream of a loader, unless this process is a forked child of its owner."""
+    """Close a stream, unless this process is a forked child of the stream's owner."""
     if os.getpid() == owner_pid:
         stream.close()

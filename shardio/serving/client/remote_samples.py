@@ -111,21 +111,18 @@ class RemoteSamples(Closing):
         Several threads may use the iterator; each sample goes to one of them.
         """
         with self.lock:
-            return _Shared(self._begin(number), self)
-
-    def _begin(self, number: int) -> Iterator[Any]:
-        self.skipped.clear()
-        passes = []
-        # Check the datasets again, because a server may have been restarted with another dataset.
-        for rank in range(len(self._loaders)):
-            self._check_shares(rank)
-        for loader in self._loaders:
-            state = loader.state_dict()
-            beginning = {**state, "epoch": number, "position": 0}
-            if state != beginning:
-                loader.load_state_dict(beginning)
-            passes.append(loader.begin())
-        return self._samples(passes)
+            self.skipped.clear()
+            passes = []
+            # Check again, because a server may have been restarted with another dataset.
+            for rank in range(len(self._loaders)):
+                self._check_shares(rank)
+            for loader in self._loaders:
+                state = loader.state_dict()
+                beginning = {**state, "epoch": number, "position": 0}
+                if state != beginning:
+                    loader.load_state_dict(beginning)
+                passes.append(loader.begin())
+            return _Shared(self._samples(passes), self)
 
     def _samples(self, passes: list[RemotePass]) -> Iterator[Any]:
         going, came_s = deque(enumerate(passes)), time.monotonic()
@@ -144,9 +141,9 @@ class RemoteSamples(Closing):
                 each.end()
 
     def _take(self, going: deque[tuple[int, RemotePass]]) -> tuple[int, Batch] | None:
-        """Return a batch that has arrived, with the index of its server; None if there is none.
+        """Return the next batch that has arrived, with the index of its server, or None.
 
-        The servers take turns. A server that has sent all batches is removed from `going`.
+        A server that has sent all batches is removed from `going`.
         """
         for _ in range(len(going)):
             server, each = going.popleft()
@@ -164,10 +161,7 @@ class RemoteSamples(Closing):
         return None
 
     def _rows(self, server: int, batch: Batch) -> Iterator[dict[str, Any]]:
-        """Yield the samples of a batch as dicts.
-
-        Arrays are views of the batch. If a sample has no value of a field, the value is None.
-        """
+        """Yield the samples of a batch as dicts, in which arrays are views of the batch."""
         for skip in batch.skipped:
             self.skipped.append(SkippedItem(skip.index, f"server {server}", skip.error, skip.text))
         columns = {name: batch[name] for name in batch}
