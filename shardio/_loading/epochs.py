@@ -32,7 +32,6 @@ from shardio.order.sampling import (
     Weighted,
     WeightedSampler,
     count,
-    cumulative_weights,
     draw_without_replacement,
     holds_positions,
 )
@@ -231,7 +230,7 @@ class EpochSampler:
         self._origin = {"weights": _hash_of(weights), "replacement": sampler.replacement}
         self.n_at_most = n = _count_draws(sampler, weights)
         if sampler.replacement:
-            sums = SharedArray.of(cumulative_weights(weights), "the running sums of weights")
+            sums = SharedArray.of(np.cumsum(weights), "the running sums of weights")
             self.order = Weighted(sums, n, self._origin)
         else:
             self._draw = functools.partial(draw_without_replacement, weights, n, seed=self.seed)

@@ -1,14 +1,9 @@
 """Orders: the sample at each position of an epoch, and the positions of each rank.
 
-The options of a loader choose an `Order`. An order checks that it can be used with a dataset,
-stores its parameters in the loader's state, and gives the read-ahead and the caches of a loader the
-facts that they need. `arrange` returns an `Ordering`: the order of one epoch, which computes the
-sample at any position.
-
-This module has the orders `Sequential` and `FullShuffle`. Shuffles of blocks and shards are in
-`shuffle`, draws by weight and lists of samples in `sampling`, and orders of several datasets in
-`mixture_order`. `sampling.ORDERS` is the registry of all orders. `permutation` and `clip_groups`
-compute the sample at each position. `RankPartition` divides the positions among steps and ranks.
+The options of a loader choose an `Order`; `sampling.ORDERS` is the registry. `Order.arrange`
+returns the `Ordering` of one epoch, which computes the sample at any position. This module has the
+orders `Sequential` and `FullShuffle`; the others are in `shuffle`, `sampling` and `mixture_order`.
+`RankPartition` divides the positions among steps and ranks.
 """
 
 from __future__ import annotations
@@ -33,7 +28,7 @@ class Ordering(Protocol):
     def at(self, positions: Positions) -> Positions:
         """Return the index of the sample at each of `positions`, which may be in any order.
 
-        The result is of int64. The caller must not write to it.
+        The result is of int64, and must not be written to.
         """
 
 
@@ -41,10 +36,9 @@ class Ordering(Protocol):
 class Samples:
     """The facts that orders need about the n samples of a dataset, or of a view of a dataset.
 
-    `clip_grouping` has the groups of clips that are decoded together, or None. `shard_ends` returns
-    the cumulative sum of the shards' sample counts. If the samples are not in the order of the
-    shards, `why_unsharded` returns the reason, otherwise None. `measure` returns the total size in
-    bytes and the total number of samples of all shards.
+    `shard_ends` returns the cumulative sum of the shards' sample counts. If the samples are not in
+    the order of the shards, `why_unsharded` returns the reason, otherwise None. `measure` returns
+    the total size in bytes and the total number of samples of all shards.
     """
 
     path: str
@@ -74,11 +68,7 @@ class Order:
 
     @classmethod
     def check(cls, samples: Samples) -> None:
-        """Check that this order can be used for the samples.
-
-        Raises:
-            InvalidArgument: it cannot be used; the message names an order that can.
-        """
+        """Raise InvalidArgument, which names another order, if this order cannot be used."""
         reason = samples.why_unsharded() if cls.needs_shards else None
         if reason is not None:
             raise InvalidArgument(
@@ -101,25 +91,20 @@ class Order:
         return samples.n
 
     def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
-        """Return the order of one epoch of n positions.
-
-        The result depends only on the parameters of the order and on the arguments.
-        """
+        """Return the order of one epoch of n positions. It depends on nothing else."""
         raise NotImplementedError
 
     def arrange_round(self, samples: Samples, n: int, key: int, source: int) -> Ordering:
         """Return the order of one round of a source of a mixture.
 
-        In a round, each of the n samples of the source occurs once. `key` is the key of the round,
-        and `source` is the index of the source.
+        Each of the n samples of the source occurs once. `source` is the index of the source.
         """
         raise NotImplementedError
 
     def identity(self, samples: Samples) -> dict[str, Any]:
         """Return the options that determine the samples of an epoch.
 
-        A loader's state has these options, and is only valid for a loader with the same options. If
-        the number of samples of an epoch is fixed, the option `rows` is included.
+        A loader's state has these options, and is only valid for a loader with the same options.
         """
         grouping = samples.clip_grouping if self.keeps_clips else None
         return {"shuffle": self.name, "per_video": None if grouping is None else grouping.k}
@@ -129,11 +114,7 @@ class Order:
         return {}
 
     def from_state(self, state: Mapping[str, Any], samples: Samples, n: int) -> Self:
-        """Return the order with the parameters from a state, for an epoch of n positions.
-
-        Raises:
-            InvalidArgument: the parameters in the state are not valid for the samples.
-        """
+        """Return the order with the parameters from a state, or raise InvalidArgument."""
         return self
 
     @property
@@ -143,10 +124,9 @@ class Order:
 
     @property
     def window(self) -> int | None:
-        """The number of positions per window, or None.
+        """The length of a window, or None if there are none.
 
-        A window is a range of positions whose samples are in few regions of the dataset. None means
-        that the order has no such windows.
+        A window is a range of positions whose samples are in few regions of the dataset.
         """
         return None
 
@@ -154,15 +134,13 @@ class Order:
         """Check that a cache of downloaded shards is large enough for this order.
 
         Called only if the dataset is larger than the cache. Return the total size of the shards
-        that are in use at the same time; 0 if the order does not determine this size.
+        that are in use at the same time; 0 if the order does not determine this size. Raise
+        InvalidArgument if shards would be downloaded again and again; some orders only warn.
 
         Args:
             shard_bytes: the size of each shard.
             cache_bytes: the size of the cache.
             room: the beginning of the message, with the sizes of the dataset and of the cache.
-
-        Raises:
-            InvalidArgument: shards would be downloaded again and again. Some orders only warn.
         """
         return 0
 
@@ -218,18 +196,15 @@ class RankPartition:
     """The positions that one rank visits among the positions first..n-1 of an epoch.
 
     A step consists of `batch_size` consecutive positions for rank 0, then the same number for rank
-    1, and so on. At the end of the epoch, fewer positions may be left than a step has. This
-    remainder is divided evenly: the numbers of positions of two ranks differ by at most one.
-    Together, the ranks visit every position once and in order. If `tail` is "drop", no rank visits
-    the remainder.
+    1, and so on. The positions that are left at the end are divided evenly: the numbers of two
+    ranks differ by at most one. Together, the ranks visit every position once and in order.
 
     Args:
         first: the first position that has not been visited yet.
         batch_size: the number of samples per step and rank.
-        tail: "short": the last step has the remainder. If the remainder has fewer positions than
-            there are ranks, some ranks have one step less. "drop": there is no step for the
-            remainder. "pad": all ranks have a step for the remainder, and their batches are filled
-            up with padding.
+        tail: what happens to the positions that are left. "short": a shorter step, which ranks
+            without a position do not have. "drop": no rank visits them. "pad": a step of all ranks,
+            whose batches are filled up with padding.
     """
 
     n: int
@@ -267,10 +242,7 @@ class RankPartition:
         return start + rest * self.rank // n, start + rest * (self.rank + 1) // n
 
     def share(self, step: int) -> tuple[int, int]:
-        """Return the start and the end of this rank's positions in a step.
-
-        Start and end are equal if this rank has only padding in the step.
-        """
+        """Return the start and the end of this rank's positions in a step; they may be equal."""
         start = self.first + (step - self.first_step) * self._stride
         if start + self._stride > self.n:
             return self._part_of_rest(start)
@@ -287,14 +259,13 @@ class RankPartition:
     def read(self, step: int) -> tuple[int, int]:
         """Return the start and the end of the positions that this rank reads for a step.
 
-        These are the positions that `share` returns. If `share` returns none, the rank reads one
-        position, and copies the sample at this position as padding.
+        If `share` is empty, the rank reads one position, whose sample it copies as padding.
         """
         start, stop = self.share(step)
         return (start, stop) if start < stop else (self.position(step), self.position(step) + 1)
 
     def positions(self, first_step: int, last_step: int, every: int = 1) -> Positions:
-        """Return all positions that this rank reads for some steps, concatenated.
+        """Return the positions that this rank reads for some steps, concatenated.
 
         The steps are first_step, first_step + every, first_step + 2 * every, … below last_step.
         """
@@ -319,13 +290,9 @@ _LAUNCHERS: Final = (
 
 
 def rank_from_environment() -> tuple[str, int, int]:
-    """Return a name for the source of the rank, the rank, and the number of ranks.
+    """Return the environment variable that has the rank, the rank, and the number of ranks.
 
-    The source is an environment variable, and its name is returned. If no launcher has set such a
-    variable, this process is the only rank: return ("rank", 0, 1).
-
-    Raises:
-        InvalidArgument: the values of the variables are not valid.
+    If no launcher has set such a variable, this process is the only rank: return ("rank", 0, 1).
     """
     for name, of_size in _LAUNCHERS:
         texts = os.environ.get(name), os.environ.get(of_size)

@@ -1,20 +1,15 @@
 """Order clips so that neighbouring clips of one video are decoded together.
 
 A *group* has up to k consecutive clips of one video. An epoch permutes the groups; the clips of a
-group stay together, in order. A decoder then decodes all clips of a group in one pass, unless a
-batch ends within the group.
-
-A video of n clips has n // k groups of k clips and, unless n % k is 0, one smaller group of n % k
-clips. A random number for each video and epoch decides whether the smaller group comes before,
-between or after the other groups of the video.
+group stay together, in order, so that a decoder decodes them in one pass. A video of n clips has n
+// k groups of k clips and, unless n % k is 0, one smaller group, whose place among the other groups
+of the video is random.
 
 For each size, the groups of that size are permuted among themselves (see `permutation`). The epoch
 is divided into *windows* of about 1,024 groups. Every window has the same proportions of group
 sizes, so the position at which a window starts can be calculated. Within a window, the groups of
-the same video are spread far apart.
-
-As in `permutation`, the clip at a position is found without computing the order before it. Only the
-window of the position is computed, which takes about 250 µs for 1,024 groups.
+the same video are spread far apart. To find a clip, only the window of its position is computed,
+which takes about 250 µs.
 """
 
 from __future__ import annotations
@@ -72,11 +67,8 @@ class ClipGroups:
     def find(self, which: int, numbers: Positions, key: int) -> tuple[Positions, Positions]:
         """Return, for each of the given groups, its video and its first clip.
 
-        Args:
-            which: all given groups have the size `sizes[which]`.
-            numbers: the indices of the groups among all groups of this size, from 0 to
-                `counts[which]` - 1.
-            key: the key for the random position of the smaller group within each video.
+        `numbers` are the indices of the groups among all groups of the size `sizes[which]`. `key`
+        is the key for the random place of the smaller group within each video.
         """
         k = self._k
         if which:
@@ -106,8 +98,7 @@ def _random_up_to(most: Positions, videos: Positions, key: int) -> Positions:
 class ClipGrouping:
     """The groups of up to k clips of a dataset, or of each source of a mixture.
 
-    `ends` has an array for each source: the cumulative sum of the clip counts of its videos. If the
-    clips are those of a dataset, the dataset is the only source.
+    `ends` has, for each source, the cumulative sum of the clip counts of its videos.
     """
 
     def __init__(self, k: int, ends: Sequence[Positions]) -> None:
@@ -115,10 +106,7 @@ class ClipGrouping:
         self._latest: dict[int, tuple[int, ClipGroups]] = {}
 
     def groups(self, n: int, source: int = 0) -> ClipGroups:
-        """Return the groups of the first n clips of a source.
-
-        The result is cached, because the next epoch usually needs the same groups.
-        """
+        """Return the groups of the first n clips of a source, cached for the next epoch."""
         latest = self._latest.get(source)
         if latest is None or latest[0] != n:
             ends = self._ends[source]
@@ -168,10 +156,7 @@ class ClipGroupOrder:
         return bisect.bisect_right(range(self._n_windows), position, key=end)
 
     def _n_ranked(self, windows: Positions) -> Positions:
-        """Return an array with a row for each window and a column for each size.
-
-        An element is the number of groups of that size in all windows before that window.
-        """
+        """Return the number of groups of each size (columns) before each window (rows)."""
         each, over = np.divmod(self._groups.counts, self._n_windows)
         numbers = windows[:, None]
         return numbers * each + (numbers * over + self._offsets) // self._n_windows
@@ -205,15 +190,13 @@ class ClipGroupOrder:
 
 
 def spread_groups(videos: Positions, starts: Positions, key: int) -> Positions:
-    """Return an order of groups in which the groups of one video are far apart.
+    """Return an order of groups, as indices, in which the groups of one video are far apart.
 
-    Each group gets a point on a circle, and the groups are sorted by their points. For a video with
-    m groups, the circle is divided into m equal parts; the first part starts at a random point.
-    Each group of the video gets one part, and a random point in the first half of this part.
-    Therefore the points of two groups of a video are at least half a part apart.
-
-    `videos` and `starts` have the video and the first clip of each group. The result has the
-    indices of the groups in their new order.
+    `videos` and `starts` have the video and the first clip of each group. Each group gets a point
+    on a circle, and the groups are sorted by their points. For a video with m groups, the circle is
+    divided into m equal parts, the first of which starts at a random point. Each group gets a
+    random point in the first half of one part, so two points of a video are at least half a part
+    apart.
     """
     drawn = keyed_hashes(starts, key)
     by_video = np.lexsort((drawn, videos))

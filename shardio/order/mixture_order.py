@@ -3,14 +3,9 @@
 A mixture combines the samples of several datasets, its *sources*. Each source has a *share*: an
 integer that is proportional to the source's part of the positions.
 
-The number of positions that each source has among the first n positions is computed by bisection,
-for any n. The list of sources is split into two halves, and the n positions are divided between the
-two halves in proportion to their shares. Each half is then split in the same way, until single
-sources are left.
-
-The positions of an epoch form *spans* of 256 positions. For the start and for the end of a span,
-the number of earlier positions that each source has is computed in this way. The difference is the
-number of positions that the source has in the span. A shuffle with a key decides which positions of
+The positions of an epoch form *spans* of 256 positions. The numbers of positions that each source
+has before the start and before the end of a span are computed directly from the shares; their
+difference is the number of positions in the span. A shuffle with a key decides which positions of
 the span each source gets. Every position can therefore be computed in the same time, and every span
 contains the sources in proportion to their shares.
 
@@ -67,9 +62,8 @@ _MAX_POSITIONS: Final = 1 << 48
 class MixtureShares:
     """The share of each source, an integer of at least 1, and the rule that ends an epoch.
 
-    If `exhausted` is "stop", an epoch ends once any of the sources has no samples left. If
-    `exhausted` is "repeat", an epoch ends once all samples of every source have been drawn. Until
-    then, a source with no samples left repeats its samples.
+    `exhausted` is "stop": an epoch ends once any source has no samples left; or "repeat": an epoch
+    ends once all samples of every source have been drawn, and until then sources repeat theirs.
     """
 
     shares: tuple[int, ...]
@@ -78,16 +72,19 @@ class MixtureShares:
     def counts(self, n: Any) -> list[Any]:
         """Return, for each source, how many of the first n positions it has; n may be an array.
 
-        The counts add up to n. No count decreases if n grows. The exact number of positions of a
-        source would be n * share / (sum of all shares), which need not be an integer. A count
-        differs from the exact number by at most the number of bisections.
+        The counts add up to n, and none decreases if n grows. A count differs from the exact
+        number, n * share / (sum of all shares), by at most the number of halvings in `_divide`.
         """
         found: list[Any] = []
         self._divide(n, 0, len(self.shares), found)
         return found
 
     def _divide(self, n: Any, first: int, last: int, found: list[Any]) -> None:
-        """Divide n positions among the sources first..last-1; append their counts to `found`."""
+        """Append to `found` the counts of the sources first..last-1, which add up to n.
+
+        The list of sources is halved, and n is divided between the halves in proportion to their
+        shares.
+        """
         if last - first == 1:
             found.append(n)
             return
@@ -96,10 +93,6 @@ class MixtureShares:
         of_part = n // whole * part + n % whole * part // whole
         self._divide(of_part, first, middle, found)
         self._divide(n - of_part, middle, last, found)
-
-    def n_positions(self, sizes: tuple[int, ...]) -> int:
-        """Return the number of positions of an epoch, given the sample count of each source."""
-        return _n_positions(self, sizes)
 
 
 @functools.lru_cache(maxsize=64)
@@ -130,10 +123,9 @@ def _n_positions(mixing: MixtureShares, sizes: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MixtureSizes:
-    """The shares of a mixture, with the sizes of its sources at the start of an epoch.
+    """The shares of a mixture, with the sample counts of its sources at the start of an epoch.
 
-    The size of a source is its number of samples. A mixture numbers the samples of all its sources
-    consecutively; `firsts` has the index of each source's first sample in the mixture.
+    `firsts` has the index of each source's first sample in the mixture.
     """
 
     mixing: MixtureShares
@@ -143,15 +135,14 @@ class MixtureSizes:
     @property
     def n_positions(self) -> int:
         """The number of positions of an epoch."""
-        return self.mixing.n_positions(self.sizes)
+        return _n_positions(self.mixing, self.sizes)
 
 
 class MixtureOrder:
     """The samples of one epoch of a mixture, by position. Samples are indices in the mixture.
 
-    `order` is the order of the samples within each source. `samples` has the facts about the
-    samples of all sources together; if it is None, the samples of every source come in storage
-    order.
+    `order` is the order within each source, and `samples` has the facts about the samples of all
+    sources together; None for storage order.
     """
 
     def __init__(
@@ -179,18 +170,13 @@ class MixtureOrder:
         numbers = np.empty(len(positions), np.int64)
         for source in np.flatnonzero(np.bincount(sources)).tolist():
             at = np.flatnonzero(sources == source)
-            if self._shuffled is None:
-                found = draws[at] % self._sizes[source]
-            else:
-                found = self._shuffled[source].at(draws[at])
+            shuffled, n = self._shuffled, self._sizes[source]
+            found = draws[at] % n if shuffled is None else shuffled[source].at(draws[at])
             numbers[at] = found + self._firsts[source]
         return numbers
 
     def first_position(self, source: int, draw: int) -> int | None:
-        """Return the position of a source's draw; `draw` is its index among the source's draws.
-
-        Return None if the epoch has fewer draws of this source.
-        """
+        """Return the position of a source's draw with the index `draw`; None if there is none."""
 
         def drawn(span: int) -> int:
             return int(self._mixing.counts(min((span + 1) * SPAN, self._n))[source])
@@ -242,7 +228,7 @@ class MixtureOrder:
 def _in_groups(numbers: Positions, n_at_once: int) -> Iterator[tuple[Positions, Positions | slice]]:
     """Yield groups of up to `n_at_once` distinct values of `numbers`, in ascending order.
 
-    With each group, yield the indices of the elements of `numbers` whose value is in the group.
+    With each group, yield the indices of the elements of `numbers` that are in it.
     """
     if not len(numbers):
         return

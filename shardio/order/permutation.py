@@ -1,17 +1,15 @@
-"""Permutations with a key. The row at a position depends only on the seed, epoch and position.
+"""Permutations with a key: the row at any position is computed directly.
 
-A permutation is computed, not stored: the row at any position can be computed directly. The result
-is the same on every machine and in every version of shardio. Libraries may change the numbers that
-their random generators return; therefore this module has its own arithmetic, and the tests compare
-it with stored results.
+The result is the same on every machine and in every version of shardio. Libraries may change the
+numbers that their random generators return; therefore this module has its own arithmetic, and the
+tests compare it with stored results.
 
-For up to `SORTED_MAX` rows, a hash of each row is computed with the key, and the rows are sorted by
-their hashes. For more rows, the rows are the cells of a grid of about sqrt(n) by sqrt(n), and a
-Feistel network permutes the pairs of row and column of the grid (M. Luby and C. Rackoff, 1988; for
-grids that are not powers of two: J. Black and P. Rogaway, "Ciphers with arbitrary finite domains",
-2002). The grid has a few cells more than there are rows. If the network returns such a cell, it is
-applied again, until the cell is that of a row (cycle walking). The mixing constants are from
-splitmix64 (S. Vigna) and MurmurHash3 (A. Appleby).
+For up to `SORTED_MAX` rows, the rows are sorted by their hashes with the key. For more rows, the
+rows are the cells of a grid of about sqrt(n) by sqrt(n), and a Feistel network permutes the pairs
+of row and column of the grid (M. Luby and C. Rackoff, 1988; for grids that are not powers of two:
+J. Black and P. Rogaway, "Ciphers with arbitrary finite domains", 2002). The grid has a few cells
+more than there are rows. If the network returns such a cell, it is applied again (cycle walking).
+The mixing constants are from splitmix64 (S. Vigna) and MurmurHash3 (A. Appleby).
 """
 
 from __future__ import annotations
@@ -63,10 +61,7 @@ def derive_key(*parts: int) -> int:
 
 
 def keyed_hashes(numbers: Positions, key: int) -> _U64:
-    """Return a 64-bit hash of each integer; the hashes depend on `key`.
-
-    With the same key, different integers have different hashes.
-    """
+    """Return a 64-bit hash of each integer; different integers have different hashes."""
     hashes = (numbers + 1).astype(np.uint64)
     hashes *= np.uint64(_GOLDEN)
     hashes ^= np.uint64(key)
@@ -90,10 +85,7 @@ class Permutation:
         self._whole: Positions | None = None
 
     def at(self, positions: Positions) -> Positions:
-        """Return the integer at each of `positions`, which may be in any order.
-
-        The result is of int64. The caller must not write to it.
-        """
+        """Return the integer at each of `positions`, as `Ordering.at` does."""
         if self.n <= SORTED_MAX:
             return self.whole()[positions]
         return permute(positions, self.n, self._key)
@@ -106,10 +98,9 @@ class Permutation:
 
 
 def substitute_position(n: int, *, seed: int, epoch: int, position: int, attempt: int) -> int:
-    """Return a position whose sample replaces the sample that failed at `position`.
+    """Return one of n positions, whose sample replaces the sample that failed at `position`.
 
-    The result is one of n positions. `attempt` is the number of earlier replacements that also
-    failed.
+    `attempt` is the number of earlier replacements that also failed.
     """
     return derive_key(32, seed, epoch, position, attempt) * n >> 64
 
@@ -120,10 +111,7 @@ def epoch_permutation(n: int, *, seed: int, epoch: int) -> Permutation:
 
 
 def permutations(n: int, keys: _U64) -> Positions:
-    """Return the permutation of 0..n-1 for each key, as an array of (keys, n).
-
-    n must be at most SORTED_MAX.
-    """
+    """Return the permutation of 0..n-1 for each key, as (keys, n); n is at most SORTED_MAX."""
     # Sort the integers by their hashes.
     hashes = (np.arange(n) + 1).astype(np.uint64)
     hashes *= np.uint64(_GOLDEN)
@@ -132,10 +120,7 @@ def permutations(n: int, keys: _U64) -> Positions:
 
 
 def permute(positions: Positions, n: int, key: int) -> Positions:
-    """Return the integer at each of `positions` in the permutation of 0..n-1 that has this key.
-
-    n must be from 2 to 2^48.
-    """
+    """Return the integer at each of `positions` in a permutation of 0..n-1; n is 2 to 2^48."""
     width = math.isqrt(n - 1) + 1
     height = -(-n // width)
     keys = [mix(key + (i + 1) * _GOLDEN) for i in range(ROUNDS)]
@@ -152,10 +137,7 @@ def permute(positions: Positions, n: int, key: int) -> Positions:
 
 
 def _feistel_narrow(cells: _U64, width: int, height: int, keys: list[int]) -> _U64:
-    """Apply the Feistel network to cells of a grid, in 32-bit arithmetic.
-
-    The grid must have at most 2^16 rows and at most 2^16 columns.
-    """
+    """Apply the Feistel network, for grids of up to 2^16 columns, in 32-bit arithmetic."""
     upper = cells // np.uint64(width)
     halves = [upper.astype(np.uint32), (cells - upper * np.uint64(width)).astype(np.uint32)]
     step, low = np.empty_like(halves[0]), np.empty_like(halves[0])
@@ -178,10 +160,7 @@ def _feistel_narrow(cells: _U64, width: int, height: int, keys: list[int]) -> _U
 
 
 def _scale(step: npt.NDArray[np.uint32], size: int, low: npt.NDArray[np.uint32]) -> None:
-    """Scale 32-bit hashes to integers below size (step * size >> 32), with 32-bit products.
-
-    `step` has the hashes and gets the results; `low` is an array for intermediate results.
-    """
+    """Scale the 32-bit hashes in `step` to integers below size; `low` is an array to work in."""
     n_bits = max(1, (size - 1).bit_length())
     if n_bits <= _MAX_BITS_SCALED_AT_ONCE:  # use only the upper bits of the hash
         np.right_shift(step, np.uint32(n_bits), out=step)
@@ -198,10 +177,7 @@ def _scale(step: npt.NDArray[np.uint32], size: int, low: npt.NDArray[np.uint32])
 
 
 def _feistel_wide(cells: _U64, width: int, height: int, keys: list[int]) -> _U64:
-    """Apply the Feistel network to cells of a grid, in 64-bit arithmetic.
-
-    This function is used for grids of more than 2^16 columns. The maximum is 2^24 columns.
-    """
+    """Apply the Feistel network, for grids of up to 2^24 columns, in 64-bit arithmetic."""
     upper = cells // np.uint64(width)
     halves = [upper, cells - upper * np.uint64(width)]
     for i, key in enumerate(keys):
@@ -227,11 +203,9 @@ OF_SAMPLERS = 53
 class SampleGenerators:
     """A random generator for each sample, keyed by the seed, the epoch and the sample's position.
 
-    The position is that in the epoch, counted over all ranks. The generator of a batch is keyed by
-    the position of the batch's first sample, and uses another stream.
-
-    All samples use the same Philox generator object (J. Salmon et al., 2011), which gets a new key
-    for each sample: setting the state takes 1 µs, whereas creating a generator takes 13 µs.
+    The position is counted over all ranks. A batch uses the position of its first sample, and
+    another stream. All samples use the same Philox generator object (J. Salmon et al., 2011), which
+    gets a new key for each sample: setting the state takes 1 µs, creating a generator 13 µs.
     """
 
     def __init__(self, seed: int, stream: int = OF_SAMPLES) -> None:
@@ -250,15 +224,11 @@ class SampleGenerators:
         return mix(self._epoch_key + (position + 1) * _GOLDEN)
 
     def at(self, epoch: int, position: int) -> np.random.Generator:
-        """Return the generator of a sample.
-
-        Every call of `at` or `keyed` returns the same object with a new key. Therefore, use the
-        generator only until the next call of one of these methods.
-        """
+        """Return the generator of a sample. It is valid until the next call of `at` or `keyed`."""
         return self.keyed(self.key(epoch, position))
 
     def keyed(self, key: int) -> np.random.Generator:
-        """Return the generator with a sample's `key`: the same object that `at` returns."""
+        """Return the generator of the sample that has this `key`."""
         self._place["key"] = key, mix(key ^ _GOLDEN)
         self._bits.state = self._state  # type: ignore[assignment]  # the stubs' dict is private
         return self._generator

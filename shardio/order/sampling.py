@@ -1,14 +1,12 @@
 """Choose the samples of an epoch: shuffling, samplers, and weighted draws.
 
-`ORDERS` is the registry of the orders that the option `shuffle` may name.
-
-Weighted draws with replacement are independent of each other: at each position, a random number
-below the sum of all weights is looked up in the cumulative sums of the weights. Without
-replacement, every row gets the sort key -log(u) / weight, where u is a random number that is drawn
-for the row, and the rows are sorted by these keys. This is equivalent to drawing one row after
-another from the rows that are left (P. Efraimidis and P. Spirakis, 2006). The last bits of a
-logarithm differ between machines if a library computes it. This module therefore has its own
-logarithm, and uses only operations that IEEE 754 rounds in the same way on all machines.
+Weighted draws with replacement are independent of each other: a random number below the sum of all
+weights is looked up in the cumulative sums of the weights. Without replacement, every row gets the
+sort key -log(u) / weight with a random number u, and the rows are sorted by these keys, which is
+equivalent to drawing one row after another from the rows that are left (P. Efraimidis and P.
+Spirakis, 2006). The last bits of a library's logarithm differ between machines. This module
+therefore has its own, which only uses operations that IEEE 754 rounds in the same way on all
+machines.
 """
 
 from __future__ import annotations
@@ -86,10 +84,7 @@ counted from 0, and returns the positions for this epoch.
 
 
 def check_shuffle(name: str, value: Any) -> Shuffle:
-    """Return the value if it is a key of `ORDERS`; otherwise raise InvalidArgument.
-
-    The message has all valid values.
-    """
+    """Return the value if it is a key of `ORDERS`; otherwise raise InvalidArgument."""
     if not isinstance(value, bool | str) or value not in ORDERS:
         known = ", ".join(map(repr, ORDERS))
         raise InvalidArgument(f"{name} must be one of {known}; found {value!r}")
@@ -97,10 +92,7 @@ def check_shuffle(name: str, value: Any) -> Shuffle:
 
 
 def check_sampler(name: str, sampler: Any) -> Any:
-    """Return the sampler; raise InvalidArgument if it is not a `Sampler`.
-
-    A function must have one parameter, the epoch. Anything else must have a length and be iterable.
-    """
+    """Return the sampler; raise InvalidArgument if it is not a `Sampler`."""
     if callable(sampler):
         check_one_argument(name, "epoch", sampler)
     elif not isinstance(sampler, WeightedSampler) and (
@@ -139,10 +131,7 @@ def check_not_distributed(sampler: Any, rank: int, world_size: int) -> None:
 
 
 def check_one_argument(name: str, given: str, function: Any) -> None:
-    """Raise InvalidArgument unless a user's function can be called with one argument.
-
-    `given` is the name of the argument in the message.
-    """
+    """Raise InvalidArgument unless a user's function can be called with one argument, `given`."""
     if not callable(function):
         raise InvalidArgument(f"{name} must be callable; found {function!r}")
     try:
@@ -174,16 +163,8 @@ _N_TERMS: Final = 12
 of the first term."""
 
 
-def cumulative_weights(weights: Numbers) -> Numbers:
-    """Return the cumulative sums of the weights, which `WeightedOrder` needs."""
-    return np.cumsum(weights)
-
-
 class WeightedOrder:
-    """The order of one epoch of draws with replacement: the row drawn at each position.
-
-    `sums` is the result of `cumulative_weights`; it is not copied.
-    """
+    """The order of one epoch of draws with replacement; `sums` are the cumulative weights."""
 
     def __init__(self, sums: Numbers, *, seed: int, epoch: int) -> None:
         self._sums, self._key = sums, derive_key(20, seed, epoch)

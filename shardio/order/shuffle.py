@@ -1,20 +1,17 @@
 """Block shuffle and shard shuffle: orders for datasets larger than memory, or larger than a cache.
 
-Block shuffle is for data larger than memory, shard shuffle for shards that are downloaded one by
-one. Both compute the row at any position directly, as `permutation` does.
+Both compute the row at any position directly, as `permutation` does.
 
 Block shuffle cuts the rows of a view into *runs*: consecutive rows of a few MiB in total. The runs
-are permuted, and form one sequence. Every 64 consecutive runs of this sequence form a *window*,
-and the rows within each window are permuted. Storage can then read complete runs, the page cache
-needs to hold only one window at a time, and neighbouring samples come from 64 different parts of
-the dataset. The permutation of a window of 2^k positions is a Feistel network over the k bits of a
-position; its key depends on the window. The constants are from MurmurHash3 (A. Appleby) and the
-golden ratio.
+are permuted. Every 64 consecutive runs of the permuted sequence form a *window*, and the rows
+within each window are permuted. Storage can then read complete runs, the page cache needs to hold
+only one window at a time, and neighbouring samples come from 64 different parts of the dataset. The
+permutation of a window of 2^k positions is a Feistel network over the k bits of a position; its key
+depends on the window. The constants are from MurmurHash3 (A. Appleby) and the golden ratio.
 
 Shard shuffle permutes the shards that contain samples of the view. Every 8 consecutive shards of
 the permuted sequence form a window, and the samples within each window are permuted. Therefore an
-epoch needs each shard in only one window, and at any time only the shards of one window. Shards may
-differ in size. Memory use is proportional to the number of shards.
+epoch needs each shard in only one window. Memory use is proportional to the number of shards.
 """
 
 from __future__ import annotations
@@ -54,8 +51,8 @@ _FACTORS: Final = tuple(0x85EBCA6B * 0x9E3779B1**i % (1 << 32) for i in range(ma
 class BlockShuffle(Order):
     """Block shuffle: the runs are permuted, then the rows within each window of runs.
 
-    A run has `run` rows, and a window has `whole` rows; both numbers are powers of two. In this
-    class, a row is a group of `k` samples. `k` is 1 unless groups of clips stay together.
+    A run has `run` rows, and a window has `whole` rows; both numbers are powers of two. A row is a
+    group of `k` samples; `k` is 1 unless groups of clips stay together.
     """
 
     name = "blocks"
@@ -73,10 +70,7 @@ class BlockShuffle(Order):
 
     @classmethod
     def of(cls, n_bytes: int, n_samples: int, k: int = 1) -> Self:
-        """Return the order for `n_samples` samples of `n_bytes` in total, in groups of k samples.
-
-        The runs of this order are as long as possible, but have at most RUN_BYTES on average.
-        """
+        """Return the order of `n_samples` samples of `n_bytes` in total, in groups of k samples."""
         run, n = 1, n_samples if k == 1 else max(1, n_samples // k)
         while 2 * run * n_bytes <= RUN_BYTES * n and run < _MAX_RUN:
             run *= 2
@@ -106,10 +100,7 @@ class BlockShuffle(Order):
         return GroupedOrder(n, self, seed=seed, epoch=epoch)
 
     def arrange_round(self, samples: Samples, n: int, key: int, source: int) -> Ordering:
-        """Return the permutation of a round.
-
-        If all n samples fit in one window, the result is a full shuffle.
-        """
+        """Return the permutation of a round: a full shuffle if all n samples fit in one window."""
         if n <= self.window:
             return FullShuffle().arrange_round(samples, n, key, source)
         return self.arrange(samples, n, seed=key, epoch=0)
@@ -132,8 +123,8 @@ class BlockShuffle(Order):
 class WindowedOrder:
     """The order of one epoch of a block shuffle of n rows: the row at each position.
 
-    In this class, a *place* is an index in the sequence of permuted runs, before the rows within
-    each window are permuted.
+    A *place* is an index in the sequence of permuted runs, before the rows within each window are
+    permuted.
     """
 
     def __init__(self, n: int, window: BlockShuffle, *, seed: int, epoch: int) -> None:
@@ -187,10 +178,7 @@ class WindowedOrder:
         return rows
 
     def _in_runs(self, places: Positions) -> Positions:
-        """Return the row at each place, as if there were no shorter run.
-
-        For places after the last complete run, the row is arbitrary.
-        """
+        """Return the row at each place of a complete run; an arbitrary row at other places."""
         if not self._runs.n:
             return np.zeros_like(places)
         run = self._window.run
@@ -203,8 +191,7 @@ class WindowedOrder:
 class GroupedOrder:
     """The order of one epoch of a block shuffle in which groups of k rows stay together.
 
-    A group has k consecutive rows. The n % k rows that are left over come at the end of the epoch.
-    The lengths of runs and windows count groups.
+    The n % k rows that are left over come at the end of the epoch.
     """
 
     def __init__(self, n: int, window: BlockShuffle, *, seed: int, epoch: int) -> None:
@@ -223,9 +210,8 @@ class GroupedOrder:
 def permute_windows(within: Positions, starts: Positions, size: int, key: int) -> Positions:
     """Permute positions within windows of `size` positions, which must be a power of two.
 
-    For each position, `starts` has the start of the position's window, and `within` has the
-    position relative to this start. The permutation is a Feistel network over the upper and the
-    lower bits of `within`. The key of the network depends on the start of the window.
+    `starts` has the start of each position's window, and `within` the position relative to it. The
+    permutation is a Feistel network over the upper and the lower bits of `within`.
     """
     n_low = (size.bit_length() - 1) // 2
     n_bits = size.bit_length() - 1 - n_low, n_low
@@ -271,10 +257,7 @@ class ShardShuffle(Order):
 
     @classmethod
     def of(cls, ends: Positions, n: int, n_shards: int) -> Self:
-        """Return the order with windows of `n_shards` shards, for an epoch of n positions.
-
-        `ends` is the cumulative sum of the number of samples that the view has in each shard.
-        """
+        """Return the order with windows of `n_shards` shards; `ends` is as in `ShardOrder`."""
         ends = ends_within(ends, n)
         whole = max(1, n * n_shards // max(1, len(ends)))
         return cls(n_shards, whole, f"{hash_bytes(ends.astype('<i8').data):016x}")
@@ -284,11 +267,7 @@ class ShardShuffle(Order):
         return {"window": [self.n_shards, self.whole, self.layout]}
 
     def from_state(self, state: Mapping[str, Any], samples: Samples, n: int) -> Self:
-        """Return the order with the windows from a state.
-
-        Raises:
-            InvalidArgument: the window in the state is not valid, or the shards have changed.
-        """
+        """Return the order with the windows from a state, if the shards have not changed."""
         found: Any = state.get("window")
         is_count = isinstance(found, list | tuple) and len(found) == 3 and type(found[0]) is int
         if not is_count or found[0] < 1:
@@ -330,10 +309,7 @@ class ShardShuffle(Order):
 
 
 def ends_within(ends: Positions, n: int) -> Positions:
-    """Return the cumulative sample counts `ends` of shards, limited to the first n samples.
-
-    Shards without any of these samples are left out.
-    """
+    """Return `ends` limited to the first n samples, without shards that have none of them."""
     clipped = np.minimum(ends, n)
     return clipped[np.diff(clipped, prepend=0) > 0]
 
@@ -341,9 +317,9 @@ def ends_within(ends: Positions, n: int) -> Positions:
 class ShardOrder:
     """The order of one epoch of a shard shuffle of the first n samples of a view.
 
-    `ends` is the cumulative sum of the number of samples that the view has in each shard. In this
-    class, a *place* is an index in the sequence of permuted shards, before the samples within each
-    window are permuted.
+    `ends` is the cumulative sum of the number of samples that the view has in each shard. A *place*
+    is an index in the sequence of permuted shards, before the samples within each window are
+    permuted.
     """
 
     def __init__(self, ends: Positions, n: int, n_shards: int, *, seed: int, epoch: int) -> None:

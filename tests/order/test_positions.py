@@ -15,7 +15,7 @@ from shardio.order import clip_groups as groups
 from shardio.order.clip_groups import ClipGroupOrder, ClipGroups
 from shardio.order.mixture_order import MixtureOrder, MixtureShares, MixtureSizes
 from shardio.order.permutation import SORTED_MAX, epoch_permutation
-from shardio.order.sampling import WeightedOrder, cumulative_weights
+from shardio.order.sampling import WeightedOrder
 from shardio.order.shuffle import BlockShuffle, GroupedOrder, ShardOrder, WindowedOrder
 from tests.loading import samples
 
@@ -43,7 +43,7 @@ def clips(counts: list[int], k: int) -> tuple[int, Make]:
 
 
 def weights(n: int) -> tuple[int, Make]:
-    sums = cumulative_weights(np.sqrt(np.arange(1, 1 + n)))
+    sums = np.cumsum(np.sqrt(np.arange(1, 1 + n)))
     return n, lambda **key: WeightedOrder(sums, **key)
 
 
