@@ -18,9 +18,8 @@ _Result = TypeVar("_Result")
 def takes_rng(name: str, given: str, function: Callable[..., Any]) -> bool:
     """Return True if a user's function must be called as f(given, rng), not as f(given).
 
-    `rng` is a random generator. Raises InvalidArgument if the function takes other arguments. For
-    this message, `name` is the name of the option to which the user has passed the function, and
-    `given` is a name for the first argument.
+    `rng` is a random generator. Raises InvalidArgument, with `name`, the name of the user's option,
+    and `given`, a name for the first argument, if the function takes other arguments.
     """
     try:
         signature = inspect.signature(function)
@@ -41,8 +40,8 @@ def refuse_unknown_options(
 ) -> None:
     """Raise TypeError if an option in `given` is unknown; the message says what to write instead.
 
-    `name` is the name of the function that was called, and `known` are the names of its options.
-    `habits` has options that users know from other libraries, and for each a text of advice.
+    `name` is the function that was called, and `known` are its options. `habits` has options that
+    users know from other libraries, and for each a text of advice.
     """
     known = list(known)
     for option in given:
@@ -58,11 +57,7 @@ def refuse_unknown_options(
 def refuses(
     habits: Mapping[str, str], name: str | None = None
 ) -> Callable[[Callable[_Parameters, _Result]], Callable[_Parameters, _Result]]:
-    """Return a decorator that makes a method refuse unknown options.
-
-    The message and `habits` are described at `refuse_unknown_options`. The message contains `name`
-    or, if `name` is None, the name of the method.
-    """
+    """Return a decorator that makes a method refuse unknown options; errors call it `name`."""
 
     def decorate(method: Callable[_Parameters, _Result]) -> Callable[_Parameters, _Result]:
         known = list(inspect.signature(method).parameters)[1:]

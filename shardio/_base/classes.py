@@ -57,10 +57,9 @@ _Value = TypeVar("_Value")
 class cached_property(Generic[_Value]):  # lower case: a decorator, like `property`
     """A property that is computed once and then stored in the object's `__dict__`.
 
-    There is no lock. If two threads compute the value at the same time, the object keeps the value
-    that is stored last. This class replaces `functools.cached_property`, which before Python 3.12
-    has one lock for all objects of a class: if a process is forked while another thread holds that
-    lock, the new process deadlocks.
+    There is no lock. If two threads compute the value at the same time, the last one is kept.
+    Before Python 3.12, `functools.cached_property` has one lock for all objects of a class: if a
+    process is forked while another thread holds it, the new process deadlocks.
     """
 
     def __init__(self, compute: Callable[[Any], _Value]) -> None:

@@ -52,8 +52,7 @@ def utf8_name(name: str) -> str:
 def check_encodable(path: str | os.PathLike[str], what: str) -> None:
     """Raise InvalidArgument if the file system encoding cannot encode a path.
 
-    The message starts with `what`, the name of the option. A path that comes from Python's listing
-    of a folder can always be encoded, so it needs no check.
+    The message starts with `what`, the name of the option.
     """
     try:
         os.fsencode(path)

@@ -1,7 +1,7 @@
 """Statistics records of loaders, items and pipelines, and the phase timers that feed them.
 
-Each thread adds the time that it spends on hashing, decoding and transforms to its sums in
-`PHASE_TIMES`. The code that fills a batch reads the sums afterwards, and sets them to 0.
+Each thread adds the time that it spends on hashing, decoding and transforms to `PHASE_TIMES`. The
+code that fills a batch reads the sums afterwards, and sets them to 0.
 """
 
 from __future__ import annotations

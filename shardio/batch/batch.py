@@ -151,11 +151,7 @@ class Batch(Mapping[str, Any]):
         return self._layout, self._block, self._n_rows
 
     def of(self, wrap: Callable[[Any, object, str | None], Any]) -> Batch:
-        """Return a copy of the batch in which `wrap` has been applied to each array.
-
-        `wrap` is called with the array, the block whose memory the array uses, and the name of a
-        dtype that NumPy lacks, or None. Tensor adapters have such a function.
-        """
+        """Return a copy of the batch in which `TensorAdapter.wrap` is applied to each array."""
         made, layout = copy(self), self._layout
         slots: tuple[FixedSlot | WholeSlot, ...] = (*layout.fixed, *layout.whole)
         made._values = {
@@ -202,8 +198,7 @@ class Batch(Mapping[str, Any]):
     def _refuse(self, name: str, records: list[memoryview], error: Exception) -> ShardCorrupt:
         """Return the error for the first row whose value of field `name` is invalid.
 
-        `error` was raised when the values of all rows were decoded together, so it does not name
-        the row.
+        `error` was raised when the values of all rows were decoded together.
         """
         field = self._layout.schema[name]
         for i, record in enumerate(records):

@@ -1,7 +1,5 @@
 """Parse and check a loader's option `collate`: how arrays of different shapes form a batch.
 
-The functions here only compute. For each field, there are four ways:
-
     "stack"    one array; all shapes must be equal
     "pad"      one array: each value is padded with zeros to the largest shape of the batch. Another
                field, `NAME_mask`, has True where the array has values and not padding
@@ -9,9 +7,8 @@ The functions here only compute. For each field, there are four ways:
                `NAME_offsets`, has the start of each value on this axis, and the end of the last
     "list"     a list of arrays
 
-If `collate` is one of these words, the word applies to all arrays whose shapes may differ. These
-are the arrays of varying shape in the dataset, and all arrays, except scalars, that a transform
-returns.
+One of these words alone applies to all arrays whose shapes may differ: the arrays of varying shape
+in the dataset, and all arrays, except scalars, that a transform returns.
 """
 
 from __future__ import annotations
@@ -43,8 +40,7 @@ With 1, the companion has one dimension more than a single value; with 0, it has
 class CollateRule:
     """The collation rule for one field.
 
-    `sizes` is the shape to which "pad" pads. Where it has None, values are padded to the largest
-    size of this dimension in the batch.
+    `sizes` is the shape to which "pad" pads; None stands for the largest size in the batch.
     """
 
     kind: CollateKind
@@ -54,8 +50,8 @@ class CollateRule:
 class JoinedField(NamedTuple):
     """A field whose values, arrays of varying shape, are joined into one array of the batch.
 
-    `field` is the type of the field in a single sample. `companion` is the name of the additional
-    field with the mask or the offsets, or None.
+    `field` is its type in a single sample. `companion` is the field with the mask or offsets, or
+    None.
     """
 
     name: str
@@ -68,9 +64,9 @@ class JoinedField(NamedTuple):
 class Collation:
     """The parsed option `collate`.
 
-    `named` has the rules for the fields that the user has named, `others` is the rule for all other
-    fields. If `function` is not None, the function is used instead of the rules: it receives a list
-    of samples, whose arrays may have any shape, and returns a dict of fields.
+    `named` has the rules for the fields that the user has named, `others` is the rule for all
+    others. If `function` is not None, it is used instead: it receives a list of samples, and
+    returns a dict.
     """
 
     others: CollateRule = field(default_factory=lambda: CollateRule("stack"))
@@ -80,7 +76,7 @@ class Collation:
     def relax_shapes(self, schema: Schema) -> Schema:
         """Return a schema for all results of a transform, given the schema of the first result.
 
-        In the returned schema, an array may have any shape if the rule for its field allows this.
+        An array may have any shape if the rule for its field allows this.
         """
         return Schema({name: self._loosen(name, each) for name, each in schema.items()})
 
@@ -91,10 +87,7 @@ class Collation:
         return replace(array, shape=(None,) * len(array.shape))
 
     def expand(self, schema: Schema) -> tuple[Schema, tuple[JoinedField, ...]]:
-        """Return the schema of batches whose samples have `schema`, and the joined fields.
-
-        In the returned schema, the shape of a joined field is that of the array for the batch.
-        """
+        """Return the schema of batches whose samples have `schema`, and the joined fields."""
         for name, rule in self.named.items():
             _check_named(name, rule, schema)
         fields: dict[str, Field] = {}

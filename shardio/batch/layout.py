@@ -1,20 +1,16 @@
 """The layout of a batch in a block. A block is the shared memory that a worker fills with a batch.
 
-The functions here compute offsets, and return views of a block that they are given:
-
     block: | origins | presence | extents, shapes by varying field | heads | fixed fields | heap |
 
 * *Fixed fields* have the same shape in every sample. Each is one dense array of (rows, *shape).
-* The *heap*, at the end of the block, has the values of varying size: text, bytes, JSON, arrays of
-  varying shape, lists of arrays. An *extent* has the offset and the size of one such value; arrays
-  also have a shape.
+* The *heap* has the values of varying size: text, bytes, JSON, arrays of varying shape, lists of
+  arrays. An *extent* has the offset and the size of one such value; arrays also have a shape.
 * A *whole array* is an array for the whole batch whose size is not known in advance, such as a
   padded array or its mask. It is in the heap. Its *head* has its offset in the heap and its shape.
 * An optional field has a *presence* byte for each row: 1 if the row has a value of the field.
-* The *origins* table has an entry for each row: the shard of the row's sample, the sample's row in
-  that shard, and the status. Errors use it to name a sample. If a worker crashes, the table shows
-  which sample the worker was reading. The table also becomes `batch.indices`, `batch.origins` and
-  `batch.valid`.
+* The *origins* table has, for each row, the shard of its sample, the sample's row in that shard,
+  and the status. Errors use it to name a sample, also if a worker has crashed. The table becomes
+  `batch.indices`, `batch.origins` and `batch.valid`.
 """
 
 from __future__ import annotations
@@ -52,10 +48,7 @@ sample. SKIPPED: its sample failed, and the row has another sample instead."""
 
 
 def pack_state(field: int, status: int) -> int:
-    """Return the field and the status of an entry of the origin table as one integer.
-
-    They are the last 4 bytes of the entry, which can then be written at once.
-    """
+    """Return the field and the status of an origin entry as one integer: its last 4 bytes."""
     return field & 0xFFFF | status << 16
 
 
@@ -81,8 +74,8 @@ class FixedSlot:
 class VaryingSlot:
     """A varying field: the offsets in the block of its extents (`offset`) and shapes (`shapes`).
 
-    `n_dims` is the number of dimensions of its arrays; 0 if its values are not arrays. `alignment`
-    is the alignment in bytes of each value in the heap.
+    `n_dims` is 0 if its values are not arrays. `alignment` is that of each value in the heap, in
+    bytes.
     """
 
     name: str
@@ -102,11 +95,7 @@ class PresenceSlot:
 
 @dataclass(frozen=True, slots=True)
 class WholeSlot:
-    """A whole array: an array of the whole batch, in the heap.
-
-    `offset` is the offset in the block of the array's head. The head has the offset of the array in
-    the heap, followed by the size of each dimension.
-    """
+    """A whole array; `offset` is the offset in the block of its head."""
 
     name: str
     offset: int
@@ -125,14 +114,12 @@ class JoinSlot(NamedTuple):
 
 
 class BlockViews(NamedTuple):
-    """Arrays that are views of one block. They are created once per block and then reused.
-
-    Creating them for every batch would take as long as filling them.
+    """Arrays that are views of one block. Creating them would take as long as filling a batch.
 
     `origins` is the origin table as int64 of (n_rows, 3). Its columns are the position in the view,
     the row in the shard, and a number with the index of the shard in its lower 32 bits and the
-    result of `pack_state` in its upper 32 bits. `states` has only these upper 32 bits, for each
-    row. `fixed` has, for each fixed field, its bytes as uint8 of (n_rows, bytes per row).
+    result of `pack_state` in its upper 32 bits. `states` has only these upper 32 bits. `fixed` has,
+    for each fixed field, its bytes as uint8 of (n_rows, bytes per row).
     """
 
     origins: npt.NDArray[np.int64]
@@ -145,12 +132,12 @@ class BlockLayout:
     """The layout of a batch of up to n_rows samples in a block.
 
     `schema` is the schema of the batch, `samples` is the schema of its single samples. `whole` has
-    the slots of the whole arrays; the shape of such a field in `schema` is the shape of the whole
-    array. `joins` has the slots of the fields whose values are joined into a whole array.
+    the slots of the whole arrays; `joins`, those of the fields whose values are joined into a whole
+    array.
 
-    `inner` is None unless the loader has a batch function. In that case, the worker first writes
-    the samples to memory of its own, whose layout is `inner`. The batch function gets these
-    samples, and its results are written to the block. Both layouts have the same number of rows.
+    `inner` is None unless the loader has a batch function. The worker then writes the samples to
+    memory of its own, whose layout is `inner`; the function gets these samples, and its results are
+    written to the block. Both layouts have the same number of rows.
     """
 
     schema: Schema
@@ -188,10 +175,7 @@ class BlockLayout:
         return np.ndarray((n, *slot.shape), slot.dtype, block.data, slot.offset)
 
     def arrays(self, block: npt.NDArray[np.uint8], n: int) -> dict[str, npt.NDArray[Any]]:
-        """Return the first n rows of each fixed field, and each whole array, by field name.
-
-        The arrays are views of the block.
-        """
+        """Return the first n rows of each fixed field, and each whole array: views of the block."""
         if self.whole:
             return self._arrays(block, n)
         if n == self.n_rows:
@@ -229,9 +213,9 @@ class BlockLayout:
     def pad(self, block: npt.NDArray[np.uint8], n_read: int, n_valid: int) -> None:
         """Fill the rows from `n_read` on with copies of the first `n_read` rows (at least 1).
 
-        The first `n_valid` rows belong to the batch; all later rows get the status PADDED. If there
-        is an inner layout, only the origin table is filled: the batch function has received padded
-        samples, so its results already include the padding.
+        The rows from `n_valid` on get the status PADDED. If there is an inner layout, only the
+        origin table is filled, because the results of the batch function already include the
+        padding.
         """
         rows = np.arange(self.n_rows - n_read) % n_read
         origins = self.origins(block)
@@ -259,13 +243,10 @@ def layout_for_samples(
     *,
     stored: Sequence[str] | None = None,
 ) -> BlockLayout:
-    """Return the layout for batches whose samples have `schema`.
+    """Return the layout for batches whose samples have `schema`, or raise InvalidArgument.
 
-    `stored` is only used in errors. It has the names of the fields of the dataset from which the
-    samples are computed; by default these are the fields of `schema`.
-
-    Raises:
-        InvalidArgument: the collation does not match the schema, or a field is Video or Audio.
+    `stored` has the names of the fields of the dataset from which the samples are computed, for
+    errors; by default these are the fields of `schema`.
     """
     _check_no_streams(schema, list(schema) if stored is None else stored)
     batch, joins = collation.expand(schema)
@@ -285,20 +266,17 @@ def _check_no_streams(schema: Schema, stored: Sequence[str]) -> None:
 
 
 def layout_for_batches(schema: Schema, whole: frozenset[str], inner: BlockLayout) -> BlockLayout:
-    """Return the layout for the results of a batch function, whose schema is `schema`.
+    """Return the layout for the results of a batch function, whose argument has the layout `inner`.
 
-    `whole` has the names of the fields that are arrays; all other fields are lists with a value for
-    each sample. `inner` is the layout of the function's argument.
+    `whole` has the names of the fields that are arrays; other fields are lists of a value per
+    sample.
     """
     made = _place_fields(schema, inner.n_rows, whole, (), inner.samples)
     return replace(made, inner=inner)
 
 
 def layout_of_received_batches(schema: Schema, n_rows: int, whole: frozenset[str]) -> BlockLayout:
-    """Return the layout of blocks that are received from another machine.
-
-    `whole` has the names of the whole arrays.
-    """
+    """Return the layout of blocks from another machine; `whole` names the whole arrays."""
     return _place_fields(schema, n_rows, whole, (), schema)
 
 
@@ -309,10 +287,7 @@ def _place_fields(
     joins: tuple[JoinedField, ...],
     samples: Schema,
 ) -> BlockLayout:
-    """Assign an offset to every part of a block.
-
-    The offsets are multiples of 64 bytes, because tinygrad requires arrays that are aligned so.
-    """
+    """Assign an offset to every part of a block, a multiple of 64 bytes, as tinygrad requires."""
     place = _align(n_rows * ORIGIN.itemsize)
     presence = []
     for name in schema.optional:

@@ -29,23 +29,19 @@ class TensorAdapter(Protocol):
     aliases: bool
 
     def wrap(self, array: npt.NDArray[Any], owner: object, dtype: str | None = None) -> Any:
-        """Return an array as a tensor.
+        """Return an array as a tensor, or raise InvalidArgument if the framework lacks its dtype.
 
         If `dtype` is not None, the bits of the array are reinterpreted as values of this dtype,
-        which NumPy lacks. `owner` is the object that owns the memory of the array; if the tensor
-        shares this memory, the tensor and its views keep `owner` alive.
-
-        Raises:
-            InvalidArgument: the framework has no such dtype.
+        which NumPy lacks. `owner` owns the memory of the array; a tensor that shares this memory,
+        and its views, keep `owner` alive.
         """
 
     def fixed(
         self, array: npt.NDArray[Any], dtype: str | None = None
     ) -> Callable[[npt.NDArray[Any]], Any]:
-        """Return a function that copies an array into a tensor and returns the tensor.
+        """Return a function that copies arrays of this shape and dtype into a tensor.
 
-        If the framework supports this, it is the same tensor in every call, so all batches share
-        the tensor of a field. `array` has the shape and dtype of the values.
+        If the framework supports this, it is the same tensor in every call.
         """
 
     def synchronize(self) -> None:
@@ -55,9 +51,7 @@ class TensorAdapter(Protocol):
 def create_adapter(output: str, device: Any) -> TensorAdapter | None:
     """Return the adapter for an output on a device; None if the output is NumPy arrays.
 
-    Raises:
-        InvalidArgument: the framework has no such device.
-        UnsupportedEnvironment: the framework is not installed, or cannot open the device.
+    Raises InvalidArgument or UnsupportedEnvironment if the framework or the device is missing.
     """
     if output == "tinygrad":
         from shardio.outputs.tinygrad import TinygradAdapter

@@ -1,7 +1,7 @@
 """Convert arrays to JAX arrays. They share the memory of the NumPy arrays if JAX supports this.
 
 JAX then keeps the NumPy array alive, and with it the block whose memory the array uses, as long as
-anything needs the memory. Queued computations and copies to other devices need the memory too.
+anything needs the memory, such as queued computations.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ Ndarray = npt.NDArray[Any]
 class JaxAdapter:
     """An adapter for JAX arrays on a device: "cpu", "gpu", "gpu:1"; None for JAX's default.
 
-    JAX arrays are immutable, so the same array cannot be reused for another batch. Therefore the
-    function that `fixed` returns creates a new array in each call, and `aliases` is False. Without
-    the option `jax_enable_x64`, JAX stores 64-bit types in 32 bits.
+    JAX arrays are immutable, so `fixed` creates a new array for each batch, and `aliases` is False.
+    Without the option `jax_enable_x64`, JAX stores 64-bit types in 32 bits.
     """
 
     aliases = False

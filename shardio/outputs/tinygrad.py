@@ -1,9 +1,8 @@
 """Convert arrays to tinygrad tensors.
 
 On the CPU device, tensors share the memory of the arrays; on other devices, they are copies.
-`tinygrad_internals` has fast ways to create tensors, which use internals of tinygrad. If these
-internals change, this module uses the public API instead. `yuv420_to_rgb` is a function for users:
-frames of YUV have half the bytes of RGB, so less data is copied to the device.
+`tinygrad_internals` has fast ways to create tensors. If these do not work with the installed
+version of tinygrad, its public API is used.
 """
 
 from __future__ import annotations
@@ -50,12 +49,10 @@ _HOLDS_ONLY: Final = frozenset({"DISK", "NPY", "TINYFS"})
 class TinygradAdapter:
     """An adapter for tinygrad Tensors: shared memory on the CPU device, copies on others.
 
-    `device` is the name of a device, None for tinygrad's default, or a tuple of names. With a
-    tuple, tensors are sharded over the devices along axis 0.
-
-    If `aliases` is True, tensors share the memory of their arrays. Otherwise they are copies, and
-    the memory of an array may be overwritten once `wrap` has returned. tinygrad is not thread-safe,
-    so use the adapter only in the thread that uses tinygrad.
+    `device` is the name of a device, None for tinygrad's default, or a tuple of names, over which
+    tensors are sharded along axis 0. tinygrad is not thread-safe, so use the adapter only in the
+    thread that uses tinygrad. If `aliases` is False, the memory of an array may be overwritten once
+    `wrap` has returned.
     """
 
     def __init__(self, device: str | tuple[str, ...] | None = None) -> None:
@@ -77,11 +74,9 @@ class TinygradAdapter:
         With several devices, the number of rows must be a multiple of the number of devices.
 
         If `aliases` is True, the Tensor and all tensors that are computed from it keep `owner`
-        alive until they are released or realized. Views of the Tensor use the same memory, so they
-        keep `owner` alive even after they are realized. Do not write to the memory while `owner` is
-        kept alive.
-        Arrays that are empty, not C-contiguous, not in native byte order, or not aligned to 64
-        bytes are always copied.
+        alive until they are released or realized, and its views even then. Do not write to the
+        memory meanwhile. Arrays that are empty, not C-contiguous, not in native byte order, or not
+        aligned to 64 bytes are always copied.
         """
         native = _DTYPES.get(array.dtype) if self._view is not None else None
         if self._view is None or native is None or not array.flags.c_contiguous or not array.size:
@@ -95,10 +90,10 @@ class TinygradAdapter:
         return _as_dtype(tensor, array, dtype)
 
     def fixed(self, array: Ndarray, dtype: str | None = None) -> Callable[[Ndarray], Tensor]:
-        """Return a function that copies an array into a Tensor and returns the Tensor.
+        """Return a function that copies an array into a Tensor, the same in every call.
 
-        It is the same Tensor in every call. Work that was queued before a call still reads the old
-        values. If the device does not support overwriting a Tensor, each call returns a new Tensor.
+        Work that was queued before a call still reads the old values. If the device does not
+        support overwriting a Tensor, each call returns a new Tensor.
         """
         copies, tensor = self._copies, self._copy(array)
         if copies is None or not array.size:
@@ -115,8 +110,8 @@ class TinygradAdapter:
     def synchronize(self) -> None:
         """Wait until the devices have finished all queued work.
 
-        If `aliases` is True, call this after the owner of some memory was released and before the
-        memory is overwritten, because queued kernels may still read it.
+        Call this after the owner of shared memory was released and before the memory is
+        overwritten, because queued kernels may still read it.
         """
         for wait in self._waits:
             wait()

@@ -35,10 +35,9 @@ class TorchAdapter:
         return tensor if self.aliases else tensor.to(self._device)
 
     def fixed(self, array: Ndarray, dtype: str | None = None) -> Callable[[Ndarray], Any]:
-        """Return a function that copies an array into a tensor and returns the tensor.
+        """Return a function that copies an array into a tensor, the same in every call.
 
-        It is the same tensor in every call. Work that was queued on torch's current stream before a
-        call still reads the old values.
+        Work that was queued on torch's current stream before a call still reads the old values.
         """
         tensor = self._torch.empty_like(self._cpu_tensor(array, dtype), device=self._device)
         return lambda values: tensor.copy_(self._cpu_tensor(values, dtype))
@@ -47,10 +46,7 @@ class TorchAdapter:
         """Do nothing, because a call of torch has read memory of the CPU when it returns."""
 
     def _cpu_tensor(self, array: Ndarray, dtype: str | None) -> Any:
-        """Return a tensor on the CPU that shares the memory of an array.
-
-        If the byte order of the array is not native, the tensor is a copy.
-        """
+        """Return a tensor on the CPU that shares the memory of an array of native byte order."""
         torch = self._torch
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
         if dtype == "bfloat16":

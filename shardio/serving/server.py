@@ -250,10 +250,7 @@ class Server(Closing):
             self._sessions[token].tell(head)
 
     def _open_session(self, identity: bytes, head: dict[str, Any]) -> None:
-        """Create a session for a client; if the client has reconnected, continue its session.
-
-        A client identifies itself by a token, which it keeps when it reconnects.
-        """
+        """Create a session for a client, or continue that of a client with the same token."""
         token = member(head, "token", str)
         if len(token) != _TOKEN_LETTERS:
             raise MalformedMessage("an invalid token")
@@ -282,10 +279,7 @@ class Server(Closing):
         self._tokens[identity] = token
 
     def _check_capacity(self) -> None:
-        """Raise UnsupportedEnvironment if there are too many sessions.
-
-        Sessions that are ending count too, because their loaders are still open.
-        """
+        """Raise UnsupportedEnvironment if too many sessions exist, those that end included."""
         self._ending = [session for session in self._ending if session.is_running]
         n, n_ending = len(self._sessions), len(self._ending)
         if n >= self._most_clients or n + n_ending >= 2 * self._most_clients:

@@ -104,11 +104,7 @@ class Session:
         return self._thread.is_alive()
 
     def tell(self, head: Head) -> None:
-        """Accept a message of the client: apply a "credit" message, queue any other message.
-
-        Raises:
-            MalformedMessage: too many messages of the client are already queued.
-        """
+        """Accept a message of the client, or raise MalformedMessage if too many are queued."""
         with self._changed:
             if head["kind"] == "credit":
                 self._grant(head)
@@ -131,11 +127,7 @@ class Session:
         self._thread.join(timeout_s)
 
     def _grant(self, head: Head) -> None:
-        """Record the client's credit.
-
-        The client's loop has taken all batches before the step "taken", and the session may send
-        all batches before the step "upto".
-        """
+        """Record credit: batches before "taken" were taken, those before "upto" may be sent."""
         if number(head, "number") != self._number:
             return
         self._taken = max(self._taken, min(self._step, number(head, "taken")))
@@ -171,10 +163,7 @@ class Session:
         )
 
     def _run_once(self, loader: ShardLoader) -> bool:
-        """Wait until there is work; handle one message or send one batch.
-
-        Return False if the session has to end.
-        """
+        """Wait for work, then do it: handle a message or send a batch. Return False at the end."""
         with self._changed:
             while not (self._is_leaving or self._inbox or self._may_send):
                 self._changed.wait(_POLL_S if self._is_granted else None)
@@ -204,10 +193,7 @@ class Session:
 
     @property
     def n_unsent_bytes(self) -> int:
-        """The total size of the blocks in ZeroMQ's queue.
-
-        The queue grows if the client does not read its messages.
-        """
+        """The total size of the blocks in ZeroMQ's queue, which the client has not read yet."""
         while self._unsent and self._unsent[0][0]() is None:
             self._unsent.popleft()
         return sum(n_bytes for _, n_bytes in self._unsent)

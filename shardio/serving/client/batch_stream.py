@@ -129,10 +129,10 @@ class Stream(Closing):
         return begun["epoch"], begun["first"], begun["last"]
 
     def take(self, wait_s: float | None = None) -> Arrived | None:
-        """Return the next batch, or None.
+        """Return the next batch. If `wait_s` is None, wait for the batch.
 
-        None means that the iteration has ended (`is_over` is then True), or that no batch has
-        arrived within `wait_s`. If `wait_s` is None, wait for the batch.
+        Return None if the iteration has ended (`is_over` is then True), or if no batch has arrived
+        within `wait_s`.
         """
         self._check_open()
         if wait_s is None:
@@ -206,10 +206,7 @@ class Stream(Closing):
         return max(1, min(self._most_ahead, self._most_bytes // self._n_batch_bytes))
 
     def _wait(self, is_there: Callable[[], object], what: str) -> None:
-        """Handle messages until `is_there` returns a true value.
-
-        `what` is what errors call the thing that did not come, such as "batch 5".
-        """
+        """Handle messages until `is_there()` is true. Errors name what did not come, `what`."""
         entered_s = time.monotonic()
         while not is_there():
             self._process_one(_STEP_S, entered_s)

@@ -122,11 +122,7 @@ def server_keys(folder: str | os.PathLike[str]) -> ServerKeys:
 
 
 def client_keys(folder: str | os.PathLike[str] | None) -> ClientKeys | None:
-    """Read the keys of a client from `folder`.
-
-    If `folder` is None, the environment variable SHARDIO_KEYS has the folder. Return None if it is
-    not set.
-    """
+    """Read the keys of a client from `folder`, by default $SHARDIO_KEYS; None without either."""
     found = os.environ.get(_VARIABLE) if folder is None else folder
     if not found:
         return None
@@ -316,10 +312,7 @@ _MIN_BACK_OFF_S, _MAX_BACK_OFF_S = 0.05, 2.0
 
 
 class Servers:
-    """The servers of a dataset, which are tried one after another.
-
-    If no server has been reachable for `timeout_s`, an error is raised; None means 60 seconds.
-    """
+    """The servers of a dataset, which are tried one after another, for at most `timeout_s`."""
 
     def __init__(self, addresses: Sequence[Address], timeout_s: float | None) -> None:
         self._addresses = list(addresses)
@@ -342,10 +335,7 @@ class Servers:
         return "; ".join(f"{where}: {what}" for where, what in self._reasons.items())
 
     def wait(self, wait_s: float) -> bool:
-        """Wait for the time of the next attempt, but at most `wait_s`.
-
-        Return True if the time of the attempt had already come when this method was called.
-        """
+        """Wait for the next attempt, at most `wait_s`; return True if its time had come."""
         left_s = self._next_try_s - time.monotonic()
         if left_s > 0:
             time.sleep(min(wait_s, left_s))
@@ -354,11 +344,8 @@ class Servers:
     def lose(self, lost: Lost) -> None:
         """Record that the connection to the current server was lost; switch to the next server.
 
-        The time until the next attempt grows with each loss.
-
-        Raises:
-            ServerUnreachable: no server has been reachable for too long, or all servers refuse this
-                client.
+        The time until the next attempt grows with each loss. Raises ServerUnreachable if no server
+        has been reachable for too long, or if all servers refuse this client.
         """
         now_s, address = time.monotonic(), self._addresses.pop(0)
         self._addresses.append(address)

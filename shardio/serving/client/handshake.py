@@ -1,7 +1,6 @@
 """The opening of a session: the options that a client sends, and the facts that a server returns.
 
-Options are sent as JSON; functions cannot be sent. The server cannot trust the options in a
-message. It raises MalformedMessage if an option is malformed, or if clients may not set the option.
+Options are sent as JSON; functions cannot be sent. The server does not trust the options.
 """
 
 from __future__ import annotations

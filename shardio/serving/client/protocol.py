@@ -61,10 +61,7 @@ class Address(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
-        """True if only this machine can reach the address.
-
-        Of all names, only "localhost" counts as such an address.
-        """
+        """True if only this machine can reach the host: an IP address, or "localhost"."""
         try:
             return ipaddress.ip_address(self.host.strip("[]")).is_loopback
         except ValueError:
@@ -117,10 +114,7 @@ class MalformedMessage(ValueError):
 
 
 def pack(kind: str, **more: Any) -> bytes:
-    """Return the head of a message as JSON.
-
-    The JSON is ASCII, because file names that are not valid UTF-8 can then be sent too.
-    """
+    """Return the head of a message as JSON, in ASCII, so that any file name can be sent."""
     return _ENCODER.encode({"kind": kind, **more}).encode("ascii")
 
 
