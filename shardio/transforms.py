@@ -410,7 +410,7 @@ class HorizontalFlip(PictureTransform):
         self._p = p
 
     def _draw(self, height: int, width: int, rng: np.random.Generator) -> Change:
-        return _mirror if rng.random() < self._p else _unchanged
+        return _mirror if rng.random() < self._p else lambda pixels: pixels
 
 
 def _mirror(pixels: Pixels) -> Pixels:
@@ -420,12 +420,7 @@ def _mirror(pixels: Pixels) -> Pixels:
     return np.ascontiguousarray(whole[..., ::-1, :]).view(np.uint8)
 
 
-def _unchanged(pixels: Pixels) -> Pixels:
-    return pixels
-
-
 def _sides(size: Any) -> tuple[int, int]:
-    """Return the height and the width that `size` gives; check them."""
     sides = tuple(size) if isinstance(size, Sequence) else (size, size)
     if len(sides) != 2 or not all(isinstance(n, int) and 0 < n <= _MAX_SIDE for n in sides):
         raise InvalidArgument(

@@ -87,12 +87,7 @@ class LoaderStats:
 
     def as_json(self) -> dict[str, Any]:
         """Return all figures as JSON values."""
-        return {
-            "epoch": self.epoch,
-            "n_workers": self.n_workers,
-            "latest": self.latest.as_json(),
-            "total": self.total.as_json(),
-        }
+        return asdict(self) | {"latest": self.latest.as_json(), "total": self.total.as_json()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,10 +54,10 @@ class Batch(Mapping[str, Any]):
         "_block",
         "_layout",
         "_lists",
-        "_n_rows",
         "_paths",
         "_values",
         "epoch",
+        "n_rows",
         "skipped",
         "step",
     )
@@ -74,11 +74,13 @@ class Batch(Mapping[str, Any]):
         beside: Mapping[str, Sequence[str]] = _NONE,
         skipped: tuple[Skipped, ...] = (),
     ) -> None:
-        self._layout, self._block, self._n_rows, self._values = layout, block, n_rows, values
+        self._layout, self._block, self._values = layout, block, values
         self._lists: dict[str, list[Any]] = {}
         # Used in errors: the paths of the dataset's shards and, for each column that was added to
         # the dataset later, the paths of the column's own shards.
         self._paths, self._beside = paths, beside
+        self.n_rows = n_rows
+        """The number of samples."""
         self.epoch = epoch
         """The epoch, counted from 0."""
         self.step = step
@@ -92,10 +94,9 @@ class Batch(Mapping[str, Any]):
             return found
         for slot in self._layout.varying:
             if slot.name == name:
-                values = self._lists.get(name)
-                if values is None:
-                    values = self._lists[name] = self._decode(slot)
-                return values
+                if name not in self._lists:
+                    self._lists[name] = self._decode(slot)
+                return self._lists[name]
         if name in self._layout.schema.groups:
             inner = [each[len(name) + 1 :] for each in self if each.startswith(f"{name}.")]
             parts = dict.fromkeys(each.partition(".")[0] for each in inner)
@@ -110,11 +111,6 @@ class Batch(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"Batch(step {self.step} of epoch {self.epoch}: {self.n_rows} × {list(self)})"
-
-    @property
-    def n_rows(self) -> int:
-        """The number of samples."""
-        return self._n_rows
 
     @property
     def indices(self) -> npt.NDArray[np.int64]:
@@ -142,13 +138,13 @@ class Batch(Mapping[str, Any]):
             raise KeyError(f"{name!r}: this batch has {', '.join(self)}")
         for slot in self._layout.presence:
             if slot.name == name:
-                return self._layout.present(self._block, slot)[: self._n_rows].copy()
-        return np.ones(self._n_rows, np.bool_)
+                return self._layout.present(self._block, slot)[: self.n_rows].copy()
+        return np.ones(self.n_rows, np.bool_)
 
     @property
     def filled(self) -> tuple[BlockLayout, npt.NDArray[np.uint8], int]:
         """The block of the batch, the layout of the block, and the number of used rows."""
-        return self._layout, self._block, self._n_rows
+        return self._layout, self._block, self.n_rows
 
     def of(self, wrap: Callable[[Any, object, str | None], Any]) -> Batch:
         """Return a copy of the batch in which `TensorAdapter.wrap` is applied to each array."""
@@ -161,7 +157,7 @@ class Batch(Mapping[str, Any]):
         return made
 
     def _origins(self) -> npt.NDArray[np.void]:
-        return self._layout.origins(self._block)[: self._n_rows]
+        return self._layout.origins(self._block)[: self.n_rows]
 
     def _decode(self, slot: VaryingSlot) -> list[Any]:
         """Return the list of a field's values, None if missing; arrays are views of the block."""
@@ -173,11 +169,11 @@ class Batch(Mapping[str, Any]):
     def _decode_all(self, slot: VaryingSlot) -> list[Any]:
         """Return the list of a field's values; where a value is missing, the item is arbitrary."""
         layout, field = self._layout, self._layout.schema[slot.name]
-        extents = layout.extents(self._block, slot)[: self._n_rows]
+        extents = layout.extents(self._block, slot)[: self.n_rows]
         places, sizes = extents["place"].tolist(), extents["n_bytes"].tolist()
         heap = self._block[layout.heap :]
         if (array := field.array) is not None:
-            shapes = layout.shapes(self._block, slot)[: self._n_rows].tolist()
+            shapes = layout.shapes(self._block, slot)[: self.n_rows].tolist()
             return [
                 heap[p : p + n].view(array.numpy).reshape(shape)
                 for p, n, shape in zip(places, sizes, shapes, strict=True)

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from shardio.batch.collation import DEFAULT_COLLATION, Collation, JoinedField
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
-from shardio.format.types import Array, Field
+from shardio.format.types import Array
 
 ORIGIN: Final = np.dtype(
     [("position", "<i8"), ("row", "<i8"), ("shard", "<i4"), ("field", "<i2"), ("status", "<i2")]
@@ -54,16 +54,12 @@ def pack_state(field: int, status: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FixedSlot:
-    """The array of a fixed field, at `offset` in the block.
-
-    `shape` is the shape of one sample's value, `full_shape` the shape for all rows of the block.
-    """
+    """The array of a fixed field, at `offset` in the block; `shape` is that of one value."""
 
     name: str
     offset: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
-    full_shape: tuple[int, ...]
     row_bytes: int
     logical_dtype: str | None
     """The real dtype if NumPy lacks it ("bfloat16", whose bits are in an array of uint16), else
@@ -176,16 +172,12 @@ class BlockLayout:
 
     def arrays(self, block: npt.NDArray[np.uint8], n: int) -> dict[str, npt.NDArray[Any]]:
         """Return the first n rows of each fixed field, and each whole array: views of the block."""
+        found: dict[str, npt.NDArray[Any]] = {
+            s.name: np.ndarray((n, *s.shape), s.dtype, block, s.offset) for s in self.fixed
+        }
         if self.whole:
-            return self._arrays(block, n)
-        if n == self.n_rows:
-            return {s.name: np.ndarray(s.full_shape, s.dtype, block, s.offset) for s in self.fixed}
-        return {s.name: np.ndarray((n, *s.shape), s.dtype, block, s.offset) for s in self.fixed}
-
-    def _arrays(self, block: npt.NDArray[np.uint8], n: int) -> dict[str, npt.NDArray[Any]]:
-        found = {s.name: self.fixed_rows(block, s, n) for s in self.fixed}
-        for slot, (place, *shape) in zip(self.whole, self.heads(block), strict=True):
-            found[slot.name] = np.ndarray(shape, slot.dtype, block.data, self.heap + place)
+            for slot, (place, *shape) in zip(self.whole, self.heads(block), strict=True):
+                found[slot.name] = np.ndarray(shape, slot.dtype, block, self.heap + place)
         return found
 
     def heads(self, block: npt.NDArray[np.uint8]) -> list[list[int]]:
@@ -300,19 +292,18 @@ def _place_fields(
             heads[name] = WholeSlot(name, place, array.numpy, n_dims, _missing_dtype(array))
             place = _align(place + (1 + n_dims) * 8)
         elif not is_fixed(schema, name):
-            varying.append(_varying_slot(name, field, place, n_rows))
-            place = _align(varying[-1].shapes + n_rows * varying[-1].n_dims * 8)
+            n_dims = 0 if field.array is None else len(field.array.shape)
+            shapes = _align(place + n_rows * EXTENT.itemsize)
+            varying.append(VaryingSlot(name, place, shapes, n_dims, field.alignment))
+            place = _align(shapes + n_rows * n_dims * 8)
     fixed = []
     for name, field in schema.items():
         array = field.array
         if array is not None and array.is_fixed and name not in whole:
             shape = tuple(d for d in array.shape if d is not None)
             row_bytes = array.row_bytes or 0
-            full = (n_rows, *shape)
-            slot = FixedSlot(
-                name, place, array.numpy, shape, full, row_bytes, _missing_dtype(array)
-            )
-            fixed.append(slot)
+            logical = _missing_dtype(array)
+            fixed.append(FixedSlot(name, place, array.numpy, shape, row_bytes, logical))
             place = _align(place + n_rows * row_bytes)
     heap = -(-place // PAGE) * PAGE
     slots = tuple(
@@ -321,12 +312,6 @@ def _place_fields(
     )
     parts = tuple(fixed), tuple(varying), tuple(presence), tuple(heads.values()), slots
     return BlockLayout(schema, samples, n_rows, *parts, heap)
-
-
-def _varying_slot(name: str, field: Field, place: int, n_rows: int) -> VaryingSlot:
-    n_dims = 0 if field.array is None else len(field.array.shape)
-    shapes = _align(place + n_rows * EXTENT.itemsize)
-    return VaryingSlot(name, place, shapes, n_dims, field.alignment)
 
 
 def _missing_dtype(field: Array) -> str | None:
