@@ -1,7 +1,6 @@
 """An iterator over one epoch of a loader, which makes batches of the blocks that workers fill.
 
-A block is a piece of shared memory with the values of one batch. `ProgressBar` is a second
-iterator, around the first, which shows the progress.
+`ProgressBar` is an iterator around it, which shows the progress.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from shardio._base.callers import caller_stacklevel
 from shardio._base.statistics import LoadingStats, now_ns
 from shardio._engine.dispatch.engine import Engine
 from shardio._engine.dispatch.iterations import Delivered, EpochIteration
+from shardio._engine.filling.batch_spec import shard_paths
 from shardio._workers.processes.linux import Finalizer
 from shardio.batch.batch import Batch, Skipped
 from shardio.batch.layout import BlockLayout
 from shardio.dataset.dataset import Dataset
-from shardio.dataset.open_files import ShardPaths
 from shardio.outputs import TensorAdapter
 
 if TYPE_CHECKING:
@@ -37,14 +36,11 @@ _EVERY_BLOCK: Final = -1
 
 
 class BatchAssembler:
-    """A maker of batches from the blocks that the loader's engine owns and its workers fill.
+    """A maker of batches from the filled blocks of a borrowed engine.
 
-    Args:
-        engine: the engine; borrowed.
-        adapter: converts arrays to tensors; None if batches should contain arrays.
-        dataset: the dataset.
-        reuses: True if a batch need not stay valid when the next batch is requested.
-        most_skips: the number of samples that may be skipped in an iteration.
+    `adapter` converts arrays to tensors; None leaves arrays. If `reuses` is True, a batch need not
+    stay valid when the next one is requested. At most `most_skips` samples may be skipped in an
+    iteration.
     """
 
     def __init__(
@@ -58,17 +54,10 @@ class BatchAssembler:
     ) -> None:
         self._engine, self._adapter = engine, adapter
         self._reuses, self._most_skips = reuses, most_skips
-        self._paths = ShardPaths(dataset.path, dataset.shards)
-        self._beside = {
-            name: ShardPaths(dataset.path, found) for name, found in dataset.column_groups.items()
-        }
+        self._files = shard_paths(dataset)
 
     def hand_over(self, delivered: Delivered, iteration: EpochIteration) -> Batch:
-        """Return the batch in a filled block.
-
-        Raises:
-            TooManySkipped: too many samples were skipped in this iteration.
-        """
+        """Return the batch in a filled block."""
         layout = iteration.layout
         number, step, n_rows, heap_bytes = delivered
         skipped: tuple[Skipped, ...] = ()
@@ -87,9 +76,7 @@ class BatchAssembler:
             block = leased
             values = self._values(layout, n_rows, block)
         epoch = iteration.plan.epoch
-        batch = Batch(
-            layout, block, n_rows, values, epoch, step, self._paths, self._beside, skipped
-        )
+        batch = Batch(layout, block, n_rows, values, epoch, step, *self._files, skipped)
         # This comes last, because the batch counts as consumed from now on.
         iteration.n_handed_over = step + 1
         return batch
@@ -109,8 +96,7 @@ class BatchAssembler:
     ) -> dict[str, Any]:
         """Return the arrays or tensors of a batch for reuse=True; later batches use them again.
 
-        If they share the memory of a block, every block has its own arrays or tensors. If tensors
-        are copies instead, all blocks are copied into the same tensors.
+        Every block has its own, but if tensors are copies, all blocks are copied into the same.
         """
         lanes = self._engine.pool.kept
         if self._adapter is not None and not self._adapter.aliases:
@@ -130,10 +116,7 @@ class BatchAssembler:
         return values
 
     def _private_copy(self, number: int, n_bytes: int) -> npt.NDArray[np.uint8]:
-        """Return a copy of the first `n_bytes` of block `number`.
-
-        The batch gets the copy, because the program holds all other blocks.
-        """
+        """Return a copy of the first `n_bytes` of a block, as the program holds all others."""
         pool = self._engine.pool
         copy = pool.copy(number, n_bytes)
         if pool.n_copies == 1:
@@ -147,10 +130,9 @@ class BatchAssembler:
 
 
 class LoaderIterator:
-    """An iterator over one epoch of a loader. It keeps the loader alive.
+    """An iterator over one epoch of a loader, which it keeps alive.
 
-    When the iterator is exhausted, fails or is garbage-collected, its iteration is cancelled: the
-    remaining tasks are dropped, and the blocks are freed.
+    When it is exhausted, fails or is garbage-collected, its iteration is cancelled.
     """
 
     def __init__(
@@ -201,9 +183,9 @@ _LINE_EVERY_S: Final = 10.0
 class ProgressBar:
     """An iterator that yields the batches of another iterator, and shows the progress.
 
-    It keeps no reference to a batch. If `file` is a terminal, the progress is shown as a bar,
-    otherwise as a line from time to time. `n_batches` is the number of batches of the whole epoch,
-    and `n_done` is the number of batches that were consumed before this iteration.
+    It keeps no reference to a batch. A terminal shows a bar, any other file a line from time to
+    time. `n_batches` is the number of batches of the whole epoch, of which `n_done` were consumed
+    before this iteration.
     """
 
     def __init__(

@@ -12,7 +12,6 @@ from shardio._engine.dispatch import engine
 from shardio._engine.dispatch.backends import InlineWorker
 from shardio._engine.dispatch.crashes import InFlightRows, SuspectSamples
 from shardio._engine.dispatch.worker import TaskResult, WorkerLost
-from shardio._engine.filling.filler import RowByRowFiller
 from shardio.batch.batch import Skipped
 from shardio.samples.field_sources import BatchRows
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
@@ -35,16 +34,6 @@ class Death(BaseException):
     """The signal or exit that a test kills with."""
 
 
-class Warned(RowByRowFiller):
-    """Takes what it is told to leave out as a worker does: for the next task."""
-
-    left_out: Any = None
-
-    def fill(self, layout: Any, memory: Any, plan: Any, step: int, left_out: Any = None) -> Any:
-        left_out, self.left_out = self.left_out, None
-        return super().fill(layout, memory, plan, step, left_out)
-
-
 class Mortal(InlineWorker):
     """One worker that dies when `kills` says so of the samples that it begins to read."""
 
@@ -57,8 +46,9 @@ class Mortal(InlineWorker):
 
     def send_hello(self, *given: Any) -> None:
         super().send_hello(*given)
-        assert self._filler is not None
-        fill_rows = self._filler.fill_rows
+        filler = self._runner.filler
+        assert filler is not None
+        fill_rows = filler.fill_rows
 
         def fill(batch: BatchRows) -> int:
             if self.kills(batch.chunk.origins[batch.part, 0].tolist()):
@@ -66,17 +56,12 @@ class Mortal(InlineWorker):
                 raise Death
             return fill_rows(batch)
 
-        self._filler.fill_rows = fill  # type: ignore[method-assign]
-        self._row_by_row = Warned(self._filler, self._batch_spec.seed)
+        filler.fill_rows = fill  # type: ignore[method-assign]
 
     def _claims(self) -> Any:
         block = self._tasks[0][1]
-        assert self._layout is not None and block is not None
-        return self._layout.origins(block.bytes)
-
-    def caution(self, worker: int, left_out: Any) -> None:
-        assert isinstance(self._row_by_row, Warned)
-        self._row_by_row.left_out = left_out
+        assert self._runner.layout is not None and block is not None
+        return self._runner.layout.origins(block.bytes)
 
     def wait(self, timeout_s: float | None = None) -> list[TaskResult | WorkerLost]:
         try:

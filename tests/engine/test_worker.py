@@ -15,10 +15,9 @@ from shardio._engine.dispatch.worker import (
     Status,
     Task,
     kept_file,
-    pack_done,
-    pack_task,
-    unpack_done,
-    unpack_dones,
+    pack,
+    unpack,
+    unpack_all,
 )
 from shardio._engine.filling.batch_spec import BatchSpec
 from shardio._workers.tasks.schedule import QUICK_NS
@@ -36,9 +35,10 @@ class Scripted(BatchWorker):
         self._ends, self._batch_spec = ends, batch_spec
         self._kept = ReplyBuffer(mmap.mmap(fd, 0), 1)
 
-    def _do(self, task: Task) -> tuple[int, bytes]:
-        status, rest = self._ends[task.step]
-        return status, pack_done(status, 0, 0, task.step, 0, 0, 0) + rest
+    def _do(self, *task: int) -> tuple[int, bytes]:
+        step = Task(*task).step
+        status, rest = self._ends[step]
+        return status, pack(status, 0, 0, step, 0, 0, 0) + rest
 
 
 def answers(*ends: tuple[Status, bytes], **options: Any) -> list[list[tuple[int, int, bytes]]]:
@@ -48,14 +48,14 @@ def answers(*ends: tuple[Status, bytes], **options: Any) -> list[list[tuple[int,
     worker = Scripted(list(ends), batch_spec, fd)
     os.close(fd)
     tasks = [Task(RequestKind.FILL, 0, 0, 0, step, 0, 0) for step in range(len(ends))]
-    worker.take(b"".join(pack_task(*task) for task in tasks), ())
+    worker.take(b"".join(pack(*task) for task in tasks), ())
     found = []
     for message in worker.sent:
-        status, _, _, step, *_ = unpack_done(message)
+        status, _, _, step, *_ = unpack(message)
         if status == FAILED:
             found.append([(status, step, message[32:])])
         else:
-            found.append([(words[0], words[3], b"") for words in unpack_dones(message)])
+            found.append([(words[0], words[3], b"") for words in unpack_all(message)])
     return found
 
 

@@ -1,7 +1,7 @@
 """The backends that fill blocks: worker processes, worker threads, or this process.
 
-A task asks a worker to fill a block of shared memory with the batch of one step. All backends have
-the same interface: `give` queues a task, `post` sends the queued tasks, and `wait` returns results.
+All backends have the same interface: `give` queues a task, `post` sends the queued tasks, and
+`wait` returns results.
 """
 
 from __future__ import annotations
@@ -15,9 +15,6 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, Literal
 
-import numpy as np
-
-from shardio._engine.dispatch.counters import IterationCounters
 from shardio._engine.dispatch.thread_workers import GENERATOR_LOCK, ThreadWorkers, filler_in_main
 from shardio._engine.dispatch.worker import (
     CANCELLED,
@@ -29,14 +26,16 @@ from shardio._engine.dispatch.worker import (
     Status,
     Task,
     TaskResult,
+    TaskRunner,
     WorkerLost,
-    pack_task,
-    unpack_done,
-    unpack_dones,
+    pack,
+    unpack,
+    unpack_all,
     work,
 )
 from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, Schemas
-from shardio._engine.filling.filler import Filler, LeftOut, RowByRowFiller
+from shardio._engine.filling.filler import LeftOut
+from shardio._engine.filling.user_functions import UserCalls
 from shardio._workers.processes.blocks import Block
 from shardio._workers.processes.serialization import unpack_error
 from shardio._workers.processes.shared_memory import SharedArray, pack_shared
@@ -64,14 +63,8 @@ class InlineWorker:
     goes_ahead = False
 
     def __init__(self, batch_spec: BatchSpec) -> None:
-        self._batch_spec = batch_spec
-        self._filler: Filler | None = None
-        self._row_by_row: RowByRowFiller | None = None
-        self._layout: BlockLayout | None = None
-        self._cancelled = np.zeros(0, np.uint8)
-        self._counters: IterationCounters | None = None
+        self._batch_spec, self._runner = batch_spec, TaskRunner(batch_spec)
         self._tasks: deque[tuple[Task, Block | None]] = deque()
-        self._plans: dict[int, EpochPlan] = {}
 
     def send_hello(
         self, view: SampleView, fds: Sequence[int], tables: tuple[SharedArray, ...] = ()
@@ -79,22 +72,21 @@ class InlineWorker:
         """Fill batches from the main process's own `view`, and map the files in `fds`."""
         # In this process, a KeyboardInterrupt means that the user pressed Ctrl-C, so the filler
         # raises it as it is. In a worker, it can only be an error of user code.
-        self._filler = filler_in_main(self._batch_spec, view, passes=(KeyboardInterrupt,))
-        if self._batch_spec.skips:
-            self._row_by_row = RowByRowFiller(self._filler, self._batch_spec.seed)
-        self._cancelled = np.frombuffer(mmap.mmap(fds[CANCELLED], 0), np.uint8)
-        self._counters = IterationCounters(fds[COUNTERS], 0)
+        calls = UserCalls(passes=(KeyboardInterrupt,))
+        filler = filler_in_main(self._batch_spec, view, calls)
+        self._runner.start(filler, fds[CANCELLED], fds[COUNTERS], 0)
 
     def use_layout(self, layout: BlockLayout, schemas: Schemas, memory_bytes: int) -> None:
         """Set the layout of batches in blocks."""
-        self._layout = layout
+        self._runner.layout = layout
 
     def send_plan(self, worker: int, slot: int, plan: EpochPlan) -> None:
         """Store the plan of the iteration in `slot`."""
-        self._plans[slot] = plan
+        self._runner.plans[slot] = plan
 
     def caution(self, worker: int, left_out: LeftOut) -> None:
-        """Do nothing: a sample that can crash a process would have crashed the main process."""
+        """Fill the batch of the next task row by row, without the samples in `left_out`."""
+        self._runner.left_out = left_out
 
     def reset_crashes(self) -> None:
         """Do nothing: there is no worker process to crash."""
@@ -129,26 +121,15 @@ class InlineWorker:
 
     def _do(self, task: Task, block: Block | None) -> TaskResult:
         n_rows = heap_bytes = 0
-        status = Status.CANCELLED
+        status: int = Status.SCHEMA
         error: BaseException | None = None
         schemas: Schemas | None = None
         skips: tuple[Skipped, ...] = ()
-        counters = self._counters
-        if self._filler is None or counters is None:
-            raise AssertionError("send_hello() comes first")
         try:
-            if block is None or self._layout is None:
-                schemas = self._filler.schemas(task.step)
-                status = Status.SCHEMA
-            elif not self._cancelled[task.slot]:
-                start_ns = counters.start()
-                batch = self._layout, block, self._plans[task.slot], task.step
-                if self._row_by_row is None:
-                    n_rows, heap_bytes = self._filler.fill(*batch)
-                else:
-                    n_rows, heap_bytes, skips = self._row_by_row.fill(*batch)
-                counters.add(task.slot, task.step, start_ns)
-                status = Status.FILLED
+            if block is None:
+                schemas = self._runner.schemas(task.step)
+            else:
+                status, n_rows, heap_bytes, skips = self._runner.fill(task.slot, task.step, block)
         except Exception as failure:  # noqa: BLE001  # `deliver` raises it when the batch is due
             status, error = Status.FAILED, failure
         words = status, task.slot, task.block, task.step, heap_bytes, task.use, n_rows
@@ -166,8 +147,7 @@ class InlineWorker:
     def close(self) -> None:
         """Drop all tasks, and release the shared files."""
         self._tasks.clear()
-        self._cancelled, self._filler = np.zeros(0, np.uint8), None
-        self._row_by_row = self._counters = None
+        self._runner.close()
 
 
 _QUICK: Final = int(Status.QUICK)
@@ -199,8 +179,14 @@ class WorkerBackend:
         # these functions inside the user's program while it is not iterating over the loader.
         self.goes_ahead = start_method != "thread" or not batch_spec.runs_user_code
         """True if idle workers may begin the next epoch before the program requests it."""
-        self._pool = _pool(batch_spec, n_workers, start_method)
-        self._hello: tuple[bytes, tuple[int, ...]] | None = None
+        self._pool: WorkerPool | ThreadWorkers
+        if start_method == "thread":
+            self._pool = ThreadWorkers(n_workers, batch_spec)
+        else:
+            target = functools.partial(work, batch_spec)
+            self._pool = WorkerPool(n_workers, target, preload=_PRELOAD, start=start_method)
+        self._lineage = b""
+        self._fds: Sequence[int] = ()
         self._tables: tuple[SharedArray, ...] = ()
         self._layout: bytes | None = None
         self._blocks: dict[int, Block] = {}
@@ -224,17 +210,11 @@ class WorkerBackend:
     ) -> None:
         """Send the workers the files that they share with the main process.
 
-        The caller keeps the files open.
-
-        Args:
-            view: the view of the main process. Workers check that they have opened a dataset with
-                the same lineage.
-            fds: the files MARKS, CANCELLED, COUNTERS and KEPT (see worker.py) in this order,
-                followed by one STACKS file per worker.
-            tables: the tables of the view, as returned by `share_view`.
+        `fds` are the files MARKS, CANCELLED, COUNTERS and KEPT (see worker.py) in this order,
+        followed by one STACKS file per worker; the caller keeps them open. `tables` are the tables
+        of the view, as returned by `share_view`.
         """
-        self._tables = tables
-        self._hello = view.dataset.lineage.encode(), tuple(fds)
+        self._lineage, self._fds, self._tables = view.dataset.lineage.encode(), tuple(fds), tables
         memory = mmap.mmap(fds[KEPT], 0)
         self._kept = [ReplyBuffer(memory, worker) for worker in range(self.n_workers)]
         for kept in self._kept:
@@ -243,43 +223,29 @@ class WorkerBackend:
             self._send_hello(worker)
 
     def _send_hello(self, worker: int) -> None:
-        if self._hello is not None:
-            lineage, fds = self._hello
-            hello = _message(RequestKind.HELLO, block=worker, n_rows=self.n_workers) + lineage
-            tables = [table.fd for table in self._tables]
-            self._pool.send(worker, hello, [*fds[:STACKS], fds[STACKS + worker], *tables])
+        hello = _message(RequestKind.HELLO, block=worker, n_rows=self.n_workers) + self._lineage
+        tables = [table.fd for table in self._tables]
+        self._pool.send(worker, hello, [*self._fds[:STACKS], self._fds[STACKS + worker], *tables])
 
     def use_layout(self, layout: BlockLayout, schemas: Schemas, memory_bytes: int) -> None:
-        """Send `schemas`, from which workers compute the layout of batches, and `memory_bytes`.
-
-        `memory_bytes` is the maximum size of a block.
-        """
+        """Send the schemas that determine the layout of batches, and the maximum block size."""
         self._layout = _message(RequestKind.LAYOUT, step=memory_bytes) + pickle.dumps(schemas)
         for worker in range(self.n_workers):
             self._pool.send(worker, self._layout)
 
     def send_plan(self, worker: int, slot: int, plan: EpochPlan) -> None:
-        """Send a worker the plan of the iteration in `slot`.
-
-        Call it before the first task of the iteration is given to this worker.
-        """
+        """Send a worker the plan of the iteration in `slot`, before the iteration's first task."""
         content, fds = pack_shared(plan)
         self._pool.send(worker, _message(RequestKind.PLAN, slot=slot) + content, fds)
 
     def caution(self, worker: int, left_out: LeftOut) -> None:
-        """Make a worker fill the batch of its next task row by row, without certain samples.
-
-        `left_out` has the samples to skip.
-        """
+        """Make a worker fill its next batch row by row, without the samples in `left_out`."""
         self.post()
         with pack_message(_message(RequestKind.CAUTION) + pickle.dumps(left_out)) as parcel:
             self._pool.send(worker, *parcel)
 
     def reset_crashes(self) -> None:
-        """Reset the counter of consecutive crashes.
-
-        Call it when the sample that caused the crashes is known, and will be skipped.
-        """
+        """Reset the counter of consecutive crashes: their cause is known, and will be skipped."""
         self._crash_loop.n_crashes = 0
 
     def give(self, worker: int, task: Task, block: Block | None) -> None:
@@ -293,7 +259,7 @@ class WorkerBackend:
             message = _message(RequestKind.BLOCK, block=block.number)
             self._pool.send(worker, message, [block.fd])
             block.known_to.add(worker)
-        self._outbox[worker] += pack_task(*task)
+        self._outbox[worker] += pack(*task)
 
     def post(self) -> None:
         """Send the queued tasks, in one message per worker."""
@@ -338,7 +304,7 @@ class WorkerBackend:
 
     def worker_stacks(self) -> list[tuple[str, str]]:
         """Return, for each worker, its name and the Python stacks of its threads."""
-        return [] if self._hello is None else self._pool.named_stacks(self._hello[1][STACKS:])
+        return self._pool.named_stacks(self._fds[STACKS:]) if self._fds else []
 
     def _on_worker_exit(self, died: WorkerExit) -> str:
         """Replace a worker that has exited; return a description of the exit."""
@@ -351,7 +317,8 @@ class WorkerBackend:
         self._starting.add(died.worker)
         self._start_end_s = time.monotonic() + STARTING_S
         self._pool.restart(died.worker)
-        self._send_hello(died.worker)
+        if self._fds:
+            self._send_hello(died.worker)
         if self._layout is not None:
             self._pool.send(died.worker, self._layout)
         return how
@@ -363,30 +330,21 @@ class WorkerBackend:
         self._kept = []
 
 
-def _pool(
-    batch_spec: BatchSpec, n_workers: int, start_method: StartMethod
-) -> WorkerPool | ThreadWorkers:
-    if start_method == "thread":
-        return ThreadWorkers(n_workers, batch_spec)
-    target = functools.partial(work, batch_spec)
-    return WorkerPool(n_workers, target, preload=_PRELOAD, start=start_method)
-
-
 def _message(
     ask: RequestKind, block: int = 0, slot: int = 0, step: int = 0, n_rows: int = 0
 ) -> bytes:
-    return pack_task(*Task(ask, slot, block, 0, step, 0, n_rows))
+    return pack(ask, slot, block, 0, step, 0, n_rows)
 
 
 def _answers(worker: int, data: bytes) -> list[TaskResult]:
     """Return the results in a message that consists of replies without payloads."""
     return [
-        tuple.__new__(TaskResult, (*words, worker, None, None, ())) for words in unpack_dones(data)
+        tuple.__new__(TaskResult, (*words, worker, None, None, ())) for words in unpack_all(data)
     ]
 
 
 def _long_answer(worker: int, data: bytes) -> TaskResult:
-    done, rest = TaskResult(*unpack_done(data))._replace(worker=worker), data[DESCRIPTOR_BYTES:]
+    done, rest = TaskResult(*unpack(data))._replace(worker=worker), data[DESCRIPTOR_BYTES:]
     if done.status == Status.FAILED:
         return done._replace(error=unpack_error(rest))
     if done.status == Status.SCHEMA:

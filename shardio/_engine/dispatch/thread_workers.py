@@ -3,8 +3,8 @@
 Each thread handles the same messages as a worker process, and opens the dataset itself. All threads
 share one memory map of each block (the shared memory for a batch). They also share the global
 random generators of Python, NumPy and torch with the program. User code that runs in this process
-(in a worker thread, or with num_workers=0) finds these generators seeded for its sample. Only one
-thread at a time may therefore run user code, and a lock ensures this.
+(in a worker thread, or with num_workers=0) finds these generators seeded for its sample. A lock
+therefore lets only one thread at a time run user code.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shardio._base.classes import Closing
 from shardio._engine.dispatch.worker import STACKS, BatchWorker, ReplyBuffer
 from shardio._engine.filling.batch_spec import BatchSpec
 from shardio._engine.filling.filler import Filler
-from shardio._engine.filling.user_functions import call_keyed
+from shardio._engine.filling.user_functions import UserCalls, call_keyed
 from shardio._workers.processes.blocks import BlockMap
 from shardio._workers.processes.global_generators import (
     States,
@@ -43,11 +43,7 @@ from shardio.samples.view import SampleView
 
 
 class GeneratorLock:
-    """A lock for the use of the global random generators.
-
-    When the lock is released, the generators get back the states that they had when the lock was
-    acquired.
-    """
+    """A lock for the global random generators, whose states it restores when it is released."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -58,9 +54,8 @@ class GeneratorLock:
     def take(self, is_unwanted: Callable[[], bool] = lambda: False) -> bool:
         """Acquire the lock for the calling thread; `end` releases it.
 
-        Threads get the lock in the order in which they have asked for it. A thread gives up when
-        `is_unwanted()` returns True, and this function then returns False; `wake` makes all waiting
-        threads call their `is_unwanted` again.
+        Threads get the lock in the order in which they have asked for it. Return False if
+        `is_unwanted()` returns True meanwhile; `wake` makes all waiting threads call it again.
         """
         ticket, queue = object(), self._waiting
         with self._changed:
@@ -96,10 +91,7 @@ class GeneratorLock:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lock during the `with` block; restore the generators' states at its end.
-
-        A thread that holds the lock already may call this again.
-        """
+        """Hold the lock during the `with` block. A thread that holds it may call this again."""
         thread = threading.current_thread()
         if self._holder is thread:
             states = generator_states()
@@ -116,10 +108,9 @@ class GeneratorLock:
 
     @contextlib.contextmanager
     def released(self) -> Iterator[None]:
-        """Release the lock during the `with` block if the calling thread holds the lock.
+        """Release the lock during the `with` block if the calling thread holds it.
 
-        At the end of the block, acquire the lock again, and give the generators the states that
-        they had at its beginning.
+        At the end, the generators get back the states that they had at the beginning.
         """
         thread = threading.current_thread()
         if self._holder is not thread:
@@ -170,12 +161,9 @@ class _SharedState:
     def map_of(self, fd: int, most_bytes: int | None) -> BlockMap:
         """Return the memory map of a block; all threads get the same map.
 
-        The map may be shared, although it is not thread-safe, because only one thread uses a block
-        at a time.
-
-        Take ownership of `fd`, a descriptor of the block's file. The descriptor that was used to
-        create the map is closed when the map is garbage-collected. If the map exists already, `fd`
-        is closed immediately.
+        The map is not thread-safe, but only one thread uses a block at a time. Take ownership of
+        `fd`, a descriptor of the block's file. The descriptor that was used to create the map is
+        closed when the map is garbage-collected.
         """
         file = os.fstat(fd).st_ino  # no other file gets this inode while the file is mapped
         with self._lock:
@@ -192,16 +180,15 @@ class _SharedState:
             return found
 
 
-def filler_in_main(batch_spec: BatchSpec, view: SampleView, **options: Any) -> Filler:
-    """Return a filler for the main process.
+def filler_in_main(batch_spec: BatchSpec, view: SampleView, calls: UserCalls) -> Filler:
+    """Return a filler for the main process, which checks the lengths of mapped files.
 
-    It checks the lengths of mapped files before it reads them. If a mapped file was truncated,
-    reading the missing part kills the process. Worker processes need no check: the main process
-    notices their crashes and reports them.
+    If a mapped file was truncated, reading the missing part kills the process. Worker processes
+    need no check: the main process notices their crashes and reports them.
     """
     dataset = view.dataset
     cautions = dataset.files.check_lengths if dataset.access == "mmap" else None
-    return Filler(batch_spec, view, cautions=cautions, **options)
+    return Filler(batch_spec, view, calls, cautions)
 
 
 class _ThreadWorker(BatchWorker):
@@ -212,14 +199,16 @@ class _ThreadWorker(BatchWorker):
         super().__init__(batch_spec, lambda answer: common.answers.put(Message(index, answer)))
 
     def _new_filler(self, view: SampleView) -> Filler:
-        return filler_in_main(self._batch_spec, view, call=self._common.call)
+        return filler_in_main(self._batch_spec, view, UserCalls(call=self._common.call))
 
     def _map(self, fd: int) -> BlockMap:
         return self._common.map_of(fd, self._most_bytes)
 
-    def _accept_hello(self, lineage: str, fds: tuple[int, ...], number: int) -> None:
+    def _accept_hello(
+        self, lineage: str, fds: tuple[int, ...], number: int, n_workers: int
+    ) -> None:
         try:
-            super()._accept_hello(lineage, fds, number)
+            super()._accept_hello(lineage, fds, number, n_workers)
         finally:
             # These files are mapped already, or not needed. A worker process need not close the
             # descriptors, because its exit closes them.
@@ -238,9 +227,8 @@ class _ThreadWorker(BatchWorker):
 class ThreadWorkers(Closing):
     """A pool of `n_workers` threads that fill blocks, with the interface of a WorkerPool.
 
-    A thread cannot be stopped from outside. `close` waits up to GRACE_S until all threads end; a
-    thread that is running user code ends after its current sample. A thread that takes longer is
-    abandoned.
+    A thread cannot be stopped from outside: it ends after its current sample. `close` waits up to
+    GRACE_S until all threads have ended, and abandons the others.
     """
 
     def __init__(self, n_workers: int, batch_spec: BatchSpec) -> None:
@@ -291,22 +279,17 @@ class ThreadWorkers(Closing):
         self._check_usable()
         answers = self._common.answers
         events: list[Event | None] = []
-        try:
+        with contextlib.suppress(queue.Empty):
             with GENERATOR_LOCK.released():
                 events.append(answers.get(timeout=timeout_s))
             while True:
                 events.append(answers.get_nowait())
-        except queue.Empty:
-            pass
         # While this thread waited, another thread or a signal handler may have closed the pool.
         self._check_usable()
         return [event for event in events if event is not None]
 
     def named_stacks(self, fds: Sequence[int]) -> list[tuple[str, str]]:
-        """Return, for each worker, its name and the Python stack of its thread.
-
-        `fds` are not used; processes need them.
-        """
+        """Return, for each worker, its name and the Python stack of its thread."""
         frames = sys._current_frames()
         return [
             (f"worker {i} ({thread.name})", _stack(frames.get(thread.ident or 0)))
@@ -319,7 +302,7 @@ class ThreadWorkers(Closing):
         self._inboxes[index], self._threads[index] = self._start(index)
 
     def close(self) -> None:
-        """Stop all workers. The docstring of the class says what happens to busy workers."""
+        """Stop all workers. Idempotent; does nothing in a forked child."""
         common = self._common
         if common.is_closing or this_process.pid != self._owner_pid:
             return
@@ -372,10 +355,7 @@ def _serve(
 
 
 def _stack(frame: FrameType | None) -> str:
-    """Return the stack of a thread as text; as in `faulthandler`, the innermost call comes first.
-
-    `frame` is the innermost frame; None if the thread has not started yet.
-    """
+    """Return the stack of a thread as text, the innermost call first as in `faulthandler`."""
     if frame is None:
         return "it is being started"
     lines = [

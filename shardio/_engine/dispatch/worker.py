@@ -1,20 +1,11 @@
 """A batch worker: receive a task, fill a block with the batch of a step, send a reply.
 
-This module imports neither tinygrad nor the program's `__main__`.
-
 A block is a piece of shared memory for one batch. Tasks and replies are descriptors of 32 bytes;
-the data of batches stays in the blocks. The main process sends a `Task`, which names a block and
-the step whose batch the worker writes into the block. The worker replies with the first fields of a
-`TaskResult`. A message may contain several tasks. It may also contain several replies, but only if
-the first of the replies is QUICK. A reply can have a payload: an error, skipped samples or schemas.
-The payload follows the reply in the same message, or is sent in a file (see `pack_message`). Other
-messages from the main process deliver the memory of the blocks, and the schemas from which the
-worker computes the layout of batches.
+the data of batches stays in the blocks. A message may contain several tasks, or several replies if
+the first of them is QUICK. A reply can have a payload: an error, skipped samples or schemas. The
+payload follows the reply in the same message, or is sent in a file (see `pack_message`).
 
-A worker collects the replies to quick tasks in a `ReplyBuffer` for a moment before it sends them.
-If the worker crashes, the main process reads the buffer, so that no finished task is repeated. A
-repeated task could fail although the first attempt succeeded: if a file was truncated in between, a
-new worker cannot open the file.
+This module imports neither tinygrad nor the program's `__main__`.
 """
 
 from __future__ import annotations
@@ -52,8 +43,13 @@ from shardio.dataset.dataset import Dataset
 from shardio.errors import DatasetCorrupt
 from shardio.samples.view import SampleView
 
-_TASK = struct.Struct("<HHIQQII")
-_DONE = struct.Struct("<HHIQQII")
+_DESCRIPTOR = struct.Struct("<HHIQQII")
+pack = _DESCRIPTOR.pack
+"""Return a descriptor: the fields of a `Task`, or those of a `TaskResult` up to `n_rows`."""
+unpack = _DESCRIPTOR.unpack_from
+"""Return the fields of the descriptor at the start of a message."""
+unpack_all = _DESCRIPTOR.iter_unpack
+"""Yield the fields of each descriptor in a message without payloads."""
 
 MARKS, CANCELLED, COUNTERS, KEPT, STACKS, TABLES = range(6)
 """Indices of the files that the main process shares with a worker.
@@ -110,30 +106,6 @@ class Task(NamedTuple):
     n_rows: int
 
 
-pack_task = _TASK.pack
-"""Return a task as bytes; the arguments are the fields of a `Task`."""
-
-
-pack_done = _DONE.pack
-"""Return a reply without its payload as bytes; the arguments are those of a `TaskResult`, up to
-`n_rows`.
-"""
-
-
-def unpack_task(message: bytes) -> Task:
-    """Return the task at the start of a message."""
-    # The constructor of a NamedTuple runs Python code, and is therefore slower than this call.
-    return tuple.__new__(Task, _TASK.unpack_from(message))
-
-
-unpack_tasks = _TASK.iter_unpack
-"""Yield, for each task in a message, a tuple with the fields of a `Task`."""
-unpack_done = _DONE.unpack_from
-"""Return a tuple of the fields `status` to `n_rows` of the reply at the start of a message."""
-unpack_dones = _DONE.iter_unpack
-"""Yield a tuple of the same fields for each reply in a message of replies without payloads."""
-
-
 class TaskResult(NamedTuple):
     """The reply to a task.
 
@@ -177,7 +149,11 @@ def kept_file(n_workers: int) -> int:
 
 
 class ReplyBuffer:
-    """The replies to quick tasks that one worker has not sent yet.
+    """The replies to quick tasks that a worker holds back for a moment, to send several at once.
+
+    If the worker crashes, the main process reads them here, so that no finished task is repeated. A
+    repeated task could fail although the first attempt succeeded: if a file was truncated in
+    between, a new worker cannot open the file.
 
     `memory` is a memory map of the file that `kept_file` creates. The first word of a buffer is the
     number of replies in it.
@@ -216,6 +192,70 @@ _FILLED, _QUICK = int(Status.FILLED), int(Status.QUICK)
 _FAILED, _CANCELLED = int(Status.FAILED), int(Status.CANCELLED)
 
 
+class TaskRunner:
+    """A runner of the tasks of one worker, in any kind of worker or in the main process."""
+
+    def __init__(self, batch_spec: BatchSpec) -> None:
+        self._batch_spec = batch_spec
+        self.filler: Filler | None = None
+        self._row_by_row: RowByRowFiller | None = None
+        self._cancelled = np.zeros(0, np.uint8)
+        self._counters: IterationCounters | None = None
+        self.layout: BlockLayout | None = None
+        self.plans: dict[int, EpochPlan] = {}
+        """The plan of the iteration in each slot."""
+        self.left_out: LeftOut | None = None
+        """The samples that the next task skips; None if the next task is an ordinary one."""
+
+    def start(self, filler: Filler, cancelled_fd: int, counters_fd: int, worker: int) -> None:
+        """Use a filler and the shared files; `worker` is the index of the worker."""
+        self.filler = filler
+        self._cancelled = np.frombuffer(mmap.mmap(cancelled_fd, 0), np.uint8)
+        self._counters = IterationCounters(counters_fd, worker)
+        if self._batch_spec.skips:
+            self._row_by_row = RowByRowFiller(filler, self._batch_spec.seed)
+
+    def schemas(self, number: int) -> Schemas:
+        """Return the schemas that follow from sample `number` of the view."""
+        if self.filler is None:
+            raise AssertionError("main sends HELLO before the first task")
+        return self.filler.schemas(number)
+
+    def fill(
+        self, slot: int, step: int, memory: BlockMap
+    ) -> tuple[int, int, int, tuple[Skipped, ...]]:
+        """Fill a block with the batch of a step of the iteration in `slot`.
+
+        Return the fields `status`, `n_rows`, `heap_bytes` and `skips` of the result.
+        """
+        left_out, self.left_out = self.left_out, None
+        if self._cancelled[slot]:
+            return _CANCELLED, 0, 0, ()
+        # Bind the attributes to names, because another thread may call `close` meanwhile.
+        filler, row_by_row, counters = self.filler, self._row_by_row, self._counters
+        layout = self.layout
+        skips: tuple[Skipped, ...] = ()
+        if filler is None or counters is None or layout is None:
+            raise AssertionError("main sends HELLO and the layout before the first batch")
+        # Only a block with a heap (an area for values whose sizes vary) can grow. If another worker
+        # has enlarged the block, the new pages must be mapped here.
+        if layout.has_heap:
+            memory.note_growth()
+        plan, start_ns = self.plans[slot], counters.start()
+        if row_by_row is None:
+            n_rows, heap_bytes = filler.fill(layout, memory, plan, step)
+        else:
+            n_rows, heap_bytes, skips = row_by_row.fill(layout, memory, plan, step, left_out)
+        taken_ns = counters.add(slot, step, start_ns)
+        status = _FILLED if skips or taken_ns > QUICK_NS else _QUICK
+        return status, n_rows, heap_bytes, skips
+
+    def close(self) -> None:
+        """Release the filler and the shared files. Idempotent."""
+        self.filler = self._row_by_row = self._counters = None
+        self._cancelled = np.zeros(0, np.uint8)
+
+
 def work(batch_spec: BatchSpec, channel: Channel) -> None:
     """Handle messages from the main process until it closes the channel."""
 
@@ -241,24 +281,17 @@ class BatchWorker(Closing):
         # This opens the generation (the version of the dataset) that the main process has opened,
         # even if a newer generation has been published since.
         self._dataset: Dataset = batch_spec.source.open()
-        self._filler: Filler
-        self._row_by_row: RowByRowFiller | None = None
-        self._left_out: LeftOut | None = None
-        """The samples that the next task skips; None if the next task is an ordinary one."""
-        self._cancelled = np.zeros(0, np.uint8)
+        self._runner = TaskRunner(batch_spec)
         self._blocks: dict[int, BlockMap] = {}
-        self._plans: dict[int, EpochPlan] = {}
-        self._layout: BlockLayout | None = None
         self._most_bytes: int | None = None
-        self._counters: IterationCounters
         self._kept: ReplyBuffer
         self._start_error: Exception | None = None
         """The error that HELLO raised; it is then the result of every task."""
 
     def close(self) -> None:
         """Close the filler with its decoders, drop the maps of blocks, and close the dataset."""
-        if hasattr(self, "_filler"):
-            self._filler.close()
+        if self._runner.filler is not None:
+            self._runner.filler.close()
         self._blocks.clear()
         self._dataset.close()
 
@@ -279,26 +312,25 @@ class BatchWorker(Closing):
         if not fds and message[0] <= _LAST_OF_WORK:
             self._do_all(message)
             return
-        task = unpack_task(message)
+        task, runner = Task(*unpack(message)), self._runner
         if task.ask == RequestKind.BLOCK:
             self._blocks[task.block] = self._map(fds[0])
         elif task.ask == RequestKind.PLAN:
-            self._plans[task.slot] = unpack_shared(message[DESCRIPTOR_BYTES:], fds)
+            runner.plans[task.slot] = unpack_shared(message[DESCRIPTOR_BYTES:], fds)
         elif task.ask == RequestKind.CAUTION:
-            self._left_out = pickle.loads(unpack_message(message, fds)[DESCRIPTOR_BYTES:])
+            runner.left_out = pickle.loads(unpack_message(message, fds)[DESCRIPTOR_BYTES:])
         elif task.ask == RequestKind.LAYOUT:
             self._most_bytes = task.step
-            schemas = pickle.loads(message[DESCRIPTOR_BYTES:])
-            self._layout = self._batch_spec.lay_out(schemas)
+            runner.layout = self._batch_spec.lay_out(pickle.loads(message[DESCRIPTOR_BYTES:]))
         elif task.ask == RequestKind.HELLO:
             try:
-                self._accept_hello(message[DESCRIPTOR_BYTES:].decode(), fds, task.block)
-                self._filler.share_steps(task.n_rows)
+                lineage = message[DESCRIPTOR_BYTES:].decode()
+                self._accept_hello(lineage, fds, task.block, task.n_rows)
             except Exception as error:  # noqa: BLE001  # every reply to a task reports it
                 self._start_error = error
             # The extra byte makes the message longer than a descriptor. The main process thus sees
             # that READY is not the reply to a task.
-            self._send(pack_done(Status.READY, 0, 0, 0, 0, 0, 0) + b".")
+            self._send(pack(Status.READY, 0, 0, 0, 0, 0, 0) + b".")
 
     def _do_all(self, tasks: bytes) -> None:
         """Run tasks one after the other; hold back replies to quick tasks for up to QUICK_NS.
@@ -308,8 +340,8 @@ class BatchWorker(Closing):
         """
         may_wait = not self._batch_spec.runs_user_code
         end_ns = now_ns() + QUICK_NS
-        for words in unpack_tasks(tasks):
-            status, answer = self._do(tuple.__new__(Task, words))
+        for words in unpack_all(tasks):
+            status, answer = self._do(*words)
             if status == _QUICK and may_wait and now_ns() < end_ns and not self._kept.is_full:
                 self._kept.add(answer)
                 continue
@@ -325,15 +357,15 @@ class BatchWorker(Closing):
         if answers := self._kept.take():
             self._send(answers)
 
-    def _accept_hello(self, lineage: str, fds: tuple[int, ...], number: int) -> None:
+    def _accept_hello(
+        self, lineage: str, fds: tuple[int, ...], number: int, n_workers: int
+    ) -> None:
         """Map the shared files `fds`, and check that this worker has opened the same dataset.
 
         `lineage` identifies the dataset that the main process has opened; `number` is the index of
         this worker.
         """
         self._serve_stack_dumps(fds[STACKS])
-        self._cancelled = np.frombuffer(mmap.mmap(fds[CANCELLED], 0), np.uint8)
-        self._counters = IterationCounters(fds[COUNTERS], number)
         self._kept = self._map_replies(fds[KEPT], number)
         if lineage != self._dataset.lineage:
             raise DatasetCorrupt(
@@ -342,45 +374,25 @@ class BatchWorker(Closing):
             )
         self._dataset.files.share_marks(np.frombuffer(mmap.mmap(fds[MARKS], 0), np.uint8))
         view = receive_view(self._dataset, self._batch_spec, fds[TABLES:])
-        self._filler = self._new_filler(view)
-        if self._batch_spec.skips:
-            self._row_by_row = RowByRowFiller(self._filler, self._batch_spec.seed)
+        filler = self._new_filler(view)
+        filler.share_steps(n_workers)
+        self._runner.start(filler, fds[CANCELLED], fds[COUNTERS], number)
 
-    def _do(self, task: Task) -> tuple[int, bytes]:
-        """Run a task; return the status, and the reply with its payload."""
-        n_rows = heap_bytes = 0
-        status, rest = _CANCELLED, b""
+    def _do(
+        self, ask: int, slot: int, block: int, epoch: int, step: int, use: int, n_rows: int
+    ) -> tuple[int, bytes]:
+        """Run the task with these fields; return the status, and the reply with its payload."""
+        heap_bytes, rest = 0, b""
         try:
             if self._start_error is not None:
                 raise self._start_error
-            if task.ask == _LAST_OF_WORK:
-                status, rest = _SCHEMA, pickle.dumps(self._filler.schemas(task.step))
-            elif not self._cancelled[task.slot]:
-                status, n_rows, heap_bytes, rest = self._fill(task)
+            if ask == _LAST_OF_WORK:
+                status, rest = _SCHEMA, pickle.dumps(self._runner.schemas(step))
             else:
-                self._left_out = None
+                status, n_rows, heap_bytes, skips = self._runner.fill(
+                    slot, step, self._blocks[block]
+                )
+                rest = pickle.dumps(skips) if skips else b""
         except Exception as error:  # noqa: BLE001  # the main process raises it
             status, rest = _FAILED, pack_error(error)
-        done = pack_done(status, task.slot, task.block, task.step, heap_bytes, task.use, n_rows)
-        return status, done + rest
-
-    def _fill(self, task: Task) -> tuple[int, int, int, bytes]:
-        if self._layout is None:
-            raise AssertionError("main sends the layout before the first batch")
-        memory = self._blocks[task.block]
-        # Only a block with a heap (an area for values whose sizes vary) can grow. If another worker
-        # has enlarged the block, the new pages must be mapped here.
-        if self._layout.has_heap:
-            memory.note_growth()
-        plan, start_ns, rest = self._plans[task.slot], self._counters.start(), b""
-        if self._row_by_row is None:
-            n_rows, heap_bytes = self._filler.fill(self._layout, memory, plan, task.step)
-        else:
-            left_out, self._left_out = self._left_out, None
-            n_rows, heap_bytes, skips = self._row_by_row.fill(
-                self._layout, memory, plan, task.step, left_out
-            )
-            rest = pickle.dumps(skips) if skips else b""
-        taken_ns = self._counters.add(task.slot, task.step, start_ns)
-        status = _FILLED if rest or taken_ns > QUICK_NS else _QUICK
-        return status, n_rows, heap_bytes, rest
+        return status, pack(status, slot, block, step, heap_bytes, use, n_rows) + rest

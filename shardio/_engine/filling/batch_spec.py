@@ -1,14 +1,7 @@
 """The specification of batches and of epochs: everything that determines the content of a batch.
 
 A loader has one `BatchSpec`, and each of its iterations over an epoch has an `EpochPlan`. A step is
-the index of a batch in the epoch. An `IndexPlanner` computes which samples belong to a step: for
-each sample, the index in the view, the row, and the shard. The planner does this for many steps at
-once, with vectorized operations. The result is called a chunk, and a batch uses a slice of a chunk.
-
-A view that determines its samples by long tables sends these tables to the workers as shared
-arrays, so that all processes share one copy. If the dataset is a selection, the first table is the
-list of its rows. For clips, the tables have the number of frames and the events of each video. For
-windows of tokens, they have the end of each document, and the document in which each window begins.
+the index of a batch in the epoch. An `IndexPlanner` computes which samples belong to a step.
 """
 
 from __future__ import annotations
@@ -22,13 +15,10 @@ import numpy as np
 from shardio._base.classes import cached_property
 from shardio._workers.processes.shared_memory import SharedArray
 from shardio.batch.collation import DEFAULT_COLLATION, Collation
-from shardio.batch.layout import (
-    BlockLayout,
-    layout_for_batches,
-    layout_for_samples,
-)
+from shardio.batch.layout import BlockLayout, layout_for_batches, layout_for_samples
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.external_lists import total_bytes
+from shardio.dataset.open_files import ShardPaths
 from shardio.dataset.selection import RowList
 from shardio.format.schema import Schema
 from shardio.order import Order, Ordering, RankPartition, Samples, Sequential
@@ -82,10 +72,7 @@ class BatchSpec:
 
     @property
     def makes_batches(self) -> bool:
-        """True if the user has given a function of whole batches.
-
-        This is a `batch_transform`, or a collate function in `collation`.
-        """
+        """True if there is a `batch_transform`, or a collate function."""
         return self.batch_transform is not None or self.collation.function is not None
 
     @property
@@ -94,11 +81,7 @@ class BatchSpec:
         return self.transform is not None or self.makes_batches
 
     def delivered(self, view: SampleView) -> Schema:
-        """Return the schema of the samples that user functions would get.
-
-        These samples have the stored fields, decoded where the loader decodes them, and have not
-        been transformed.
-        """
+        """Return the schema of samples before they are transformed, with decoded media."""
         stored = Schema({name: view.dataset.schema[name] for name in self.fields})
         found = self.audio.delivered(view.delivered(stored))
         sizes = common_sizes(view.dataset, self.pictures, len(view), view.at)
@@ -121,29 +104,24 @@ class BatchSpec:
 
 
 class Schemas(NamedTuple):
-    """The schemas from which the layout of batches is computed.
-
-    `samples` is the schema of samples, and `batch` is the schema of the batches that the user's
-    batch functions return; None if there is no such function. `whole` has the names of those fields
-    of `batch` whose value is one array for the whole batch; the values of all other fields are
-    lists. `heap_bytes` estimates the size of a batch in the heap of a block, which is the area for
-    values of varying size.
-    """
+    """The schemas from which the layout of batches is computed."""
 
     samples: Schema
     batch: Schema | None = None
+    """The schema of the batches that the user's batch functions return, if there are any."""
     whole: frozenset[str] = frozenset()
+    """The fields of `batch` whose value is one array for the whole batch; the others are lists."""
     heap_bytes: int = 0
+    """An estimate of the size of a batch's values of varying size."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochPlan:
     """A plan of the samples of one iteration: which sample comes at which position of the epoch.
 
-    A worker gets the plan before its first task of the iteration. `partition` says which positions
-    belong to the steps of this rank, and `order` maps positions to samples. `tokens` is the token
-    count of each source of the dataset; None unless the samples are windows of tokens and the last
-    window of a source is padded.
+    `partition` says which positions belong to the steps of this rank, and `order` maps positions to
+    samples. `tokens` is the token count of each source of the dataset; None unless the samples are
+    windows of tokens and the last window of a source is padded.
     """
 
     epoch: int
@@ -153,10 +131,10 @@ class EpochPlan:
 
 
 def share_view(view: SampleView) -> tuple[SampleView, tuple[SharedArray, ...]]:
-    """Copy the tables of a view into shared arrays.
+    """Copy the tables of a view into shared arrays, so that all processes share one copy.
 
-    Return two values: an equal view that uses the shared arrays, and the shared arrays themselves.
-    If the dataset is a selection, the first of the shared arrays is the list of the selected rows.
+    Return an equal view that uses the shared arrays, and the arrays. If the dataset is a selection,
+    the first array is the list of the selected rows.
     """
     shared, rows = [], view.dataset.rows
     if rows.row_list is not None:
@@ -168,9 +146,9 @@ def share_view(view: SampleView) -> tuple[SampleView, tuple[SharedArray, ...]]:
 
 
 def receive_view(dataset: Dataset, batch_spec: BatchSpec, fds: Sequence[int]) -> SampleView:
-    """Return a view, in a worker, that is equal to the view of the main process.
+    """Return a worker's copy of the view of the main process.
 
-    `fds` are the files of the shared arrays that `share_view` returned. Take ownership of them.
+    Take ownership of `fds`, the files of the shared arrays that `share_view` returned.
     """
     left = list(fds)
     if batch_spec.n_selected is not None:
@@ -181,8 +159,15 @@ def receive_view(dataset: Dataset, batch_spec: BatchSpec, fds: Sequence[int]) ->
     return batch_spec.make_view(dataset, tables)
 
 
+def shard_paths(dataset: Dataset) -> tuple[ShardPaths, dict[str, ShardPaths]]:
+    """Return the paths of the shards, and those of the files of each column group."""
+    groups = dataset.column_groups.items()
+    beside = {name: ShardPaths(dataset.path, shards) for name, shards in groups}
+    return ShardPaths(dataset.path, dataset.shards), beside
+
+
 def samples_of(view: SampleView) -> Samples:
-    """Return a description of the samples of a view, from which an order can be computed."""
+    """Describe the samples of a view for orders."""
     dataset = view.dataset
 
     def why_unsharded() -> str | None:
@@ -210,11 +195,11 @@ def samples_of(view: SampleView) -> Samples:
 
 
 class IndexPlanner:
-    """A planner that computes the samples of each step, with a cache of the latest chunks.
+    """A planner that computes the samples of each step, and caches the latest chunks.
 
-    A chunk has the samples of several steps. With `n_workers` workers, worker w usually fills the
-    steps s with `s % n_workers == w`. A chunk therefore only has samples of the steps of one
-    worker.
+    A chunk has the samples of many steps, which are computed at once with vectorized operations.
+    With `n_workers` workers, worker w usually fills the steps s with `s % n_workers == w`. A chunk
+    therefore only has samples of the steps of one worker.
     """
 
     def __init__(self, view: SampleView, *, seed: int) -> None:
@@ -224,18 +209,13 @@ class IndexPlanner:
         self._plan: EpochPlan | None = None
         self._order: Ordering
         self._chunks: dict[int, tuple[int, int, IndexChunk]] = {}
-        """For each worker w, the latest chunk: (the first step, the end of the steps, the chunk).
-
-        A step s belongs to the worker `s % n_workers`, even if another worker fills the step.
-        """
+        """For each `step % n_workers`, the latest chunk: (first step, end of steps, chunk)."""
 
     def index_chunk(self, plan: EpochPlan, step: int) -> tuple[IndexChunk, slice]:
         """Return a chunk that contains the samples of a step, and the slice with these samples."""
         partition, n_workers = plan.partition, self.n_workers
         if plan is not self._plan:
-            # Ctrl-C may interrupt the next lines. The chunks then belong to no plan, instead of to
-            # a wrong one.
-            self._plan = None
+            self._plan = None  # if Ctrl-C interrupts the next lines, the chunks have no plan
             self._chunks, self._order = {}, self._order_of(plan)
             self._plan = plan
         found = self._chunks.get(step % n_workers)
@@ -254,10 +234,7 @@ class IndexPlanner:
         return IndexChunk(self._view, order.at(positions), keys, plan.tokens)
 
     def first(self, number: int) -> IndexChunk:
-        """Return a chunk with only sample `number` of the view.
-
-        Random numbers for this sample are drawn as if it were at position `number` of epoch 0.
-        """
+        """Return a chunk with sample `number` of the view, as in epoch 0 without shuffling."""
         numbers = np.array([number])
         return IndexChunk(self._view, numbers, Keys(self._seed, 0, numbers))
 

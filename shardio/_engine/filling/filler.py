@@ -2,10 +2,9 @@
 
 A block is a piece of memory for one batch; its heap is the area at its end for values of varying
 size. The content of a batch depends only on the dataset, the BatchSpec, the EpochPlan and the step,
-so every process writes the same bytes. Each block has an origin table, with the shard, the row and
-a status of each sample. Before the filler reads the mapped memory of a sample or calls user code
-with the sample, it claims the sample: it sets the status to CLAIMED. After a crash, the table
-therefore shows which samples the worker was reading.
+so every process writes the same bytes. Before the filler reads a sample or calls user code with it,
+it claims the sample: it sets the status of the sample in the block's origin table to CLAIMED. After
+a crash, the table therefore shows which samples the worker was reading.
 
 With on_error="skip", a batch is filled row by row if filling it as a whole has failed or has
 crashed a worker. A sample that fails is replaced by the sample at another position of the epoch.
@@ -30,9 +29,9 @@ from shardio._engine.filling.readahead import ReadAhead
 from shardio._engine.filling.sizing import heap_bytes_by
 from shardio._engine.filling.user_functions import (
     BatchBuilder,
-    Call,
     TransformRunner,
-    call_keyed,
+    UserCalls,
+    error_at,
 )
 from shardio._workers.processes.blocks import BlockMap
 from shardio.batch.batch import Skipped
@@ -64,10 +63,7 @@ from shardio.shard.verification import Rows
 
 Origins = npt.NDArray[np.int64]
 RowByRow = Callable[[Origins, BatchRows], int]
-"""A function that fills the rows of a batch one by one.
-
-It returns the number of bytes that it has used in the heap. Its first argument is the part of the
-origin table that belongs to the samples of the batch.
+"""A function that fills rows one by one, with their origins; it returns the bytes used in the heap.
 """
 
 _ALL_FILLED: Final = pack_state(NO_FIELD, FILLED)
@@ -76,49 +72,38 @@ _ALL_FILLED: Final = pack_state(NO_FIELD, FILLED)
 class Filler:
     """A filler of blocks with batches that a BatchSpec describes. Borrows the view.
 
-    Args:
-        batch_spec: the description of batches.
-        view: the view of the dataset.
-        passes: exception types that are passed on unchanged if user code raises them. Exceptions of
-            all other types become a TransformError.
-        cautions: a function that is called with the indices of the shards of a batch before these
-            shards are read; None if nothing is to be called.
-        call: the function that calls user functions.
+    `calls` is the way to call user functions. `cautions` is called with the indices of the shards
+    of a batch before these shards are read.
     """
 
     def __init__(
         self,
         batch_spec: BatchSpec,
         view: SampleView,
-        passes: tuple[type[BaseException], ...] = (),
+        calls: UserCalls | None = None,
         cautions: Callable[[Rows], None] | None = None,
-        call: Call = call_keyed,
     ) -> None:
+        calls = calls or UserCalls()
         self._batch_spec, self._view, self._cautions = batch_spec, view, cautions
         self._readahead = ReadAhead(batch_spec, view)
         self._index_planner = IndexPlanner(view, seed=batch_spec.seed)
         self._heap_bytes = 0
         self._reader = view.reader(batch_spec.fields, batch_spec.pictures, batch_spec.audio)
-        self._transformed = TransformRunner(batch_spec, view, self._reader, passes, call)
-        self._batches = BatchBuilder(batch_spec, view.dataset, self._reader, passes, call)
+        self._transformed = TransformRunner(batch_spec, view, self._reader, calls)
+        self._batches = BatchBuilder(batch_spec, view.dataset, self._reader, calls)
 
     def close(self) -> None:
         """Close the decoders, and the files that they read. Idempotent."""
         self._reader.close()
 
     def share_steps(self, n_workers: int) -> None:
-        """Set the number of workers among which the steps of an epoch are divided.
-
-        When the filler computes the samples of many steps at once, it then only includes the steps
-        that its own worker will probably fill.
-        """
+        """Set the number of workers among which the steps of an epoch are divided."""
         self._index_planner.n_workers = n_workers
 
     def batch_schema(self, number: int = 0) -> Schema:
         """Return the schema of the samples in a batch.
 
-        Without a transform, this is the schema of the delivered fields. With a transform, it is the
-        schema of the result for sample `number` of the view.
+        With a transform, this is the schema of the result for sample `number` of the view.
         """
         batch_spec, view = self._batch_spec, self._view
         if batch_spec.transform is None:
@@ -137,13 +122,13 @@ class Filler:
             self._heap_bytes = heap_bytes_by(sample, schema, batch_spec.block_rows)
             return schema
         except SchemaError as error:
-            raise self._transformed.placed(str(error), chunk, 0) from None
+            raise error_at(error, self._transformed.place(chunk, 0)) from None
 
     def schemas(self, number: int = 0) -> Schemas:
-        """Return the schema of samples, and the schema of the results of the batch functions.
+        """Return the schema of samples, and that of the results of the batch functions, if any.
 
-        If there are batch functions, they run on the first batch of epoch 0. If samples may be
-        skipped, they run on a batch that consists of copies of sample `number` of the view.
+        The batch functions run on the first batch of epoch 0 or, if samples may be skipped, on a
+        batch of copies of sample `number` of the view.
         """
         batch_spec = self._batch_spec
         samples = self.batch_schema(number)
@@ -172,10 +157,7 @@ class Filler:
         """Fill the block `memory` with the batch of step `step`.
 
         Return the number of rows, and the number of bytes that are used in the heap. If
-        `row_by_row` is given, the rows are filled by `row_by_row` instead of `fill_rows`.
-
-        Raises:
-            ShardCorrupt, TransformError, InsufficientMemory: the message names the sample.
+        `row_by_row` is given, it fills the rows instead of `fill_rows`.
         """
         chunk, part = self._index_planner.index_chunk(plan, step)
         self._readahead.before(plan, step, chunk, part)
@@ -206,10 +188,7 @@ class Filler:
         return n_rows, heap
 
     def fill_rows(self, batch: BatchRows) -> int:
-        """Fill the first rows of a block with the samples of a batch.
-
-        Return the number of bytes that are used in the heap.
-        """
+        """Fill the first rows of a block with samples; return the bytes used in the heap."""
         if self._cautions is not None:
             self._cautions(batch.chunk.covered(batch.part)[1])
         if self._batch_spec.transform is None:
@@ -235,10 +214,7 @@ LeftOut = Mapping[int, Mapping[int, str]]
 
 
 def may_skip(error: BaseException) -> bool:
-    """Return True if an error is caused by the sample. Every further attempt would fail, too.
-
-    Return False if memory was lacking, or if a file was changed while it was read.
-    """
+    """Return True if the sample causes an error, and not lack of memory or a change of a file."""
     if isinstance(error, TransformError):
         return not isinstance(error.__cause__, MemoryError)
     # An OSError can only occur if files are not mapped. In a mapped file, EIO crashes the worker.
@@ -272,16 +248,11 @@ class RowByRowFiller:
         """Fill a block with the batch of step `step`.
 
         Return the number of rows, the number of bytes that are used in the heap, and the skipped
-        samples.
+        samples. Raise the error of a sample for which no substitute was found.
 
-        `left_out` has the samples to skip because workers have crashed at them. If `left_out` is
-        None, the batch is first filled as a whole. If it is a mapping, which may be empty, rows are
-        claimed and filled one by one from the start. Another crash then identifies the sample that
-        causes it.
-
-        Raises:
-            TransformError, ShardCorrupt, …: no substitute was found for a sample, or the failure is
-                not caused by a single sample.
+        `left_out` has the samples to skip because workers have crashed at them. If it is None, the
+        batch is first filled as a whole. If it is a mapping, which may be empty, rows are claimed
+        and filled one by one, so that another crash identifies the sample that causes it.
         """
         if left_out is None:
             try:
@@ -310,10 +281,9 @@ class RowByRowFiller:
         origins: Origins,
         batch: BatchRows,
     ) -> int:
-        """Fill the rows of a batch one by one, except rows that pad the batch.
+        """Fill the rows of a batch one by one; return the bytes used in the heap.
 
-        Return the number of bytes that are used in the heap. Skipped samples are appended to
-        `skips`. `origins` is the part of the origin table for the samples.
+        Skipped samples are appended to `skips`.
         """
         layout = layout_for_samples(batch.layout.samples, 1)
         one = batch._replace(layout=layout, memory=Scratch(layout), part=slice(0, 1), n_rows=1)
@@ -338,9 +308,8 @@ class RowByRowFiller:
     ) -> Skipped | None:
         """Fill the block of `one` with the sample at `position`, which belongs to row i.
 
-        If this sample fails or is in `left_out`, fill the block with a substitute. Return the
-        sample that was skipped, or None if no sample was skipped. `origin` is the entry of row i
-        in the origin table.
+        If this sample fails or is in `left_out`, use a substitute, and return the skipped sample.
+        `origin` is the entry of row i in the origin table.
         """
         found: Skipped | None = None
         first: Exception | None = None
@@ -371,10 +340,7 @@ class RowByRowFiller:
             first = error = None
 
     def _candidates(self, plan: EpochPlan, position: int) -> Iterator[int]:
-        """Yield the position itself, and then the positions of its substitutes.
-
-        Positions that have been yielded already are left out.
-        """
+        """Yield the position itself, and then the positions of its substitutes, each once."""
         yield position
         tried = {position}
         n, epoch = plan.partition.n, plan.epoch
@@ -389,10 +355,7 @@ class RowByRowFiller:
     def _try(self, one: BatchRows) -> Exception | None:
         """Fill the block of `one` with its sample; return the error that the sample causes, if any.
 
-        The sample is claimed while it is read.
-
-        Raises:
-            Exception: an error that was not caused by the sample.
+        Raise errors that it does not cause. The sample is claimed while it is read.
         """
         try:
             self._filler.fill_rows(one)

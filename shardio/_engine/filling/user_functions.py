@@ -5,10 +5,6 @@ collated, or if user functions change whole batches. It builds a batch in up to 
 the rows, then arrays of the values of all rows, then the results of user functions of batches. The
 last stage writes into the block, the shared memory of the batch. Every earlier stage writes into a
 scratch block: private memory that is reused for every batch.
-
-A block has an origin table with a status for each row. A row is claimed (its status is CLAIMED)
-while its sample is read or transformed, so that a crash can be attributed to the sample. The heap
-of a block is the area at its end for values of varying size.
 """
 
 from __future__ import annotations
@@ -24,7 +20,7 @@ import numpy as np
 from shardio._base.callers import takes_rng
 from shardio._base.classes import cached_property
 from shardio._base.statistics import PHASE_TIMES, TRANSFORM, now_ns
-from shardio._engine.filling.batch_spec import BatchSpec, Schemas
+from shardio._engine.filling.batch_spec import BatchSpec, Schemas, shard_paths
 from shardio._engine.filling.collate import (
     Places,
     Scratch,
@@ -34,6 +30,7 @@ from shardio._engine.filling.collate import (
     reserve,
 )
 from shardio._workers.processes.global_generators import seed_generators
+from shardio._workers.processes.serialization import text_of
 from shardio.batch.batch import Batch
 from shardio.batch.layout import (
     CLAIMED,
@@ -47,7 +44,6 @@ from shardio.batch.layout import (
 )
 from shardio.batch.schema_inference import check_batch, check_sample, infer_batch
 from shardio.dataset.dataset import Dataset
-from shardio.dataset.open_files import ShardPaths
 from shardio.errors import SchemaError, TransformError
 from shardio.format.schema import Schema
 from shardio.format.types.array_values import PLAIN_TYPES, tensors_to_arrays
@@ -83,14 +79,11 @@ def plain(made: Any) -> Any:
 
 
 _HERE: Final = os.path.dirname(os.path.dirname(__file__))
+_TRANSFORM: Final = "the transform"
 _READ_ONLY: Final = "\n  arrays given to a transform are read-only: write into a copy, x = x.copy()"
 
 Call = Callable[[int, Callable[..., Any], tuple[Any, ...]], Any]
-"""A function that calls a user function and returns its result.
-
-Its arguments are the seed of the global generators, the user function, and the arguments of the
-user function.
-"""
+"""A function that calls a user function; its parameters are those of `call_keyed`."""
 
 
 def call_keyed(key: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -99,32 +92,80 @@ def call_keyed(key: int, function: Callable[..., Any], arguments: tuple[Any, ...
     return function(*arguments)
 
 
-class TransformRunner:
-    """A runner of the user's transform on samples of a view.
+class UserCalls:
+    """The way to call user functions: how to report their errors, and with which generators.
 
-    The docstring of `Filler` describes `passes` and `call`.
+    Args:
+        passes: the types of exceptions that are passed on unchanged. All others become a
+            TransformError.
+        call: the function that makes a call.
     """
 
     def __init__(
-        self,
-        batch_spec: BatchSpec,
-        view: SampleView,
-        reader: SampleReader,
-        passes: tuple[type[BaseException], ...] = (),
-        call: Call = call_keyed,
+        self, passes: tuple[type[BaseException], ...] = (), call: Call = call_keyed
     ) -> None:
-        self._batch_spec, self._view, self._passes = batch_spec, view, passes
+        self._passes, self._call = passes, call
+
+    def run(
+        self,
+        what: str,
+        function: Any,
+        arguments: tuple[Any, ...],
+        key: int,
+        place: Callable[[], str],
+    ) -> Any:
+        """Call a user function, with the global generators seeded by `key`; return its result.
+
+        Messages of errors call the function `what` and the samples `place()`.
+        """
+        start_ns = now_ns()
+        try:
+            made = self._call(key, function, arguments)
+        except self._passes:
+            raise
+        except BaseException as error:  # sys.exit and StopIteration count as failures too
+            raise _error_of(what, error, place()) from error
+        PHASE_TIMES.sums_ns[TRANSFORM] += now_ns() - start_ns
+        try:
+            return plain(made)
+        except SchemaError as error:
+            raise error_at(error, place()) from None
+
+
+def error_at(error: SchemaError, place: str) -> TransformError:
+    """Return the error of a user function whose result does not fit."""
+    return TransformError(f"{error}\n  at {place}")
+
+
+def _error_of(what: str, error: BaseException, place: str) -> TransformError:
+    """Return the error of a user function that has raised `error`.
+
+    It has the traceback of `error` without the frames of this package.
+    """
+    frames = error.__traceback__
+    while frames and frames.tb_frame.f_code.co_filename.startswith(_HERE):
+        frames = frames.tb_next
+    text = "".join(traceback.format_exception(type(error), error, frames))
+    message = f"{what} raised {type(error).__name__}: {text_of(error)}"
+    if what == _TRANSFORM and isinstance(error, ValueError) and "read-only" in message:
+        message += _READ_ONLY
+    return TransformError(f"{message}\n  at {place}\n\n{text}")
+
+
+class TransformRunner:
+    """A runner of the user's transform on samples of a view."""
+
+    def __init__(
+        self, batch_spec: BatchSpec, view: SampleView, reader: SampleReader, calls: UserCalls
+    ) -> None:
+        self._batch_spec, self._view, self._calls = batch_spec, view, calls
         self._dataset, self._reader = view.dataset, reader
-        self._call = call
         self._transform: Any = (function := batch_spec.transform)
         self._takes_rng = function is not None and takes_rng("transform", "sample", function)
         self._generators = SampleGenerators(batch_spec.seed)
 
     def fill(self, batch: BatchRows) -> int:
-        """Transform all samples of a batch, and write the results into the block.
-
-        Return the number of bytes that are used in the block's heap.
-        """
+        """Transform all samples of a batch into the block; return the bytes used in its heap."""
         # When the block grows, these arrays stay valid, because the memory at their addresses
         # still belongs to the block.
         layout, memory, states, part = batch.layout, batch.memory, batch.states, batch.part
@@ -146,7 +187,7 @@ class TransformRunner:
                 for varying in layout.varying:
                     used = put_value(batch, varying, i, sample[varying.name], used)
             except SchemaError as error:
-                raise self.placed(str(error), batch.chunk, k) from None
+                raise error_at(error, self.place(batch.chunk, k)) from None
             states[i] = _FILLED
         return used
 
@@ -160,46 +201,25 @@ class TransformRunner:
         )
 
     def sample(self, chunk: IndexChunk, k: int) -> Any:
-        """Run the transform on sample k of a chunk, with generators seeded for the sample.
-
-        Return the result of the transform.
-        """
+        """Run the transform on sample k of a chunk, with generators seeded for the sample."""
         sample, generators = self._reader.read(chunk, k), self._generators
         _make_read_only(sample)
         key = generators.key(chunk.keys.epoch, chunk.positions[k])
         arguments = (sample, generators.keyed(key)) if self._takes_rng else (sample,)
-        start_ns = now_ns()
-        try:
-            made = self._call(key, self._transform, arguments)
-        except self._passes:
-            raise
-        except BaseException as error:  # sys.exit and StopIteration count as failures too
-            what, text = describe_error("the transform", error)
-            if isinstance(error, ValueError) and "read-only" in what:
-                what += _READ_ONLY
-            raise self.placed(what, chunk, k, text) from error
-        PHASE_TIMES.sums_ns[TRANSFORM] += now_ns() - start_ns
-        try:
-            return plain(made)
-        except SchemaError as error:
-            raise self.placed(str(error), chunk, k) from None
+        place = functools.partial(self.place, chunk, k)
+        return self._calls.run(_TRANSFORM, self._transform, arguments, key, place)
 
-    def placed(self, what: str, chunk: IndexChunk, k: int, text: str = "") -> TransformError:
-        """Return an error with the message `what` that names sample k of a chunk.
-
-        `text` is added at the end of the message.
-        """
+    def place(self, chunk: IndexChunk, k: int) -> str:
+        """Return a phrase for messages that names sample k of a chunk."""
         name = named(self._dataset, *chunk.places[k])
-        place = f"{name} of {self._batch_spec.path} (position {chunk.positions[k]})"
-        return TransformError(f"{what}\n  at {place}" + (f"\n\n{text}" if text else ""))
+        return f"{name} of {self._batch_spec.path} (position {chunk.positions[k]})"
 
 
 def _make_read_only(sample: Mapping[str, Any]) -> None:
-    """Make all arrays of a sample read-only.
+    """Make all arrays of a sample read-only, as those of stored values are: they view a file.
 
-    Arrays of stored values must be read-only, because they are views of a mapped file. Arrays of
-    decoded values could be writable. But then a transform that writes to its arrays would work for
-    decoded values, and fail for a dataset in which the same values are stored.
+    Decoded values could be writable, but a transform that writes to them would fail for a dataset
+    in which the same values are stored.
     """
     for value in sample.values():
         if isinstance(value, np.ndarray):
@@ -211,26 +231,6 @@ def named(dataset: Dataset, shard: int, row: int) -> str:
     return f"sample {row} of shard {dataset.shards[shard].name}"
 
 
-def describe_error(what: str, error: BaseException) -> tuple[str, str]:
-    """Describe an exception that a user function has raised.
-
-    Return a line of text, in which the user function is called `what`, and the traceback of the
-    exception without the frames of this package.
-    """
-    frames = error.__traceback__
-    while frames and frames.tb_frame.f_code.co_filename.startswith(_HERE):
-        frames = frames.tb_next
-    text = "".join(traceback.format_exception(type(error), error, frames))
-    return f"{what} raised {type(error).__name__}: {_text_of(error)}", text
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception as failure:  # noqa: BLE001  # user classes may raise anything
-        return f"(its __str__ raised {type(failure).__name__})"
-
-
 FillRows = Callable[[BatchRows], int]
 """A function that writes the samples of a batch; it returns the used bytes of the heap."""
 
@@ -238,47 +238,26 @@ FillRows = Callable[[BatchRows], int]
 class BatchBuilder:
     """A builder of batches in several stages.
 
-    Borrows `reader`. Owns the scratch blocks, which hold a batch between two stages. The docstring
-    of `Filler` describes `passes` and `call`.
+    Borrows `reader`. Owns the scratch blocks, which hold a batch between two stages.
     """
 
     def __init__(
-        self,
-        batch_spec: BatchSpec,
-        dataset: Dataset,
-        reader: SampleReader,
-        passes: tuple[type[BaseException], ...] = (),
-        call: Call = call_keyed,
+        self, batch_spec: BatchSpec, dataset: Dataset, reader: SampleReader, calls: UserCalls
     ) -> None:
-        self._batch_spec, self._dataset, self._call = batch_spec, dataset, call
-        self._reader, self._passes = reader, passes
+        self._batch_spec, self._dataset, self._calls = batch_spec, dataset, calls
+        self._reader = reader
         function = batch_spec.batch_transform
         self._takes_rng = function is not None and takes_rng("batch_transform", "batch", function)
         self._generators = SampleGenerators(batch_spec.seed, OF_BATCHES)
         self._collation_keys = SampleGenerators(batch_spec.seed, OF_COLLATION)
         self._scratches: list[Scratch] = []
-        self._paths = ShardPaths(batch_spec.path, dataset.shards)
-        self._beside = {
-            name: ShardPaths(batch_spec.path, found)
-            for name, found in dataset.column_groups.items()
-        }
+        self._files = shard_paths(dataset)
 
     def fill(self, batch: BatchRows, fill_rows: FillRows, *, by_row: bool = False) -> int:
-        """Fill a block or a scratch block with a batch.
+        """Fill a block or a scratch block with a batch; return the bytes used in its heap.
 
-        Return the number of bytes that are used in the heap of the block.
-
-        Args:
-            batch: the block to fill, and the samples of the batch.
-            fill_rows: a function that writes the samples of a batch, and returns the number of
-                bytes that it has used in the heap.
-            by_row: True if `fill_rows` may write other samples in place of failing ones. The values
-                to collate are then read back from the rows that `fill_rows` has written. If False,
-                they are read from the dataset.
-
-        Raises:
-            ShardCorrupt, SchemaError, TransformError, InsufficientMemory: the message names
-                samples.
+        `by_row` is True if `fill_rows` may write other samples in place of failing ones. The values
+        to collate are then read back from the rows that it has written, and not from the dataset.
         """
         layout = batch.layout
         if layout.inner is not None:
@@ -303,7 +282,7 @@ class BatchBuilder:
         return self._join(batch, rows.__getitem__, copy_rows(below, batch))
 
     def _scratch(self, layout: BlockLayout) -> Scratch:
-        """Return the scratch block for batches with a certain layout; create it if necessary."""
+        """Return the scratch block for batches with a certain layout."""
         for found in self._scratches:
             if found.layout is layout:
                 return found
@@ -313,8 +292,7 @@ class BatchBuilder:
     def _join(self, batch: BatchRows, values_of: Callable[[str], Values], used: int) -> int:
         """Collate the values of those fields that become one array of the batch.
 
-        `values_of` returns the values of a field by its name. `used` and the return value are the
-        numbers of bytes that are used in the heap before and afterwards.
+        `used` and the return value are the bytes used in the heap before and afterwards.
         """
         try:
             for slot in batch.layout.joins:
@@ -328,58 +306,36 @@ class BatchBuilder:
         """Run the user's batch functions on the batch in `rows`; return the result."""
         batch_spec, block = self._batch_spec, rows.memory.bytes
         epoch, start = rows.chunk.keys.epoch, rows.chunk.positions[rows.part.start]
-        arrays, files = rows.layout.arrays(block, rows.n_rows), (self._paths, self._beside)
-        batch = Batch(rows.layout, block, rows.n_rows, arrays, epoch, 0, *files)
+        arrays, place = rows.layout.arrays(block, rows.n_rows), functools.partial(self._named, rows)
+        batch = Batch(rows.layout, block, rows.n_rows, arrays, epoch, 0, *self._files)
         made: Any = dict(batch)
         if (collate := batch_spec.collation.function) is not None:
             key = self._collation_keys.key(epoch, start)
-            made = self._run("the collate function", collate, (_samples(batch, made),), key, rows)
-        if batch_spec.batch_transform is not None:
+            samples = (_samples(batch, made),)
+            made = self._calls.run("the collate function", collate, samples, key, place)
+        if (function := batch_spec.batch_transform) is not None:
             key = self._generators.key(epoch, start)
             arguments: tuple[Any, ...] = (made,)
             if self._takes_rng:
                 arguments += (self._generators.at(epoch, start),)
-            made = self._run("batch_transform", batch_spec.batch_transform, arguments, key, rows)
+            made = self._calls.run("batch_transform", function, arguments, key, place)
         return made
 
-    def _run(
-        self, what: str, function: Any, arguments: tuple[Any, ...], key: int, rows: BatchRows
-    ) -> Any:
-        start_ns = now_ns()
-        try:
-            made = self._call(key, function, arguments)
-        except self._passes:
-            raise
-        except BaseException as error:  # sys.exit and StopIteration count as failures too
-            message, text = describe_error(what, error)
-            raise TransformError(f"{message}\n  at {self._named(rows)}\n\n{text}") from error
-        PHASE_TIMES.sums_ns[TRANSFORM] += now_ns() - start_ns
-        try:
-            return plain(made)
-        except SchemaError as error:
-            raise TransformError(f"{error}\n  at {self._named(rows)}") from None
-
     def first(self, samples: Schema, rows: BatchRows, fill_rows: FillRows) -> Schemas:
-        """Build a first batch, to find out which schema the results of batch functions have.
-
-        Return this schema together with `samples`, the schema of samples.
-        """
+        """Build a first batch; return `samples` with the schema of the batch functions' results."""
         self.fill(rows, fill_rows)
         made = self._make(rows)
         try:
             schema, whole = infer_batch(made, rows.n_rows, rows.layout.schema)
         except SchemaError as error:
-            raise TransformError(f"{error}\n  at {self._named(rows)}") from None
+            raise error_at(error, self._named(rows)) from None
         layout = layout_for_batches(schema, whole, rows.layout)
         heap_bytes = self._write(rows._replace(layout=layout, memory=Scratch(layout)), made)
         self._scratches.clear()  # these scratch blocks do not fit the layouts of later batches
         return Schemas(samples, schema, whole, heap_bytes)
 
     def _write(self, batch: BatchRows, made: Any) -> int:
-        """Copy `made`, the result of the batch functions, into a block; return the used bytes.
-
-        These are the bytes that are used in the heap of the block.
-        """
+        """Copy `made`, the result of the batch functions, into a block; return its heap's bytes."""
         layout, used = batch.layout, 0
         try:
             check_batch(made, batch.n_rows, layout.schema, [slot.name for slot in layout.whole])
@@ -394,7 +350,7 @@ class BatchBuilder:
                 for i, value in enumerate(made[varying.name]):
                     used = put_value(batch, varying, i, value, used)
         except SchemaError as error:
-            raise TransformError(f"{error}\n  at {self._named(batch)}") from None
+            raise error_at(error, self._named(batch)) from None
         return used
 
     def _places(self, batch: BatchRows) -> Places:
@@ -405,7 +361,7 @@ class BatchBuilder:
         return place
 
     def _named(self, batch: BatchRows) -> str:
-        """Return a phrase for messages that names the batch by its first samples."""
+        """Return a phrase for messages that names a batch by its first samples."""
         places = list(map(self._places(batch), range(min(batch.n_read, _NAMED_SAMPLES))))
         more = ", …" if batch.n_read > _NAMED_SAMPLES else ""
         return f"the batch of {', '.join(places)}{more} of {self._batch_spec.path}"
