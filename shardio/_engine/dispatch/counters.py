@@ -21,9 +21,9 @@ from shardio.order import RankPartition
 
 # The file consists of lines of 8 words of 8 bytes, each as long as a cache line. The first line is
 # the header, which the main process writes. The counters follow: for each slot (the index of an
-# iteration), one line per worker. The last part of the file has, for each worker, a ring buffer of
-# N_RECORDS + 1 lines. Each line of counters and each ring buffer has one worker that writes to it;
-# this worker stays the same while an iteration runs.
+# iteration), one line per worker. Last, each worker has a ring buffer: a line whose first word is
+# the number of records written so far, and then one line per record. Only one worker writes to each
+# line while an iteration runs.
 #
 # `_FILLED` to `_TRANSFORM` are the indices of the words in a line of counters, and `_N_WORKERS` to
 # `_IS_RECORDING` are the indices of the words in the header.
@@ -41,10 +41,7 @@ _S_PER_NS: Final = 1e-9
 
 
 class FillRecord(NamedTuple):
-    """The times of filling the batch of step `step`, in nanoseconds.
-
-    `pass_ns` is the time at which the iteration began. It identifies the iteration.
-    """
+    """The times of filling a batch, in ns; `pass_ns`, its iteration's start, identifies that."""
 
     pass_ns: int
     step: int
@@ -56,27 +53,21 @@ class FillRecord(NamedTuple):
 
 
 class IterationCounters:
-    """The counters that one worker writes.
-
-    `fd` is the file of a `CounterTable`; it is only borrowed. `worker` is the index of the worker.
-    """
+    """The counters that one worker writes to the borrowed file `fd` of a `CounterTable`."""
 
     def __init__(self, fd: int, worker: int) -> None:
         self._words = words = memoryview(mmap.mmap(fd, 0)).cast("Q")
         n_workers, n_slots, self._n_records = words[: _N_RECORDS + 1]
         self._first, self._stride = _LINE * (1 + worker), _LINE * n_workers
-        self._ring = _LINE * (1 + n_slots * n_workers + worker * _ring_lines(self._n_records))
+        self._ring = _LINE * (1 + n_slots * n_workers + worker * (1 + self._n_records))
 
     def start(self) -> int:
-        """Start timing a batch; return the current time in ns, to be passed to `add`."""
+        """Start timing a batch; return the time to be passed to `add`."""
         PHASE_TIMES.sums_ns[:] = 0, 0, 0
         return now_ns()
 
     def add(self, slot: int, step: int, start_ns: int) -> int:
-        """Count the batch of step `step` of the iteration in `slot`.
-
-        Return the time since `start` in ns.
-        """
+        """Count the batch of a step of the iteration in `slot`; return the ns since `start`."""
         end_ns = now_ns()
         words, line = self._words, self._first + slot * self._stride
         words[line + _FILLED] += 1
@@ -101,15 +92,6 @@ class IterationCounters:
         words[ring] += 1  # counted last, so that the count never includes an unfinished record
 
 
-def _ring_lines(n_records: int) -> int:
-    """Return the number of lines of a worker's ring buffer with room for `n_records` records.
-
-    The first word of the first line is the number of records written so far. Each following line is
-    a record.
-    """
-    return n_records + 1
-
-
 class CounterTable:
     """The counters of all workers for up to `n_slots` iterations, as the main process sees them.
 
@@ -118,8 +100,7 @@ class CounterTable:
 
     def __init__(self, n_slots: int, n_workers: int, n_records: int = N_RECORDS) -> None:
         self.n_workers, self._n_records = n_workers, n_records
-        ring = _ring_lines(n_records)
-        n_lines = 1 + (n_slots + ring) * n_workers
+        n_lines = 1 + (n_slots + 1 + n_records) * n_workers
         self.fd = sparse_memory_file(n_lines * _LINE * 8, "the counters of iterations")
         try:
             whole = np.frombuffer(mmap.mmap(self.fd, 0), np.uint64).reshape(n_lines, _LINE)
@@ -131,14 +112,11 @@ class CounterTable:
         self._has_recorded = False
         end = 1 + n_slots * n_workers
         self._lines = whole[1:end].reshape(n_slots, n_workers, _LINE)
-        self._rings = whole[end:].reshape(n_workers, ring, _LINE)
+        self._rings = whole[end:].reshape(n_workers, 1 + n_records, _LINE)
         self._n_begun = 0
 
     def begin(self, slot: int, began_ns: int) -> None:
-        """Reset the counters of a slot for an iteration that begins at `began_ns`.
-
-        Call it only when no worker can still be writing to the counters of this slot.
-        """
+        """Reset the counters of a slot, to which no worker writes any more, for an iteration."""
         self._n_begun = max(self._n_begun, slot + 1)
         self._lines[slot] = 0
         self._lines[slot, :, _BEGAN] = began_ns
@@ -151,8 +129,7 @@ class CounterTable:
     def close(self) -> None:
         """Unmap the table; the counters stay readable."""
         self._lines = self._lines[: self._n_begun].copy()
-        # Copy the ring buffers only if they were written. Before that, they take no memory, but
-        # a copy would.
+        # A file without records takes no memory, but a copy of it would.
         self._rings = self._rings.copy() if self._has_recorded else self._rings[:0].copy()
         self._head = self._head.copy()
 
@@ -174,7 +151,7 @@ class CounterTable:
 class IterationTimer:
     """The timings of one iteration in the main process.
 
-    `began_ns` is a reading of the monotonic clock. Moments are given in ns since `began_ns`. Some
+    `began_ns` is a reading of the clock, and a moment is a time in ns since `began_ns`. Some
     attributes are sums of moments over all batches, because `stats` only needs differences of sums:
     for example, `left_ns - entered_ns` is the total time between the requests for batches and their
     receipts.
@@ -182,18 +159,11 @@ class IterationTimer:
 
     began_ns: int = field(default_factory=now_ns)
     head_start_ns: int = 0
-    """The time between the moment at which this iteration was begun ahead and `began_ns`.
-
-    An iteration is begun ahead if workers begin to fill its batches before the program requests it.
-    For any other iteration, the value is 0.
-    """
+    """The time for which workers had filled batches ahead when the program requested them."""
     n_filled_ahead: int = 0
     """The number of batches that were filled before `began_ns`."""
     ready_ahead_ns: int = 0
-    """The sum of the times at which the batches filled before `began_ns` were complete.
-
-    These times are in ns since the iteration was begun ahead, and not since `began_ns`.
-    """
+    """The sum of the times at which these batches were filled, since the head start began."""
     entered_ns: int = 0
     """The sum of the moments at which the loop requested a batch."""
     left_ns: int = 0
@@ -203,29 +173,21 @@ class IterationTimer:
     ended_ns: int | None = None
     """The reading of the clock at the end of the iteration; None while the iteration runs."""
     heap_bytes: int = 0
-    """The number of bytes of values with varying sizes, in the batches that the loop received."""
+    """The bytes of values with varying sizes, in the batches that the loop received."""
     n_copies: int = 0
     n_restarts: int = 0
     n_blocks_made: int = 0
 
     def restarted_now(self, words: npt.NDArray[np.uint64]) -> IterationTimer:
-        """Return a timer for an iteration that was begun ahead and that a loop takes over now.
+        """Return the timer of an iteration that was begun ahead, once a loop takes it over.
 
-        `self` is the timer that was created when the iteration was begun ahead, and `words` are the
-        counters of the iteration.
+        `words` are the counters of the iteration.
         """
-        timer = IterationTimer(
-            n_filled_ahead=int(words[_FILLED]), ready_ahead_ns=int(words[_READY])
-        )
-        timer.head_start_ns = timer.began_ns - self.began_ns
-        return timer
+        n_filled, ready_ns, now = int(words[_FILLED]), int(words[_READY]), now_ns()
+        return IterationTimer(now, now - self.began_ns, n_filled, ready_ns)
 
     def start(self) -> None:
-        """Record that the first tasks are assigned.
-
-        The time from `began_ns` until now was spent on assigning tasks. It is added to the time of
-        handing batches over (`hand_over_s` in `stats`).
-        """
+        """Count the time since `began_ns`, which was spent on assigning tasks, as `hand_over_s`."""
         self.entered_ns -= now_ns() - self.began_ns
 
     def end(self) -> None:
@@ -242,22 +204,20 @@ class IterationTimer:
     ) -> LoadingStats:
         """Return the figures of the iteration so far.
 
-        `n_handed_over` is the step of the next batch to hand over; it starts at
-        `partition.first_step`, and not at 0. `row_bytes` is the size of a sample without its values
-        of varying sizes. `words` are the iteration's counters, summed over all workers.
+        `n_handed_over` is the step of the next batch to hand over. `row_bytes` is the size of a
+        sample without its values of varying sizes. `words` are the iteration's counters, summed
+        over all workers.
         """
         elapsed_ns = (now_ns() if self.ended_ns is None else self.ended_ns) - self.began_ns
-        # Each request for a batch adds its moment to `entered_ns`, and each receipt of a batch adds
-        # its moment to `left_ns`. The difference is negative if the loop has requested a batch that
-        # it has not received yet. Then add the current moment in place of the missing receipt.
         inside_ns = self.left_ns - self.entered_ns
-        if inside_ns < 0:
+        if inside_ns < 0:  # the loop waits for a batch: its receipt is missing
             inside_ns += elapsed_ns
-        n_batches = n_handed_over - partition.first_step
-        n_undelivered = max(0, int(words[_FILLED]) - n_batches)
-        # A batch is ready from the end of its filling until its delivery. If it has not been
-        # delivered, it has been ready until now.
-        ready_ns = self.left_ns + n_undelivered * elapsed_ns - self._filled_ns(words)
+        n_batches, n_filled = n_handed_over - partition.first_step, int(words[_FILLED])
+        # A batch is ready from its filling until its delivery, or until now. A batch that was
+        # filled before `began_ns` counts as filled at the moment 0.
+        n_filled_since = n_filled - self.n_filled_ahead
+        filled_ns = int(words[_READY]) - self.ready_ahead_ns - n_filled_since * self.head_start_ns
+        ready_ns = self.left_ns + max(0, n_filled - n_batches) * elapsed_ns - filled_ns
         n_samples = partition.n_samples(n_handed_over)
         return LoadingStats(
             elapsed_s=elapsed_ns * _S_PER_NS,
@@ -275,11 +235,3 @@ class IterationTimer:
             n_restarts=self.n_restarts,
             n_blocks_made=self.n_blocks_made,
         )
-
-    def _filled_ns(self, words: npt.NDArray[np.uint64]) -> int:
-        """Return the sum of the moments at which batches were filled.
-
-        A batch that was filled before `began_ns` counts as filled at the moment 0.
-        """
-        n_filled = int(words[_FILLED]) - self.n_filled_ahead
-        return int(words[_READY]) - self.ready_ahead_ns - n_filled * self.head_start_ns

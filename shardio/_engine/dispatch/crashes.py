@@ -4,10 +4,6 @@ The block of a batch holds an origin table with one entry per row of the batch: 
 sample, the row in this shard, and a status. Before a worker reads samples, it sets their status to
 CLAIMED. After a crash, the table therefore shows which samples the worker was reading.
 
-SIGBUS kills a worker that reads a mapped page that the storage cannot provide. The main process
-then compares the sizes of the files that the worker was reading with the expected sizes, to find
-out whether a file was truncated.
-
 If samples may be skipped, a sample is skipped once MAX_CRASHES workers have crashed while this
 sample was the only claimed one. Without a transform, a worker claims all samples of a batch at
 once, so the first crash does not identify a sample. The batch is then filled again row by row.
@@ -17,7 +13,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -30,7 +25,6 @@ from shardio.batch.layout import CLAIMED, EMPTY, NO_FIELD, BlockLayout
 from shardio.dataset.dataset import Dataset
 from shardio.errors import ShardChanged, WorkerDied
 from shardio.samples.view import SampleView
-from shardio.shard.writer import ShardSummary
 
 _NAMED_SAMPLES: Final = 3
 
@@ -64,10 +58,7 @@ def claim_of_first(batch_spec: BatchSpec, view: SampleView, number: int = 0) -> 
 def claims_in(
     layout: BlockLayout, block: Block, dataset: Dataset, fields: tuple[str, ...]
 ) -> InFlightRows:
-    """Return the samples whose status in the origin table of a block is CLAIMED.
-
-    `fields` are the names of the fields, in the order of their indices in the origin table.
-    """
+    """Return the samples that are claimed in a block; `fields` are the fields that are read."""
     origins = layout.origins(block.bytes)
     at = np.flatnonzero(origins["status"] == CLAIMED)
     claimed = origins[at]
@@ -94,10 +85,7 @@ def claims_in(
 
 
 def clear_claims(layout: BlockLayout, block: Block) -> None:
-    """Reset the origin table of an unfinished batch.
-
-    If the worker of this block crashes later, the samples of this batch are then not blamed.
-    """
+    """Reset the origin table of an unfinished batch, so that a later crash does not blame it."""
     layout.origins(block.bytes)["status"] = EMPTY
 
 
@@ -106,30 +94,34 @@ def crash_error(
 ) -> WorkerDied | ShardChanged:
     """Return the error of a batch whose worker has crashed.
 
-    `how` describes the exit of the worker. `by_signal` is the signal that killed the worker, if
-    any. `where` follows the description of the claimed samples in the message: the name of the
-    batch and, after several crashes, their number.
+    `how` describes the exit of the worker, and `by_signal` is the signal that killed it, if any.
+    `where` ends the message: the name of the batch and, after several crashes, their number.
+
+    SIGBUS kills a worker that reads a mapped page that the storage cannot provide. Check then
+    whether one of the files that the worker was reading was truncated; if no sample was claimed,
+    whether any file was.
     """
     text = f"{how}, {claims.text}{where}"
     if by_signal != signal.SIGBUS:
         return WorkerDied(text)
-    for shard, (summary, path) in _suspects(dataset, claims):
-        try:
-            n_bytes = os.stat(path).st_size
-        except OSError:
-            continue  # the file was deleted; this is not the cause, because maps remain readable
-        if n_bytes < summary.n_bytes:
-            found = ShardChanged(
-                f"the file was cut short while it was read: {text}",
-                code="file_size",
-                path=path,
-                field=claims.field,
-                sample=_first_lost(dataset, shard, claims, n_bytes),
-                expected=summary.n_bytes,
-                found=n_bytes,
-            )
-            found.__cause__ = WorkerDied(text)
-            return found
+    for shard in claims.rows or range(len(dataset.shards)):
+        for summary, path in dataset.files.files_of_shard(shard, claims.field):
+            try:
+                n_bytes = os.stat(path).st_size
+            except OSError:
+                continue  # a deleted file is not the cause, because its maps remain readable
+            if n_bytes < summary.n_bytes:
+                found = ShardChanged(
+                    f"the file was cut short while it was read: {text}",
+                    code="file_size",
+                    path=path,
+                    field=claims.field,
+                    sample=_first_lost(dataset, shard, claims, n_bytes),
+                    expected=summary.n_bytes,
+                    found=n_bytes,
+                )
+                found.__cause__ = WorkerDied(text)
+                return found
     return WorkerDied(
         f"{text}; SIGBUS means that the storage could not provide a page of a mapped file: the "
         "device fails (see the kernel's log), or a file was temporarily truncated"
@@ -137,30 +129,12 @@ def crash_error(
 
 
 def is_final(error: WorkerDied | ShardChanged, n_crashes: int) -> bool:
-    """Return True if a batch is not tried again after `n_crashes` crashes.
-
-    `error` is the error of the last crash.
-    """
+    """Return True if a batch is not tried again after `n_crashes` crashes; `error` is the last."""
     return isinstance(error, ShardChanged) or n_crashes >= MAX_CRASHES
 
 
-def _suspects(
-    dataset: Dataset, claims: InFlightRows
-) -> Iterator[tuple[int, tuple[ShardSummary, str]]]:
-    """Yield (index of a shard, file) for each file that the worker was reading.
-
-    If no sample was claimed, yield the files of all shards.
-    """
-    for shard in claims.rows or range(len(dataset.shards)):
-        for file in dataset.files.files_of_shard(shard, claims.field):
-            yield shard, file
-
-
 def _first_lost(dataset: Dataset, shard: int, claims: InFlightRows, n_bytes: int) -> int | None:
-    """Return the first claimed row that is stored past the first `n_bytes` bytes of its file.
-
-    If the positions of the rows in the file are unknown, return the first claimed row.
-    """
+    """Return the first claimed row that is stored past the first `n_bytes` bytes of its file."""
     rows = claims.rows.get(shard, [])
     # Use only a reader that is already open, because a truncated file cannot be opened.
     reader = dataset.files.reader_if_open(shard, claims.field)
@@ -168,8 +142,8 @@ def _first_lost(dataset: Dataset, shard: int, claims: InFlightRows, n_bytes: int
         section = reader.column_section(claims.field)
         lost = [row for row in rows if section.offset + (row + 1) * section.stride > n_bytes]
         return min(lost, default=None)
-    # The offsets of records are stored in the truncated file. Its pages must not be read here,
-    # because SIGBUS would kill the main process.
+    # Where a record is stored is unknown: the truncated file has its offset, and reading the file
+    # could kill the main process by SIGBUS.
     return min(rows, default=None)
 
 
@@ -196,9 +170,9 @@ class SuspectSamples:
         return self._n_in_vain >= _MAX_IN_VAIN
 
     def record_crash(self, claims: InFlightRows, end: str) -> bool:
-        """Record the crash of a worker; return True if one more sample is to be skipped.
+        """Record the crash of a worker, with its claims; return True if it adds one to `left_out`.
 
-        `claims` are the samples that the worker had claimed, and `end` describes its exit.
+        `end` describes the exit of the worker.
         """
         self._n_in_vain += 1
         if len(claims.places) != 1:

@@ -1,8 +1,7 @@
 """The dispatcher of batches: it assigns tasks to workers, handles results and recycles blocks.
 
 A task asks a worker to fill a block, a piece of shared memory, with the batch of one step. An
-iteration runs over the steps of one epoch. An iteration is begun ahead if idle workers begin to
-fill its batches before the program requests it.
+iteration is begun ahead if workers begin to fill its batches before the program requests it.
 """
 
 from __future__ import annotations
@@ -38,17 +37,8 @@ _FILL, _FILLED, _QUICK = int(RequestKind.FILL), int(Status.FILLED), int(Status.Q
 class Dispatcher:
     """A dispatcher of tasks and filled blocks. Borrows all its arguments.
 
-    When an engine restarts, it creates a new backend, a new pool and a new Dispatcher. Callers of
-    the methods hold the engine's lock.
-
-    Args:
-        batch_spec: the specification of batches.
-        dataset: the dataset as opened by the main process.
-        backend: the workers.
-        iterations: the running iterations.
-        pool: the blocks.
-        n_blocks: the number of blocks that one iteration should have.
-        memory_bytes: the budget for all blocks together, which is only used in messages.
+    `n_blocks` is the number of blocks that one iteration should have. `memory_bytes` is the budget
+    for all blocks together, for messages. Callers of the methods hold the engine's lock.
     """
 
     def __init__(
@@ -66,10 +56,7 @@ class Dispatcher:
         self._iterations, self.pool = iterations, pool
         self._n_blocks, self._memory_bytes = n_blocks, memory_bytes
         self.settle: Callable[[], None] | None = None
-        """A function to call before the memory of released batches is reused.
-
-        It waits until the framework of the tensors has stopped reading this memory.
-        """
+        """A function that waits until the tensors' framework no longer reads released batches."""
 
     def next(self, iteration: EpochIteration, timeout_s: float | None) -> Delivered | None:
         """Return the next filled block of an iteration, or None at its end; see `Engine.next`."""
@@ -111,9 +98,8 @@ class Dispatcher:
     def extended(self, end_s: float | None, timeout_s: float, what: str) -> float:
         """Return a new deadline, `timeout_s` from now.
 
-        Raises:
-            BatchTimeout: the deadline `end_s` has passed and no worker is starting. `what` is the
-                name of the missing result in the message.
+        Raise BatchTimeout if the deadline `end_s` has passed and no worker is starting. `what` is
+        the name of the missing result in the message.
         """
         now_s = time.monotonic()
         if end_s is not None and now_s >= end_s and not self._backend.is_starting:
@@ -122,10 +108,7 @@ class Dispatcher:
         return now_s + timeout_s
 
     def assign_tasks(self, iteration: EpochIteration) -> None:
-        """Assign tasks as long as workers need more tasks and there are blocks for the tasks.
-
-        If all steps of the iteration are assigned, assign tasks of its successor ahead.
-        """
+        """Assign tasks while workers need them and there are blocks; at the end, tasks ahead."""
         schedule = iteration.schedule
         if not schedule.is_low:
             return
@@ -141,7 +124,7 @@ class Dispatcher:
             self._backend.post()
 
     def _assign_ahead(self, iteration: EpochIteration) -> None:
-        """Assign tasks of the next epoch to workers that have no other tasks, using idle blocks."""
+        """Assign tasks of the next epoch to idle workers, using idle blocks."""
         ahead = self._iterations.ahead or self._iterations.begin_ahead(iteration)
         if ahead is None:
             return
@@ -188,7 +171,7 @@ class Dispatcher:
         self._backend.give(worker, tuple.__new__(Task, words), block)
 
     def _has_enough(self, schedule: Schedule) -> bool:
-        """Return True if an iteration has enough blocks. Otherwise, a block should be created."""
+        """Return True if an iteration has enough blocks, so that none should be created."""
         n_enough, n_to_come = self._n_blocks, schedule.n_circulating
         if len(self._iterations) > 1:  # rare case: several iterations share the pool
             n_enough *= self._iterations.n_live
@@ -196,10 +179,7 @@ class Dispatcher:
         return len(self.pool) >= n_enough and n_to_come >= self._backend.n_workers
 
     def _force_block(self, iteration: EpochIteration) -> None:
-        """Find a block for an iteration that has none.
-
-        If there is no other way, create a block although this exceeds the budget.
-        """
+        """Find a block for an iteration that has none; if necessary, exceed the budget."""
         gc.collect()  # frees the batches that only reference cycles keep alive
         self.apply_finalizers()
         self.assign_tasks(iteration)
@@ -260,9 +240,9 @@ class Dispatcher:
             self._finish(iteration)
 
     def _lose(self, iteration: EpochIteration, loss: WorkerLost) -> None:
-        """Reassign the tasks of a crashed worker, or drop the tasks if the iteration is cancelled.
+        """Reassign the tasks of a crashed worker, or drop them if the iteration is cancelled.
 
-        A task at which too many workers have crashed is not reassigned: its step fails.
+        A step at which too many workers have crashed fails.
         """
         schedule = iteration.schedule
         tasks = schedule.tasks_of(loss.worker)
@@ -316,20 +296,14 @@ class Dispatcher:
                 return
 
     def apply_finalizers(self) -> None:
-        """Do the work that finalizers may not do themselves.
-
-        End the iterations that were cancelled, and free the blocks of released batches.
-        """
+        """End the iterations that finalizers cancelled, and free the blocks of released batches."""
         if self._iterations.ended:
             for iteration in self._iterations.take_ended():
                 self._finish(iteration)
         self.pool.take_back_returned(self.settle)
 
     def _finish(self, iteration: EpochIteration) -> None:
-        """Free those blocks of a cancelled iteration that no worker is using.
-
-        If all tasks of the iteration are answered, drop the iteration.
-        """
+        """Free the unused blocks of a cancelled iteration; drop it if all tasks are answered."""
         for block in iteration.schedule.release_idle_blocks():
             self.pool.give_back(block)
         self._take_back(iteration)

@@ -1,15 +1,9 @@
 """The engine of a loader: its workers, blocks and iterations.
 
-A block is a piece of shared memory into which a worker writes a batch. Each iteration over an epoch
-is an `EpochIteration` with its own Schedule. Several iterations may run at the same time; they
-share the workers and the blocks. If an exception may have left the state corrupt (`is_torn`), the
-engine restarts with new workers and blocks. The work for each batch is done in `dispatcher`.
-
-The layout of batches in blocks follows from a schema. Without user code, this is the schema of the
-fields that the loader delivers. With user code, it is the schema of the first transformed sample or
-of the first transformed batch. A SchemaProbe requests this schema from a worker, while the main
-process continues to open files. If samples may be skipped and the first sample fails, other samples
-are tried.
+A block is a piece of shared memory into which a worker writes a batch. Several iterations over
+epochs may run at the same time; they share the workers and the blocks. If an exception may have
+left the state corrupt (`is_torn`), the engine restarts with new workers and blocks. The work for
+each batch is done in `dispatcher`.
 """
 
 from __future__ import annotations
@@ -66,9 +60,11 @@ _ASKED = 0
 
 
 class SchemaProbe:
-    """A request to a worker for the schemas that determine the layout of batches.
+    """A request to a worker for the schemas that determine the layout of batches in blocks.
 
-    Borrows the arguments of the constructor.
+    Without user code, they follow from the fields that the loader delivers. With user code, a
+    worker computes them from the first sample, or from other samples if it fails and may be
+    skipped. Borrows the arguments of the constructor.
     """
 
     def __init__(self, batch_spec: BatchSpec, view: SampleView, backend: Backend) -> None:
@@ -97,11 +93,8 @@ class SchemaProbe:
     def schemas(self, timeout_s: float | None = None) -> Schemas | None:
         """Request the schemas and wait for them; return None after `timeout_s`.
 
-        The time during which workers start does not count towards `timeout_s`.
-
-        Raises:
-            TransformError, WorkerDied, ShardChanged: user code failed or a worker crashed at a
-                sample, which the message names. The next call tries again.
+        The time during which workers start does not count towards `timeout_s`. If user code fails
+        or a worker crashes at a sample, raise an error that names it; the next call tries again.
         """
         known = self.ask()
         since_s = time.monotonic()
@@ -140,19 +133,12 @@ class SchemaProbe:
             del answer  # breaks the reference cycle error -> traceback -> this frame -> error
 
     def _has_another(self) -> bool:
-        """Advance to the next candidate; return True if there is one.
-
-        After the last candidate, go back to the first and return False.
-        """
+        """Advance to the next candidate; after the last one, go back to the first: return False."""
         self._number = (self._number + 1) % len(self._candidates)
         return self._number > 0
 
     def _ask_again(self, loss: WorkerLost) -> Schemas | None:
-        """Repeat the request after the worker has crashed and was replaced.
-
-        If too many workers have crashed at the sample, request the schemas of the next candidate,
-        or raise the error.
-        """
+        """Repeat the request after a crash, with the next candidate if this one is the cause."""
         self._n_crashes += 1
         claim = claim_of_first(self._batch_spec, self._view, self._sample)
         n = self._n_crashes
@@ -177,8 +163,7 @@ def schema_candidates(n_samples: int) -> list[int]:
     return list(dict.fromkeys([*first, *spread])) if n_samples else [0]
 
 
-# If one of these exceptions ends a call of the engine, the state of the engine is still consistent,
-# and the engine need not restart.
+# After these exceptions, the state of the engine is still consistent.
 _TEAR_NOTHING: Final = (
     InsufficientMemory,
     TransformError,
@@ -222,10 +207,9 @@ class Engine:
         self._tables: tuple[SharedArray, ...] = ()
         self._is_closed = False
         self._is_inside = False
-        """True while a call of `iterate` or `next` uses the workers, the blocks and the files.
+        """True during `iterate` and `next`.
 
-        If a signal handler calls `close` during such a call, `close` does not release these
-        resources. The interrupted call releases them when it ends.
+        If a signal handler calls `close` meanwhile, the interrupted call releases the resources.
         """
         self.view: SampleView
 
@@ -237,9 +221,9 @@ class Engine:
 
     @files_explained()
     def open(self, view: SampleView) -> None:
-        """Take ownership of the dataset of `view`, and share the view's tables with the workers.
+        """Take ownership of the dataset of `view`, and share files and tables with the workers.
 
-        Also create the files that are shared with the workers; worker.py lists them at `MARKS`.
+        worker.py lists the files at `MARKS`.
         """
         self.view, dataset = view, view.dataset
         marks_fd = create_bitmap_file(dataset.files.n_marks)
@@ -256,11 +240,7 @@ class Engine:
             self._lay_out(schemas)
 
     def layout(self) -> BlockLayout:
-        """Return the layout of batches; if user code determines it, wait for the schemas.
-
-        Raises:
-            BatchTimeout: the schemas did not arrive in time.
-        """
+        """Return the layout of batches; if user code determines it, wait for the schemas."""
         with self._lock:
             self._check_usable()
             if self._layout is not None:
@@ -286,7 +266,6 @@ class Engine:
         return layout
 
     def _create_dispatcher(self, layout: BlockLayout, schemas: Schemas, block_bytes: int) -> None:
-        """Create the dispatcher and its pool of blocks, and send the layout to the workers."""
         self._backend.use_layout(layout, schemas, self._memory_bytes)
         self._dispatcher = Dispatcher(
             self._batch_spec,
@@ -300,18 +279,17 @@ class Engine:
         self._dispatcher.settle = self._settle
 
     def settle_by(self, settle: Callable[[], None]) -> None:
-        """Set the function that waits until released batches are no longer read; see Dispatcher."""
+        """Set the function `settle` of the dispatcher."""
         self._settle = settle
         if self._dispatcher is not None:
             self._dispatcher.settle = settle
 
     @files_explained()
     def iterate(self, plan: EpochPlan, successor: EpochPlan | None = None) -> EpochIteration:
-        """Start an iteration with the plan `plan`.
+        """Start an iteration with the plan `plan`, or take over the one that was begun ahead.
 
-        If workers have begun an iteration with this plan ahead, before it was requested, take that
-        iteration over. `successor` is the plan of the iteration that will probably follow; None if
-        workers must not begin the following iteration ahead.
+        `successor` is the plan of the iteration that will probably follow; None if workers must not
+        begin it ahead.
         """
         with self._inside():
             layout, dispatcher = self.layout(), self.dispatcher
@@ -332,11 +310,7 @@ class Engine:
     def next(self, iteration: EpochIteration) -> Delivered | None:
         """Wait for the next filled block of an iteration and return it; return None at the end.
 
-        Raises:
-            Exception: the block could not be filled; this is the error of the worker.
-            BatchTimeout: the block was not filled in time.
-            InsufficientMemory: batches hold all blocks, and there is no memory for another block.
-            ClosedError: the loader is closed, or belongs to another process.
+        If the block could not be filled, raise the error of the worker.
         """
         with self._lock:
             if self._is_closed or this_process.pid != self._owner_pid or self._iterations.is_torn:
@@ -352,15 +326,12 @@ class Engine:
                 raise
             finally:
                 self._is_inside = False
-                if self._is_closed:  # a signal handler has called `close` during this call
+                if self._is_closed:
                     self._release()
 
     @contextlib.contextmanager
     def _inside(self) -> Iterator[None]:
-        """Hold the engine's lock, and set `_is_inside` and `is_torn`, during a `with` block.
-
-        `next` does the same without this context manager, because `next` must be fast.
-        """
+        """Hold the lock, and set `_is_inside` and `is_torn`; `next` does the same, but faster."""
         with self._lock:
             self._check_usable()
             self._restart_if_torn()
@@ -377,18 +348,13 @@ class Engine:
                     self._release()
 
     def mark_torn(self) -> None:
-        """Record that Ctrl-C interrupted the delivery of a batch.
-
-        The next call of `iterate` or `next` will restart the engine first.
-        """
+        """Make the next call of `iterate` or `next` restart the engine first."""
         self._iterations.is_torn = True
 
     def _restart_if_torn(self) -> None:
         """Restart with new workers and blocks if the state may be corrupt.
 
-        Batches that were delivered stay valid. Iterations resume at their next step. Batches that
-        had been filled but not delivered are filled again; every worker fills a batch with the same
-        bytes.
+        Delivered batches stay valid, and iterations resume at their next step.
         """
         if not self._iterations.is_torn:
             return
@@ -411,18 +377,15 @@ class Engine:
         self._iterations.cancel(iteration, is_known=is_ours and not self._is_closed)
 
     def lease(self, iteration: EpochIteration) -> npt.NDArray[np.uint8] | None:
-        """Lease the block that was delivered last to a batch; return the memory of the block.
+        """Lease the block that was delivered last; return its memory.
 
-        The lease ends when no object refers to this memory.
-
-        Return None if the iteration, or the one begun ahead, could not continue without the block;
-        the caller then copies the batch.
+        The lease ends when no object refers to this memory. Return None if the iteration, or the
+        one begun ahead, could not continue without the block; the caller then copies the batch.
         """
         block = iteration.held
         if block is None or not (iteration.schedule.n_circulating or self._can_spare(iteration)):
             return None
-        # Clear `held` before the lease. If Ctrl-C interrupts this, the block may have no owner, but
-        # it never has two.
+        # If Ctrl-C interrupts the next lines, the block has no owner, but never two.
         iteration.held = None
         return self.pool.lease(block)
 
@@ -438,7 +401,7 @@ class Engine:
     def stats(self, iteration: EpochIteration | None) -> tuple[LoadingStats, LoadingStats]:
         """Return the figures of `iteration`, and of all iterations together.
 
-        This takes no lock: a thread may call it while another thread iterates, and after `close`.
+        This takes no lock: another thread may iterate meanwhile, and the engine may be closed.
         """
         latest = LoadingStats() if iteration is None else self._iterations.stats_of(iteration)
         return latest, self._iterations.total()
@@ -482,8 +445,6 @@ class Engine:
                 self._backend.close()
         finally:
             with self._lock:
-                # If this runs in a signal handler that has interrupted another call of the engine,
-                # the interrupted call releases everything at its end.
                 if not self._is_inside:
                     self._release()
 

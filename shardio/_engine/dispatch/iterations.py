@@ -1,9 +1,8 @@
 """The table of a loader's running iterations, kept by the main process.
 
-An iteration runs over the steps of one epoch; several may run at the same time. The slot of an
-iteration is its index in this table. Each slot has a cancellation flag: one byte of shared memory,
-which is 1 if the iteration was cancelled. Workers read the flags before they begin a task. The
-table only keeps the state; `engine` and `dispatcher` make the decisions.
+The slot of an iteration is its index in this table. Each slot has a cancellation flag: one byte of
+shared memory, which workers read before they begin a task. The table only keeps the state; `engine`
+and `dispatcher` make the decisions.
 """
 
 from __future__ import annotations
@@ -63,10 +62,7 @@ class EpochIteration:
     is_exhausted: bool = False
     """True once the iterator has raised StopIteration at the end of the epoch."""
     held: int | None = None
-    """The index of the block delivered last; None once that block is leased or freed.
-
-    The next delivery frees the block if it was not leased.
-    """
+    """The index of the block delivered last; None once that block is leased or freed."""
     is_cancelled: bool = False
     is_watched: bool = False
     """True if there is an iterator, which will cancel the iteration."""
@@ -78,8 +74,7 @@ class EpochIteration:
     def take_skips(self, step: int, most: int) -> tuple[Skipped, ...]:
         """Return the skipped samples of a delivered step.
 
-        Raises:
-            TooManySkipped: more than `most` samples have been skipped in the iteration so far.
+        Raise TooManySkipped if more than `most` samples have been skipped in the iteration so far.
         """
         found = self.skips.pop(step, ())
         self.n_skipped += len(found)
@@ -165,11 +160,7 @@ class IterationTable:
         return sum(each.schedule.n_in_flight for each in each_cancelled)
 
     def begin(self, plan: EpochPlan, schedule: Schedule, layout: BlockLayout) -> EpochIteration:
-        """Begin an iteration in a free slot.
-
-        Raises:
-            InvalidArgument: N_SLOTS iterations are running.
-        """
+        """Begin an iteration in a free slot."""
         if not self._free_slots:
             raise InvalidArgument(
                 f"{N_SLOTS} iterations over one loader are running, the maximum number; release "
@@ -190,12 +181,10 @@ class IterationTable:
     def begin_ahead(self, before: EpochIteration) -> EpochIteration | None:
         """Begin the successor of the iteration `before`, although no loop has requested it yet.
 
-        Return None if there is no successor or no free slot, or if an iteration still needs the
-        workers.
+        Return None if there is none or no free slot, or if an iteration still needs the workers.
         """
-        plan = before.successor
-        is_full = not self._free_slots
-        if plan is None or not before.schedule.is_given_out or is_full or self.n_live > 1:
+        plan, is_busy = before.successor, not before.schedule.is_given_out
+        if plan is None or is_busy or not self._free_slots or self.n_live > 1:
             return None
         partition = plan.partition
         schedule = before.schedule.followed(partition.first_step, partition.last_step)
@@ -204,11 +193,7 @@ class IterationTable:
         return iteration
 
     def take_over(self, plan: EpochPlan) -> EpochIteration | None:
-        """Return the iteration that was begun ahead if its plan is `plan`; restart its timer.
-
-        If its plan is a different one, cancel the iteration and return None. Also return None if no
-        iteration was begun ahead.
-        """
+        """Return the iteration that was begun ahead, if any; cancel it if its plan is another."""
         iteration, self.ahead = self.ahead, None
         if iteration is None:
             return None
@@ -223,25 +208,23 @@ class IterationTable:
     def follow(self, iteration: EpochIteration, successor: EpochPlan | None) -> None:
         """Record `iteration` as the latest one, and `successor` as the plan that will follow it.
 
-        The previous iteration loses its successor, so that only one iteration is begun ahead. If
-        the plan of `iteration` is not the one that was expected to follow the previous iteration,
-        the program seems not to loop over successive epochs, so no successor is begun ahead.
+        If the plan of `iteration` was not expected, the program seems not to loop over successive
+        epochs, so no successor is begun ahead.
         """
         if self._latest is not None:
-            self._latest.successor = None
+            self._latest.successor = None  # only one iteration is begun ahead
         is_foreseen = self._foreseen is None or self._foreseen == iteration.plan
         self._latest, self._foreseen = iteration, successor
         iteration.successor = successor if is_foreseen else None
 
     def cancel(self, iteration: EpochIteration, *, is_known: bool) -> None:
-        """Record that an iteration is cancelled, and set its cancellation flag.
+        """Record that an iteration is cancelled; a finalizer may call this in any thread.
 
-        A finalizer may call this in any thread at any moment. `is_known` is False in a forked child
-        of the process that owns the workers, and after `close`. The flag is then not set.
+        Set its flag if `is_known`: not in a forked child of the process that owns the workers, and
+        not after `close`.
         """
         if is_known and not iteration.is_cancelled:
-            # Set the flag here already, because `take_ended` may be called much later.
-            self._words[iteration.slot] = 1
+            self._words[iteration.slot] = 1  # already here: `take_ended` may be called much later
         iteration.timer.end()
         self.ended.append(iteration)
 
@@ -256,20 +239,17 @@ class IterationTable:
 
     def forget(self, iteration: EpochIteration) -> None:
         """Drop an iteration whose tasks are all answered, and free its slot."""
-        self._drop(iteration)
-        self._free_slots.append(iteration.slot)
-
-    def _drop(self, iteration: EpochIteration) -> None:
         if not iteration.is_ahead:
             self._forgotten += self.stats_of(iteration)
         del self._by_slot[iteration.slot]
         if self._latest is iteration:
             self._latest = None
+        self._free_slots.append(iteration.slot)
 
     def restart_iterations(self) -> None:
-        """Remove all tasks, because the workers and blocks are replaced.
+        """Remove all tasks, because workers and blocks are replaced.
 
-        Iterations that have an iterator will resume at their next step. All others are dropped.
+        Drop the iterations without an iterator; the others will resume at their next step.
         """
         while self.ended:
             self.ended.popleft().is_cancelled = True
@@ -279,8 +259,9 @@ class IterationTable:
             iteration.sizes, iteration.skips, iteration.held = {}, {}, None
             iteration.known_to.clear()
             if iteration.is_cancelled:
-                self._drop(iteration)
+                self.forget(iteration)
         self.ahead = None  # it had no iterator, so it was dropped
+        # An exception may have come between taking a slot and using it.
         self._free_slots = [slot for slot in range(N_SLOTS) if slot not in self._by_slot]
         self._words[:] = 0
 

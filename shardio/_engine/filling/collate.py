@@ -1,9 +1,11 @@
 """Collate the values of the samples of a batch into padded, stacked or concatenated arrays.
 
 These arrays are written to the heap of a block, the area at its end for values of varying size. The
-heap grows as needed. When it grows, arrays that are views of the block stay valid, because the
-block keeps its pages of memory. A `Scratch` block holds a batch while the batch is being built. If
-a batch is padded with further rows, these rows repeat the samples of the batch.
+heap grows as needed. Arrays that are views of the block stay valid then, because the block keeps
+its pages of memory.
+
+In all functions, `used` is the number of bytes that are used in the heap before; the number of
+bytes that are used afterwards is returned.
 """
 
 from __future__ import annotations
@@ -38,14 +40,7 @@ _Slot = TypeVar("_Slot", FixedSlot, PresenceSlot, VaryingSlot)
 
 
 def put_value(batch: BatchRows, slot: VaryingSlot, i: int, value: object, used: int) -> int:
-    """Write a value of varying size into the heap: the value of a field in row i.
-
-    `used` and the return value are the numbers of bytes that are used in the heap before and
-    afterwards.
-
-    Raises:
-        SchemaError: the value does not fit the field.
-    """
+    """Write the value of a field in row i into the heap; raise SchemaError if it does not fit."""
     layout, memory = batch.layout, batch.memory
     record, shape = layout.schema[slot.name].encode_record(slot.name, value)
     start = -(-used // slot.alignment) * slot.alignment
@@ -61,11 +56,7 @@ def put_value(batch: BatchRows, slot: VaryingSlot, i: int, value: object, used: 
 def reserve(
     batch: BatchRows, slot: WholeSlot, shape: Sequence[int], used: int
 ) -> tuple[npt.NDArray[Any], int]:
-    """Reserve space in the heap for an array of the whole batch.
-
-    Return the array, and the number of bytes that are then used in the heap. `used` is the number
-    of bytes that are used before.
-    """
+    """Reserve space in the heap for an array of the whole batch; return the array, too."""
     layout, memory = batch.layout, batch.memory
     start = -(-used // ALIGNMENT) * ALIGNMENT
     end = start + slot.dtype.itemsize * math.prod(shape)
@@ -82,26 +73,18 @@ def _make_room(layout: BlockLayout, memory: BlockMap, end: int) -> None:
 
 
 class Scratch(BlockMap):
-    """A block that only this process uses, for batches with a certain layout.
-
-    Owns the memory file of the block.
-    """
+    """A block that only this process uses, for batches with a certain layout; owns its file."""
 
     def __init__(self, layout: BlockLayout) -> None:
         self.layout = layout
-        fd = reserve_memory_file(
-            layout.heap + mmap.PAGESIZE, "a batch that is built in several steps"
-        )
+        what = "a batch that is built in several steps"
+        fd = reserve_memory_file(layout.heap + mmap.PAGESIZE, what)
         weakref.finalize(self, os.close, fd)
         super().__init__(fd)
 
 
 def copy_rows(source: BatchRows, batch: BatchRows, first: int = 0, used: int = 0) -> int:
-    """Copy the rows of `source` to the rows of `batch` from row `first` on.
-
-    Collated fields are not copied. `used` and the return value are the numbers of bytes that are
-    used in the heap of `batch` before and afterwards.
-    """
+    """Copy all rows of `source`, except collated fields, to `batch` from row `first` on."""
     layout, memory, rows = batch.layout, batch.memory, slice(first, first + source.n_rows)
     below, given = source.layout, source.memory.bytes
     for fixed in layout.fixed:
@@ -135,18 +118,8 @@ Places = Callable[[int], str]
 def join(batch: BatchRows, slot: JoinSlot, values: Values, used: int, places: Places) -> int:
     """Write the values of a field into the heap as one array.
 
-    Return the number of bytes that are then used in the heap.
-
-    Args:
-        batch: the block, and the samples of the batch.
-        slot: the description of the array in the layout of the block.
-        values: for each sample, its value as an array of the field's dtype, or None. There are no
-            values for rows that pad the batch.
-        used: the number of bytes that are used in the heap so far.
-        places: a function that describes the sample in a row, for messages.
-
-    Raises:
-        SchemaError: the shapes of the values cannot be collated; the message names samples.
+    Rows that pad the batch have no `values`; they repeat the samples of the batch. Raise
+    SchemaError, with the names of samples by `places`, if the shapes cannot be collated.
     """
     n_read, n_rows = len(values), batch.n_rows
     values = values + [values[i % n_read] for i in range(n_rows - n_read)]
@@ -174,10 +147,7 @@ def join(batch: BatchRows, slot: JoinSlot, values: Values, used: int, places: Pl
 def _sizes(
     join: JoinedField, values: Values, lengths: npt.NDArray[np.int64], places: Places
 ) -> tuple[int, ...]:
-    """Return the shape to which the arrays of all samples are padded.
-
-    `lengths` has the shape of the array of each sample.
-    """
+    """Return the shape to which all arrays are padded; `lengths` has the shape of each array."""
     # If all values are missing, an axis has the length from the field type, or the length 0.
     largest = np.maximum(lengths.max(0), [n or 0 for n in join.field.shape])
     if join.rule.kind == "stack":
@@ -212,10 +182,7 @@ def _check_equal(join: JoinedField, values: Values, first_axis: int, places: Pla
 
 
 def _mask(out: npt.NDArray[np.bool_], lengths: npt.NDArray[np.int64], sizes: Rows | Any) -> None:
-    """Fill the mask of a padded array: True for values, False for padding.
-
-    `lengths` has the shape of the array of each row, and `sizes` the shape to which it was padded.
-    """
+    """Fill the mask of an array that was padded to `sizes`: True for values, False for padding."""
     out.fill(True)
     n_rows, n_dims = lengths.shape
     for axis, size in enumerate(sizes):
@@ -233,10 +200,7 @@ def _concatenate(
     used: int,
     places: Places,
 ) -> int:
-    """Concatenate the values along the first axis, and write the offset at which each begins.
-
-    Return the number of bytes that are then used in the heap.
-    """
+    """Concatenate the values along the first axis, and write the offset at which each begins."""
     _check_equal(slot.join, values, 1, places)
     there = [value for value in values if value is not None]
     inner = there[0].shape[1:] if there else tuple(n or 0 for n in slot.join.field.shape[1:])

@@ -1,10 +1,9 @@
 """Request all missing pages of a batch from the kernel at once.
 
-Files are memory-mapped. Without requests, every missing page causes a page fault when it is read.
-The page faults wait for the storage one after another, each for the full latency of the storage. If
+Without requests, the page faults of a memory-mapped file wait for the storage one after another. If
 no page is missing, however, requests would take longer than filling the batch. A few rows of a
-batch are therefore probed first: for each of them, the kernel says whether the pages in the middle
-of its data are in memory. As long as no page is missing, probes become rarer.
+batch are therefore probed first: for each of them, the kernel says whether the page in the middle
+of its data is in memory. As long as no page is missing, probes become rarer.
 
 An order with windows divides the positions of an epoch into windows of equal length. The samples of
 a window lie close together in few regions of the files, and are loaded in random order. A request
@@ -33,47 +32,32 @@ N_PROBED: Final = 4
 N_PROBED_FIRST: Final = 16
 """The number of rows to probe in the first batch of a window.
 
-It is larger than N_PROBED, because other workers may already have requested parts of the window. A
-few rows might then all be in memory although most of the window is missing.
+Other workers may have requested parts of the window, so that a few rows would prove little.
 """
 HITS_UNTIL_WARM: Final = 16
 """The number of consecutive probes that find no missing page, before probes become rarer."""
 MAX_SKIPPED: Final = 127
-"""The maximum number of batches between two probes.
-
-A probe takes up to 400 µs. Once per 128 batches, that is about 3 µs per batch.
-"""
+"""The maximum number of batches between two probes, which take up to 400 µs: 3 µs per batch."""
 NEAR_BYTES: Final = 256 << 10
 """The size of a request if the order has windows, and the files do not fit as for WIDE_BYTES.
 
-A request then includes rows that lie near the requested row. They belong to the same window, so
-they will be needed soon.
+The rows near the requested row belong to the same window, so they will be needed soon.
 """
 WIDE_BYTES: Final = 512 << 10
-"""The size of a request if all files fit into half of the available memory.
-
-All data that is read then stays in memory until it is needed.
-"""
+"""The size of a request if all files fit into half of the available memory, and stay there."""
 N_STALE: Final = 4
 """A window counts as requested after this number of consecutive batches without a new request."""
 PAUSE: Final = 7
-"""The number of batches between two probes of a window that counts as requested.
-
-These probes check whether the data of the window is still in memory.
-"""
+"""The number of batches between two probes whether a requested window is still in memory."""
 _MAX_ASKED: Final = 1 << 16
 """The maximum number of requested blocks of files to remember."""
 
 
 class ProbePolicy:
-    """A policy that decides, by the results of earlier probes, which batches are probed.
+    """A policy that decides, by earlier probes, which batches are probed and requested.
 
-    It also decides for which batches the data is requested from the kernel.
-
-    A hit is a probe that finds no missing page; a miss is a probe that finds a missing page. `wait`
-    is the number of batches before the next probe. While `is_cold` is True, the data of every batch
-    is requested. `is_cold` becomes True by a miss, and it becomes False by HITS_UNTIL_WARM
-    consecutive hits or by a call of `rest`, `wake` or `stop`.
+    `wait` is the number of batches before the next probe. While `is_cold` is True, the data of
+    every batch is requested.
     """
 
     def __init__(self) -> None:
@@ -97,14 +81,11 @@ class ProbePolicy:
         self._n_hits, self._left_out = 0, 1
 
     def rest(self) -> None:
-        """Record that the data of the whole window has been requested.
-
-        The next probe then follows after PAUSE batches.
-        """
+        """Record that the whole window has been requested: pause for PAUSE batches."""
         self.is_cold, self.wait = False, PAUSE
 
     def wake(self) -> None:
-        """Record that another window begins: its first batch will be probed."""
+        """Record that another window begins, whose first batch will be probed."""
         if not self._has_stopped:
             self.wait = 0
             self.is_cold = False
@@ -116,10 +97,7 @@ class ProbePolicy:
 
 
 class ReadAhead:
-    """The read-ahead of a Filler: it requests the data of a batch before the batch is filled.
-
-    `batch_spec` says which fields are read. Borrows the view.
-    """
+    """The read-ahead of a Filler: it requests the data of a batch before it is filled."""
 
     def __init__(self, batch_spec: BatchSpec, view: SampleView) -> None:
         self._batch_spec, self._view, self._dataset = batch_spec, view, view.dataset
@@ -129,10 +107,7 @@ class ReadAhead:
         self._window: tuple[EpochPlan, int] | None = None
         """If the order has windows, the plan of the latest batch and the index of its window."""
         self._asked: set[int] = set()
-        """The indices of the blocks of files that have been requested.
-
-        All files together are divided into blocks of `_grain()` bytes.
-        """
+        """The requested blocks of `_grain()` bytes, as indices into all files together."""
         self._n_stale = 0
         """The number of consecutive batches that needed no new request."""
         self._fits: bool | None = None
@@ -141,10 +116,9 @@ class ReadAhead:
         """True once the kernel's own read-ahead is disabled."""
 
     def before(self, plan: EpochPlan, step: int, index_chunk: IndexChunk, part: slice) -> None:
-        """Request the data of the batch of step `step` if the policy requires it.
+        """Probe the batch of step `step`, and request its data, as the policy requires.
 
-        This may include a probe of the batch. The samples of the batch are `part` of `index_chunk`.
-        Errors of files are ignored here, because reading the batch reports them.
+        The samples of the batch are `part` of `index_chunk`.
         """
         policy, n_probed, n_positions = self._probe_policy, N_PROBED, plan.order.window
         if n_positions is not None:
@@ -154,16 +128,14 @@ class ReadAhead:
                 self._asked.clear()
                 policy.wake()
             elif policy.is_cold:
-                # A probe would prove nothing: it might find pages that were requested for earlier
-                # batches of this window.
-                n_probed = 0
+                n_probed = 0  # a probe would find pages that earlier batches have requested
         if policy.wait:
             policy.wait -= 1
             return
         if plan.order.is_sequential:
             policy.stop()  # the kernel's own read-ahead is right for sequential reads
             return
-        with contextlib.suppress(OSError, ShardioError):
+        with contextlib.suppress(OSError, ShardioError):  # reading the batch reports them
             self._probe_pages(plan, index_chunk, part, n_probed)
 
     def _probe_pages(
@@ -197,8 +169,8 @@ class ReadAhead:
     def _expect_scattered(self) -> None:
         """Disable the kernel's own read-ahead for the mapped files.
 
-        If the kernel's read-ahead is set to 8 MiB, the kernel reads 2,000 unneeded pages with each
-        missing page. If memory is short, these pages evict pages that were requested.
+        If it is set to 8 MiB, the kernel reads 2,000 unneeded pages with each missing page, and
+        these evict requested pages.
         """
         if self._is_scattered:
             return
@@ -210,7 +182,7 @@ class ReadAhead:
         dataset.files.disable_readahead()
 
     def _probe(self, extents: Extents, rows: Rows, shards: Rows, starts: Rows) -> None:
-        """Check whether the data of some rows is in memory, and record the result in the policy."""
+        """Probe some rows, and record the result in the policy."""
         found = _are_cached(extents, extents.fixed(rows, shards))
         if found:
             found = _are_cached(extents, extents.records(rows, shards))
@@ -236,10 +208,9 @@ class ReadAhead:
         return PAGE_BYTES if plan.order.window is None else NEAR_BYTES
 
     def _ask(self, extents: Extents, ranges: Ranges, grain: int) -> None:
-        """Request byte ranges of files from the kernel.
+        """Request byte ranges of files, rounded to whole blocks of `grain` bytes.
 
-        The ranges are rounded to whole blocks of `grain` bytes. If blocks are larger than a page,
-        requested blocks are remembered, and are not requested again.
+        Blocks larger than a page are only requested once.
         """
         if grain > PAGE_BYTES:
             if len(self._asked) > _MAX_ASKED:

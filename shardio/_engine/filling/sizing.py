@@ -31,7 +31,7 @@ _MARGIN: Final = 1.5
 _PREFETCH: Final = 2
 _SMALL_BYTES: Final = 1 << 20
 _SAMPLE_BYTES: Final = 4
-"""The number of bytes of one decoded audio sample as float32; an int16 takes half of that."""
+"""The number of bytes of one decoded audio sample as float32."""
 
 
 def block_bytes(
@@ -41,13 +41,10 @@ def block_bytes(
     memory_bytes: int,
     heap_bytes: int = 0,
 ) -> int:
-    """Return the number of bytes of a new block.
+    """Return the number of bytes of a new block; `memory_bytes` is the budget for all blocks.
 
     The size of its heap is estimated from values of the first shard. It is at least `heap_bytes`,
     the size that was estimated from the first transformed sample or batch.
-
-    Raises:
-        InsufficientMemory: `memory_bytes`, the budget for all blocks, is smaller than one block.
     """
     heap = _expected_heap(layout, batch_spec, view)
     n_bytes = layout.heap + max(heap, _whole_pages(heap_bytes + _stated_bytes(layout)))
@@ -60,7 +57,7 @@ def block_bytes(
 
 
 def heap_bytes_by(sample: Mapping[str, Any], schema: Schema, n_rows: int) -> int:
-    """Estimate, from one transformed sample, the bytes that n_rows such samples need in a heap."""
+    """Estimate, from one transformed sample, the heap of n_rows such samples."""
     per_row = 0
     for name, field in schema.items():
         if not is_fixed(schema, name):
@@ -72,15 +69,11 @@ def heap_bytes_by(sample: Mapping[str, Any], schema: Schema, n_rows: int) -> int
 def n_blocks_wanted(n_workers: int, prefetch: int | None, n_bytes: int) -> int:
     """Return the number of blocks that an iteration should have; `n_bytes` is the size of a block.
 
-    With workers, there should be one block per worker, `prefetch` blocks that are filled ahead of
-    the loop, and one block for the batch that the loop holds. Without workers, two blocks are
-    enough, because no block is filled ahead.
-
-    If `prefetch` is None, the number depends on the size of a block. Few blocks are usually faster
-    than many, because the memory of few blocks stays in the CPU cache. But workers fill a small
-    block faster than the main process can assign a task. If blocks are small, there are therefore
-    enough of them for QUICK_DEPTH assigned tasks per worker and, at the same time, for QUICK_DEPTH
-    filled blocks that wait for the loop.
+    With workers: one block per worker, `prefetch` blocks that are filled ahead of the loop, and one
+    for the batch that the loop holds. Few blocks are usually faster than many, because their memory
+    stays in the CPU cache. But workers fill a small block faster than the main process can assign a
+    task. By default, there are therefore enough small blocks for QUICK_DEPTH tasks per worker and
+    QUICK_DEPTH filled blocks that wait for the loop.
     """
     if not n_workers:
         return 2
@@ -93,8 +86,8 @@ def n_blocks_wanted(n_workers: int, prefetch: int | None, n_bytes: int) -> int:
 def _expected_heap(layout: BlockLayout, batch_spec: BatchSpec, view: SampleView) -> int:
     """Return the expected number of bytes of the heap of a block.
 
-    A good estimate saves time, because a block that is too small must grow. If all blocks grow in
-    the first epoch (125 batches of 1 MB), this costs the main process 20 ms of CPU time.
+    A block that is too small must grow: 20 ms of CPU time of the main process for 125 batches of
+    1 MB, in the first epoch.
     """
     dataset = view.dataset
     names = [slot.name for slot in layout.varying if slot.name in batch_spec.fields]
@@ -120,10 +113,9 @@ def _expected_heap(layout: BlockLayout, batch_spec: BatchSpec, view: SampleView)
 
 
 def _heard_bytes(view: SampleView, field: AudioField, rows: Rows) -> float:
-    """Return the number of bytes of the longest decoded audio among `rows`.
+    """Return the bytes of the longest decoded audio among `rows`, with its mask.
 
-    This includes one byte per audio sample for a mask. Return 0 for the audio of clips, because the
-    length of a clip's audio is unknown here.
+    Return 0 for the audio of clips, whose length is unknown here.
     """
     if isinstance(view, ClipView):
         return 0
@@ -134,10 +126,7 @@ def _heard_bytes(view: SampleView, field: AudioField, rows: Rows) -> float:
 
 
 def _stated_bytes(layout: BlockLayout) -> int:
-    """Return the bytes of all arrays that are padded to a shape that the user has given.
-
-    This includes the masks of these arrays.
-    """
+    """Return the bytes of all arrays, with masks, that are padded to a shape given by the user."""
     n_items = [
         (math.prod(n or 0 for n in join.rule.sizes or (0,)), join.field.numpy.itemsize + 1)
         for join, _, _ in layout.joins
@@ -146,10 +135,9 @@ def _stated_bytes(layout: BlockLayout) -> int:
 
 
 def _padded_bytes(join: JoinedField, varying: npt.NDArray[np.uint64]) -> int:
-    """Estimate the number of bytes of the padded array of one sample, together with its mask.
+    """Estimate the bytes of the padded array of one sample, with its mask.
 
-    `varying` has the lengths of all axes of varying length, for some samples. For each axis, the
-    largest of its lengths is used.
+    `varying` has the lengths of all axes of varying length, for some samples.
     """
     largest = iter(varying.max(0).tolist())
     found = [next(largest) if n is None else n for n in join.field.shape]
