@@ -11,7 +11,6 @@ from shardio._base.classes import Closing
 from shardio._base.statistics import LoaderStats
 from shardio._engine.dispatch.backends import StartMethod
 from shardio._engine.dispatch.engine import Engine
-from shardio._engine.filling.batch_spec import BatchSpec
 from shardio._loading.epochs import Epochs
 from shardio._loading.iterator import BatchAssembler, LoaderIterator, ProgressBar
 from shardio._loading.options import (
@@ -163,7 +162,14 @@ class ShardLoader(Closing):
         self._epochs = Epochs(view, options)
         n_at_most = self._epochs.epoch_sampler.n_at_most
         batch_spec = batch_spec_of(options, view, media, n_at_most)
-        self._engine = self._engine_for(batch_spec)
+        self._engine = Engine(
+            batch_spec,
+            n_workers=options.num_workers,
+            prefetch=options.prefetch,
+            memory_bytes=options.memory_bytes,
+            timeout_s=options.timeout_s,
+            start_method=options.start_method,
+        )
         self._prefetch = RemotePrefetch(view.dataset, batch_spec, self._epochs.epoch_sampler.order)
         self._finalizer = Finalizer(self, self._prefetch.end_with, self._engine.close)
         try:
@@ -173,25 +179,12 @@ class ShardLoader(Closing):
             self.close()
             raise
 
-    def _engine_for(self, batch_spec: BatchSpec) -> Engine:
-        options = self._options
-        return Engine(
-            batch_spec,
-            n_workers=options.num_workers,
-            prefetch=options.prefetch,
-            memory_bytes=options.memory_bytes,
-            timeout_s=options.timeout_s,
-            start_method=options.start_method,
-        )
-
     def _assembler_for(self, opened: Dataset) -> BatchAssembler:
         adapter = create_adapter(self._options.output, self._options.device)
         if adapter is not None and adapter.aliases:
             self._engine.settle_by(adapter.synchronize)
-        most = self._options.max_skips or 0
-        return BatchAssembler(
-            self._engine, adapter, opened, reuses=self._options.reuse, most_skips=most
-        )
+        reuses, most = self._options.reuse, self._options.max_skips or 0
+        return BatchAssembler(self._engine, adapter, opened, reuses=reuses, most_skips=most)
 
     @property
     def dataset(self) -> Dataset:

@@ -45,27 +45,18 @@ _ELSEWHERE: Final = {
     "lineage": "the state belongs to another dataset: ",
     "view": "the state belongs to another selection or view of the dataset: ",
 }
-"""An explanation for messages if one of these values differs between a state and the loader.
-
-Only values that users do not choose as options need an explanation.
-"""
+"""Explanations of differences in values that users do not choose as options."""
 
 
 class LoaderState(NamedTuple):
-    """The progress of an epoch of `n_samples` samples, which are loaded in the order `order`.
-
-    The samples before `position` have been consumed, on all ranks together.
-    """
+    """The progress of an epoch: all ranks together have consumed the samples before `position`."""
 
     epoch: int
     position: int
     n_samples: int
     order: Order
     tokens: tuple[int, ...] | None = None
-    """The token count of each source of the dataset at the beginning of the epoch.
-
-    None unless the samples are windows of tokens, and the last window of a source is padded.
-    """
+    """The `tokens` of the epoch's EpochPlan."""
 
 
 def state_of(
@@ -85,10 +76,7 @@ def state_of(
 
 
 def _identity(view: SampleView, epoch_sampler: EpochSampler, order: Order) -> dict[str, Any]:
-    """Return the values that determine which sample is at each position of an epoch.
-
-    The value of an option that has no effect on the order is None.
-    """
+    """Return the values that determine the samples of an epoch; None for an unused option."""
     lineage, seed = view.dataset.lineage, epoch_sampler.seed
     found = {"lineage": lineage, "view": view.identity, "seed": seed}
     found |= dict.fromkeys(("shuffle", "sampler", "weights", "replacement", "mixing", "per_video"))
@@ -98,9 +86,7 @@ def _identity(view: SampleView, epoch_sampler: EpochSampler, order: Order) -> di
 def progress_of(state: object, view: SampleView, epoch_sampler: EpochSampler) -> LoaderState:
     """Return the progress that `state_of` recorded in a state.
 
-    Raises:
-        InvalidArgument: the state is invalid, or belongs to a loader with another dataset or
-            different options.
+    Raise InvalidArgument if the state is invalid, or belongs to another dataset or other options.
     """
     if not isinstance(state, Mapping) or state.get("version") != _VERSION:
         found = state.get("version") if isinstance(state, Mapping) else state
@@ -134,10 +120,7 @@ def progress_of(state: object, view: SampleView, epoch_sampler: EpochSampler) ->
 def _tokens(
     state: Mapping[str, Any], view: WindowView, had: tuple[int, ...] | None
 ) -> tuple[int, ...]:
-    """Return the token count of each source at the beginning of the epoch in `state`.
-
-    `had` is the number of windows of each source at that time; None if it is unknown.
-    """
+    """Return the token counts in `state`; `had` is the number of windows of each source then."""
     found, now = state.get("tokens"), view.windows.n_tokens
     if isinstance(found, list | tuple) and len(found) == len(now):
         if all(type(n) is int and 0 <= n <= m for n, m in zip(found, now, strict=True)):
@@ -154,13 +137,9 @@ def _count(state: Mapping[str, Any], name: str) -> int:
 
 
 class EpochSampler:
-    """The samples of each epoch, and their order.
+    """The samples of each epoch that begins now, and their order.
 
-    This describes epochs that begin now, with all samples of the dataset. An epoch that is resumed
-    from a state may have begun when the dataset had fewer samples.
-
-    Raises:
-        InvalidArgument: the shuffle mode or the sampler does not fit the dataset.
+    An epoch that is resumed from a state may have begun when the dataset had fewer samples.
     """
 
     def __init__(self, view: SampleView, options: LoaderOptions) -> None:
@@ -168,27 +147,20 @@ class EpochSampler:
         self._sampler = options.sampler
         self._tokens = view.stream_tokens
         self._draw: Callable[..., Positions] | None = None
-        """A function that draws the samples of an epoch without replacement, by their weights.
-
-        None unless a WeightedSampler without replacement is used.
-        """
+        """A function that draws the samples of an epoch by weights without replacement, if used."""
         self._origin: dict[str, Any] = {}
-        """The values that determine weighted draws; they are part of the state of the loader."""
+        """The values that determine weighted draws, for the state of the loader."""
         self._latest: tuple[int, Listed] | None = None
         """The epoch whose samples were listed last, and the order of that epoch."""
         self.order: Order | None = None
-        """The order of every epoch that begins now.
-
-        None if an epoch has its own list of samples, which must be computed when the epoch begins.
-        """
+        """The order of every epoch; None if each has its own list, computed when it begins."""
         self.n_at_most: int | None = None
-        """The number of positions of every epoch that begins now; None if it is unknown."""
-        if isinstance(self._sampler, WeightedSampler):
+        """The number of positions of every epoch; None if it is unknown."""
+        if self._sampler is not None:
             Listed.check(self.samples)
-            self._set_weights(self._sampler, _checked(self._sampler.weights, self.samples.n))
-        elif self._sampler is not None:
-            Listed.check(self.samples)
-            if not callable(self._sampler):
+            if isinstance(self._sampler, WeightedSampler):
+                self._set_weights(self._sampler, _checked(self._sampler.weights, self.samples.n))
+            elif not callable(self._sampler):
                 self._check_sampler()
         else:
             kind = ORDERS[options.shuffle]
@@ -205,10 +177,7 @@ class EpochSampler:
         return self._listed(epoch) if self.order is None else self.order
 
     def _listed(self, epoch: int) -> Listed:
-        """List the samples of an epoch; return the order that this list defines.
-
-        The result for the epoch that was listed last is cached.
-        """
+        """Return the order that the list of an epoch's samples defines; cache the latest."""
         if self._latest is None or self._latest[0] != epoch:
             numbers = self._sampled(epoch) if self._draw is None else self._draw(epoch=epoch)
             origin = self._origin or {"sampler": _hash_of(numbers)}
@@ -236,10 +205,7 @@ class EpochSampler:
             self._draw = functools.partial(draw_without_replacement, weights, n, seed=self.seed)
 
     def _check_sampler(self) -> None:
-        """Check that the sampler yields indices of samples.
-
-        Also check that it yields the same indices when it is iterated for the same epoch again.
-        """
+        """Check that the sampler yields indices of samples, and the same ones again."""
         listed = self._listed(0)
         if holds_positions(self._sampler):
             self.order = listed
@@ -264,10 +230,10 @@ class EpochSampler:
 
 
 def _iterated(sampler: Any, *, seed: int, epoch: int) -> list[Any]:
-    """Iterate a sampler for an epoch, with the global random generators seeded for this epoch.
+    """Iterate a sampler for an epoch, with the global random generators seeded for it.
 
-    A sampler that draws from the global generators, as the samplers of torch do, then yields the
-    same samples on all ranks, and again when the epoch is resumed.
+    A sampler that draws from them, as those of torch do, then yields the same samples on all ranks,
+    and again when the epoch is resumed.
     """
     with GENERATOR_LOCK.held():
         seed_generators(SampleGenerators(seed, OF_SAMPLERS).key(epoch, 0))
@@ -333,10 +299,7 @@ class Epochs:
 
     @property
     def number(self) -> int:
-        """The index of the latest epoch.
-
-        Before the first iteration, and after `load_state`, the index of the next epoch.
-        """
+        """The index of the latest epoch or, before it and after `load_state`, of the next one."""
         if self.latest is not None:
             return self.latest.plan.epoch
         return self._next.epoch if isinstance(self._next, LoaderState) else self._next
@@ -359,9 +322,8 @@ class Epochs:
     def _warn_of_no_batch(self, start: LoaderState) -> None:
         """Warn, once per loader, if a whole epoch has no batch because of tail="drop"."""
         asked, n = self._options, start.n_samples
-        if asked.tail != "drop" or self._has_warned or start.position or not n:
-            return
-        if not self._partition(0, n).last_step:
+        may_lack = asked.tail == "drop" and n and not start.position and not self._has_warned
+        if may_lack and not self._partition(0, n).last_step:
             self._has_warned = True
             warn_of_no_batch(start.epoch, n, asked.batch_size, asked.world_size)
 
@@ -370,11 +332,7 @@ class Epochs:
         return state_of(self._progress(), view, self.epoch_sampler)
 
     def load_state(self, state: Mapping[str, Any], view: SampleView) -> None:
-        """Make the next iteration resume at the progress in `state`.
-
-        Raises:
-            InvalidArgument: see `progress_of`.
-        """
+        """Make the next iteration resume at the progress in `state`; see `progress_of`."""
         self._next = progress_of(state, view, self.epoch_sampler)
         self.latest = None
 

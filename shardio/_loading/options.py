@@ -1,7 +1,4 @@
-"""The options of a loader: users pass them as arguments, and `LoaderOptions` is their record.
-
-The record is frozen, and its values are checked.
-"""
+"""The options of a loader: users pass them as arguments; `LoaderOptions` is the checked record."""
 
 from __future__ import annotations
 
@@ -76,10 +73,9 @@ _OPEN_OPTIONS: Final = (
 
 
 def dataset_habits(call: str) -> dict[str, str]:
-    """Return advice for users who pass an option of `shardio.open` or of a view to a loader.
+    """Return advice for each option of `shardio.open` or of a view that users pass to a loader.
 
-    The result maps the name of each such option to a text that says what to write instead. `call`
-    is a correct call of the loader as a format string, in which {} stands for the dataset.
+    `call` is a correct call of the loader as a format string, in which {} stands for the dataset.
     """
     calls = {name: f"shardio.open(path, {name}=…)" for name in _OPEN_OPTIONS}
     calls |= dict.fromkeys(("select", "indices", "mask"), "shardio.open(path).select(…)")
@@ -104,10 +100,7 @@ def one_of(name: str, value: Any, known: tuple[Any, ...]) -> Any:
 
 
 def refuse_path(name: str, value: Any) -> None:
-    """Raise InvalidArgument if `value` is a path or a text instead of an iterable of items.
-
-    Without this check, the characters of a text would be loaded as items.
-    """
+    """Raise InvalidArgument if `value` is a path or a text, whose characters are no items."""
     if not isinstance(value, str | bytes | bytearray | os.PathLike):
         return
     path = os.fsdecode(bytes(value)) if isinstance(value, bytes | bytearray) else os.fspath(value)
@@ -119,10 +112,7 @@ def refuse_path(name: str, value: Any) -> None:
 
 
 def place_among_ranks(rank: Any, world_size: Any) -> tuple[int, int]:
-    """Return the rank of this process and the number of ranks; check both.
-
-    If the arguments are None, the values come from the environment that a launcher has set.
-    """
+    """Return the checked rank of this process and number of ranks, by default the launcher's."""
     if (rank is None) != (world_size is None):
         raise InvalidArgument(
             f"rank and world_size belong together; found rank={rank!r}, world_size={world_size!r}"
@@ -149,10 +139,7 @@ def warn_of_no_batch(epoch: int, n_samples: int, batch_size: int, world_size: in
 
 
 def most_skips(on_error: Any, max_skips: Any) -> int | None:
-    """Return the number of samples of an epoch that may be skipped; check both options.
-
-    Return None with on_error="raise".
-    """
+    """Return the number of samples of an epoch that may be skipped; None with on_error="raise"."""
     skips = one_of("on_error", on_error, _ON_ERROR) == "skip"
     if max_skips is None:
         if skips:
@@ -182,25 +169,12 @@ def seconds(name: str, value: Any) -> float | None:
 
 
 def user_function(name: str, function: Any, given: str) -> Any:
-    """Return the function; check that it takes one argument, or one argument and `rng`.
-
-    `given` is the name of the first argument in messages.
-    """
-    if function is not None and not callable(function):
-        raise InvalidArgument(f"{name} must be callable; found {function!r}")
+    """Return the function; check that it takes one argument, called `given`, or also `rng`."""
     if function is not None:
+        if not callable(function):
+            raise InvalidArgument(f"{name} must be callable; found {function!r}")
         takes_rng(name, given, function)
     return function
-
-
-def check_devices(collation: Collation, device: Any) -> None:
-    """Check that batches can be split over the devices if `device` has several."""
-    rules = collation.others, *collation.named.values()
-    if isinstance(device, tuple | list) and any(rule.kind == "ragged" for rule in rules):
-        raise InvalidArgument(
-            "collate='ragged' makes arrays whose first axis is not the batch, so they cannot be "
-            f"sharded over the devices {tuple(device)!r}: use 'pad', or one device"
-        )
 
 
 def _collation(name: str, asked: Any) -> Collation:
@@ -247,10 +221,9 @@ class Media:
 
 
 def _option(check: Callable[..., Any], *args: Any, default: Callable[[], Any] | None = None) -> Any:
-    """Declare an option that is checked by the function `check`.
+    """Declare an option whose value in the record is `check(name, value, *args)`.
 
-    The value of the option in the record is the result of `check(name, value, *args)`. If `default`
-    is given and the value is None, the result of `default()` is used instead, without a check.
+    If the value is None, `default()` is used instead, if there is a default.
     """
 
     def checked(name: str, value: Any) -> Any:
@@ -261,14 +234,7 @@ def _option(check: Callable[..., Any], *args: Any, default: Callable[[], Any] | 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
-    """The options of a ShardLoader, checked and with the defaults filled in.
-
-    The docstring of ShardLoader describes the options.
-
-    Raises:
-        InvalidArgument: an option is invalid; the message names the option, the accepted values and
-            the value found.
-    """
+    """The options of a ShardLoader, which describes them; `of` checks them and sets defaults."""
 
     batch_size: int = _option(count, 1)
     shuffle: Shuffle = _option(check_shuffle)
@@ -296,27 +262,28 @@ class LoaderOptions:
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Self:
         """Return the options from `arguments`, all arguments of a loader by their names."""
-        return cls(**{each.name: arguments[each.name] for each in fields(cls)})
-
-    def __post_init__(self) -> None:
-        found = {each.name: getattr(self, each.name) for each in fields(self)}
-        for each in fields(self):
+        found = {each.name: arguments[each.name] for each in fields(cls)}
+        for each in fields(cls):
             if checked := each.metadata.get("checked"):
                 found[each.name] = checked(each.name, found[each.name])
-        if self.shuffle is not False and self.sampler is not None:
+        if found["shuffle"] is not False and found["sampler"] is not None:
             raise InvalidArgument(
                 "shuffle and sampler both decide the order of an epoch: pass one of them"
             )
-        rank, world_size = place_among_ranks(self.rank, self.world_size)
-        check_not_distributed(self.sampler, rank, world_size)
+        rank, world_size = place_among_ranks(found["rank"], found["world_size"])
+        check_not_distributed(found["sampler"], rank, world_size)
         found |= {"rank": rank, "world_size": world_size}
-        if self.tail is None:
+        if found["tail"] is None:
             found["tail"] = "short" if world_size == 1 else "pad"
-        found["device"] = device_or_none(self.device, self.output)
-        found["max_skips"] = most_skips(self.on_error, self.max_skips)
-        check_devices(found["collate"], self.device)
-        for name, value in found.items():
-            object.__setattr__(self, name, value)
+        found["device"] = device = device_or_none(found["device"], found["output"])
+        found["max_skips"] = most_skips(found["on_error"], found["max_skips"])
+        rules = found["collate"].others, *found["collate"].named.values()
+        if isinstance(device, tuple) and any(rule.kind == "ragged" for rule in rules):
+            raise InvalidArgument(
+                "collate='ragged' makes arrays whose first axis is not the batch, so they cannot "
+                f"be sharded over the devices {device!r}: use 'pad', or one device"
+            )
+        return cls(**found)
 
 
 def resolve_view(
@@ -324,12 +291,7 @@ def resolve_view(
 ) -> tuple[SampleView, Media]:
     """Return the view whose samples a loader loads, and the fields that it reads and decodes.
 
-    If `given` is a dataset and not a view, the view is the default view of the dataset: clips if a
-    video is decoded, otherwise rows.
-
-    Raises:
-        InvalidArgument: a field does not exist, or the fields cannot be combined with each other or
-            with the view.
+    The default view of a dataset has clips if a video is decoded, otherwise rows.
     """
     dataset = given.dataset if isinstance(given, SampleView) else given
     if isinstance(dataset, Mixture):
@@ -360,30 +322,23 @@ def resolve_view(
 
 
 def _decoded(decode: Any, names: Sequence[str], schema: Schema) -> dict[str, Any]:
-    """Return, for each image, audio or video field among `names`, the way in which it is decoded.
-
-    The way is True, False or a Sound.
-    """
+    """Return True, False or a Sound for each image, audio or video field among `names`."""
     media = [name for name in names if schema[name].medium]
     if decode is True or decode is False:
         return dict.fromkeys(media, decode)
+    read = f"media fields that are read: {', '.join(media) or 'none'}"
     if not isinstance(decode, Mapping):
-        known = ", ".join(media) or "none"
         audio = next(iter(media_fields(schema, names, "audio")), "audio")
         raise InvalidArgument(
             "decode must be one of True, False, or a dict of media fields such as "
-            f'decode={{"{audio}": shardio.Sound(…)}}; media fields that are read: {known}; '
-            f"found {decode!r}"
+            f'decode={{"{audio}": shardio.Sound(…)}}; {read}; found {decode!r}'
         )
     for name, wish in decode.items():
-        is_known = isinstance(wish, bool) or (
-            isinstance(wish, Sound) and name in media and schema[name].medium == "audio"
-        )
-        if name not in media or not is_known:
+        is_sound = isinstance(wish, Sound) and name in media and schema[name].medium == "audio"
+        if name not in media or not (isinstance(wish, bool) or is_sound):
             raise InvalidArgument(
                 "decode must be True, False, or a dict from media fields to True or False, or for "
-                "audio fields to a shardio.Sound; media fields that are read: "
-                f"{', '.join(media) or 'none'}; found {name!r}: {wish!r}"
+                f"audio fields to a shardio.Sound; {read}; found {name!r}: {wish!r}"
             )
     return dict.fromkeys(media, True) | dict(decode)
 
@@ -407,36 +362,22 @@ def _default_view(dataset: OpenDataset, videos: Sequence[str]) -> SampleView:
     return ClipView(dataset, replace(default_clip(dataset.view), field=videos[0]))
 
 
-def _check_collation(collation: Collation, view: SampleView, media: Media) -> None:
-    """Check that a collation fits the fields of samples.
-
-    Clips are not checked here, because the check needs their sizes, which are read later.
-    """
-    if isinstance(view, ClipView):
-        return
-    chosen = Schema({name: view.dataset.schema[name] for name in media.fields})
-    found = audio_schema(view.delivered(chosen), media.sounds)
-    collation.expand(image_schema(found, media.pictures))
-
-
 def batch_spec_of(
     options: LoaderOptions, view: SampleView, media: Media, n_at_most: int | None
 ) -> BatchSpec:
-    """Return the BatchSpec of a loader.
+    """Return the BatchSpec of a loader; check that the collation and audio fit the dataset.
 
     `n_at_most` is the maximum number of positions of an epoch; None if it is unknown.
-
-    Raises:
-        InvalidArgument: the collation or the decoded audio do not fit the dataset.
-        ShardCorrupt: the lengths of audio could not be read.
     """
     # A block needs at most as many rows as an epoch has positions, unless batches are padded.
     is_whole = n_at_most is None or options.tail == "pad"
     most = options.batch_size if is_whole else max(1, n_at_most or 0)
     dataset = view.dataset
-    # With a transform, the fields of its result are collated, and these are not known yet.
-    if options.transform is None:
-        _check_collation(options.collate, view, media)
+    # The fields of a transform's result are not known yet, and the sizes of clips are read later.
+    if options.transform is None and not isinstance(view, ClipView):
+        chosen = Schema({name: dataset.schema[name] for name in media.fields})
+        found = audio_schema(view.delivered(chosen), media.sounds)
+        options.collate.expand(image_schema(found, media.pictures))
     selection, tables = dataset.rows.row_list, view.tables().items()
     return BatchSpec(
         source=dataset.worker_source,

@@ -22,26 +22,17 @@ _SAMPLES_AT_ONCE: Final = 1 << 14
 class RemotePrefetch:
     """A downloader of the shards of a loader's latest iteration, ahead of their use.
 
-    It does nothing if the dataset is a folder. `order` is the order of the samples in all epochs;
-    None if each epoch has its own list of samples.
-
-    Raises:
-        InvalidArgument: an epoch needs more bytes at the same time than the cache may hold.
+    It does nothing if the dataset is a folder. `order` is the order of all epochs; None if each
+    epoch has its own list of samples. Raise InvalidArgument if the cache is too small for an epoch.
     """
 
     def __init__(self, dataset: Dataset, batch_spec: BatchSpec, order: Order | None) -> None:
         self._dataset, self._batch_spec = dataset, batch_spec
         self._ahead: Prefetcher | None = None
         self._at_once = 0
-        """The total size in bytes of the files that an iteration uses at the same time.
-
-        The cache must have room for these files.
-        """
+        """The bytes of the files that an iteration uses at the same time."""
         self._here = set[str]()
-        """The paths of the files that have been downloaded.
-
-        If all files of the dataset fit into the cache, these files stay there.
-        """
+        """The paths of the files that have been downloaded."""
         self._is_done = not dataset.remote_storages
         if not self._is_done and order is not None and not self._all_fit():
             most, by_shard = self._most_bytes(), self._sizes().reshape(-1, len(dataset.shards))
@@ -83,10 +74,7 @@ class RemotePrefetch:
         return all(storage.fits(self._sizes()) for storage in self._dataset.remote_storages)
 
     def end_with(self, close: Callable[[], None]) -> None:
-        """Stop all downloads and call `close`, which closes the engine.
-
-        The last downloads may still be ending while `close` runs; wait for them afterwards.
-        """
+        """Stop all downloads, call `close`, which closes the engine, and wait for the downloads."""
         if self._ahead is not None:
             self._ahead.cancel()
         try:
@@ -95,16 +83,13 @@ class RemotePrefetch:
             if self._ahead is not None:
                 self._ahead.close()
                 for storage in self._dataset.remote_storages:
-                    # After the engine has closed the files, the last downloads may have opened
-                    # some of them again.
-                    storage.close()
+                    storage.close()  # the last downloads may have opened files again
 
 
 def _wanted(view: SampleView, batch_spec: BatchSpec, plan: EpochPlan) -> Iterator[PrefetchRequest]:
-    """Yield the files that an iteration needs, ordered by the first step that needs each of them.
+    """Yield the files that an iteration needs, ordered by the first step that needs each.
 
-    A file that is needed again after a long gap is yielded again, because the cache may have
-    dropped it.
+    A file that is needed again after a long gap is yielded again: the cache may have dropped it.
     """
     partition, dataset = plan.partition, view.dataset
     index_planner = IndexPlanner(view, seed=batch_spec.seed)

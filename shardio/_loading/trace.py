@@ -1,13 +1,14 @@
 """A trace of a loader: the times at which workers filled batches, and the activities of the loop.
 
 The file is JSON in Google's Trace Event Format, with times in microseconds. A viewer shows a row
-for each worker, a row for the main process, and a graph of the number of ready batches: batches
-that are filled, but not delivered to the loop yet.
+for each worker, a row for the main process, and a graph of the number of filled batches that are
+not delivered yet.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 from collections import deque
@@ -32,10 +33,9 @@ _MAIN: Final = 0
 
 
 class Delivery(NamedTuple):
-    """The delivery of the batch of step `step` to the loop; all times are in ns.
+    """The delivery of a batch to the loop, which waited for workers for `waited_ns` of the time.
 
-    The loop requested the batch at `asked_ns`, waited for workers for `waited_ns`, and received the
-    batch at `got_ns`. `pass_ns` is the time at which the iteration began, and identifies it.
+    `pass_ns` identifies the iteration, as in a FillRecord.
     """
 
     pass_ns: int
@@ -46,15 +46,10 @@ class Delivery(NamedTuple):
 
 
 class Trace:
-    """A recording of a loader's work during a `with` block.
+    """A recording of the work of a loader, whose engine is borrowed, during a `with` block.
 
-    The recording covers the iterations that begin inside the block: of these, the latest 512
-    batches of each worker, and the latest 4,096 batches that the loop received.
-
-    Args:
-        engine: the engine of the loader; borrowed.
-        path: the path of the file to write; None if the caller will call `save`. The file is opened
-            at the beginning of the block, and written at its end, even after an exception.
+    `ShardLoader.trace` says what is recorded. If there is a `path`, the file is opened at the
+    beginning of the block, and written at its end, even after an exception.
     """
 
     def __init__(self, engine: Engine, path: str | os.PathLike[str] | None = None) -> None:
@@ -123,7 +118,7 @@ class Trace:
     def _events_of_filling(self, one: FillRecord, row: int) -> Iterator[Event]:
         """Yield an event for a batch that a worker filled, and one for each phase of the filling.
 
-        Only the total time of each phase is known, so the phases are shown one after another.
+        Only the total time of each phase is known: they are shown one after another.
         """
         whole_ns = one.end_ns - one.start_ns
         details: dict[str, int] = {"step": one.step}
@@ -155,8 +150,7 @@ class Trace:
             yield self._span("waiting", _MAIN, one.asked_ns, one.waited_ns, details)
             over_ns = one.got_ns - waited_until_ns
             yield self._span("handing over", _MAIN, waited_until_ns, over_ns, details)
-            # The body lasts from the receipt of this batch to the next request, but only if the
-            # next request belongs to the same iteration.
+            # The body lasts until the next request of the same iteration.
             if i + 1 < len(deliveries) and deliveries[i + 1].pass_ns == one.pass_ns:
                 body_ns = deliveries[i + 1].asked_ns - one.got_ns
                 yield self._span("the loop's body", _MAIN, one.got_ns, body_ns, details)
@@ -164,11 +158,9 @@ class Trace:
     def _ready_counts(self) -> Iterator[Event]:
         """Yield an event with the number of ready batches at every change of this number."""
         got_ns = {(one.pass_ns, one.step): one.got_ns for one in self._deliveries}
-        latest: dict[int, int] = {}
-        for one in self._deliveries:
-            latest[one.pass_ns] = max(one.step, latest.get(one.pass_ns, -1))
+        latest = {one.pass_ns: one.step for one in self._deliveries}
         changes = []
-        for filled in (one for fillings in self._fillings for one in fillings):
+        for filled in itertools.chain.from_iterable(self._fillings):
             key = filled.pass_ns, filled.step
             # Skip a batch that the loop received before the first recorded delivery.
             if key in got_ns or filled.step > latest.get(filled.pass_ns, -1):
