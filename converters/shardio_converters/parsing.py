@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Final, NoReturn
 
 import numpy as np
 
 from shardio import MediaError
 
+NESTED: Final = frozenset((dict, list))
+"""The types of JSON values that contain other values."""
+
 _MAX_DEPTH: Final = 256  # the maximum nesting depth of a value in a Json field
+TOO_DEEP: Final = f"nested more than {_MAX_DEPTH} deep"
 _INFINITY: Final = float("inf")
 _SHAPES: Final = bytes.maketrans(b"023456789E", b"1" * 9 + b"e")  # every digit becomes 1
 _MAX_SHOWN: Final = 40
@@ -66,20 +72,24 @@ def read_json(data: bytes) -> Any:
         raise MediaError(str(error)) from error
     except (ValueError, RecursionError) as error:
         raise MediaError(f"not JSON: {error or 'nested too deep'}") from error
-    if data.count(b"[") + data.count(b"{") > _MAX_DEPTH:
-        _check_depth(value)
+    if data.count(b"[") + data.count(b"{") > _MAX_DEPTH and is_too_deep([value]):
+        raise MediaError(TOO_DEEP)
     return value
 
 
-def _check_depth(value: Any) -> None:
-    waiting = [value]
+def inside(values: Sequence[Any]) -> list[Any]:
+    """Return the direct members of the objects and lists among values."""
+    nested = [each for each in values if type(each) in NESTED]
+    return [*chain.from_iterable([e.values() if type(e) is dict else e for e in nested])]
+
+
+def is_too_deep(values: Sequence[Any]) -> bool:
+    """Return True if a value is nested deeper than a Json field can store."""
     for _ in range(_MAX_DEPTH + 1):
-        inside = [each for each in waiting if isinstance(each, dict | list)]
-        waiting = [
-            one for each in inside for one in (each.values() if isinstance(each, dict) else each)
-        ]
-    if waiting:
-        raise MediaError(f"nested more than {_MAX_DEPTH} deep")
+        if NESTED.isdisjoint(map(type, values)):
+            return False
+        values = inside(values)
+    return True
 
 
 def _refuse(name: str) -> NoReturn:

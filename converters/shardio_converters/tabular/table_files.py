@@ -7,21 +7,20 @@ import json
 import os
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import repeat
 from json.scanner import make_scanner
 from operator import itemgetter
 from typing import IO, Any, Final
 
 from shardio import Input, MediaError, Schema
 from shardio.media import decode_image, demux, has_image_suffix, has_media_suffix, has_sound_suffix
-from shardio_converters.parsing import OutOfRange, float_of, may_be_out_of_range
+from shardio_converters.parsing import NESTED, OutOfRange, float_of, inside, may_be_out_of_range
 from shardio_converters.schema_spec import Field, check_names
 
 DELIMITERS: Final = {".csv": ",", ".tsv": "\t"}
 SUFFIXES: Final = (*DELIMITERS, ".jsonl", ".ndjson")
-NESTED: Final = frozenset((dict, list))
-"""The types of JSON values that contain other values."""
 
 MAX_LINE: Final = 1 << 28
 """The maximum length of a line or CSV cell. It limits memory for a file without line ends."""
@@ -107,17 +106,17 @@ def _blocks_of_csv(lines: _Lines, delimiter: str) -> Iterator[RowBlock]:
         names = next(filter(None, reader), None)
         if names is None:
             return
-        _check_names(names)
+        _check_header(names)
+        yield RowBlock({name: () for name in names}, [])
         rows: list[list[str]] = []
         ends: list[int] = []
-        n_read, n_columns = lines.n_chars, len(names)
-        yield RowBlock({name: () for name in names}, [])
+        n_read = lines.n_chars
         for row in reader:
-            if len(row) != n_columns:
+            if len(row) != len(names):
                 if not row:  # a blank line
                     continue
                 raise MediaError(
-                    f"line {reader.line_num}: expected {n_columns} cells, as the first line has, "
+                    f"line {reader.line_num}: expected {len(names)} cells, as the first line has, "
                     f"found {len(row)}"
                 )
             rows.append(row)
@@ -131,15 +130,15 @@ def _blocks_of_csv(lines: _Lines, delimiter: str) -> Iterator[RowBlock]:
         yield RowBlock(dict(zip(names, zip(*rows, strict=True), strict=True)), ends)
 
 
-def _check_names(names: Sequence[str]) -> None:
-    for number, name in enumerate(names, 1):
-        if not name:
-            raise MediaError(
-                f"column {number} has no name in the first line; give it one "
-                "(pandas writes none with to_csv(index=False))"
-            )
-        if name in names[: number - 1]:
-            raise MediaError(f"two columns are named {name!r}")
+def _check_header(names: Sequence[str]) -> None:
+    if "" in names:
+        raise MediaError(
+            f"column {names.index('') + 1} has no name in the first line; give it one "
+            "(pandas writes none with to_csv(index=False))"
+        )
+    if len({*names}) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise MediaError(f"two columns are named {twice!r}")
     check_names(names, "columns")
 
 
@@ -181,31 +180,19 @@ def _load_line(text: str, number: int) -> dict[str, Any]:
 
 def _column_out_of_range(text: str) -> str:
     """Return the first column in which a row has a number out of range, for a message."""
-
-    def read(number: str) -> float | OutOfRange:
-        try:
-            return float_of(number)
-        except OutOfRange as error:
-            return error
-
-    try:
-        row = json.loads(text, parse_float=read)
-    except (ValueError, RecursionError):  # the row is damaged in another way, too
-        return ""
-    for name, value in row.items() if type(row) is dict else ():
-        values = [value]
-        while values:
-            if OutOfRange in map(type, values):
+    # If the row is damaged in another way too, the column stays unknown.
+    with suppress(ValueError, RecursionError, AttributeError):
+        # JSON has no bytes, so `dumps` calls `default` for each number that is not whole.
+        for name, value in json.loads(text, parse_float=str.encode).items():
+            try:
+                json.dumps(value, default=lambda number: float_of(number.decode()))
+            except OutOfRange:
                 return f", column {name!r}"
-            values = inside(values)
     return ""
 
 
 def _load_all(texts: Sequence[str]) -> list[dict[str, Any]] | None:
-    """Return the objects of many texts.
-
-    Return None if a text is not an object, or if an object may repeat a name.
-    """
+    """Return the objects of many texts; None if a text is not an object, or may repeat a name."""
     whole = "\n".join(texts)
     scan = _SCAN_CHECKED if may_be_out_of_range(whole) else _SCAN
     try:
@@ -228,12 +215,6 @@ def _load_all(texts: Sequence[str]) -> list[dict[str, Any]] | None:
     # Some texts contain colons. Count only colons after a quote or white space, as after a name;
     # colons within texts rarely follow one.
     return rows if n_names == sum(map(whole.count, ('":', " :", "\t:"))) else None
-
-
-def inside(values: Sequence[Any]) -> list[Any]:
-    """Return the direct members of the objects and lists among values."""
-    nested = [each for each in values if type(each) in NESTED]
-    return [*chain.from_iterable([e.values() if type(e) is dict else e for e in nested])]
 
 
 def columns_of(rows: Sequence[dict[str, Any]]) -> dict[str, Sequence[Any]]:
@@ -261,10 +242,8 @@ _DECODER: Final = json.JSONDecoder(object_pairs_hook=_once, parse_float=float_of
 def load(text: str) -> Any:
     """Return the value of a JSON text.
 
-    Raises:
-        OutOfRange: a number is outside the range of float64.
-        ValueError: the text is not JSON, or an object repeats a name.
-        RecursionError: the value is nested too deep.
+    Raise OutOfRange for a number outside the range of float64, ValueError if the text is not JSON
+    or an object repeats a name, and RecursionError if the value is nested too deep.
     """
     text = text.strip(_SPACE)
     value, end = _DECODER.raw_decode(text)
@@ -272,40 +251,33 @@ def load(text: str) -> Any:
     return value if end == len(text) else _DECODER.decode(text)
 
 
-def leaves_of(block: RowBlock, schema: Schema) -> dict[str, Sequence[Any]]:
-    """Return the columns of a block; members of nested records have dotted names."""
+def leaves_of(
+    columns: Mapping[str, Sequence[Any]], lines: Sequence[int], schema: Schema, prefix: str = ""
+) -> dict[str, Sequence[Any]]:
+    """Return the columns by field; the members of a nested record get dotted names."""
     found: dict[str, Sequence[Any]] = {}
-    _add_leaves(block.columns, block.lines, schema, found, "")
-    return found
-
-
-def _add_leaves(
-    columns: dict[str, Sequence[Any]],
-    lines: Sequence[int],
-    schema: Schema,
-    found: dict[str, Sequence[Any]],
-    prefix: str,
-) -> None:
     for key, values in columns.items():
         name = prefix + key
-        if name in found:
-            raise MediaError(f"two columns are named {name!r}")
         if name in schema:
-            found[name] = values
-            continue
-        is_group = name in schema.groups
-        if not is_group:
+            leaves = {name: values}
+        elif name in schema.groups:
+            for line, value in zip(lines, values, strict=False):
+                if not (value is None or type(value) is dict):
+                    raise MediaError(
+                        f"line {line}, column {name!r}: expected an object, found {value!r:.40}"
+                    )
+            inner = columns_of([value or {} for value in values])
+            leaves = leaves_of(inner, lines, schema, f"{name}.")
+        else:
             check_names([name], "columns")
-        for line, value in zip(lines, values, strict=False):
-            if not is_group or not (value is None or type(value) is dict):
-                what = "an object" if is_group else "no such column"
-                raise MediaError(
-                    f"line {line}, column {name!r}: expected {what}, found {value!r:.40}"
-                )
-        if not is_group:  # an unknown column without rows
-            raise MediaError(f"column {name!r}: expected no such column")
-        inner = columns_of([value or {} for value in values])
-        _add_leaves(inner, lines, schema, found, f"{name}.")
+            line, value = (
+                (f"line {lines[0]}, ", f", found {values[0]!r:.40}") if lines else ("", "")
+            )
+            raise MediaError(f"{line}column {name!r}: expected no such column{value}")
+        if twice := found.keys() & leaves:
+            raise MediaError(f"two columns are named {min(twice)!r}")
+        found |= leaves
+    return found
 
 
 FILE: Final = "file"

@@ -109,7 +109,7 @@ class Tables(InferringConverter):
     ) -> Iterator[tuple[str, Iterable[Any]]]:
         """Yield each field with its values for all rows of a block."""
         schema, cells = schema_of(self.fields or {}), is_csv(source.name)
-        columns = leaves_of(block, schema)
+        columns = leaves_of(block.columns, block.lines, schema)
         for name in schema:
             field = schema[name]
             if name not in columns:
