@@ -1,9 +1,4 @@
-"""Samples from files of named arrays, whatever the format of the files.
-
-Each file becomes one sample, or each row becomes one sample. A row is an entry along the first axis
-of all arrays of a file. Some libraries store an array in chunks, which are decoded as a whole. The
-rows of such an array are read in ranges that consist of complete chunks.
-"""
+"""Samples from files of named arrays, whatever the format: one per file, or one per row."""
 
 from __future__ import annotations
 
@@ -60,7 +55,8 @@ class NamedArray(ABC):
     """An array in a file.
 
     `dtype` is shardio's name of the dtype, or `TEXT` if the elements are strings. If the rows are
-    vectors of different lengths, the last dimension of `shape` is None.
+    vectors of different lengths, the last dimension of `shape` is None. A row is an entry along the
+    first axis.
     """
 
     name: str
@@ -73,16 +69,15 @@ class NamedArray(ABC):
 
     @abstractmethod
     def rows(self) -> Iterator[Any]:
-        """Yield the rows, which are the entries along the first axis."""
+        """Yield the rows."""
 
 
 @dataclass(frozen=True)
 class BlockArray(NamedArray):
     """An array of which a library reads any range of rows.
 
-    `read` is a function. Called with a slice, it returns the rows of the slice; called with `()`,
-    it returns the whole array. `row_bytes` is the size of a row in memory. `chunk_rows` is the
-    number of rows in a chunk, which the library always reads and decodes as a whole.
+    `read` returns the rows of a slice, or the whole array for `()`. `row_bytes` is the size of a
+    row in memory. The library always decodes a whole chunk, of `chunk_rows` rows.
     """
 
     read: Callable[[Any], Any]
@@ -95,10 +90,7 @@ class BlockArray(NamedArray):
         return found
 
     def rows(self) -> Iterator[Any]:
-        """Yield the rows, of which several are read at once.
-
-        If the rows were read one by one, the library would decode a chunk again for every row.
-        """
+        """Yield the rows, read several at once, as each read decodes a whole chunk."""
         n_rows = self.shape[0] or 0
         row_bytes = max(1, self.row_bytes)
         n_block = max(1, _BLOCK_BYTES // row_bytes // self.chunk_rows) * self.chunk_rows
@@ -108,11 +100,10 @@ class BlockArray(NamedArray):
 
 
 def refuse_bomb(what: str, n_bytes: int, n_stored: int) -> None:
-    """Raise MediaError if an array is implausibly large for the size of its file.
+    """Raise MediaError if an array `what` is implausibly large for the size of its file.
 
-    The file is then damaged, or was made to exhaust the memory. `n_bytes` is the size of the array
-    that the file declares, `n_stored` is the size of the file, and `what` is the name of the array
-    for the message.
+    The file is then damaged, or was made to exhaust the memory. `n_bytes` is the declared size of
+    the array, and `n_stored` is the size of the file.
     """
     if n_bytes > max(_MAX_PLAIN_BYTES, n_stored * _MAX_RATIO):
         raise MediaError(
@@ -122,10 +113,9 @@ def refuse_bomb(what: str, n_bytes: int, n_stored: int) -> None:
 
 
 def dtype_name(dtype: np.dtype[Any], what: str, refused: Mapping[str, str] = _REFUSED) -> str:
-    """Return shardio's name of a NumPy dtype, or `TEXT`; raise MediaError if there is none.
+    """Return shardio's name of the dtype of an array `what`, or `TEXT`.
 
-    `what` is the name of the array for the message. `refused` maps kinds of dtypes, as in
-    `dtype.kind`, to explanations for the message.
+    Raise MediaError if there is none; `refused` has explanations by `dtype.kind`.
     """
     if dtype.kind in "UT":
         return TEXT
@@ -139,19 +129,14 @@ def dtype_name(dtype: np.dtype[Any], what: str, refused: Mapping[str, str] = _RE
 class ArraySamples(InferringConverter):
     """A base class of converters that make samples of named arrays; subclasses open the files.
 
-    If `rows` is True, each row is a sample: the sample has one entry along the first axis of every
-    array of a file, and the index of the row in the field `row`. All arrays of a file must then
-    have the same number of rows. If `rows` is False, each file is a sample.
-
-    If the option `fields` is not given, the fields are inferred from the files. An array must have
-    the same number of dimensions in all files. Where the sizes of a dimension differ, the field
-    accepts any size. If the dtypes are different types of numbers, the field has a dtype that can
-    store all of them. If an array is missing in some files, its field is optional.
+    With `rows`, each row is a sample, with its index in the field `row`; all arrays of a file must
+    then have the same number of rows. Without, each file is a sample. Fields that are not given are
+    inferred from the files: where sizes of a dimension differ, the field accepts any, and numbers
+    get a dtype that can store all of them. An array that some files lack is optional.
     """
 
     what: ClassVar[str]  # the name of the kind of files, for messages
-    # True if, by default, each row is a sample even if there are several files. If False, this is
-    # the default only for a single file.
+    # True if rows are samples by default even if there are several files
     rows_of_many: ClassVar[bool]
 
     rows: bool | None = None
@@ -169,20 +154,16 @@ class ArraySamples(InferringConverter):
 
     @abstractmethod
     def open(self, source: Input, files: ExitStack) -> Sequence[NamedArray] | None:
-        """Return the arrays of a file, or None if the file is not of the converter's kind.
-
-        The arrays can be read until `files` is closed, which closes the file.
-        """
+        """Return the arrays of a file, readable until `files` is closed; None for another kind."""
 
     def name_of(self, source: Input) -> str:
         """Return the value of the field `source`."""
         return source.name
 
     def fitted(self, inputs: Sequence[Input]) -> Self:
-        """Return a converter in which missing options `rows` and `fields` are inferred from files.
+        """Return a converter in which missing options `rows` and `fields` are inferred.
 
-        The fields are inferred for both values of `rows`, because `rows` itself depends on whether
-        the arrays of every file have the same number of rows.
+        The fields are inferred for both values of `rows`, as all files decide over `rows`.
         """
         if self.rows is not None and self.fields is not None:
             return self
@@ -272,11 +253,7 @@ class ArraySamples(InferringConverter):
 
 
 def _samples_of(arrays: Sequence[NamedArray], *, rows: bool) -> dict[str, tuple[str, Shape]]:
-    """Return the dtype and shape of each array in one sample, by name.
-
-    Without `rows`, this is the shape of the whole array; with `rows`, that of a row. Raise
-    MediaError if such samples cannot be made of the arrays.
-    """
+    """Return dtype and shape of each array in one sample; raise MediaError for no such samples."""
     check_names((each.name for each in arrays), "arrays")
     if rows and _n_rows(arrays) is None:
         shapes = ", ".join(f"{each.name!r} {each.shape}" for each in arrays)
@@ -298,10 +275,7 @@ def _samples_of(arrays: Sequence[NamedArray], *, rows: bool) -> dict[str, tuple[
 
 
 def _n_rows(arrays: Sequence[NamedArray]) -> int | None:
-    """Return the number of rows of all arrays, or None if the arrays do not have the same number.
-
-    An array without dimensions has no rows.
-    """
+    """Return the number of rows that all arrays have; None if they differ, or have no dimension."""
     lengths = {each.shape[0] if each.shape else None for each in arrays}
     return lengths.pop() if len(lengths) == 1 else None
 
@@ -314,10 +288,7 @@ def _widened(array: NamedArray, dtype: str, value: npt.NDArray[Any]) -> npt.NDAr
 
 
 def _value(array: NamedArray, value: npt.NDArray[Any]) -> Any:
-    """Return a row or a whole array as the value of its field.
-
-    For strings, the value is the only element of the array.
-    """
+    """Return a row or a whole array as the value of its field."""
     if array.dtype != TEXT:
         return np.asarray(value, order="C")
     text = str(value)
@@ -329,10 +300,7 @@ def _value(array: NamedArray, value: npt.NDArray[Any]) -> Any:
 
 
 def check_text(array: npt.NDArray[Any], what: str) -> None:
-    """Raise MediaError if strings of fixed length contain a number that is not a character.
-
-    NumPy fails when it reads such a string.
-    """
+    """Raise MediaError if a string has a number that is not a character, where NumPy fails."""
     if array.dtype.kind == "U" and array.nbytes:
         numbers = np.ascontiguousarray(array).reshape(-1).view(f"{array.dtype.byteorder}u4")
         if (most := int(numbers.max())) > sys.maxunicode:

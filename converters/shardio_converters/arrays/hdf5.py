@@ -16,7 +16,6 @@ from importlib import import_module
 from typing import Any, ClassVar, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from shardio import Input, MediaError
 from shardio_converters.arrays.array_samples import (
@@ -40,24 +39,11 @@ _REFUSED: Final = {
 }
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """The type of the elements of an HDF5 dataset.
-
-    `dtype` is shardio's name of the dtype. If `is_ragged` is True, each element is a vector of
-    numbers of this dtype, and the vectors have different lengths.
-    """
-
-    dtype: str
-    is_ragged: bool = False
-
-
 def _walk(h5py: Any, file: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the path and the dataset for every dataset of a file.
+    """Yield the path and the dataset for every dataset of a file, in the order of the names.
 
-    The entries of each group are visited in the order of their names. A dataset with several paths
-    (hard links) is yielded once. Soft links are ignored, because they lead to datasets of the same
-    file. An external link, which leads to another file, raises MediaError.
+    A dataset with several paths (hard links) is yielded once. Soft links are ignored, because they
+    lead to datasets of the same file.
     """
     seen: set[int] = set()
     waiting: list[tuple[str, Any]] = [("", file)]
@@ -87,10 +73,7 @@ def _walk(h5py: Any, file: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _open(h5py: Any, dataset: Any, path: str, place: str) -> BlockArray:
-    """Return a dataset as an array that can be read; check it before any of its data is read.
-
-    `path` is the path of the dataset in the file, and `place` is the path of the file.
-    """
+    """Return the dataset at `path` of the file at `place`, once its declaration is checked."""
     name = path.replace("/", ".")
     plist = dataset.id.get_create_plist()
     if plist.get_layout() == h5py.h5d.VIRTUAL or plist.get_external_count():
@@ -105,8 +88,8 @@ def _open(h5py: Any, dataset: Any, path: str, place: str) -> BlockArray:
     shape = dataset.shape
     if shape is None:
         raise MediaError(f"dataset {path!r}: has no value, not even a shape (a null dataspace)")
-    kind = _kind_of(h5py, dataset, path)
-    if kind.is_ragged and len(shape) != 1:
+    dtype, is_ragged = _type_of(h5py, dataset, path)
+    if is_ragged and len(shape) != 1:
         raise MediaError(
             f"dataset {path!r}: found variable-length arrays in {len(shape)} dimensions; expected 1"
         )
@@ -114,21 +97,22 @@ def _open(h5py: Any, dataset: Any, path: str, place: str) -> BlockArray:
     refuse_bomb(f"dataset {path!r}", (shape[0] if shape else 1) * row_bytes, os.path.getsize(place))
     return BlockArray(
         name,
-        kind.dtype,
-        (*shape, None) if kind.is_ragged else shape,
-        partial(_read, dataset, path, kind),
+        dtype,
+        (*shape, None) if is_ragged else shape,
+        partial(_read, dataset, path, dtype, is_ragged),
         row_bytes,
         dataset.chunks[0] if dataset.chunks else 1,
     )
 
 
-def _kind_of(h5py: Any, dataset: Any, path: str) -> _Kind:
+def _type_of(h5py: Any, dataset: Any, path: str) -> tuple[str, bool]:
+    """Return the dtype, and True if each element is a vector of numbers of this dtype."""
     try:
         dtype = dataset.dtype
     except TypeError as error:  # h5py raises it for times and for integers of 3 bytes, for example.
         raise MediaError(f"dataset {path!r}: found a type that NumPy lacks: {error}") from error
     if h5py.check_string_dtype(dtype) is not None:
-        return _Kind(TEXT)
+        return TEXT, False
     element = h5py.check_vlen_dtype(dtype)
     if element is not None and element.name in DTYPES and element.kind != "O":
         if element != element.newbyteorder("<"):
@@ -136,28 +120,21 @@ def _kind_of(h5py: Any, dataset: Any, path: str) -> _Kind:
                 f"dataset {path!r}: found {element.name} of variable length in big-endian, which "
                 "h5py reads with their bytes swapped; expected little-endian"
             )
-        return _Kind(element.name, is_ragged=True)
+        return element.name, True
     if isinstance(dataset.id.get_type(), h5py.h5t.TypeBitfieldID | h5py.h5t.TypeTimeID):
         raise MediaError(f"dataset {path!r}: found a bit field or time: expected numbers")
-    return _Kind(dtype_name(dtype, f"dataset {path!r}", _REFUSED))
+    return dtype_name(dtype, f"dataset {path!r}", _REFUSED), False
 
 
-def _read(dataset: Any, path: str, kind: _Kind, which: Any) -> Any:
-    """Read rows of a dataset as strings or little-endian numbers.
-
-    `which` is a slice of rows, or `()` for the whole dataset.
-    """
+def _read(dataset: Any, path: str, dtype: str, is_ragged: bool, which: Any) -> Any:  # noqa: FBT001
+    """Read the rows `which` as strings or little-endian numbers; `()` means all rows."""
     with Damage(DAMAGE, f"dataset {path!r}"):
-        found = (dataset.asstr() if kind.dtype == TEXT else dataset)[which]
-    if kind.dtype == TEXT:
+        found = (dataset.asstr() if dtype == TEXT else dataset)[which]
+    if dtype == TEXT:
         return found
-    if kind.is_ragged:
-        return [_plain(each, kind.dtype) for each in found]
-    return _plain(np.asarray(found), kind.dtype)
-
-
-def _plain(found: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
-    return found.astype(np.dtype(dtype), copy=False)
+    if is_ragged:
+        return [each.astype(dtype, copy=False) for each in found]
+    return np.asarray(found).astype(dtype, copy=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,4 @@
-"""The converter of .npy, .npz and .safetensors files: one sample per file, or one sample per row.
-
-This module parses the files itself, and never uses pickle. An array is read as a whole or in ranges
-of rows.
-"""
+"""The converter of .npy, .npz and .safetensors files, which are parsed here, never with pickle."""
 
 from __future__ import annotations
 
@@ -41,9 +37,8 @@ _BLOCK_BYTES: Final = 1 << 20  # the size of the rows that are read at once
 class StoredArray(NamedArray):
     """An array whose numbers are stored one after another in a file.
 
-    `begin` is a function that returns a file object whose position is that of the first number.
-    `numpy` is the dtype in the file, including its byte order. `is_fortran` is True if the numbers
-    are in Fortran order.
+    `begin` returns a file object at the first number. `numpy` is the dtype in the file, including
+    its byte order. `is_fortran` is True if the numbers are in Fortran order.
     """
 
     shape: tuple[int, ...]
@@ -60,10 +55,7 @@ class StoredArray(NamedArray):
         return found.T if self.is_fortran else found
 
     def rows(self) -> Iterator[npt.NDArray[Any]]:
-        """Yield the rows, which are the entries along the first axis.
-
-        In Fortran order, the numbers of a row are not adjacent. Such an array is read as a whole.
-        """
+        """Yield the rows; in Fortran order, where a row is scattered, read the array as a whole."""
         if self.is_fortran:
             yield from self.whole()
             return
@@ -78,10 +70,7 @@ class StoredArray(NamedArray):
 
 
 class FileSlice:
-    """A range of bytes of an open file, which can be read like a file of its own.
-
-    The caller owns the open file and closes it.
-    """
+    """A range of bytes of an open file, which can be read like a file; the caller owns the file."""
 
     def __init__(self, file: IO[bytes], start: int, n_bytes: int) -> None:
         self._fd, self._at, self._end = file.fileno(), start, start + n_bytes
@@ -108,10 +97,7 @@ class FileSlice:
 def _read(
     file: IO[bytes] | FileSlice, dtype: np.dtype[Any], shape: tuple[int, ...], name: str
 ) -> npt.NDArray[Any]:
-    """Read numbers from the current position of a file into a little-endian array in C order.
-
-    `dtype` is the dtype in the file, and `name` is the name of the array for messages.
-    """
+    """Read numbers of `dtype` from the current position of a file as a little-endian array."""
     try:
         found = np.empty(shape, dtype)
     except (MemoryError, ValueError) as error:
@@ -135,10 +121,7 @@ def _fill(file: IO[bytes] | FileSlice, view: memoryview, name: str) -> None:
 
 
 def _check_end(file: IO[bytes] | FileSlice, name: str) -> None:
-    """Check that a file has no more bytes after an array.
-
-    For an array in a .npz, reading up to the end also makes `zipfile` verify the checksum.
-    """
+    """Check that no bytes follow an array; in a .npz, this makes `zipfile` verify the checksum."""
     if file.read(1):
         raise MediaError(f"array {name!r}: bytes follow it; expected the end of the file")
 
@@ -174,10 +157,9 @@ _NOT_NPY: Final = (
 
 
 def array_in(data: bytes, name: str, n_bytes: int) -> StoredArray:
-    """Return the array of a .npy file that is in memory.
+    """Return the array of a .npy file of `n_bytes` that is in memory.
 
-    `data` is the file or only its beginning, and `n_bytes` is the size of the whole file. The
-    values of the array can only be read if `data` is the whole file.
+    If `data` is only the beginning of the file, the values of the array cannot be read.
     """
     file = io.BytesIO(data)
     header = _read_header(file, name)
@@ -220,7 +202,7 @@ def _npy_array(
 
 
 def _read_header(file: IO[bytes], name: str) -> Header:
-    """Read the header of a .npy. The position of the file is then that of the first number."""
+    """Read the header of a .npy, up to the first number."""
     try:
         version = np.lib.format.read_magic(file)
         if version not in ((1, 0), (2, 0), (3, 0)):
@@ -235,8 +217,7 @@ def _read_header(file: IO[bytes], name: str) -> Header:
 def _parse_header(version: tuple[int, int], header: bytes) -> Header:
     """Parse the header of a .npy.
 
-    A header of version 3 is parsed like one of version 2. The only difference is that names of
-    fields in structured dtypes may have more characters, and such dtypes are not supported.
+    Version 3 differs from version 2 only in structured dtypes, which are not supported.
     """
     read = np.lib.format.read_array_header_2_0
     if version == (1, 0):
@@ -248,11 +229,7 @@ def _parse_header(version: tuple[int, int], header: bytes) -> Header:
 
 
 def _open_tensors(file: IO[bytes]) -> list[StoredArray]:
-    """Return the tensors of a .safetensors file.
-
-    The file begins with the length of a header. The header follows, which is JSON, and then the
-    data of the tensors.
-    """
+    """Return the tensors of a .safetensors file: a length, a header in JSON, then their data."""
     n_bytes = os.fstat(file.fileno()).st_size
     if n_bytes < 8:
         raise MediaError(f"{n_bytes} bytes; expected at least 8, the length of the header")
@@ -283,12 +260,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _tensor(name: str, entry: Any, file: IO[bytes], start: int) -> tuple[int, int, StoredArray]:
-    """Return the offset where a tensor begins, the offset where it ends, and the tensor.
-
-    `entry` is the entry about the tensor in the header. It has the dtype, the shape and the two
-    offsets. The offsets are relative to the end of the header, which is at byte `start` of the
-    file.
-    """
+    """Return where a tensor begins and ends, counted from byte `start`, and the tensor."""
     begins, ends = entry["data_offsets"]
     shape = tuple(entry["shape"])
     if any(type(n) is not int or n < 0 for n in (begins, ends, *shape)):
@@ -309,9 +281,9 @@ def _tensor(name: str, entry: Any, file: IO[bytes], start: int) -> tuple[int, in
 class Arrays(ArraySamples):
     """A converter that makes samples of the arrays in .npy, .npz and .safetensors files.
 
-    The name of an array is the name of its field. The array of a .npy has no name; its field is
-    `array`. By default, each file is a sample. If there is only one file, and all its arrays have
-    the same number of rows, each row is a sample.
+    The name of an array is the name of its field; that of a .npy is `array`. By default, each file
+    is a sample. If there is only one file, and all its arrays have the same number of rows, each
+    row is.
     """
 
     kind: ClassVar[str] = "arrays"
@@ -320,10 +292,7 @@ class Arrays(ArraySamples):
     rows_of_many: ClassVar[bool] = False
 
     def open(self, source: Input, files: ExitStack) -> Sequence[StoredArray] | None:
-        """Return the arrays of a file; None if it is not a file of this kind.
-
-        The kind is recognized by the suffix of the name, and a .npy also by its first bytes.
-        """
+        """Return the arrays of a file; None if neither suffix nor first bytes are of this kind."""
         suffix = next((each for each in SUFFIXES if source.name.lower().endswith(each)), "")
         with Damage(NOT_ZIP):
             if suffix == ".npz":

@@ -52,13 +52,11 @@ _DAMAGE: Final = (
 
 @dataclass(frozen=True)
 class _Store:
-    """An open store.
+    """An open store; `names` are the paths of all files in it, and `n_bytes` is its size.
 
-    `zarr` is the module, and `store` is zarr's object for the store. `names` are the paths of all
-    files in the store, relative to the store. `read(name, n_bytes)` returns up to `n_bytes` bytes
-    from the beginning of a file, and `size(name)` returns the size of a file. `n_bytes` is the size
-    of the whole store. `path_of` is a function that returns the path by which zarr finds an array;
-    its argument is the folder of the array.
+    `read(name, n_bytes)` returns up to `n_bytes` bytes from the beginning of a file, and
+    `size(name)` returns the size of a file. `path_of(folder)` returns the path by which `zarr`
+    finds the array in a folder of `store`, its own object.
     """
 
     zarr: Any
@@ -75,11 +73,9 @@ def _tail(name: str) -> str:
 
 
 def _store_of(name: str, roots: Mapping[str, str]) -> str | None:
-    """Return the root file of the store that contains the file `name`; None if there is none.
+    """Return the file to which `roots` maps the outermost known folder around the file `name`.
 
-    `roots` maps the folders of stores to the root files of the stores. A store contains all files
-    in its folder and in the folders below. The function can also find the array that contains a
-    file; `roots` then has the folders of arrays as keys.
+    Return None if the file is in none of the folders.
     """
     parts = name.split("/")[:-1]
     folders = ("/".join(parts[:n]) for n in range(len(parts) + 1))
@@ -133,10 +129,7 @@ def _close(store: Any) -> None:
 
 
 def _arrays_of(found: _Store) -> dict[str, dict[str, Any]]:
-    """Return a dict from the folders of all arrays to the metadata of the arrays.
-
-    A store may also have consolidated metadata, a copy of all metadata in one file. It is ignored.
-    """
+    """Return the metadata of all arrays by folder; consolidated metadata is ignored."""
     arrays: dict[str, dict[str, Any]] = {}
     for name in found.names:
         if _tail(name) not in ROOTS:
@@ -171,10 +164,7 @@ def _description(found: _Store, name: str) -> dict[str, Any]:
 
 
 def _refuse_pickle(content: Any, name: str) -> None:
-    """Raise MediaError if an array uses the pickle codec, which would run code from its chunks.
-
-    `content` is the metadata of the array or a part of it. `name` is the metadata file.
-    """
+    """Raise MediaError if metadata names the pickle codec, which would run code from chunks."""
     if isinstance(content, dict):
         for key in ("id", "name"):
             if "pickle" in str(content.get(key, "")):
@@ -185,10 +175,7 @@ def _refuse_pickle(content: Any, name: str) -> None:
 
 
 def _open_array(found: _Store, folder: str, about: dict[str, Any]) -> BlockArray:
-    """Return an array that can be read; check it before any of its data is read.
-
-    `folder` is the folder of the array in the store, and `about` is the metadata of the array.
-    """
+    """Return the array in a folder, once its metadata `about` is checked."""
     what = f"array {folder or ONLY!r}"
     version = about.get("zarr_format")
     array = found.zarr.open_array(
@@ -212,10 +199,7 @@ def _open_array(found: _Store, folder: str, about: dict[str, Any]) -> BlockArray
 
 
 def _check_blosc(found: _Store, folder: str, about: Mapping[str, Any]) -> None:
-    """Check that every Blosc chunk of an array has the length that its header declares.
-
-    If the chunk were shorter, the decoder would read beyond its end.
-    """
+    """Check the lengths of Blosc chunks: the decoder would read beyond the end of a short one."""
     last = (about.get("codecs") or [None])[-1] or {}
     if "blosc" not in (last.get("id"), last.get("name")):
         return
@@ -231,10 +215,7 @@ def _check_blosc(found: _Store, folder: str, about: Mapping[str, Any]) -> None:
 
 
 def _read(array: Any, what: str, check: Callable[[], None], which: Any) -> npt.NDArray[Any]:
-    """Read rows of an array as strings or little-endian numbers.
-
-    `which` is a slice of rows, or `()` for the whole array. `check` is called first.
-    """
+    """Call `check`, then read the rows `which` as strings or little-endian numbers."""
     check()
     with Damage(_DAMAGE, what):
         try:
