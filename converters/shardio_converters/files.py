@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import IO
+from typing import IO, Final
 
 from shardio import Input, MediaError
+
+_PIECE_BYTES: Final = 16 << 20
 
 
 def named_path(folder: str, name: str) -> str:
@@ -26,10 +28,9 @@ def data_name(name: str) -> str:
 
 @contextmanager
 def open_media(source: Input, *, is_promised: bool) -> Iterator[IO[bytes]]:
-    """Open a file for reading.
+    """Open a file for reading; a broken link is read as an empty file.
 
-    `is_promised` is True if the name of the file promises media. A broken link is then an error;
-    otherwise it is read as an empty file.
+    If the name of the file promises media (`is_promised`), a broken link is an error.
     """
     try:
         file: IO[bytes] = open(source.path, "rb")
@@ -42,6 +43,22 @@ def open_media(source: Input, *, is_promised: bool) -> Iterator[IO[bytes]]:
             yield file
         except OSError as error:
             raise MediaError(f"{source.path}: cannot be read: {error.strerror}") from error
+
+
+def read_up_to(read: Callable[[int], bytes], n_bytes: int) -> bytes:
+    """Return the next `n_bytes` that `read` gives, or fewer at the end.
+
+    They are read in pieces, so a wrong number of bytes in a damaged file allocates little.
+    """
+    data = read(min(n_bytes, _PIECE_BYTES))
+    if len(data) == n_bytes:  # the usual case
+        return data
+    pieces, n_left = [data], n_bytes - len(data)
+    while n_left and data:
+        data = read(min(n_left, _PIECE_BYTES))
+        pieces.append(data)
+        n_left -= len(data)
+    return b"".join(pieces)
 
 
 class Damage:

@@ -1,7 +1,4 @@
-"""The converter of audio files, which stores the encoded packets of the files unchanged.
-
-`AudioTrack` is the audio track of a video file, which the converter of videos uses.
-"""
+"""The converter of audio files, whose packets are stored unchanged; the audio tracks of videos."""
 
 from __future__ import annotations
 
@@ -28,8 +25,7 @@ _NO_SOUND = "no sound"
 class AudioFiles(Converter):
     """A converter that makes one sample of each file, from the file's first audio track.
 
-    Every packet is decoded once, to detect damaged files. A sample has the fields `audio`, `label`
-    (int64), and `source`, which is the path of the file relative to the source folder.
+    Every packet is decoded once, to detect damaged files.
     """
 
     kind: ClassVar[str] = "audio"
@@ -65,12 +61,11 @@ _AUDIO_FACTS = {"codec": "codec", "rate": "rate", "layout": "layout", "audio_str
 
 
 class AudioTrack:
-    """The first audio track of a video file, if audio is to be stored.
+    """The first audio track of a video file, if `is_wanted`.
 
-    `is_wanted` is True if audio is to be stored. `stream` is the track; None if audio is not to be
-    stored, if the file has no audio, or if the track is damaged. `failure` is the error if the
-    track is damaged. The samples are then made without audio, and the outcome of the file is
-    broken, so that the samples are discarded unless `keep_partial` is set.
+    `stream` is None if audio is not wanted, absent or damaged. `failure` is the error if it is
+    damaged: the samples are then made without audio, and are discarded unless `keep_partial` is
+    set.
     """
 
     def __init__(self, path: str, *, is_wanted: bool) -> None:
@@ -83,39 +78,25 @@ class AudioTrack:
             self.failure = error
 
     def whole(self) -> dict[str, EncodedStream | None]:
-        """Return the field `audio` of a sample that is a whole video, as a dict.
-
-        The dict is empty if audio is not to be stored.
-        """
+        """Return the field `audio` of a sample that is a whole video; {} if audio is not wanted."""
         return {"audio": self.stream} if self._is_wanted else {}
 
     def part(self, begin: Fraction, seconds: Fraction) -> dict[str, EncodedStream | None]:
-        """Return the field `audio` of a sample that is a clip, as a dict.
-
-        The clip begins at the time `begin` of the video, in seconds, and has a duration of
-        `seconds`. The dict is empty if audio is not to be stored.
-        """
+        """Return the field `audio` of a clip of `seconds` from the second `begin` of the video."""
         if not self._is_wanted:
             return {}
         stream = self.stream
         return {"audio": None if stream is None else part_of(stream, begin, seconds)}
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts about the track for the report on the file, as a dict.
-
-        The facts are in the entry `sound`, which is None if there is no track. The dict is empty if
-        audio is not to be stored.
-        """
+        """Return the facts about the track for the file's report; {} if audio is not wanted."""
         if not self._is_wanted:
             return {}
         return {"sound": None if self.stream is None else facts_of(self.stream)}
 
 
 def facts_of(stream: EncodedStream) -> dict[str, Any]:
-    """Return the facts about an audio stream that are reported, such as its codec and rate.
-
-    If the file has several audio streams, their number is reported as `streams`.
-    """
+    """Return the facts about an audio stream that are reported, such as its codec and rate."""
     parameters = stream.parameters
     return {name: parameters[key] for key, name in _AUDIO_FACTS.items() if key in parameters}
 
@@ -123,10 +104,7 @@ def facts_of(stream: EncodedStream) -> dict[str, Any]:
 def with_sound(
     samples: Generator[Mapping[str, Any], None, Outcome], sound: AudioTrack
 ) -> Generator[Mapping[str, Any], None, Outcome]:
-    """Yield the samples of a video file; return their outcome with facts about the audio added.
-
-    If the audio is damaged, the outcome is broken.
-    """
+    """Yield the samples of a video; add facts about its audio, or its damage, to the outcome."""
     outcome = yield from samples
     if sound.failure is not None:
         if outcome.kind == "broken":  # The video is damaged too; the report gives this reason.

@@ -43,15 +43,9 @@ class Images(Converter):
     """A converter that makes one sample of each image.
 
     Every image is decoded once, to detect damaged files. If `size` is given, the image is scaled so
-    that its short side has `size` pixels, and the central square is stored. Otherwise, the image
-    keeps the size at which it is displayed.
-
-    A sample has the fields `image`, `label` (int64), and `source`, which is the path of the file
-    relative to the source folder. `store` determines what `image` contains:
-
-    * `original`: the file, byte for byte. `size` cannot be given.
-    * `jpeg`: a JPEG of the decoded pixels, with the quality `quality`, from 1 to 100.
-    * `raw`: the decoded pixels, as a uint8 array of shape (height, width, 3) in RGB.
+    that its short side has `size` pixels, and the central square is stored. The field `image` is
+    the file (store `original`), a JPEG of the pixels of quality `quality` (`jpeg`), or the pixels
+    in RGB (`raw`).
     """
 
     kind: ClassVar[str] = "images"
@@ -101,8 +95,8 @@ class Images(Converter):
     def error(self, source: Input, sample: Mapping[str, Any]) -> tuple[float, int] | None:
         """Compare the pixels of a stored image with those of its file, scaled to the stored size.
 
-        Return the sum of the squared differences, and the number of compared values. Return None if
-        the image is stored without loss.
+        Return the sum of the squared differences, and the number of compared values; None if the
+        image is stored without loss.
         """
         if self.store != "jpeg" or (data := _read(source)) is None:
             return None
@@ -125,10 +119,7 @@ class Images(Converter):
 
 
 def _read(source: Input) -> bytes | None:
-    """Return the bytes of a file, or None if neither its suffix nor its first bytes are an image's.
-
-    A file that has the suffix of an image is never None, even if it is damaged.
-    """
+    """Return the bytes of a file; None if neither its suffix nor its first bytes are an image's."""
     promised = has_image_suffix(source.name)
     with open_media(source, is_promised=promised) as file:
         head = file.read(_HEAD_BYTES)

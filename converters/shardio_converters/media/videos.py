@@ -1,7 +1,6 @@
 """The converter of videos, which stores whole videos, or clips of decoded frames.
 
-The option `store` of the converter selects how frames are stored, such as `h264` or `raw`. Each
-such way is called a store.
+The option `store` selects how frames are stored, such as `h264` or `raw`.
 """
 
 from __future__ import annotations
@@ -51,8 +50,7 @@ JPEG_QUALITY: Final = 90
 GOP: Final = 16
 
 LIMITS: Final = {"frames": 1 << 31, "stride": 1 << 31, "step": 1 << 62, "size": MAX_SIDE}
-"""The largest value of each option. With these limits, the product of frames and stride fits in 64
-bits."""
+"""The largest values, with which the product of frames and stride fits in 64 bits."""
 _STORES_OF: Final = {
     "codec": ("h264",),
     "gop": ("h264",),
@@ -61,17 +59,12 @@ _STORES_OF: Final = {
     "fps": ("raw", "jpeg", "h264"),
 }
 _MIN_CODED: Final = 16
-"""The minimum size of an encoded frame in pixels, because encoders reject smaller frames."""
 _MAX_CODED: Final = 8192
-"""The maximum size of an encoded frame in pixels, because not all encoders accept larger frames."""
+"""Not all encoders accept frames of fewer or more pixels in height or width."""
 
 
 def settled(options: Any) -> Mapping[str, Any]:
-    """Check all options; return the final values of those options that have to be changed.
-
-    Missing options get their defaults. If different values of an option have the same meaning, one
-    of these values replaces the others.
-    """
+    """Check all options; return the values that replace missing and equivalent ones."""
     found = {"step": options.step}
     if options.step is None:
         found["step"] = options.frames * options.stride
@@ -140,18 +133,16 @@ _FACTS: Final = {
     "rotation": "rotation",
     "sample_aspect": "pixel_aspect",
 }
-"""The parameters of a stream that are reported for a video whose packets are stored unchanged. The
-keys are the names of the parameters, and the values are their names in the report."""
+"""The names in the report for parameters of a stream whose packets are stored unchanged."""
 
 
 def encoded(
     encoder: StreamEncoder | JpegEncoder, pictures: Iterable[tuple[int, Pixels | None]], name: str
 ) -> tuple[EncodedStream, int, MediaError | None]:
-    """Encode frames until there are no more or decoding fails.
+    """Encode frames until there are no more or decoding fails; frames that are None are ignored.
 
-    `pictures` yields times and frames; frames that are None are ignored. `name` is the path of the
-    video for messages. Return the encoded stream, the number of frames that got another time
-    because the times did not increase, and the error at which decoding failed, or None.
+    Return the encoded stream, the number of frames that got another time because the times did not
+    increase, and the error at which decoding failed, or None. `name` is the path of the video.
     """
     rising, failure = MonotonicTimestamps(), None
     try:
@@ -173,31 +164,20 @@ VIEW_KEYS: Final = ("frames", "stride", "step")
 class Videos(Converter):
     """A converter that stores whole videos, or clips of decoded frames.
 
-    A clip has `frames` frames. It consists of every `stride`-th frame of a part of the video. A new
-    clip starts every `step` frames; by default, it starts where the previous clip ends. Frames are
-    scaled so that their short side has `size` pixels, and the central square is used. If `fps` is
-    given, the time of a video is divided into intervals of 1 / `fps` seconds, and only the first
-    frame of each interval is used.
+    A clip has every `stride`-th frame of a part of the video, `frames` in all. A new clip starts
+    every `step` frames; by default, where the previous clip ends. Frames are scaled so that their
+    short side has `size` pixels, and the central square is used. With `fps`, only the first frame
+    of each interval of 1 / `fps` seconds is used.
 
-    `store` determines what a sample is:
+    A sample of store `raw` is a clip: `frames`, a uint8 array of shape (frames, size, size, 3) in
+    RGB, `pts`, their times, and `time_base`, the unit of the times in seconds as a fraction. A
+    sample of the other stores is a whole video in the field `frames`: encoded by `codec` with a
+    keyframe every `gop` frames (`h264`), a JPEG per frame (`jpeg`), or the unchanged packets of the
+    file (`packets`, which `check` decodes once to find damage). The default view of the dataset has
+    the clips that `raw` would store.
 
-    * `h264` (the default): a whole video, encoded again by `codec` with frames of `size`. Every
-      `gop`-th frame is a keyframe. The encoding is lossy; `quality` is the crf of the codec, and a
-      lower value is better.
-    * `jpeg`: a whole video, in which each frame is a JPEG of `size`. `quality` is from 1 to 100.
-    * `packets`: a whole video, as the unchanged packets of the file. Clips are scaled to `size`
-      when they are decoded. If `check` is True, every frame is decoded once to find damage.
-    * `raw`: a clip, as the exact pixels of its frames.
-
-    A whole video is in the field `frames`. The default view of the dataset consists of the clips
-    that `raw` would store. For `raw`, the field `frames` is a uint8 array of shape (frames, size,
-    size, 3) in RGB. The field `pts` (int64) has the times of the frames. Their unit is the fraction
-    of a second whose numerator and denominator are in the field `time_base` (int64).
-
-    All samples have the fields `label` (int64) and `source`, which is the path of the file relative
-    to the source folder. If `audio` is True, they also have the optional field `audio`, with the
-    unchanged packets of the file's first audio track. Its times are on the same clock as those of
-    the video. The audio of a clip has all packets that are needed to decode the time of the clip.
+    With `audio`, samples have the unchanged packets of the first audio track, on the clock of the
+    video; those of a clip are all that are needed to decode its time.
     """
 
     kind: ClassVar[str] = "videos"
@@ -228,8 +208,7 @@ class Videos(Converter):
     """Also store the audio, its packets untouched."""
 
     def __post_init__(self) -> None:
-        # Set missing options to their defaults. Two converters that store the same bytes then have
-        # equal options in the datasets that record them.
+        # Converters that store the same bytes then have equal options in the datasets.
         for name, value in settled(self).items():
             object.__setattr__(self, name, value)
 
@@ -257,10 +236,7 @@ class Videos(Converter):
         return {"kind": "clips", **numbers, "size": [self.size, self.size]}
 
     def libraries(self) -> Mapping[str, str]:
-        """Return the versions of the libraries that determine the stored bytes.
-
-        Raise UnsupportedEnvironment if the installed FFmpeg lacks the encoder of `codec`.
-        """
+        """Return the versions of the libraries that determine the bytes; check for the encoder."""
         found = dict(library_versions())
         if self.store == "jpeg":
             found["simplejpeg"] = version("simplejpeg")
@@ -314,10 +290,7 @@ class Videos(Converter):
     def _whole(
         self, source: Input, sound: AudioTrack
     ) -> Generator[Mapping[str, Any], None, Outcome]:
-        """Yield the sample of a file, which is a whole video.
-
-        If the file is damaged, the video has the frames before the damage.
-        """
+        """Yield the sample of a file, a whole video; of a damaged file, up to the damage."""
         failure: MediaError | None = None
         if self.store == "packets":
             stream, facts = self._packets(source.path)
@@ -345,8 +318,8 @@ class Videos(Converter):
     def error(self, source: Input, sample: Mapping[str, Any]) -> tuple[float, int] | None:
         """Compare the first frames of a stored video with those of its file, at the stored size.
 
-        Return the sum of the squared differences, and the number of compared values. Return None if
-        the frames are stored without loss.
+        Return the sum of the squared differences, and the number of compared values; None if the
+        frames are stored without loss.
         """
         if self.store in ("raw", "packets"):
             return None
@@ -360,7 +333,7 @@ class Videos(Converter):
         return float((difference**2).sum()), found.size
 
     def _packets(self, path: str) -> tuple[EncodedStream, dict[str, Any]]:
-        """Read the packets of a file; return them as a stream, and the facts to report."""
+        """Return the packets of a file as a stream, and the facts to report."""
         stream = demux(path, check=self.check)
         short, long = sorted((stream.width, stream.height))
         if 2 * long * self.size >= short * (2 * MAX_SIDE + 1):
@@ -373,7 +346,7 @@ class Videos(Converter):
         return stream, {name: known[key] for key, name in _FACTS.items() if key in known}
 
     def _pictures(self, video: VideoFile, pixels: str) -> Iterator[tuple[int, Pixels | None]]:
-        """Return the times and frames of a video that are to be stored, at the stored size."""
+        """Return the times of the frames to store, and the frames at the stored size."""
         found = video.pictures(self.size, pixels=pixels)
         return found if self.fps is None else picked(found, video.time_base, Fraction(self.fps))
 
@@ -411,9 +384,8 @@ def picked(
 ) -> Iterator[tuple[int, Pixels | None]]:
     """Yield the first frame of each interval of 1 / `rate` seconds, with its time unchanged.
 
-    `frames` yields the times and frames of a video, with times in units of `time_base` seconds. The
-    first interval begins at the first frame. If the times start again in the middle of the video,
-    the intervals continue as if the times had increased.
+    `time_base` is the unit of the times. The first interval begins at the first frame. If the times
+    start again in the middle of the video, the intervals continue as if the times had increased.
     """
     ticks, rising = 1 / (rate * time_base), MonotonicTimestamps()
     begin: int | None = None
@@ -428,10 +400,7 @@ def picked(
 
 
 class _Clips:
-    """An iterable of the ranges of `span` consecutive frames from which clips are made.
-
-    A range starts every `step` frames. `n_frames` is the number of frames read so far.
-    """
+    """The ranges of `span` frames, one every `step` frames; `n_frames` counts the frames read."""
 
     def __init__(self, frames: Iterator[tuple[int, Pixels | None]], span: int, step: int) -> None:
         self._frames, self._span, self._step = frames, span, step

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -32,8 +32,7 @@ _TOO_EARLY: Final = "the message ends within a field"
 def read_example(record: bytes) -> dict[bytes, Values]:
     """Return the features of a tf.train.Example by name; features without a value are omitted.
 
-    As in protobuf, unknown fields are skipped, and of several features with one name, the last is
-    used.
+    As in protobuf, unknown fields are skipped, and of features with one name, the last is used.
     """
     found: dict[bytes, Values] = {}
     try:
@@ -52,7 +51,7 @@ def read_example(record: bytes) -> dict[bytes, Values]:
 def is_example(record: bytes) -> bool | None:
     """Return True if a record is certainly a tf.train.Example: it has features and nothing else.
 
-    Return None if this is undecided, as for a record that could be an Example without values.
+    Return None if it could be one without features that have values.
     """
     try:
         if any(field[:2] != (1, _LENGTH) for field in _fields(record, 0, len(record))):
@@ -63,10 +62,9 @@ def is_example(record: bytes) -> bool | None:
 
 
 def _read_features(data: bytes, at: int, end: int, found: dict[bytes, Values]) -> None:
-    """Parse a map from names to features, and add its entries to `found`.
+    """Add the entries of a map from names to features to `found`.
 
-    Entries in the usual form, a name and one list with consistent lengths, take a fast path;
-    `_read_entry` parses any other form that protobuf allows.
+    Entries in the usual form, a name and one list with consistent lengths, take a fast path.
     """
     while at < end:
         if data[at] != _FIRST:
@@ -105,10 +103,7 @@ def _read_entry(data: bytes, start: int, end: int, found: dict[bytes, Values]) -
 
 
 def _read_feature(data: bytes, start: int, end: int, values: Values | None) -> Values | None:
-    """Parse a feature; `values` are those of an earlier part of the same feature.
-
-    As in protobuf, lists of one kind are concatenated; a list of another kind replaces them.
-    """
+    """Return the values of a feature: lists of one kind are joined, another kind replaces them."""
     for number, wire, first, stop in _fields(data, start, end):
         if number not in (_BYTES, _FLOATS, _INTS) or wire != _LENGTH:
             continue
@@ -192,9 +187,8 @@ def _ints(data: bytes, start: int, end: int) -> npt.NDArray[Any]:
 def _fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
     """Yield number, wire type, start and end of each field of a message.
 
-    Raises:
-        ValueError: the bytes are not a message.
-        IndexError: the record ends within a field.
+    Raise ValueError if the bytes are not a message, and IndexError if the record ends within a
+    field.
     """
     while at < end:
         tag, first = _varint(data, at)
@@ -258,16 +252,14 @@ Maker = Callable[[Values], Any]
 
 def facts_of(features: Mapping[bytes, Values]) -> dict[str, DtypeShape]:
     """Return the dtype and shape of each feature; names that are not UTF-8 are escaped."""
-    return {_escaped(name): (dtype_of(each), (len(each),)) for name, each in features.items()}
-
-
-@lru_cache(maxsize=4096)
-def _escaped(name: bytes) -> str:
-    return name.decode(errors="surrogateescape")
+    return {
+        name.decode("utf-8", "surrogateescape"): (dtype_of(each), (len(each),))
+        for name, each in features.items()
+    }
 
 
 def merge_file(found: SchemaInference, of_file: SchemaInference) -> None:
-    """Add all records of a file to `found`. If they do not fit, raise an error and add none."""
+    """Add all records of a file to `found`; if they do not fit, raise an error and add none."""
     names = sorted({*found.names, *of_file.names})
     if found.names and are_compatible_names(found.names) and not are_compatible_names(names):
         raise MediaError(f"features {', '.join(names)}: one sample cannot have them all")
@@ -277,8 +269,8 @@ def merge_file(found: SchemaInference, of_file: SchemaInference) -> None:
 def specs_of(found: SchemaInference) -> dict[str, str]:
     """Return the field specs of features.
 
-    A feature with one value in every record is a scalar. A feature with the same number of values
-    in every record is an array of that size. Features that some records lack are optional.
+    Features with one value in every record are scalars, and those with the same number of values
+    are arrays of that size. Features that some records lack are optional.
     """
     specs = {}
     for name, (dtype, shape) in found.facts().items():
@@ -303,10 +295,7 @@ def text_of(name: bytes) -> str:
 
 
 def makers(schema: Schema) -> dict[bytes, Maker]:
-    """Return, for each feature name, the function that converts its values to the field's value.
-
-    The functions raise MediaError if the values do not match the field.
-    """
+    """Return by feature name the functions that make the fields' values; they raise MediaError."""
     return {name.encode(): partial(_MAKERS[field.word()], field) for name, field in schema.items()}
 
 

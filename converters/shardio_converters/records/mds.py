@@ -1,15 +1,13 @@
 """MosaicML's MDS shards, read without the streaming package and without pickle.
 
 A shard consists of the number n of its samples, n + 1 offsets (of the samples and of the end), a
-JSON text that describes the columns, and the samples. A sample consists of the sizes of its columns
-of varying size, then the values of all columns. The number, offsets and sizes are u32. All numbers
-are little-endian.
+JSON text about the columns, and the samples: the sizes of the columns of varying size, then the
+values of all columns. The number, offsets and sizes are u32. All numbers are little-endian.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
 import os
@@ -27,7 +25,7 @@ import zstandard
 
 from shardio import Array, Input, InvalidArgument, MediaError, Outcome
 from shardio.media import probe
-from shardio_converters.files import data_name, named_path
+from shardio_converters.files import data_name, named_path, read_up_to
 from shardio_converters.inference import DtypeShape, SchemaInference, infer_fields
 from shardio_converters.parsing import OutOfRange, float_of, read_int, read_json, read_text
 from shardio_converters.records.zstd_files import open_zstd
@@ -66,9 +64,8 @@ Piece = bytes | memoryview
 class MdsColumn:
     """A column of a shard: its name, its encoding, and the size of a value in bytes if fixed.
 
-    Raises:
-        MediaError: the column cannot be stored in a dataset.
-        ValueError: the description is invalid.
+    Raises MediaError if a dataset cannot store the column, and ValueError for an invalid
+    description.
     """
 
     name: str
@@ -192,17 +189,16 @@ SUFFIXES: Final = (".mds", ".mds.zstd")
 
 _COMPRESSED: Final = (".mds.br", ".mds.bz2", ".mds.gz", ".mds.snappy")
 _MAX_TEXT: Final = 256 << 20  # maximum bytes of an index, or of the JSON text of a shard
-_CHUNK: Final = 1 << 20
 _U32: Final = np.dtype("<u4")
 
 
 def open_shard(
     path: str, name: str, files: ExitStack, *, is_checked: bool = True
 ) -> tuple[list[MdsColumn], Iterator[list[Piece]]]:
-    """Return the columns of a shard, and an iterator over its samples.
+    """Return the columns of a shard, and an iterator over its samples, as lists of bytes by column.
 
-    A sample is a list with the bytes of each column. With `is_checked`, the shard is first checked
-    against the index in its folder. The shard stays open until `files` is closed.
+    With `is_checked`, the shard is first checked against the index in its folder. The shard stays
+    open until `files` is closed.
     """
     file: IO[bytes] = files.enter_context(open(path, "rb"))
     is_packed = name.lower().endswith(SUFFIXES[1])
@@ -235,13 +231,13 @@ def check_index(path: str) -> int:
 
 
 def _is_below(folder: str, name: str) -> bool:
-    """Return True if `name` is a file in a folder or, as in a merged index, in its subfolders."""
+    """Return True if `name` is a file in a folder or, as in a merged index, below it."""
     leads_out = name.startswith("/") or ".." in name.split("/")
     return not leads_out and os.path.isfile(named_path(folder, name))
 
 
 def _read_index(path: str) -> list[dict[str, Any]]:
-    """Return the MDS shards that an index names; an empty list if it is not an index of MDS."""
+    """Return the MDS shards that an index names; none if it is not an index of MDS."""
     if os.path.getsize(path) > _MAX_TEXT:
         raise MediaError(f"an index of more than {_MAX_TEXT:,} bytes")
     try:
@@ -353,34 +349,23 @@ def _rows(
             row.append((view if is_array else data)[at : at + length])
             at += length
         yield row
-    if _piece(file, 1):
+    if _up_to(file, 1):
         raise MediaError("bytes follow the last sample; expected the end")
 
 
 def _read(file: IO[bytes], n_bytes: int, n_file: int | None) -> bytes:
-    """Read exactly `n_bytes`; never allocate much more than the file has.
-
-    `n_file` is the size of the file; None if it is compressed.
-    """
+    """Read exactly `n_bytes` of a file; `n_file` is the size of the file, None if compressed."""
     if n_file is not None and n_bytes > n_file:
         raise MediaError(f"a part of {n_bytes:,} bytes; the file has {n_file:,}")
-    if n_bytes <= _CHUNK:
-        data = _piece(file, n_bytes)
-    else:
-        content = io.BytesIO()
-        while content.tell() < n_bytes and (
-            piece := _piece(file, min(16 * _CHUNK, n_bytes - content.tell()))
-        ):
-            content.write(piece)
-        data = content.getvalue()
+    data = _up_to(file, n_bytes)
     if len(data) < n_bytes:
         raise MediaError(f"ends {n_bytes - len(data):,} bytes too early")
     return data
 
 
-def _piece(file: IO[bytes], n_bytes: int) -> bytes:
+def _up_to(file: IO[bytes], n_bytes: int) -> bytes:
     try:
-        return file.read(n_bytes)
+        return read_up_to(file.read, n_bytes)
     except (zstandard.ZstdError, EOFError) as error:
         raise MediaError(f"damaged: {error}") from error
 
@@ -389,11 +374,10 @@ def _piece(file: IO[bytes], n_bytes: int) -> bytes:
 class Mds(InferringConverter):
     """A converter that makes one sample per sample of MDS shards; each shard is an input.
 
-    A shard describes its own columns. If there is an `index.json` in its folder, the shard must
-    have the size and the checksums that the index contains, and all shards that the index names
-    must exist. By default, fields are inferred from the encodings of columns. If the encoding of an
-    array does not state its dtype and shape, all samples are read; a dimension with differing sizes
-    becomes variable.
+    If there is an `index.json` in its folder, a shard must have the size and the checksums that the
+    index contains, and all shards that the index names must exist. By default, fields are inferred
+    from the encodings of columns, and from all samples if those do not state dtype and shape of an
+    array; a dimension with differing sizes becomes variable.
     """
 
     kind: ClassVar[str] = "mds"

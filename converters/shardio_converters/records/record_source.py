@@ -31,10 +31,9 @@ ONLY: Final = "record"
 class RecordConverter(InferringConverter):
     """A converter base that makes one sample per record of a file.
 
-    With `records="example"`, a record is a tf.train.Example, whose features become fields. With
-    `records="bytes"`, a record becomes the field `record`. By default, the first record that
-    certainly is, or certainly is not, a tf.train.Example decides. The fields of features are
-    inferred by reading all records.
+    A record is a tf.train.Example, whose features become fields, or is stored as bytes in the field
+    `record`. By default, the first record that certainly is one or the other decides. Fields are
+    inferred from all records.
     """
 
     kind: ClassVar[str]

@@ -17,6 +17,7 @@ from typing import IO, Final
 import zstandard
 
 from shardio import MediaError
+from shardio_converters.files import read_up_to
 from shardio_converters.records.zstd_files import open_zstd
 
 SUFFIXES: Final = (".tar", ".tar.gz", ".tgz", ".tar.zst")
@@ -41,7 +42,7 @@ _LONG_NAME, _LONG_LINK, _PAX, _PAX_FOR_ALL = b"L", b"K", b"x", b"g"
 _EXTENSIONS: Final = (_LONG_NAME, _LONG_LINK, _PAX, _PAX_FOR_ALL)
 _MAX_EXTENSION: Final = 1 << 20  # the maximum size of a name, or of another extension header
 _MAX_MEMBER: Final = 4 << 30  # the maximum size of a member that is read into memory
-_PIECE: Final = 16 << 20  # size of single reads; a wrong size in a header then allocates little
+_PIECE: Final = 1 << 20  # the number of bytes that are skipped at a time
 _DAMAGED: Final = (gzip.BadGzipFile, zlib.error, zstandard.ZstdError, EOFError)
 
 
@@ -194,19 +195,11 @@ class _Stream:
 
     def read(self, n_bytes: int) -> bytes:
         self._check(n_bytes)
-        data = self._piece(min(n_bytes, _PIECE))
-        if len(data) == n_bytes:
-            self.position += n_bytes
-            return data
-        pieces, n_left = [data], n_bytes - len(data)
-        while n_left and data:
-            data = self._piece(min(n_left, _PIECE))
-            pieces.append(data)
-            n_left -= len(data)
-        self.position += n_bytes - n_left
-        if n_left:
-            self._refuse(n_left)
-        return b"".join(pieces)
+        data = read_up_to(self._piece, n_bytes)
+        self.position += len(data)
+        if len(data) < n_bytes:
+            self._refuse(n_bytes - len(data))
+        return data
 
     def skip(self, n_bytes: int) -> None:
         self._check(n_bytes)

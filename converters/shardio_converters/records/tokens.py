@@ -31,13 +31,10 @@ Tokens = npt.NDArray[Any]
 class TokenFiles(Converter):
     """A converter that splits a stream of tokens into samples. Concatenated, they are the stream.
 
-    `eot` is the token between documents. If it is set, each document is a sample. The samples then
-    begin with `eot` if the file begins with `eot`; otherwise they end with it. If `eot` is None, a
-    sample has `length` tokens; the last sample of a file may be shorter. `dtype` is the dtype of
-    the tokens in the file; the header of an llm.c file states this dtype.
-
-    Fields: `tokens`, a one-dimensional array of varying length; `label` int64; `source`, the file's
-    name below the source folder.
+    With `eot`, the token between documents, each document is a sample: they begin with `eot` if the
+    file begins with it, and otherwise end with it. Without, a sample has `length` tokens; the last
+    one of a file may be shorter. `dtype` is that of the tokens in the file, which the header of an
+    llm.c file states.
     """
 
     kind: ClassVar[str] = "tokens"
@@ -119,10 +116,7 @@ class TokenFiles(Converter):
 
 
 def _read_header(file: IO[bytes]) -> tuple[str | None, int]:
-    """Return dtype and number of tokens from an llm.c header; (None, 0) for any other file.
-
-    Afterwards, the position in the file is that of the first token, in either case.
-    """
+    """Return dtype and number of tokens of an llm.c file, or (None, 0); skip the header."""
     head = file.read(_HEADER_BYTES)
     numbers = np.frombuffer(head[: len(head) // 4 * 4], "<i4")
     if len(numbers) < 3 or int(numbers[0]) not in {magic for magic, _ in _HEADERS}:
@@ -146,10 +140,7 @@ def _joined(waiting: list[Tokens], tokens: Tokens) -> Tokens:
 
 
 def _documents(blocks: Iterator[Tokens], eot: int) -> Iterator[Tokens]:
-    """Split a stream into documents.
-
-    If the stream begins with `eot`, documents begin with `eot`; otherwise they end with it.
-    """
+    """Split a stream into documents; they begin with `eot` if the stream does, or end with it."""
     waiting: list[Tokens] = []
     leads: bool | None = None
     for block in blocks:

@@ -1,7 +1,4 @@
-"""WebDataset tars: consecutive members with the same key are a sample.
-
-The suffix of a member determines its field and how its value is decoded.
-"""
+"""WebDataset tars: consecutive members with the same key are a sample; suffixes are its fields."""
 
 from __future__ import annotations
 
@@ -51,11 +48,10 @@ def split(name: str) -> tuple[str, str] | None:
 
 
 class TarSamples:
-    """The samples of a tar: consecutive members with the same key.
+    """The samples of a tar, as pairs of (key, sample).
 
-    An iteration yields pairs of (key, sample). The sample is a dict: for each member, it maps the
-    field of the member to the result of `take(field, member)`. `n_aside` is the number of members
-    so far that belong to no sample.
+    A sample maps each member's field to the result of `take(field, member)`. `n_aside` is the
+    number of members so far that belong to no sample.
     """
 
     def __init__(self, members: Iterable[Member], take: Callable[[str, Member], Any]) -> None:
@@ -154,10 +150,8 @@ def _way_out(field: str) -> str:
 class WebDataset(InferringConverter):
     """A converter that makes a sample of consecutive tar members that share a key.
 
-    The key is a member's name up to the first dot after the last slash; the field is the part after
-    that dot. By default, fields are inferred from suffixes and from the headers of arrays. A
-    dimension with differing sizes becomes variable. A field that some samples lack becomes
-    optional.
+    By default, fields are inferred from suffixes and from the headers of arrays. A dimension with
+    differing sizes becomes variable. A field that some samples lack becomes optional.
     """
 
     kind: ClassVar[str] = "webdataset"

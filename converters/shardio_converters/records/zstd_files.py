@@ -16,8 +16,8 @@ _CHUNK_BYTES = 16 << 10  # input per step; decompressed, it has 500 MB at most
 def open_zstd(file: IO[bytes]) -> IO[bytes]:
     """Return a reader of the decompressed content of `file`, which stays open.
 
-    Reading raises `EOFError` for a truncated frame, which `zstandard`'s own reader treats as the
-    end, and `zstandard.ZstdError` for a damaged frame.
+    It raises `EOFError` for a truncated frame, where the reader of `zstandard` would just end, and
+    `zstandard.ZstdError` for a damaged one.
     """
     return io.BufferedReader(_ZstdFrames(file), 1 << 20)
 
