@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Final
@@ -24,9 +24,8 @@ _WORD: Final = re.compile(r"(list\[)?(\w+)(.*)")
 def common_dtype(one: str, other: str) -> str | None:
     """Return the dtype that can store numbers of both dtypes; None if there is none.
 
-    The result is the dtype to which NumPy promotes both, except that two integer dtypes never
-    become a float. An integer and a float dtype become a float; `widen` rejects integers that the
-    float cannot represent.
+    It is the one to which NumPy promotes both, except that two integer dtypes never become a float.
+    An integer and a float dtype do; `widen` rejects integers that the float cannot represent.
     """
     if one == other:
         return one
@@ -38,10 +37,7 @@ def common_dtype(one: str, other: str) -> str | None:
 
 
 def common_spec(one: str, other: str) -> str | None:
-    """Return a spec for the values of two specs that differ only in dtype.
-
-    Return None if they differ in anything else, or if no dtype can store the values of both.
-    """
+    """Return a spec for values of two specs that differ only in dtype; None if there is none."""
     if one == other:
         return one
     (a_list, dtype, a_shape), (b_list, other_dtype, b_shape) = map(_parts, (one, other))
@@ -57,8 +53,7 @@ def _parts(word: str) -> tuple[str, str, str]:
 def widen(values: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     """Convert numbers to `dtype`, which is a result of `common_dtype`.
 
-    Raises:
-        MediaError: an integer is larger than those that the float dtype represents exactly.
+    Raise MediaError for an integer that the float dtype does not represent exactly.
     """
     wanted = np.dtype(dtype)
     if values.dtype == wanted:
@@ -90,15 +85,15 @@ class InputProbe:
             self._reason = self._reason or f"; {one.name}: {error}".replace(one.path, one.name)
 
     def nothing_usable(self, what: str, reason: str = "") -> InvalidArgument:
-        """Return the error for inputs without a usable file; it quotes the first error, if any.
-
-        `reason` is used if no input was broken.
-        """
+        """Return the error for no usable file; it quotes the first error, or else `reason`."""
         return InvalidArgument(
             f"no {what}, so fields cannot be inferred; "
             f"files looked at: {len(self._inputs):,}{self._reason or reason}"
         )
 
+
+UNKNOWN: Final = "null"
+"""The dtype of a field of nothing but nulls, which may be of any type."""
 
 DtypeShape = tuple[str, tuple[int | None, ...]]
 """The type of a field as a pair. The first item is a dtype, the name of a type, or a whole spec.
@@ -108,12 +103,11 @@ The second item is the shape, which is () if the first item is a whole spec."""
 class SchemaInference:
     """The merged fields of samples or files.
 
-    The first sample with a field determines the type of the field. A dimension with differing sizes
-    becomes variable. A field that some samples or files lack becomes optional.
-
-    Args:
-        names: the plural noun in messages about invalid field names; None to check no names.
-        widens: True if a differing numeric dtype widens the field; if False, it is an error.
+    The first sample with a field determines its type. A dimension with differing sizes becomes
+    variable. A field that some samples or files lack becomes optional. With `widens`, a differing
+    numeric dtype widens the field; otherwise, it is an error. A field that is `UNKNOWN` in some
+    files is what others have there, be it a nested record. `names` is the plural noun in messages
+    about invalid field names; None means that they are not checked.
     """
 
     def __init__(self, names: str | None = "members or columns", *, widens: bool = False) -> None:
@@ -150,17 +144,19 @@ class SchemaInference:
     def as_specs(self) -> dict[str, str]:
         """Return the field specs."""
         return {
-            name: format_spec(*facts, optional=self.is_optional(name))
-            for name, facts in self._facts.items()
+            name: "json?"
+            if dtype == UNKNOWN
+            else format_spec(dtype, shape, optional=self.is_optional(name))
+            for name, (dtype, shape) in self._facts.items()
         }
 
     def _merge(self, found: Mapping[str, DtypeShape]) -> None:
         changed = {}
         for name, (dtype, shape) in found.items():
             known = self._facts.get(name)
-            if known == (dtype, shape) and 0 not in shape:
+            if (known == (dtype, shape) and 0 not in shape) or (known and dtype == UNKNOWN):
                 continue
-            was, dims = known or (dtype, shape)
+            was, dims = known if known and known[0] != UNKNOWN else (dtype, shape)
             both = common_spec(was, dtype) if self._widens else dtype if was == dtype else None
             if both is None or len(dims) != len(shape):
                 raise MediaError(
@@ -172,9 +168,18 @@ class SchemaInference:
                 changed[name] = (both, merged)
         if not changed:  # the usual case
             return
-        if self._names and (new := changed.keys() - self._facts.keys()):
-            check_names(sorted({*self._facts, *new}), self._names)
-        self._facts.update(changed)
+        facts = self._facts | changed
+        facts = {
+            name: one for name, one in facts.items() if not is_null_record(name, one[0], facts)
+        }
+        if self._names and not facts.keys() <= self._facts.keys():
+            check_names(sorted(facts), self._names)
+        self._facts = facts
+
+
+def is_null_record(name: str, dtype: str, names: Iterable[str]) -> bool:
+    """Return True for a field of nothing but nulls that is a nested record according to `names`."""
+    return dtype == UNKNOWN and any(each.startswith(f"{name}.") for each in names)
 
 
 def infer_fields(

@@ -1,7 +1,4 @@
-"""Field specs, the short strings with which options declare fields: `float32[3,*]`, `text?`.
-
-Also defines the base class of converters that infer their fields or have an option `fields`.
-"""
+"""Field specs, short strings such as `float32[3,*]`; the base of converters that infer fields."""
 
 from __future__ import annotations
 
@@ -60,7 +57,7 @@ _SPEC: Final = re.compile(r"(\w+)(?:\[((?:\d+|\*)(?:,\s*(?:\d+|\*))*)\])?(\?)?")
 def format_spec(dtype: str, shape: tuple[int | None, ...] = (), *, optional: bool = False) -> str:
     """Return the spec of a field; `dtype` is the dtype of an Array, or a type such as `text`.
 
-    Brackets contain the shape, with `*` for a varying dimension; a trailing `?` means optional.
+    In the shape, `*` is a varying dimension; a trailing `?` means optional.
     """
     dims = ",".join("*" if n is None else str(n) for n in shape)
     return f"{dtype}{f'[{dims}]' if shape else ''}{'?' if optional else ''}"
@@ -91,17 +88,14 @@ def parse_field(name: str, spec: Any) -> Field:
 
 
 def are_compatible_names(names: Iterable[str]) -> bool:
-    """Return True if one sample can have fields with all these names.
-
-    Names such as `x` and `x.y` exclude each other.
-    """
+    """Return True if one sample can have fields with all these names, unlike `x` and `x.y`."""
     return not _names_error(tuple(names))
 
 
 def check_names(names: Iterable[str], what: str, hint: str = "rename it or leave it out") -> None:
     """Check that names are valid for the fields of one sample.
 
-    `what` is the plural noun for messages ("columns"), `hint` the advice at the end of messages.
+    `what` is the plural noun for messages, `hint` the advice at their ends.
     """
     every = tuple(names)
     if len({*every}) < len(every):
@@ -158,9 +152,8 @@ STEP_S: Final = 120.0
 class InferringConverter(Converter):
     """A converter base with an option `fields`: specs by name, or None to infer them.
 
-    An example of `fields` is `{"x": "float32[3,*]", "note": "text?"}`. Samples also have the
-    additional fields that `about` returns, such as `label` and `source`. If `fields` declares a
-    field of that name, its values come from the files instead.
+    Samples also have the additional fields of `about`, unless `fields` declares fields of their
+    names: the values then come from the files.
     """
 
     fields: Mapping[str, str] | None = dataclasses.field(
@@ -211,10 +204,7 @@ class InferringConverter(Converter):
                 raise MediaError(f"{what} {name!r} is missing, found {', '.join(sorted(found))}")
 
     def class_names(self) -> Sequence[str] | None:
-        """Return () if labels come from the files, because folders are then not classes.
-
-        Otherwise return None.
-        """
+        """Return () if labels come from the files, as folders are then not classes; else None."""
         return None if "label" in self.additional_fields() else ()
 
     def libraries(self) -> Mapping[str, str]:

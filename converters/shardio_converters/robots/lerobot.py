@@ -1,7 +1,4 @@
-"""LeRobot datasets: one sample per episode, with one video per camera.
-
-An episode is assembled from rows of a table, and its videos are cut from longer files.
-"""
+"""LeRobot datasets: one sample per episode, of rows of a table and one video per camera."""
 
 from __future__ import annotations
 
@@ -115,10 +112,7 @@ def read_frames(
 ) -> Iterator[EpisodeFrames]:
     """Yield the episodes of a data file; `specs` declare its columns.
 
-    Args:
-        path, name: the file, and its name for messages.
-        specs: the field specs of the columns.
-        all_of: True if the file must not have other columns.
+    With `all_of`, the file must not have other columns.
     """
     from shardio_converters.tabular.arrow_columns import columns_of, values_of
     from shardio_converters.tabular.arrow_files import open_table
@@ -193,10 +187,10 @@ class LeRobot(InferringConverter):
     """A converter that makes one sample per episode; each data file of a dataset is an input.
 
     The features that every dataset has are always taken; by default, fields are inferred from the
-    datasets. Numbers have one value per frame, except `episode_index`, which is a single number.
-    The field of a camera is a video of the frames of the episode, with unchanged packets. Time 0 of
-    the video is time 0 in the column `timestamp`. `task` is the text of the task of the first
-    frame. `tasks` maps the numbers in `task_index` to the texts of the tasks.
+    datasets. Numbers have one value per frame, except `episode_index`. The field of a camera is a
+    video of the frames of the episode, with unchanged packets; its time 0 is that of `timestamp`.
+    `task` is the text of the task of the first frame, and `tasks` maps the numbers in `task_index`
+    to texts.
     """
 
     kind: ClassVar[str] = "lerobot"

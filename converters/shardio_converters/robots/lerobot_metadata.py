@@ -181,8 +181,7 @@ class CameraSpan:
 
     name: str
     begin: Fraction
-    end: Fraction | None
-    """The end in seconds; None means the end of the file."""
+    end: Fraction | None  # in seconds; None means the end of the file
 
 
 @dataclass(frozen=True)
@@ -196,16 +195,12 @@ class Episode:
 
 @dataclass(frozen=True)
 class RobotSet:
-    """The metadata of a LeRobot dataset; file names are relative to its folder.
+    """The metadata of a LeRobot dataset of version 2 or 3; file names are relative to its folder.
 
-    Args:
-        version: 2 or 3.
-        specs: the field spec of each feature; cameras are `video`.
-        tasks: the task texts by number.
-        columns: the columns of the episode list, with one number per episode.
-        rows: for each data file, the indices of its episodes in `columns`.
-        video_path: the template of video file names.
-        tables: the files that list the episodes.
+    `specs` has the field spec of each feature, which is `video` for cameras, and `tasks` the texts
+    by number. `columns` are those of the list of episodes, which is in the files `tables`. `rows`
+    has for each data file the indices of its episodes in `columns`. `video_path` is a template of
+    file names.
     """
 
     version: int
@@ -258,7 +253,7 @@ class RobotSet:
 
 
 def root_of(source: Input) -> tuple[str, str] | None:
-    """Return the dataset folder that contains an input: its path, and its name below the source.
+    """Return the path of the dataset folder that contains an input, and its name below the source.
 
     Return None if no folder above the input, up to the source, has a `meta/info.json`.
     """

@@ -1,7 +1,4 @@
-"""Arrow tables: Parquet, Arrow, Feather and saved Hugging Face `datasets`; one sample per row.
-
-Fields are inferred from all files, and each file is checked against them.
-"""
+"""Parquet, Arrow, Feather and saved Hugging Face `datasets`; one sample per row."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from shardio import Input, MediaError, Outcome
-from shardio_converters.inference import InputProbe
+from shardio_converters.inference import InputProbe, is_null_record
 from shardio_converters.options import column_names
 from shardio_converters.schema_spec import STEP_S, Field, InferringConverter
 from shardio_converters.tabular.rows import row_samples
@@ -53,13 +50,14 @@ class Arrow(InferringConverter):
             return self
         from shardio_converters.tabular.arrow_columns import columns_of
         from shardio_converters.tabular.arrow_files import is_table, open_table
-        from shardio_converters.tabular.arrow_inference import ArrowInference, Nulls, nulls_of
+        from shardio_converters.tabular.arrow_inference import ArrowInference, nulls_of
 
         found, probe = ArrowInference(), InputProbe(inputs)
         for one in filter(is_table, probe.files()):
             with probe.skip_broken(one), open_table(one.path, one.name) as table:
                 columns = columns_of(table.schema, self.columns, self.fields)
-                found.add(columns, nulls_of(table, columns) if self.fields is None else Nulls())
+                nulls = nulls_of(table, columns) if self.fields is None else ((), ())
+                found.add(columns, *nulls)
         if not found.as_specs() and self.fields is None:
             raise probe.nothing_usable("Parquet, Arrow or Feather that can be read and has columns")
         return replace(
@@ -92,7 +90,6 @@ class Arrow(InferringConverter):
         """Yield the samples of a file."""
         from shardio_converters.tabular import arrow_files as files
         from shardio_converters.tabular.arrow_columns import columns_of, values_of
-        from shardio_converters.tabular.arrow_inference import is_null_record
 
         name = os.path.basename(source.name)
         if name in _DESCRIBE:
@@ -108,7 +105,7 @@ class Arrow(InferringConverter):
             columns = [
                 one
                 for one in columns_of(table.schema, self.columns, self.fields)
-                if not is_null_record(one, self.fields or ())
+                if not is_null_record(one.name, one.word, self.fields or ())
             ]
             fields = self._fields_of(columns)
             about |= dict.fromkeys((self.fields or {}).keys() - fields.keys())

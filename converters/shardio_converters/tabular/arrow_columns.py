@@ -1,12 +1,9 @@
-"""Columns of Arrow tables: the fields that they become, and their values.
-
-Hugging Face's feature metadata is taken into account.
-"""
+"""Columns of Arrow tables: their fields, by type and Hugging Face's features, and their values."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -18,14 +15,12 @@ import pyarrow.compute as pc
 
 from shardio import Array, MediaError
 from shardio.media import demux, probe
-from shardio_converters.inference import widen
+from shardio_converters.inference import UNKNOWN, widen
 from shardio_converters.parsing import read_json
 from shardio_converters.schema_spec import Field, check_names, fits, format_spec
 
 MAX_DEPTH: Final = 32
 """The maximum nesting depth of lists and structs; more than any field allows."""
-UNKNOWN: Final = "null"
-"""The spec of an all-null column, which may be of any type."""
 MEDIA: Final = {"Image": "image", "Audio": "audio", "Video": "video"}
 """The field specs of Hugging Face features that hold files."""
 
@@ -60,10 +55,9 @@ _TIMES: Final = {
 class ArrowColumn:
     """A column, or a member of a struct column, that becomes one field.
 
-    `top` is the name of the column in the table. For a member of a struct, `path` has the index
-    of a member for each level of nesting below that column; it is otherwise empty. `word` is the
-    field spec. `unit` is the unit of times, which are stored as integers; it is otherwise "".
-    `classes` has the names of the classes if the values are labels.
+    `top` is the column in the table, and `path` has the index of a member for each level of structs
+    below it. `word` is the field spec. `unit` is the unit of times, which are stored as integers,
+    or "". `classes` has the names of the classes if the values are labels.
     """
 
     name: str
@@ -78,13 +72,9 @@ class ArrowColumn:
 def columns_of(
     schema: pa.Schema, only: Sequence[str] | None = None, whole: Mapping[str, str] | None = None
 ) -> list[ArrowColumn]:
-    """Return the columns of a table; members of structs have dotted names.
+    """Return the columns of a table, or of those named in `only`; struct members have dotted names.
 
-    Args:
-        schema: the schema of the table.
-        only: the columns to take; by default all.
-        whole: the field specs by name. A struct whose name has a spec becomes one field; any other
-            struct becomes one field per member.
+    A struct whose name is in `whole` becomes one field; any other becomes one field per member.
     """
     names = list(schema.names)
     if twice := {name for name in names if names.count(name) > 1}:
@@ -95,58 +85,56 @@ def columns_of(
     found: list[ArrowColumn] = []
     for field in schema:
         if only is None or field.name in only:
-            place = _ColumnPath(field.name, field.name, (), features.get(field.name))
-            found += _columns(place, field.type, whole or {})
+            about = features.get(field.name)
+            found += columns_of_type(field.name, field.type, whole or {}, about)
     check_names((column.name for column in found), "columns", _RENAME)
     return found
 
 
-def columns_below(name: str, type_: pa.DataType) -> Iterator[ArrowColumn]:
-    """Yield the `ArrowColumn` of a column of a table or, for a struct, one per member."""
-    return _columns(_ColumnPath(name, name, (), None), type_, {})
-
-
-@dataclass(frozen=True)
-class _ColumnPath:
-    """A position in nested structs, with the Hugging Face features that apply there."""
-
-    name: str
-    top: str
-    path: tuple[int, ...]
-    feature: Any
-
-    def below(self, position: int, name: str) -> _ColumnPath:
-        inner = self.feature.get(name) if isinstance(self.feature, dict) else None
-        return _ColumnPath(f"{self.name}.{name}", self.top, (*self.path, position), inner)
-
-
-def _columns(
-    place: _ColumnPath, type_: pa.DataType, whole: Mapping[str, str]
+def columns_of_type(
+    name: str,
+    type_: pa.DataType,
+    whole: Collection[str] = (),
+    about: Any = None,
+    path: tuple[int, ...] = (),
+    top: str = "",
 ) -> Iterator[ArrowColumn]:
-    feature = place.feature if isinstance(place.feature, dict) else {}
+    """Yield the `ArrowColumn` of a column or, for a struct, one per member.
+
+    `about` is Hugging Face's feature of the column. `path` and `top` are those of `ArrowColumn`.
+    """
+    top = top or name
+    feature = about if isinstance(about, dict) else {}
     is_json = getattr(type_, "extension_name", "") == "arrow.json"
     kind = str(feature.get("_type", ""))
     type_ = plain(type_)
-    if len(place.path) > MAX_DEPTH:
-        raise MediaError(f"column {place.top!r}: structs nested more than {MAX_DEPTH} deep")
-    if is_struct(type_) and not (kind in MEDIA and holds_files(type_)) and place.name not in whole:
+    if len(path) > MAX_DEPTH:
+        raise MediaError(f"column {top!r}: structs nested more than {MAX_DEPTH} deep")
+    if is_struct(type_) and not (kind in MEDIA and holds_files(type_)) and name not in whole:
         if not type_.num_fields:
-            raise MediaError(f"column {place.name!r}: a struct without fields")
+            raise MediaError(f"column {name!r}: a struct without fields")
         for position in range(type_.num_fields):
             inner = type_.field(position)
-            yield from _columns(place.below(position, inner.name), inner.type, whole)
+            yield from columns_of_type(
+                f"{name}.{inner.name}",
+                inner.type,
+                whole,
+                feature.get(inner.name),
+                (*path, position),
+                top,
+            )
         return
     if kind in MEDIA and holds_files(type_):
         word = MEDIA[kind]
     elif is_json:
         word = "json"
     else:
-        word = _spec(place.name, type_, _shape_of(feature))
+        word = _spec(name, type_, _shape_of(feature))
     names = feature.get("names") if kind == "ClassLabel" else None
     classes = tuple(map(str, names)) if isinstance(names, list) else ()
     if len({*classes}) < len(classes):
-        raise MediaError(f"column {place.name!r}: two classes have the same name: {classes}")
-    yield ArrowColumn(place.name, place.top, place.path, type_, word, _unit(type_), classes)
+        raise MediaError(f"column {name!r}: two classes have the same name: {classes}")
+    yield ArrowColumn(name, top, path, type_, word, _unit(type_), classes)
 
 
 def _spec(name: str, type_: pa.DataType, shape: tuple[int | None, ...] | None) -> str:
@@ -234,8 +222,8 @@ def is_struct(type_: pa.DataType) -> bool:
 def is_tensor(type_: pa.DataType) -> bool:
     """Return True if values of a type are Arrow's fixed-shape tensors.
 
-    Types registered by other packages, such as Hugging Face's Array2D, may also have a `shape`;
-    they are treated as their storage type.
+    Types of other packages with a `shape`, such as Hugging Face's Array2D, are read as their
+    storage.
     """
     return isinstance(type_, pa.FixedShapeTensorType)
 
@@ -370,10 +358,7 @@ def _arrays(array: pa.Array, column: ArrowColumn, field: Array) -> Sequence[Any]
 
 
 def _shaped(one: npt.NDArray[Any], dims: Sequence[int | None]) -> npt.NDArray[Any]:
-    """Return an array in the shape of a field.
-
-    The inner sizes of an empty array need not be those of the field; they are then changed.
-    """
+    """Return an array in the shape of a field; the inner sizes of an empty array may change."""
     if not one.size and one.ndim == len(dims):
         shape = tuple(n if want is None else want for n, want in zip(one.shape, dims, strict=True))
         one = one.reshape(shape) if 0 in shape else one
@@ -428,7 +413,7 @@ def _split(array: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array]:
 def _numbers(array: pa.Array, wanted: str) -> npt.NDArray[Any]:
     """Copy numbers or times to an array of dtype `wanted`; nulls become arbitrary numbers.
 
-    The numbers are copied, because a view of a memory-mapped file changes if the file is changed.
+    A view of a memory-mapped file would change if the file is changed.
     """
     if pa.types.is_boolean(array.type):
         return np.array(array.fill_null(False).to_numpy(zero_copy_only=False))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,14 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shardio import InvalidArgument, MediaError
-from shardio_converters.inference import SchemaInference, common_dtype
-from shardio_converters.schema_spec import Field, are_compatible_names, parse_field
+from shardio_converters.inference import UNKNOWN, DtypeShape, SchemaInference, common_dtype
+from shardio_converters.schema_spec import Field, parse_field
 from shardio_converters.tabular.arrow_columns import (
-    UNKNOWN,
     ArrowColumn,
     array_at,
     check_json,
-    columns_below,
+    columns_of_type,
     dims_of,
     has_nulls_inside,
     is_list,
@@ -28,39 +26,30 @@ from shardio_converters.tabular.arrow_columns import (
 from shardio_converters.tabular.arrow_files import ArrowTable, ParquetTable
 
 
-@dataclass
-class Nulls:
-    """The names of columns with nulls.
-
-    `missing` has the columns with a null value, `inside` the columns with a null in a list.
-    """
-
-    missing: set[str] = field(default_factory=set)
-    inside: set[str] = field(default_factory=set)
-
-
-def nulls_of(table: ParquetTable | ArrowTable, columns: Sequence[ArrowColumn]) -> Nulls:
-    """Return the columns of a table that have nulls.
+def nulls_of(
+    table: ParquetTable | ArrowTable, columns: Sequence[ArrowColumn]
+) -> tuple[set[str], set[str]]:
+    """Return the names of the columns with a null, and of those with a null in a list.
 
     The values are read until more of them could not change the result. Reading the statistics of
     Parquet would be faster, but if they contradict the schema, pyarrow 26 crashes the process.
     """
     sure = {one.name for one in table.schema if not (one.nullable or pa.types.is_nested(one.type))}
     left = {column.name: column for column in columns if column.top not in sure}
-    found = Nulls()
+    missing, inside = set[str](), set[str]()
     batches = table.batches(sorted({column.top for column in left.values()})) if left else ()
     for batch in batches:
         for name, column in [*left.items()]:
             array = array_at(batch, column)
             if array.null_count or _lacks_files(array):
-                found.missing.add(name)
+                missing.add(name)
             if has_nulls_inside(array):
-                found.inside.add(name)
-            if name in found.missing and (name in found.inside or not is_list(column.type)):
+                inside.add(name)
+            if name in missing and (name in inside or not is_list(column.type)):
                 del left[name]
         if not left:
             break
-    return found
+    return missing, inside
 
 
 def _lacks_files(array: pa.Array) -> bool:
@@ -72,32 +61,27 @@ class ArrowInference:
     """The merged columns of files. Different numeric dtypes are widened; shapes must be equal."""
 
     def __init__(self) -> None:
-        self._fields = SchemaInference(None, widens=True)
+        self._fields = SchemaInference("columns", widens=True)
         self._columns: dict[str, ArrowColumn] = {}  # for each name, the first not all null
-        self._nulls: set[str] = set()  # columns that are null in all rows so far
         self._json: set[str] = set()  # columns with lists that contain nulls
 
-    def add(self, columns: Sequence[ArrowColumn], nulls: Nulls) -> None:
-        """Add the columns of a file."""
-        known = {*self._columns, *self._nulls}
-        columns = [one for one in columns if not is_null_record(one, known)]
-        new = {one.name for one in columns}
+    def add(
+        self, columns: Sequence[ArrowColumn], missing: Collection[str], inside: Collection[str]
+    ) -> None:
+        """Add the columns of a file; `missing` and `inside` are those with nulls."""
         typed = {one.name: one for one in columns if one.word != UNKNOWN}
         for name, column in typed.items():
             was = self._columns.get(name, column)
             if (was.unit, was.classes) != (column.unit, column.classes):
                 raise MediaError(f"column {name!r}: has another unit or other classes")
-        all_null = {name for name in self._nulls if not _has_member(name, new)}
-        if not new <= known and not are_compatible_names({*self._columns, *all_null, *new}):
-            raise MediaError(f"columns {', '.join(sorted(new))}: conflict with earlier files")
-        self._fields.add({name: (one.word, ()) for name, one in typed.items()}, nulls.missing)
+        facts: dict[str, DtypeShape] = {one.name: (one.word, ()) for one in columns}
+        self._fields.add(facts, {*missing, *(facts.keys() - typed.keys())})
         self._columns = {**typed, **self._columns}
-        self._nulls = (all_null | new) - self._columns.keys()
-        self._json |= nulls.inside - self.units.keys()
+        self._json |= {*inside} - self.units.keys()
 
     def as_specs(self) -> dict[str, str]:
         """Return the field specs; columns with nulls, or missing from some files, are optional."""
-        found = self._fields.as_specs() | dict.fromkeys(self._nulls, "json?")
+        found = self._fields.as_specs()
         for name in self._json & found.keys():
             found[name] = f"json{'?' * found[name].endswith('?')}"
         return found
@@ -111,15 +95,6 @@ class ArrowInference:
     def classes(self) -> list[str]:
         """Class names of the column `label`."""
         return [*self._columns["label"].classes] if "label" in self._columns else []
-
-
-def _has_member(name: str, names: Iterable[str]) -> bool:
-    return any(each.startswith(f"{name}.") for each in names)
-
-
-def is_null_record(column: ArrowColumn, names: Iterable[str]) -> bool:
-    """Return True if a column is all null, and `names` show that it is a nested record."""
-    return column.word == UNKNOWN and _has_member(column.name, names)
 
 
 def refuse_other_type(column: ArrowColumn, known: Field, spec: str) -> None:
@@ -144,10 +119,7 @@ def refuse_other_type(column: ArrowColumn, known: Field, spec: str) -> None:
 
 
 def _stored_as(column: ArrowColumn, dtype: str) -> str | None:
-    """Return the dtype that can store a column's numbers and numbers of `dtype`.
-
-    Times keep their own dtype.
-    """
+    """Return the dtype for a column's numbers and others of `dtype`; times keep their own."""
     own = column.word.removeprefix("list[").partition("[")[0].rstrip("]")
     return own if column.unit else common_dtype(own, dtype)
 
@@ -174,10 +146,7 @@ values of these rows."""
 
 
 def read_frame(frame: Any, refused: str) -> pa.Table:
-    """Return a data frame as a table, without a copy if the library of the frame allows that.
-
-    `refused` is the message of the error for an object that Arrow cannot read.
-    """
+    """Return a data frame as a table, without a copy if possible; `refused` is the error's text."""
     try:
         return pa.table(frame)
     except (pa.ArrowException, TypeError, ValueError) as error:
@@ -187,13 +156,13 @@ def read_frame(frame: Any, refused: str) -> pa.Table:
 def frame_columns(table: pa.Table) -> Iterator[FrameColumn]:
     """Yield the columns of a table; members of structs have dotted names.
 
-    Lists of times are refused, as the units would be lost. Lists of arrays that have several
-    dimensions and varying shapes become JSON, because their rows may be ragged.
+    Lists of times are refused, as the units would be lost. Lists of arrays of several dimensions
+    and varying shapes become JSON, because their rows may be ragged.
     """
     for place, (name, type_) in enumerate(zip(table.schema.names, table.schema.types, strict=True)):
         of_column = table.select([place])
         try:
-            for column in columns_below(name, type_):
+            for column in columns_of_type(name, type_):
                 kind = _field_of(of_column, column)
                 yield column.name, kind, partial(_rows, of_column, column, kind)
         except MediaError as error:

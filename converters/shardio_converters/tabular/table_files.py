@@ -270,10 +270,10 @@ def leaves_of(
             leaves = leaves_of(inner, lines, schema, f"{name}.")
         else:
             check_names([name], "columns")
-            line, value = (
-                (f"line {lines[0]}, ", f", found {values[0]!r:.40}") if lines else ("", "")
-            )
-            raise MediaError(f"{line}column {name!r}: expected no such column{value}")
+            message = f"column {name!r}: expected no such column"
+            if lines:
+                message = f"line {lines[0]}, {message}, found {values[0]!r:.40}"
+            raise MediaError(message)
         if twice := found.keys() & leaves:
             raise MediaError(f"two columns are named {min(twice)!r}")
         found |= leaves
