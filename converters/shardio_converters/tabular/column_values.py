@@ -187,7 +187,7 @@ def _of_values(field: Field, values: Column) -> Iterable[Any]:
     return _arrays(field, values)
 
 
-def _arrays(field: Array, values: Column) -> Any:
+def _arrays(field: Array, values: Column) -> Sequence[Any] | npt.NDArray[Any]:
     """Return arrays or numbers; rows are converted together if possible, for speed."""
     if field.shape == (None,) and {*map(type, values)} == {list}:
         flat = [*chain.from_iterable(values)]
