@@ -217,10 +217,7 @@ class _Source:
         # Validate the options before any file is created: an error then leaves no files in `out`.
         source, listing = options.fit_source(base, listing, out)
         if options.labels is None:
-            has_own_classes = source.class_names() is not None
-            warn_about_split(
-                listing.classes, src, os.fspath(self.out_name), are_classes=not has_own_classes
-            )
+            warn_about_split(listing.classes, src, os.fspath(self.out_name))
         listing = _labelled(listing, source, options.labels)
         return convert_inputs(listing, staging, options.make_job(source, base, staging), options)
 

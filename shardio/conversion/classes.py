@@ -15,13 +15,13 @@ import posixpath
 import re
 import shlex
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from shardio._base.callers import caller_stacklevel
 from shardio._base.file_names import check_encodable
-from shardio.conversion.inputs import ANY_FOLDERS, Listing, parse_pattern
+from shardio.conversion.inputs import Listing, parse_pattern
 from shardio.errors import InvalidArgument
 
 LABEL_COLUMNS: Final = ("path", "label")
@@ -161,131 +161,51 @@ _NEUTRAL_WORDS: Final = frozenset(
 )
 """The words that the name of a split's folder may also contain, as in train_images or dev-clean."""
 _WORD: Final = re.compile(r"[^\W\d_]+")
-_MAX_NAMED_FOLDERS: Final = 4
 
 
-@dataclass(frozen=True, slots=True)
-class SplitFolders:
-    """The folders of a source that are named like splits, such as train, val and test.
-
-    They are called split folders. `parents` are the folders that contain split folders, as paths
-    below the source; all of them have the same depth. `classes` maps the name of each split folder
-    to the paths of the folders inside it, relative to the split folder.
-    """
-
-    parents: tuple[str, ...]
-    classes: dict[str, frozenset[str]]
-
-    @property
-    def depth(self) -> int:
-        """The number of path components between the source and the split folders."""
-        return self.parents[0].count("/") + 1 if self.parents[0] else 0
-
-
-def warn_about_split(folders: Iterable[str], source: str, out: str, *, are_classes: bool) -> None:
+def warn_about_split(folders: Iterable[str], source: str, out: str) -> None:
     """Warn if folders of a source are named like splits, because they all go into one dataset.
 
     `folders` are the folders of the source that contain files or are empty. The warning suggests
-    commands; `source` and `out` are the arguments of these commands. `are_classes` is True if the
-    folders are the classes of the samples.
+    a command for each split; `source` and `out` are the arguments of the current command.
     """
-    if (found := find_split(folders)) is not None:
-        text = _split_warning(found, source, out, are_classes=are_classes)
-        warnings.warn(text, stacklevel=caller_stacklevel())
+    if not (found := find_split(folders)):
+        return
+    root, stem = parse_pattern(source).root, out.rstrip("/")
+    commands = [
+        shlex.join(["shardio", "convert", os.path.join(root, path), f"{stem}-{name}"])
+        for name, path in found.items()
+    ]
+    warnings.warn(
+        f"{source}: the folders {' and '.join(found)} are named like splits; all their samples go "
+        f"into one dataset. To create a dataset of each, convert them separately: "
+        f"{'; '.join(commands)}",
+        stacklevel=caller_stacklevel(),
+    )
 
 
-def find_split(folders: Iterable[str]) -> SplitFolders | None:
-    """Return the folders that are named like splits, at the lowest depth that has such folders.
+def find_split(folders: Iterable[str]) -> dict[str, str]:
+    """Return the name and the path of each folder that is named like a split.
 
-    A folder that is named like a split counts only if its parent also contains a folder that is
-    named like another split. Return None if there are no such folders.
+    Only the lowest depth that has such folders is searched. A folder counts only if its parent also
+    contains a folder that is named like another split. If several parents contain splits, the paths
+    are patterns that match all of them.
     """
     paths = [tuple(folder.split("/")) for folder in folders]
     for depth in range(max(map(len, paths), default=0)):
-        sides: dict[tuple[str, ...], set[str]] = {}
+        inside: dict[str, set[str]] = {}  # a parent -> the folders in it that are named like splits
         for path in paths:
             if len(path) > depth and _split_name(path[depth]):
-                sides.setdefault(path[:depth], set()).add(path[depth])
-        parents = {parent for parent, names in sides.items() if len({*map(_split_name, names)}) > 1}
-        if not parents:
-            continue
-        classes: dict[str, set[str]] = {}
-        for path in paths:
-            if path[:depth] in parents and _split_name(path[depth]):
-                classes.setdefault(path[depth], set()).add("/".join(path[depth + 1 :]))
-        return SplitFolders(
-            tuple(sorted(map("/".join, parents))),
-            {name: frozenset(classes[name] - {""}) for name in sorted(classes)},
-        )
-    return None
+                inside.setdefault("/".join(path[:depth]), set()).add(path[depth])
+        parents = [one for one, names in inside.items() if len({*map(_split_name, names)}) > 1]
+        if parents:
+            parent = parents[0] if len(parents) == 1 else "/".join("*" * depth)
+            found = sorted(set().union(*(inside[one] for one in parents)))
+            return {name: posixpath.join(parent, name) for name in found}
+    return {}
 
 
 def _split_name(name: str) -> str:
     """Return the name of the split that the name of a folder denotes; "" if it denotes none."""
-    words = _WORD.findall(name.casefold())
-    found = [_SPLIT_NAMES[word] for word in words if word in _SPLIT_NAMES]
-    is_one = len(found) == 1 and all(
-        word in _SPLIT_NAMES or word in _NEUTRAL_WORDS for word in words
-    )
-    return found[0] if is_one else ""
-
-
-def _split_warning(found: SplitFolders, source: str, out: str, *, are_classes: bool) -> str:
-    """Return the text of the warning, which suggests a command to convert each split separately."""
-    named = [
-        f"{name} ({len(inner):,} folder{'s' * (len(inner) > 1)})" if inner else name
-        for name, inner in found.classes.items()
-    ]
-    text = (
-        f"{source}: the folders {_join_names(named)} are named like splits; all "
-        "their samples go into one dataset"
-    )
-    if are_classes:
-        first = [_example_class(found, name) for name in found.classes]
-        text += f", with classes such as {_join_names([repr(name) for name in first])}"
-    commands = [_convert_command(found, name, source, out) for name in found.classes]
-    text += f". To create a dataset of each, convert them separately: {'; '.join(commands)}"
-    missing = _missing_class(found)
-    if are_classes and missing:
-        text += (
-            ". Classes are numbered by name: for equal numbers create an empty folder for each "
-            f"class that a split lacks, such as {missing}"
-        )
-    return text
-
-
-def _example_class(found: SplitFolders, name: str) -> str:
-    """Return the path, relative to the source, of a class in the split folder `name`."""
-    return "/".join(filter(None, (found.parents[0], name, min(found.classes[name], default=""))))
-
-
-def _join_names(names: Sequence[str]) -> str:
-    shown = [*names[:_MAX_NAMED_FOLDERS], *["…"] * (len(names) > _MAX_NAMED_FOLDERS)]
-    return ", ".join(shown) if len(shown) > 2 else " and ".join(shown)
-
-
-def _convert_command(found: SplitFolders, name: str, source: str, out: str) -> str:
-    """Return the command that converts the split folder `name` into a separate dataset.
-
-    If the source is a pattern, the source in the command is a pattern too.
-    """
-    pattern = parse_pattern(source)
-    above = found.parents[0].split("/") if len(found.parents) == 1 else ["*"] * found.depth
-    before, rest = pattern.parts[: found.depth + 1], pattern.parts[found.depth + 1 :]
-    if ANY_FOLDERS in before:
-        rest = pattern.parts[before.index(ANY_FOLDERS) :]
-    path = os.path.join(pattern.root, *above, name, *rest)
-    return shlex.join(["shardio", "convert", path, f"{out.rstrip('/')}-{name}"])
-
-
-def _missing_class(found: SplitFolders) -> str:
-    """Return the path of a folder to create, for a class that only some of the splits have.
-
-    Return "" if all splits that have classes have the same classes.
-    """
-    splits = {name: inner for name, inner in found.classes.items() if inner}
-    every = frozenset[str]().union(*splits.values())
-    for name, inner in splits.items():
-        if len(found.parents) == 1 and every - inner:
-            return "/".join(filter(None, (found.parents[0], name, min(every - inner))))
-    return ""
+    words = [word for word in _WORD.findall(name.casefold()) if word not in _NEUTRAL_WORDS]
+    return _SPLIT_NAMES.get(words[0], "") if len(words) == 1 else ""

@@ -171,7 +171,7 @@ def _make_input(name: str, path: str, label: int) -> Input:
 
 
 _SPECIAL: Final = re.compile(r"[*?\[]")
-ANY_FOLDERS: Final = "**"
+_ANY_FOLDERS: Final = "**"
 MatchState = frozenset[int]
 """A state of a search in folders: the indices of all parts of the pattern that may match the next
 component of the path. If the state contains the number of parts as an index, the whole pattern has
@@ -208,7 +208,7 @@ class Pattern:
         """
         if self.matches_all(reached):
             return reached
-        stays = [k for k in reached if self.parts[k] == ANY_FOLDERS and name[:1] != "."]
+        stays = [k for k in reached if self.parts[k] == _ANY_FOLDERS and name[:1] != "."]
         return self._with_following([*stays, *(k + 1 for k in self._matching(reached, name))])
 
     def matches_file(self, reached: MatchState, name: str) -> bool:
@@ -220,7 +220,7 @@ class Pattern:
         return [
             k
             for k in reached
-            if self.parts[k] != ANY_FOLDERS and _name_matches(self.parts[k], name)
+            if self.parts[k] != _ANY_FOLDERS and _name_matches(self.parts[k], name)
         ]
 
     def _with_following(self, numbers: Iterable[int]) -> MatchState:
@@ -230,7 +230,7 @@ class Pattern:
         """
         found = set(numbers)
         for k, part in enumerate(self.parts):
-            if k in found and part == ANY_FOLDERS:
+            if k in found and part == _ANY_FOLDERS:
                 found.add(k + 1)
         return frozenset(found)
 
@@ -250,7 +250,7 @@ def parse_pattern(source: str) -> Pattern:
     while parts and _is_fixed(root, parts[0]):
         root = os.path.join(root, parts.pop(0))
     if source.endswith(os.sep):  # As in a shell, a pattern that ends in / matches only folders.
-        parts.append(ANY_FOLDERS)
+        parts.append(_ANY_FOLDERS)
     return Pattern(root or os.curdir, tuple(parts))
 
 
