@@ -3,20 +3,16 @@
 A converter reads the inputs of one kind, such as videos. Each kind has a name, and the registry
 finds the converter of a kind by this name. Built-in converters are listed in `BUILT_IN`.
 Third-party converters are found through the entry-point group `shardio.converters`. A converter is
-imported on first use. In a checkout that is not installed, the built-in converters are in the
-folder `converters`, beside the folder of the package `shardio`.
+imported on first use.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, get_args
 
 from shardio.dataset.generation import ROWS
@@ -209,52 +205,28 @@ _PARAMETERS: Final = frozenset(
 class BuiltIn:
     """The entry for a built-in converter in the table `BUILT_IN`.
 
-    Attributes:
-        target: the module and the class of the converter.
-        unsupported: the reason in reports on files of other kinds.
-        suffixes: the endings of file names by which the kind is guessed.
-        hints: examples of file names to show in messages, if the kind has no `suffixes` because it
-            is recognized in another way.
-        packages: the names of packages and modules that the extra of this kind, a group of
-            optional dependencies of shardio, installs.
+    `target` names the module and the class of the converter. `unsupported` is the reason in reports
+    on files of other kinds. `suffixes` are the endings of file names by which the kind is guessed.
+    `packages` are the packages and modules that the extra of this kind, a group of optional
+    dependencies of shardio, installs.
     """
 
     target: str
     unsupported: str
     suffixes: tuple[str, ...] = ()
-    hints: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
 
-    def matches(self, name: str) -> bool:
-        """Return True if a file name has one of the suffixes of the kind."""
-        return name.endswith(self.suffixes)
 
-
-VIDEOS: Final = "videos"
-IMAGES: Final = "images"
-AUDIO: Final = "audio"
-LEROBOT: Final = "lerobot"
 BUILT_IN: Final[Mapping[str, BuiltIn]] = {
-    VIDEOS: BuiltIn(
-        "shardio_converters.media.videos:Videos",
-        "not a video",
-        hints=(".mp4", ".mkv", ".webm", ".mov"),
-    ),
-    IMAGES: BuiltIn(
+    "videos": BuiltIn("shardio_converters.media.videos:Videos", "not a video"),
+    "images": BuiltIn(
         "shardio_converters.media.images:Images",
         "not a picture",
-        hints=(".jpg", ".png", ".webp", ".tif"),
         packages=("pillow", "PIL", "simplejpeg"),
     ),
-    AUDIO: BuiltIn(
-        "shardio_converters.media.audio:AudioFiles",
-        "no sound",
-        hints=(".wav", ".flac", ".mp3", ".ogg"),
-    ),
-    LEROBOT: BuiltIn(
-        "shardio_converters.robots.lerobot:LeRobot",
-        "not part of a LeRobot dataset",
-        hints=("meta/info.json",),
+    "audio": BuiltIn("shardio_converters.media.audio:AudioFiles", "no sound"),
+    "lerobot": BuiltIn(
+        "shardio_converters.robots.lerobot:LeRobot", "not part of a LeRobot dataset"
     ),
     "zarr": BuiltIn(
         "shardio_converters.arrays.zarr:Zarr",
@@ -321,8 +293,6 @@ def converter_class(kind: str) -> type[Converter]:
             f"{kind!r}: unknown converter; expected one of {', '.join(sorted(known))}"
         )
     entry = known[kind]
-    if any(entry.value == one.target for one in BUILT_IN.values()):
-        _add_checkout_to_path(_package_of(entry))
     try:
         found = entry.load()
     except ModuleNotFoundError as error:
@@ -347,10 +317,8 @@ def converter_class(kind: str) -> type[Converter]:
 def make_converter(kind: str, options: Mapping[str, Any]) -> Converter:
     """Return a new converter of a kind with the given options.
 
-    Raises:
-        InvalidArgument: the kind or an option is unknown, an option is invalid, or the class is not
-            a valid converter.
-        UnsupportedEnvironment: the converter, or a package that it needs, cannot be imported.
+    Raise InvalidArgument if an option is unknown or invalid, and for the reasons of
+    `converter_class`.
     """
     found = converter_class(kind)
     known = [f.name for f in fields(found) if f.init]  # type: ignore[arg-type]
@@ -383,11 +351,7 @@ def fit_converter(converter: Converter, inputs: Sequence[Input]) -> Converter:
 
 
 def missing_package(kind: str, error: ModuleNotFoundError) -> UnsupportedEnvironment:
-    """Return the exception for a package that a converter needs and that is not installed.
-
-    `kind` is the kind of the converter, and `error` was raised by the import. The message names the
-    extra of shardio that installs the package or, if there is no such extra, the package.
-    """
+    """Return the exception for a package that the converter of a kind cannot import."""
     package = (error.name or "").partition(".")[0]
     extra = next((kind for kind, known in BUILT_IN.items() if package in known.packages), None)
     return UnsupportedEnvironment(
@@ -420,16 +384,6 @@ def _package_of(entry: EntryPoint) -> str:
     return entry.module.partition(".")[0]
 
 
-def _add_checkout_to_path(package: str) -> None:
-    """Make the built-in converters importable from a checkout that is not installed."""
-    try:
-        import_module(package)
-    except ModuleNotFoundError:
-        beside = Path(__file__).resolve().parents[2] / "converters"
-        if (beside / package).is_dir():
-            sys.path.append(str(beside))
-
-
 _SHARD: Final = re.compile(r"-\d+-of-\d+")
 """Matches the index and the number of shards in a file name, such as -00001-of-00064."""
 _LEROBOT: Final = (re.compile(r"(?:.*/)?meta/info\.json"), re.compile(r"(?:.*/)?data/.+\.parquet"))
@@ -438,7 +392,7 @@ _LEROBOT: Final = (re.compile(r"(?:.*/)?meta/info\.json"), re.compile(r"(?:.*/)?
 
 def guess_kind(inputs: Iterable[Input]) -> str:
     """Return the kind that the names of files indicate, or "videos" if they indicate none."""
-    return kind_from_names(one.name for one in inputs) or VIDEOS
+    return kind_from_names(one.name for one in inputs) or "videos"
 
 
 def kind_from_names(names: Iterable[str]) -> str | None:
@@ -455,21 +409,16 @@ def kind_from_names(names: Iterable[str]) -> str | None:
     """
     names = list(names)
     if all(any(map(known.fullmatch, names)) for known in _LEROBOT):
-        return LEROBOT
-    is_image = any(has_image_suffix(name) and not has_media_suffix(name) for name in names)
-    if any(map(_is_video, names)):
-        return VIDEOS
+        return "lerobot"
+    if any(has_media_suffix(n) and not (has_sound_suffix(n) or has_image_suffix(n)) for n in names):
+        return "videos"
     if any(map(has_sound_suffix, names)):
-        return AUDIO
-    if is_image:
-        return IMAGES
+        return "audio"
+    if any(has_image_suffix(name) and not has_media_suffix(name) for name in names):
+        return "images"
     # Of the files with a suffix of media, only GIFs are neither video, audio nor image here.
     if any(map(has_media_suffix, names)):
-        return VIDEOS
+        return "videos"
     ends = [_SHARD.sub("", name).lower() for name in names]
-    found = (kind for kind, known in BUILT_IN.items() if any(map(known.matches, ends)))
+    found = (kind for kind, one in BUILT_IN.items() if any(e.endswith(one.suffixes) for e in ends))
     return next(found, None)
-
-
-def _is_video(name: str) -> bool:
-    return has_media_suffix(name) and not (has_sound_suffix(name) or has_image_suffix(name))

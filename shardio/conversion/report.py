@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any, Final
 
-from shardio.conversion.converter import BUILT_IN, Input, OutcomeKind, kind_from_names, known_kinds
+from shardio.conversion.converter import Input, OutcomeKind, kind_from_names, known_kinds
 from shardio.dataset.generation import ROWS
 from shardio.errors import InvalidArgument
 
@@ -150,7 +150,6 @@ class ConversionReport:
 
 _IGNORED_OUTCOMES: Final = ("unsupported", "part")
 _MAX_SUFFIXES: Final = 4
-_MAX_NAMES: Final = 3
 
 
 class NoMatchingInputs(InvalidArgument):
@@ -184,35 +183,17 @@ def check_any_of_kind(
     elif suggested and suggested != kind:
         hint = f"the file names suggest {suggested!r} (--kind {suggested}, or kind={suggested!r})"
     error = NoMatchingInputs(f"{source}: holds {what}: {_describe_files(reports)}; {hint}")
-    error.add_note(_list_kinds())
+    error.add_note(f"kinds: {', '.join(known_kinds())}")
     raise error
 
 
 def _describe_files(reports: Sequence[InputReport]) -> str:
-    """Return a text with the number of files for each suffix, and why one file was rejected.
-
-    This file is the first one whose report has a reason.
-    """
+    """Return a text with the number of files for each suffix, and why one file was rejected."""
     suffixes = Counter(PurePath(report.name).suffix.lower() or "no suffix" for report in reports)
     most = sorted(suffixes.items(), key=lambda each: (-each[1], each[0]))[:_MAX_SUFFIXES]
     named = [f"{suffix} ({n:,})" for suffix, n in most]
     if n_others := len(reports) - sum(n for _, n in most):
         named.append(f"others ({n_others:,})")
-    first = next((f"; {each.name}: {each.reason}" for each in reports if each.reason), "")
+    rejected = next((f"; {each.name}: {each.reason}" for each in reports if each.reason), "")
     n_files = f"{len(reports):,} file{'s' * (len(reports) > 1)}"
-    return f"{n_files}, {', '.join(named)}{first}"
-
-
-def _list_kinds() -> str:
-    """Return a text that lists the known kinds, with the file names that indicate each kind."""
-    hints = {kind: known.suffixes or known.hints for kind, known in BUILT_IN.items()}
-    recognized = [f"{kind} ({_abbreviate(names)})" for kind, names in hints.items() if names]
-    unrecognized = [kind for kind in known_kinds() if not hints.get(kind)]
-    return (
-        f"kinds recognized by file name: {', '.join(recognized)}; kinds that need --kind: "
-        f"{', '.join(unrecognized)}"
-    )
-
-
-def _abbreviate(names: Sequence[str]) -> str:
-    return ", ".join([*names[:_MAX_NAMES], *["…"] * (len(names) > _MAX_NAMES)])
+    return f"{n_files}, {', '.join(named)}{rejected}"

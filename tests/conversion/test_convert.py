@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import math
 import os
-import sys
 import weakref
 from collections.abc import Generator, Mapping
 from importlib.metadata import EntryPoint
@@ -20,7 +19,6 @@ from hypothesis import strategies as st
 import shardio
 from shardio import Array, Input, InvalidArgument, Outcome, Schema, WorkerDied
 from shardio.conversion import Progress, staging, worker
-from shardio.conversion.converter import options_of
 from shardio.conversion.inputs import list_inputs
 from shardio.conversion.journal import (
     MAX_UNIT_BYTES,
@@ -338,17 +336,6 @@ def test_units_cover_the_inputs_in_order_and_end_as_soon_as_they_are_full(sizes:
     for part in units[:-1]:
         part_sizes = [max(source.n_bytes, MIN_INPUT_BYTES) for source in part.inputs]
         assert sum(part_sizes) >= full > sum(part_sizes[:-1])
-
-
-def test_built_in_converters_are_found_in_a_bare_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
-    converters = Path(__file__).resolve().parents[2] / "converters"
-    monkeypatch.setattr(sys, "path", [p for p in sys.path if Path(p).resolve() != converters])
-    for name in [name for name in sys.modules if name.startswith("shardio_converters")]:
-        monkeypatch.delitem(sys.modules, name)
-    from shardio.conversion.converter import make_converter
-
-    source = make_converter("videos", {"frames": 8, "store": "raw"})
-    assert options_of(source) == {"frames": 8, "stride": 1, "step": 8, "size": 112, "store": "raw"}
 
 
 def test_built_in_converters_ignore_the_installed_metadata(monkeypatch: pytest.MonkeyPatch) -> None:

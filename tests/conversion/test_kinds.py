@@ -77,8 +77,7 @@ def test_if_names_suggest_no_kind_the_error_lists_the_files_and_all_kinds(
         f"shardio: {notes}: holds no file of a kind recognized by name, and no video: "
         "4 files, .txt (2), .md (1), no suffix (1); pass its kind (--kind KIND, or kind=)"
     )
-    assert "videos (.mp4, .mkv, .webm, …)" in kinds and "tables (.csv, .jsonl, .ndjson" in kinds
-    assert kinds.endswith("kinds that need --kind: tokens")
+    assert kinds.startswith("shardio: kinds: arrayrecord, arrays, ")
     assert not (tmp_path / "out").exists()
 
 
@@ -108,7 +107,7 @@ def test_suffixes_are_counted_and_third_party_kinds_are_listed(lines: Path, tmp_
     found = "13 files, .0 (3), .1 (2), .2 (2), .3 (2), others (4); pass its kind"
     assert f"no file of the kind 'lines': {found}" in str(caught.value)
     (kinds,) = caught.value.__notes__
-    assert kinds.endswith("kinds that need --kind: lines, tokens")
+    assert "lines" in kinds.removeprefix("kinds: ").split(", ")
 
 
 def test_an_append_needs_a_file_of_the_kind_but_not_a_new_one(lines: Path, tmp_path: Path) -> None:
