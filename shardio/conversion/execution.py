@@ -276,7 +276,7 @@ class _Run:
 
         `others` are the reports on inputs that an append does not convert.
         """
-        self.state.report_start()
+        self.state.report_progress()
         with contextlib.closing(self._events()) as events:
             for event in events:
                 self.state.handle(event)
@@ -297,11 +297,11 @@ class _Run:
     def _events(self) -> Generator[UnitEvent, None, None]:
         state, options = self.state, self.options
         limited = replace(self.job, step_s=self.job.source.step_s)
-        if options.engine.is_ray and state.n_units:
+        if options.engine.is_ray and state.units:
             yield from run_on_ray(
                 state.next_unit, limited, options.engine, options.workers, self._settings
             )
-        elif n_workers := min(options.n_workers, state.n_units):
+        elif n_workers := min(options.n_workers, len(state.units)):
             yield from run_in_workers(state.next_unit, limited, n_workers, [self.staging.lock_fd])
         else:
             while (unit := state.next_unit()) is not None:
@@ -342,7 +342,7 @@ class _Run:
             self.staging.out,
             schema=source.schema(),
             shards=[shard for _, shard in placed],
-            classes=self.state.classes,
+            classes=self.state.listing.classes,
             inputs=[report.as_json() for report in reports],
             converter=self.converter,
             versions=source.libraries(),
@@ -354,7 +354,9 @@ class _Run:
         staging, options = self.staging, self.converter["options"]
         names = staging.free_names(latest.number + 1, [shard.name for _, shard in placed])
         shards = [replace(shard, name=names[shard.name]) for _, shard in placed]
-        changed = generation_changes(latest, shards, self.state.classes, self.state.reports())
+        changed = generation_changes(
+            latest, shards, self.state.listing.classes, self.state.reports()
+        )
         staging.link_shards([(path, names[shard.name]) for path, shard in placed])
         return publish_next(
             staging.out,
@@ -383,7 +385,7 @@ class _Run:
             n_bytes=sum(shard.n_bytes for shard in shards),
             elapsed_s=time.monotonic() - self._start_s,
             inputs=tuple(reports),
-            classes=found.classes if found else self.state.classes,
+            classes=found.classes if found else self.state.listing.classes,
             stopped=any(report.outcome == "not_processed" for report in reports),
             generation=found.number if found else 0,
             n_samples_before=found.n_samples - n_samples if found else 0,

@@ -32,11 +32,6 @@ class Listing:
     inputs: tuple[Input, ...]
     classes: tuple[str, ...]
 
-    @property
-    def n_bytes(self) -> int:
-        """The total size of all inputs, which is computed at each access."""
-        return sum(source.n_bytes for source in self.inputs)
-
 
 def list_inputs(source: str, exclude: str = "") -> Listing:
     """List all files in a folder and its subfolders, all matches of a pattern, or a single file.

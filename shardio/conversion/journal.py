@@ -29,7 +29,8 @@ from typing import Any, Final, NamedTuple
 import zstandard
 
 from shardio._base.version import __version__
-from shardio.conversion.converter import Input, Item, Outcome
+from shardio.conversion.converter import Input, Item
+from shardio.conversion.report import InputReport
 from shardio.errors import DataError, DatasetCorrupt, DatasetExists, InvalidArgument
 from shardio.format.checksum import hash_bytes
 from shardio.format.layout import MAJOR, MINOR
@@ -143,18 +144,14 @@ def _power_of_two(n: int) -> int:
 class InputDone(NamedTuple):
     """The event of a finished input.
 
-    `unit` is the number of the unit, and `position` is the index of the input among all inputs.
-    `n_bytes` is the size of the input at the time when it was read, which may be hours after it was
-    listed. `hash` is the hash of the input's content if the input gave samples, else "". A later
-    append compares the size and the hash with those that the file has by then.
+    `unit` is the number of the unit, and `position` is the index of the input among all inputs. The
+    size in the report is that at the time when the input was read, which may be hours after it was
+    listed. A later append compares it, and the hash, with those that the file has by then.
     """
 
     unit: int
     position: int
-    outcome: Outcome
-    n_samples: int
-    n_bytes: int
-    hash: str = ""
+    report: InputReport
 
 
 class UnitDone(NamedTuple):
@@ -313,17 +310,7 @@ def _flatten(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str
 def write_record(folder: Path, done: Sequence[InputDone], end: UnitDone) -> None:
     """Write the record of a finished unit to the folder of the unit, durably."""
     content = {
-        "inputs": [
-            {
-                "outcome": one.outcome.kind,
-                "reason": one.outcome.reason,
-                "detail": dict(one.outcome.detail),
-                "samples": one.n_samples,
-                "bytes": one.n_bytes,
-                "hash": one.hash,
-            }
-            for one in done
-        ],
+        "inputs": [{**one.report.as_json(), "bytes": one.report.n_bytes} for one in done],
         "shards": [
             {"name": s.name, "samples": s.n_samples, "bytes": s.n_bytes, "id": s.id}
             for s in end.shards
@@ -356,15 +343,9 @@ def read_record(folder: Path, unit: Unit) -> tuple[list[InputDone], UnitDone] | 
             ShardSummary(one["name"], one["samples"], one["bytes"], one["id"])
             for one in content["shards"]
         ]
+        known = {one.name: one for one in unit.inputs}
         done = [
-            InputDone(
-                unit.number,
-                position,
-                Outcome(one["outcome"], one["reason"], one["detail"]),
-                one["samples"],
-                one["bytes"],
-                one["hash"],
-            )
+            InputDone(unit.number, position, InputReport.of_json(one, known))
             for position, one in enumerate(content["inputs"], unit.first)
         ]
         if all(_is_intact(folder, unit, shard) for shard in shards):

@@ -36,7 +36,7 @@ from shardio._workers.ray_cluster import Cluster, Engine
 from shardio._workers.tasks.calls import FailedCall, ResultChunks
 from shardio._workers.tasks.failure_policy import MAX_CRASHES
 from shardio._workers.tasks.task_pool import TaskPool
-from shardio.conversion.converter import Input, Outcome
+from shardio.conversion.converter import Input
 from shardio.conversion.inputs import Listing
 from shardio.conversion.journal import (
     InputDone,
@@ -73,22 +73,20 @@ class ConversionState:
         progress: Callable[[Progress], None] | None,
         on_shard: Callable[[str, ShardSummary], object] | None = None,
     ) -> None:
-        self._listing, self._progress, self._on_shard = listing, progress, on_shard
-        self._units, self._n_started = units, 0
-        self.n_units = len(units)
+        self.listing, self.units, self._n_started = listing, units, 0
+        self._progress, self._on_shard = progress, on_shard
         self._running: set[int] = set()
         self._done: dict[int, InputDone] = {}
         self._shards: dict[int, tuple[ShardSummary, ...]] = {}
-        # `listing.n_bytes` computes a sum at each access, but is reported after every input.
-        self._n_bytes = listing.n_bytes
+        self._n_bytes = sum(source.n_bytes for source in listing.inputs)
         self._n_bytes_done = self._n_samples = self._n_broken = 0
         self.stopped_at: int | None = None
 
     def next_unit(self) -> Unit | None:
         """Return the next unit to start; None if there are no more."""
-        if self.stopped_at is not None or self._n_started == len(self._units):
+        if self.stopped_at is not None or self._n_started == len(self.units):
             return None
-        unit = self._units[self._n_started]
+        unit = self.units[self._n_started]
         self._running.add(self._n_started)
         self._n_started += 1
         return unit
@@ -99,7 +97,7 @@ class ConversionState:
         If a unit stopped at a broken input, the units after it are not needed.
         """
         if self.stopped_at is None:
-            return not self._running and self._n_started == len(self._units)
+            return not self._running and self._n_started == len(self.units)
         return not any(number <= self.stopped_at for number in self._running)
 
     def handle(self, event: UnitEvent) -> None:
@@ -112,7 +110,7 @@ class ConversionState:
             is_new = event.position not in self._done
             self._done[event.position] = event
             if is_new:
-                self._report_progress(event)
+                self.report_progress(event)
             return
         self._shards[event.unit] = event.shards
         self._running.discard(event.unit)
@@ -126,7 +124,7 @@ class ConversionState:
         return self.stopped_at is None or unit <= self.stopped_at
 
     def _shards_of(self, unit: int) -> list[tuple[str, ShardSummary]]:
-        planned = self._units[unit]
+        planned = self.units[unit]
         return [
             (f"{planned.key}/{one.name}", planned.published_shard(one))
             for one in self._shards[unit]
@@ -140,11 +138,6 @@ class ConversionState:
         units = [unit for unit in sorted(self._shards) if self._is_included(unit)]
         return [placed for unit in units for placed in self._shards_of(unit)]
 
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """The names of all classes."""
-        return self._listing.classes
-
     def reports(self) -> list[InputReport]:
         """Return the reports on all inputs, in the order of the inputs.
 
@@ -152,43 +145,30 @@ class ConversionState:
         ignored because an earlier unit stopped at a broken input.
         """
         reports = []
-        for position, source in enumerate(self._listing.inputs):
+        for position, source in enumerate(self.listing.inputs):
             done = self._done.get(position)
-            if done is None or not self._is_included(done.unit):
-                done = InputDone(-1, position, Outcome("not_processed"), 0, source.n_bytes)
-            outcome = done.outcome
-            reports.append(
-                InputReport(
-                    source.name,
-                    outcome.kind,
-                    outcome.reason,
-                    done.n_samples,
-                    done.n_bytes,
-                    outcome.detail,
-                    source.label,
-                    done.hash,
-                )
-            )
+            if done is not None and self._is_included(done.unit):
+                reports.append(done.report)
+            else:
+                name, n_bytes, label = source.name, source.n_bytes, source.label
+                reports.append(InputReport(name, "not_processed", "", 0, n_bytes, label=label))
         return reports
 
-    def report_start(self) -> None:
-        """Call `progress` before the first input, with the number and total size of all inputs."""
-        self._report_progress(None)
-
-    def _report_progress(self, done: InputDone | None) -> None:
+    def report_progress(self, done: InputDone | None = None) -> None:
+        """Call `progress` after an input is finished, or before the first input."""
         latest: dict[str, Any] = {}
         if done is not None:
-            source, outcome = self._listing.inputs[done.position], done.outcome
-            self._n_bytes_done += source.n_bytes
-            self._n_samples += done.n_samples
-            self._n_broken += outcome.kind == "broken"
-            latest = {"name": source.name, "outcome": outcome.kind, "reason": outcome.reason}
+            report = done.report
+            self._n_bytes_done += self.listing.inputs[done.position].n_bytes
+            self._n_samples += report.n_samples
+            self._n_broken += report.outcome == "broken"
+            latest = {"name": report.name, "outcome": report.outcome, "reason": report.reason}
         if self._progress is None:
             return
         self._progress(
             Progress(
                 n_inputs_done=len(self._done),
-                n_inputs=len(self._listing.inputs),
+                n_inputs=len(self.listing.inputs),
                 n_bytes_done=self._n_bytes_done,
                 n_bytes=self._n_bytes,
                 n_samples=self._n_samples,
@@ -345,14 +325,13 @@ class UnitAttempt:
     """The result of one attempt to convert a unit on a machine of the cluster.
 
     `events` are the events of the unit, and `folder` is the folder of its new shards. `folder` is
-    "" if an earlier conversion had finished the unit, so that the machine wrote no shards. If the
-    machine cannot see one of the inputs, `missing_path` is the path of this input, and the other
-    two attributes are empty.
+    "" if an earlier conversion had finished the unit, so that the machine wrote no shards.
+    `missing_path` is the path of the first input that the machine cannot see; "" if it sees all.
     """
 
-    events: tuple[UnitEvent, ...] = ()
-    folder: str = ""
-    missing_path: str = ""
+    events: tuple[UnitEvent, ...]
+    folder: str
+    missing_path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,26 +347,19 @@ class _UnitTask:
     attempts: str
     settings: Mapping[str, Any]
 
-    def __call__(self, assignment: tuple[Unit, bool]) -> UnitAttempt:
-        """Convert a unit on this machine.
-
-        `assignment` is a unit and a flag. If the flag is True, check first that this machine can
-        see every input of the unit.
-        """
-        unit, checks_inputs = assignment
+    def __call__(self, unit: Unit) -> UnitAttempt:
+        """Convert a unit on this machine."""
         self._check_same_libraries()
-        missing_path = _first_invisible(unit) if checks_inputs else ""
-        if missing_path:
-            return UnitAttempt(missing_path=missing_path)
+        missing_path = _first_invisible(unit)
         if kept := read_record(Path(self.job.folder, unit.key), unit):
             done, end = kept
-            return UnitAttempt((*done, end))
+            return UnitAttempt((*done, end), "", missing_path)
         folder = os.path.join(self.attempts, secrets.token_hex(8))
         make_folder(folder)
         _shared_zygote()
         units, job = iter([unit]), replace(self.job, folder=folder)
         events = tuple(run_in_workers(lambda: next(units, None), job, 1))
-        return UnitAttempt(events, os.path.join(folder, unit.key))
+        return UnitAttempt(events, os.path.join(folder, unit.key), missing_path)
 
     def _check_same_libraries(self) -> None:
         """Check that this machine has the versions of libraries that the main process recorded."""
@@ -433,26 +405,19 @@ def run_on_ray(
     attempts = os.path.join(job.folder, f"{_ATTEMPTS}{secrets.token_hex(8)}")
     make_folder(attempts)
     running: dict[int, Unit] = {}
-    retries: list[Unit] = []  # units for which a machine could not see an input
 
-    def next_job() -> tuple[int, tuple[Unit, bool]] | None:
-        is_retry = bool(retries)
-        unit = retries.pop() if is_retry else next_unit()
-        if unit is None:
+    def next_job() -> tuple[int, Unit] | None:
+        if (unit := next_unit()) is None:
             return None
         running[unit.number] = unit
-        return unit.number, (unit, not is_retry)
+        return unit.number, unit
 
     try:
         with Cluster(engine, sees=attempts, n_at_once=n_at_once) as cluster:
             work = _UnitTask(job, attempts, settings)
             for number, found in cluster.run(work, next_job, lambda n: running[n].title):
-                unit = running.pop(number)
-                if found.missing_path:
-                    _check_visible(found.missing_path)
-                    retries.append(unit)
-                    continue
-                _commit_attempt(found, unit, job)
+                _check_visible(found.missing_path)
+                _commit_attempt(found, running.pop(number), job)
                 yield from found.events
     finally:
         # A machine that was presumed dead, but still runs, cannot write any more once the folder
@@ -478,7 +443,7 @@ def _check_visible(path: str) -> None:
 
     Otherwise the file was deleted during the conversion, which is not an error of the machine.
     """
-    if os.path.lexists(path):
+    if path and os.path.lexists(path):
         raise UnsupportedEnvironment(
             f"a machine of the Ray cluster cannot see {path}: the source must be on a file "
             "system that all machines mount at the same path"

@@ -36,6 +36,7 @@ from shardio.conversion.journal import (
     read_record,
     write_record,
 )
+from shardio.conversion.report import InputReport
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.schema import Schema
 from shardio.format.types.streams import EncodedStream
@@ -105,10 +106,17 @@ def _convert(unit: Unit, job: ConversionJob, folder: Path) -> Generator[InputDon
                 else:
                     outcome, content = _read_input(source, states, job, buffer)
                 shards.extend(buffer)
-                n_bytes = sum(state.n_bytes for state in states.values() if state)
-                done.append(
-                    InputDone(unit.number, position, outcome, buffer.n_samples, n_bytes, content)
+                report = InputReport(
+                    source.name,
+                    outcome.kind,
+                    outcome.reason,
+                    buffer.n_samples,
+                    sum(state.n_bytes for state in states.values() if state),
+                    dict(outcome.detail),
+                    source.label,
+                    content,
                 )
+                done.append(InputDone(unit.number, position, report))
             note_place(None)
             yield done[-1]
             if outcome.kind == "broken" and job.stop_at_broken:

@@ -14,11 +14,8 @@ from typing import Any
 import pytest
 
 import shardio
-from shardio import Input, Outcome
-from shardio.conversion.inputs import Listing
-from shardio.conversion.journal import InputDone, cut_units
-from shardio.conversion.report import Progress
-from shardio.conversion.scheduler import ConversionState
+from shardio import Input
+from shardio.conversion.journal import cut_units
 from shardio_tools import cli
 from tests.lines import convert, during, outcomes, texts, write
 from tests.media_made import scene, write_video
@@ -195,24 +192,6 @@ def test_many_tiny_inputs_are_many_units(tmp_path: Path) -> None:
     units = cut_units(inputs)
     assert len(units) > 64
     assert [source for part in units for source in part.inputs] == inputs
-
-
-def test_the_cost_of_progress_does_not_grow_with_the_inputs() -> None:
-    sums = []
-
-    class Counted(Listing):
-        @property
-        def n_bytes(self) -> int:
-            sums.append(sum(one.n_bytes for one in self.inputs))
-            return sums[-1]
-
-    inputs = tuple(Input(f"{n}", "", 3, -1) for n in range(50))
-    reports: list[Progress] = []
-    state = ConversionState(Counted(inputs, ()), cut_units(inputs), reports.append)
-    for position in range(50):
-        state.handle(InputDone(0, position, Outcome("converted"), 1, 3))
-    assert [(each.n_bytes_done, each.n_bytes) for each in reports][-1] == (150, 150)
-    assert (len(reports), sums) == (50, [150])
 
 
 VERIFIED = """
