@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from shardio.conversion.converter import OUTCOMES, Input, OutcomeKind
 from shardio.conversion.inputs import Listing, input_hash, input_states
-from shardio.conversion.journal import PLAN_FILE, WORK_FOLDER
+from shardio.conversion.journal import PLAN_FILE, WORK_FOLDER, different_settings
 from shardio.conversion.report import InputReport
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import holds_dataset, load, recover
@@ -31,13 +31,6 @@ from shardio.shard.writer import ShardSummary
 
 RUN_OPTIONS: Final = ("on_error", "shard_bytes")
 """The options that are recorded but do not affect samples. An append may use other values."""
-
-_MAX_FILES_PER_TASK: Final = 256
-"""The maximum number of files that one task of the thread pool compares with the dataset. With one
-task per file, the tasks of a million files would take much memory."""
-_TASKS_PER_THREAD: Final = 8
-"""The number of tasks per thread, if there are enough files. Because each thread has several tasks,
-all threads finish at about the same time."""
 
 Entry = Mapping[str, Any]
 PathName = str | os.PathLike[str]
@@ -98,36 +91,19 @@ def check_not_repaired(base: Generation, out: PathName) -> None:
 
 def inherit_options(
     base: Generation, kind: str | None, options: Mapping[str, Any]
-) -> tuple[str | None, dict[str, Any], bool]:
-    """Return the kind, the options of the converter, and `keep_partial` for an append.
+) -> tuple[str | None, dict[str, Any]]:
+    """Return the kind and the options of the converter for an append.
 
     `kind` and `options` are the arguments of the caller. A missing kind is taken from the dataset.
     If the kind is that of the dataset, missing options are also taken from the dataset.
-    `keep_partial` is always the value recorded in the dataset.
     """
-    if not base.converter:
-        return kind, dict(options), False
-    of_samples = base.converter.get("options", {}).items()
-    recorded = {option: value for option, value in of_samples if option not in RUN_OPTIONS}
-    keep = bool(recorded.pop("keep_partial", False))
-    name: str = base.converter.get("name", "")
-    kind = kind or name or None
-    return kind, {**recorded, **options} if kind == name else dict(options), keep
-
-
-def check_same_options(base: Generation, options: Mapping[str, Any], out: PathName) -> None:
-    """Raise InvalidArgument if options differ from those of the dataset; the message names them.
-
-    This function is called after the converter has rejected the combination of the given options
-    and the dataset's options, because the difference is then the likely cause.
-    """
-    recorded = _sample_settings(base.converter)
-    differences = [
-        f"{name} was {recorded.get(name)!r}, is {value!r}"
-        for name, value in options.items()
-        if recorded.get(name) != value
-    ]
-    check_same_schema(base.schema, base.schema, out, differences)
+    name = base.converter.get("name")
+    kind = kind or name
+    if kind != name or name is None:
+        return kind, dict(options)
+    recorded = base.converter.get("options", {}).items()
+    own = {key: value for key, value in recorded if key not in (*RUN_OPTIONS, "keep_partial")}
+    return kind, {**own, **options}
 
 
 def check_same_samples(
@@ -141,12 +117,8 @@ def check_same_samples(
     """
     differences = []
     if base.converter:
-        recorded, current = _sample_settings(base.converter), _sample_settings(converter)
-        differences = [
-            f"{name} was {recorded.get(name)!r}, is {current.get(name)!r}"
-            for name in sorted({*recorded, *current})
-            if recorded.get(name) != current.get(name)
-        ]
+        found = different_settings(_sample_settings(base.converter), _sample_settings(converter))
+        differences = [f"{name} was {before!r}, is {now!r}" for name, before, now in found]
     check_same_schema(base.schema, schema, out, differences)
 
 
@@ -178,16 +150,12 @@ def check_same_schema(
 
 
 def _sample_settings(converter: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that determine the samples, as a dict from names to values.
-
-    `converter` is the entry about the converter in a generation. The settings are the name of the
-    converter, its version, and its options.
-    """
-    options = {k: v for k, v in converter.get("options", {}).items() if k not in RUN_OPTIONS}
+    """Return the settings that determine the samples, from the entry about the converter."""
+    options = converter.get("options", {}).items()
     return {
         "converter": converter.get("name"),
         "version of the converter": converter.get("version"),
-        **{k: list(v) if isinstance(v, tuple) else v for k, v in options.items()},
+        **{name: value for name, value in options if name not in RUN_OPTIONS},
     }
 
 
@@ -206,18 +174,16 @@ def classify_inputs(
     for entry in base.inputs:
         if entry.get("samples"):
             known.setdefault(entry["path"], []).append(entry)
-    existing = [one for one in listing.inputs if one.name in known]
-    n_threads = max(1, n_threads)
-    n_files = min(max(1, len(existing) // (n_threads * _TASKS_PER_THREAD)), _MAX_FILES_PER_TASK)
-    runs = [existing[first : first + n_files] for first in range(0, len(existing), n_files)]
+    waiting = iter([one for one in listing.inputs if one.name in known])
     stopped = threading.Event()
 
-    def compare_run(run: Sequence[Input]) -> list[InputReport]:
-        return [_compare(one, known[one.name], stopped) for one in run]
+    def compare_waiting() -> list[InputReport]:
+        return [_compare(one, known[one.name], stopped) for one in waiting]
 
-    with ThreadPoolExecutor(n_threads) as pool:
+    with ThreadPoolExecutor(n_threads or 1) as pool:
         try:
-            others = [report for reports in pool.map(compare_run, runs) for report in reports]
+            futures = [pool.submit(compare_waiting) for _ in range(n_threads or 1)]
+            others = [report for future in futures for report in future.result()]
         finally:
             # After Ctrl-C, the threads stop in the middle of a file. Otherwise the end of the
             # `with` block would wait until they have read their files to the end.

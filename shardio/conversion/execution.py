@@ -26,7 +26,6 @@ from shardio.conversion.append import (
     RUN_OPTIONS,
     PathName,
     check_not_repaired,
-    check_same_options,
     check_same_samples,
     classify_inputs,
     generation_changes,
@@ -146,14 +145,17 @@ class ConvertOptions:
         """
         kind, options = self.kind, self.converter_options
         if base is not None:
-            kind, options, _ = inherit_options(base, kind, options)
+            kind, options = inherit_options(base, kind, options)
         try:
             source = make_converter(kind or guess_kind(listing.inputs), options)
             listing = join_parts(listing, source)
             return fit_converter(source, listing.inputs), listing
         except InvalidArgument:
             if base is not None and kind == base.converter.get("name"):
-                check_same_options(base, self.converter_options, out)
+                # If options differ from those of the dataset, this is the likely cause.
+                all_options = {**base.converter.get("options", {}), **self.converter_options}
+                changed = {**base.converter, "options": all_options}
+                check_same_samples(base, changed, base.schema, out)
             raise
 
     def make_job(
@@ -164,12 +166,12 @@ class ConvertOptions:
         `keep_partial` is True if the option is given or if it is recorded in the generation `base`
         to append to.
         """
-        keeps = base is not None and inherit_options(base, None, {})[2]
+        recorded = {} if base is None else base.converter.get("options", {})
         return ConversionJob(
             source,
             str(staging.folder),
             shard_bytes=self.shard_bytes,
-            keep_partial=self.keep_partial or keeps,
+            keep_partial=self.keep_partial or bool(recorded.get("keep_partial")),
             stop_at_broken=self.on_error == "stop",
         )
 

@@ -146,7 +146,7 @@ def _compared(
     dataset: ShardDataset, report: ConversionReport, src: str
 ) -> Iterator[tuple[str, float]]:
     """Yield the names of some inputs, each with the PSNR of the pictures stored for the input."""
-    kind, options, _ = inherit_options(load(report.dataset), report.kind, {})
+    kind, options = inherit_options(load(report.dataset), report.kind, {})
     converter = make_converter(kind or report.kind, options)
     root = parse_pattern(src).root
     for one, row in _spread(list(_converted(report)), _MAX_COMPARED):
