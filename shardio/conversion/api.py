@@ -193,18 +193,11 @@ class _Source:
             return to_dataset(rows, os.fspath(out), schema, options.shard_bytes)
         options.check_for_items()
         if self.samples is not None:
-            return convert_items(
-                self.src,
-                self.samples,
-                _function_name(self.samples),
-                out,
-                options,
-                self.schema,
-                self.names,
-            )
-        runs, name = index_runs(len(self.src)), type(self.src).__qualname__
-        indexing = MapStyleSamples(self.src)
-        return convert_items(runs, indexing, name, out, options, self.schema, self.names)
+            items, make, name = self.src, self.samples, _function_name(self.samples)
+        else:
+            items, make = index_runs(len(self.src)), MapStyleSamples(self.src)
+            name = type(self.src).__qualname__
+        return convert_items(items, make, name, out, options, self.schema, self.names)
 
     def _convert_files(self, src: str, out: PathName, options: ConvertOptions) -> ConversionReport:
         if self.names is not None:
@@ -262,10 +255,9 @@ class _Source:
 
 
 def _labelled(listing: Listing, source: Converter, labels: PathName | None) -> Listing:
-    """Return the listing; its classes, which are folders, may be replaced by others.
+    """Return the listing with the classes of the label file or of the converter, if there are any.
 
-    They are replaced by the classes of the label file `labels`, if it is given, or by the classes
-    of the converter, if the converter reads the labels from the content of the inputs.
+    Otherwise, its classes are still the folders of the inputs.
     """
     if labels is not None:
         path = os.fspath(labels)

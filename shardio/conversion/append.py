@@ -1,11 +1,10 @@
 """Append to a dataset: classify inputs as new or known, check options, build the next generation.
 
-A generation is a published version of a dataset. It has an entry for each input that was converted,
-even if the input gave no samples. An input that gave samples is not converted again, because
-samples in a dataset cannot be replaced. In an append, the outcome of such an input is `duplicate`,
-or `modified` if its content has changed. All other inputs are converted: new inputs, and known
-inputs that gave no samples before. Existing samples keep their positions, existing classes keep
-their indices, and new samples are added at the end.
+A generation has an entry for each input that was converted, even if the input gave no samples. An
+input that gave samples is not converted again, because samples in a dataset cannot be replaced: its
+outcome is `duplicate`, or `modified` if its content has changed. All other inputs are converted.
+Existing samples keep their positions, existing classes keep their indices, and new samples are
+added at the end.
 """
 
 from __future__ import annotations
@@ -76,11 +75,7 @@ def _check_no_added_columns(base: Generation, out: PathName) -> Generation:
 
 
 def check_not_repaired(base: Generation, out: PathName) -> None:
-    """Raise InvalidArgument if the dataset was repaired.
-
-    A repair restores the manifest from the shards, which do not record the source files. Known
-    files could therefore not be recognized.
-    """
+    """Raise InvalidArgument if the dataset was repaired: shards do not record source files."""
     if any(entry["outcome"] not in (*OUTCOMES, "not_processed") for entry in base.inputs):
         raise InvalidArgument(
             f"{os.fspath(out)}: cannot append to a repaired dataset: its source files are no "
@@ -109,11 +104,10 @@ def inherit_options(
 def check_same_samples(
     base: Generation, converter: Mapping[str, Any], schema: Schema, out: PathName
 ) -> None:
-    """Raise InvalidArgument if an append would add samples of another form than the dataset has.
+    """Raise InvalidArgument if the converter, its version, its options or the schema differ.
 
-    This is the case if the converter, its version, its options or the schema differ. `converter` is
-    the entry about the converter that a generation would record, and `schema` is the schema of the
-    new samples.
+    `converter` is the entry about the converter that a generation would record, and `schema` is the
+    schema of the new samples.
     """
     differences = []
     if base.converter:
@@ -127,8 +121,8 @@ def check_same_schema(
 ) -> None:
     """Raise InvalidArgument if two schemas differ, or if the caller has found other differences.
 
-    `expected` is the schema of the dataset, `found` the schema of the new samples. `differences`
-    are texts of the caller. The message contains these texts, and names every field that differs.
+    `expected` is the schema of the dataset, `found` the schema of the new samples. The message
+    names every field that differs.
     """
     differing = [*differences]
     for name in dict.fromkeys([*expected, *found]):
@@ -165,9 +159,8 @@ def classify_inputs(
     """Return the inputs that an append must convert, and the reports on all other inputs.
 
     An input is known if a file of the same name gave samples to the dataset. Known inputs are not
-    converted. If the size of a known input is unchanged, the file is read in one of `n_threads`
-    threads and its hash is compared. The classes of the returned listing are the classes of the
-    dataset after the append.
+    converted; those of unchanged size are read in `n_threads` threads, to compare their hashes. The
+    classes of the returned listing are those of the dataset after the append.
     """
     listing = _merge_classes(listing, base, out)
     known: dict[str, list[Entry]] = {}
@@ -193,10 +186,7 @@ def classify_inputs(
 
 
 def _compare(one: Input, entries: Sequence[Entry], stopped: threading.Event) -> InputReport:
-    """Return the report on a known input, which gave samples to the dataset.
-
-    `entries` are the entries of the dataset about inputs of this name.
-    """
+    """Return the report on a known input; `entries` are those of the dataset about its name."""
     reason = "" if stopped.is_set() else _describe_change(one, entries, stopped)
     outcome: OutcomeKind = "modified" if reason else "duplicate"
     return InputReport(one.name, outcome, reason, 0, one.n_bytes, label=one.label)
@@ -205,8 +195,8 @@ def _compare(one: Input, entries: Sequence[Entry], stopped: threading.Event) -> 
 def _describe_change(one: Input, entries: Sequence[Entry], stopped: threading.Event) -> str:
     """Return a text about the change of an input since its conversion; "" if it is unchanged.
 
-    `entries` are the entries of the dataset about inputs of this name. The input is unchanged if it
-    equals any of them. Otherwise, the text compares it with the last entry.
+    The input is unchanged if it equals any of the entries. Otherwise, the text compares it with the
+    last entry.
     """
     n_bytes = 0
     for state in input_states(one).values():
@@ -229,10 +219,7 @@ def _describe_change(one: Input, entries: Sequence[Entry], stopped: threading.Ev
 
 
 def _merge_classes(listing: Listing, base: Generation, out: PathName) -> Listing:
-    """Return the listing with the classes of the dataset, followed by the new classes.
-
-    The labels of the inputs are changed to the indices in this list of classes.
-    """
+    """Return the listing with the classes of the dataset, followed by the new classes."""
     if base.n_samples and not base.classes and not base.converter and listing.classes:
         raise InvalidArgument(
             f"{os.fspath(out)}: has no class names, while the source has "
@@ -251,13 +238,9 @@ def _merge_classes(listing: Listing, base: Generation, out: PathName) -> Listing
 def rebase(base: Generation, out: Path) -> Generation:
     """Load the latest generation of the dataset in `out`, to which the append is then applied.
 
-    The latest generation differs from `base` if another writer has published one since `base` was
-    read. If a writer was killed while it published a generation, that generation is removed first.
-
-    Raises:
-        DatasetConflict: the latest generation differs from `base` in its schema, its classes or its
-            lineage. The lineage is a hash that identifies the dataset, because it depends on the
-            schema and the shards of the first generation.
+    Another writer may have published it since `base` was read: raise DatasetConflict if it differs
+    from `base` in its schema, its classes or its lineage, a hash that identifies the dataset. If a
+    writer was killed while it published a generation, that generation is removed first.
     """
     latest = _check_no_added_columns(recover(out), out)
     if (latest.lineage, latest.schema, latest.classes) != (base.lineage, base.schema, base.classes):
@@ -280,22 +263,20 @@ def generation_changes(
     `shards` are the new shards, `classes` the classes after the append, and `reports` the reports
     on the converted inputs. A report replaces the entry about an input that gave no samples before.
 
-    Recorded statistics of the whole dataset are dropped, because the dataset has new samples.
-    Statistics of subsets of the dataset are kept, because the samples of a subset do not change. If
-    there are new classes, all statistics are dropped, because they have a count per class.
+    Statistics of subsets are kept, because the samples of a subset do not change; those of the
+    whole dataset are dropped. New classes drop all statistics, which have a count per class.
     """
     new_entries = {report.name: report.as_json() for report in reports}
     kept = [
         entry if entry.get("samples") else new_entries.pop(entry["path"], entry)
         for entry in latest.inputs
     ]
-    entries = (*kept, *new_entries.values())
     stats = {name: value for name, value in latest.stats.items() if name != "whole"}
     if classes != latest.classes:
         stats = {}
     return {
         "shards": (*latest.shards, *shards),
         "classes": classes,
-        "inputs": entries,
+        "inputs": (*kept, *new_entries.values()),
         "stats": stats,
     }

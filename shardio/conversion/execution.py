@@ -1,14 +1,10 @@
 """Execute a conversion: validate the options, convert the inputs in units, publish a generation.
 
-A unit consists of consecutive inputs that one worker converts into separate shards. A generation is
-a published version of a dataset.
-
-Instead of files, the inputs may be items of a Python iterable. The size of an item does not predict
-the size of its samples. Items are therefore divided into units by count, and the units are small
-enough to keep all workers busy. The shards of such units may be small too. Adjacent small shards
-are merged before the generation is published. Which shards are merged depends only on their sizes
-and on the order of the units, so that the result depends neither on the number of workers nor on
-the order in which units finish.
+Instead of files, the inputs may be items of a Python iterable. Their shards may be small, because
+the size of an item does not predict the size of its samples. Adjacent small shards are merged
+before the generation is published. Which shards are merged depends only on their sizes and on the
+order of the units, so that the result depends neither on the number of workers nor on the order in
+which units finish.
 """
 
 from __future__ import annotations
@@ -61,8 +57,6 @@ from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary, ShardWriter
 from shardio.storage.fs import make_folder
 
-ON_ERROR: Final = ("skip", "stop")
-
 
 @dataclass(frozen=True, slots=True)
 class ConvertOptions:
@@ -114,8 +108,8 @@ class ConvertOptions:
                 "schema: only for samples from an iterable; a converter has its own schema, or "
                 "an option for it, such as `fields` of arrays"
             )
-        if self.on_error not in ON_ERROR:
-            raise InvalidArgument(f"on_error is {self.on_error!r}; it must be one of {ON_ERROR}")
+        if self.on_error not in ("skip", "stop"):
+            raise InvalidArgument(f"on_error is {self.on_error!r}; it must be 'skip' or 'stop'")
         if self.overwrite and (self.resume or self.append):
             other = "resume" if self.resume else "append"
             raise InvalidArgument(f"{other} and overwrite are mutually exclusive")
@@ -139,9 +133,8 @@ class ConvertOptions:
     ) -> tuple[Converter, Listing]:
         """Return the converter, and the listing in which inputs have their parts.
 
-        A part is a file that the converter reads together with another file. The kind of the
-        converter is the option `kind`, else the kind of the generation `base` to append to, else a
-        guess from the names of the inputs. `out` is the dataset, for messages.
+        The kind of the converter is the option `kind`, else the kind of the generation `base` to
+        append to, else a guess from the names of the inputs.
         """
         kind, options = self.kind, self.converter_options
         if base is not None:
@@ -161,11 +154,7 @@ class ConvertOptions:
     def make_job(
         self, source: Converter, base: Generation | None, staging: Staging
     ) -> ConversionJob:
-        """Return the settings for the workers.
-
-        `keep_partial` is True if the option is given or if it is recorded in the generation `base`
-        to append to.
-        """
+        """Return the settings for the workers; `base` is the generation to append to."""
         recorded = {} if base is None else base.converter.get("options", {})
         return ConversionJob(
             source,
@@ -180,9 +169,6 @@ _OPTIONS_OF_INPUTS: Final = (
     *("kind", "workers", "on_error", "keep_partial", "progress"),
     *("resume", "overwrite", "labels", "engine"),
 )
-PlacedShard = tuple[str, ShardSummary]
-"""The path of a finished shard below the folder of the job, and a summary of the shard, with the
-name that the shard has in the dataset."""
 
 
 def convert_inputs(
@@ -260,14 +246,13 @@ class _Run:
         """The entry about the converter that a generation records: its name, its version, and all
         options that affect the data."""
         self._settings = conversion_settings(self.converter, job.source.libraries())
-        self._compacts, self._start_s = has_items(listing.inputs), time.monotonic()
+        # Adjacent shards smaller than this size are merged; see `compact_shards`.
+        least_bytes = min(MIN_SHARD_BYTES, job.shard_bytes // 2)
+        self._least_bytes = least_bytes if has_items(listing.inputs) else 0
+        self._start_s = time.monotonic()
 
     def begin(self, listing: Listing) -> None:
-        """Divide the inputs in `listing` into units, and record the units in the journal.
-
-        The journal consists of files in the work folder, from which an interrupted conversion can
-        be resumed.
-        """
+        """Divide the inputs in `listing` into units, and record the units in the journal."""
         units = cut_units(listing.inputs)
         on_shard = None if self.options.uploader is None else self._upload
         self.state = ConversionState(listing, units, self.options.progress, on_shard)
@@ -311,21 +296,18 @@ class _Run:
 
     def _upload(self, path: str, shard: ShardSummary) -> None:
         """Start to upload a finished shard, unless it may be merged with other shards later."""
-        if self.options.uploader and not (self._compacts and self._is_small(shard)):
+        if self.options.uploader and shard.n_bytes >= self._least_bytes:
             self.options.uploader.submit(os.path.join(self.job.folder, path), shard)
 
-    def _is_small(self, shard: ShardSummary) -> bool:
-        return is_small(shard, self.job.shard_bytes)
-
-    def final_shards(self) -> list[PlacedShard]:
+    def final_shards(self) -> list[tuple[str, ShardSummary]]:
         """Return the shards to publish, after small shards of items have been merged.
 
         If the dataset is written to an object store, wait until all these shards are uploaded.
         """
         made, uploader = self.state.shards(), self.options.uploader
-        placed = compact_shards(made, self.job) if self._compacts else made
+        placed = compact_shards(made, self.job, self._least_bytes)
         if uploader is not None:
-            sent = {path for path, shard in made if not (self._compacts and self._is_small(shard))}
+            sent = {path for path, shard in made if shard.n_bytes >= self._least_bytes}
             for path, shard in placed:
                 if path not in sent:
                     uploader.submit(os.path.join(self.job.folder, path), shard)
@@ -351,7 +333,9 @@ class _Run:
             view=source.view(),
         )
 
-    def publish_next(self, latest: Generation, placed: Sequence[PlacedShard]) -> Generation:
+    def publish_next(
+        self, latest: Generation, placed: Sequence[tuple[str, ShardSummary]]
+    ) -> Generation:
         """Publish the shards in `placed`, after those of `latest`, as the next generation."""
         staging, options = self.staging, self.converter["options"]
         names = staging.free_names(latest.number + 1, [shard.name for _, shard in placed])
@@ -402,38 +386,22 @@ COMPACTED: Final = "compacted"
 """The name of the folder of merged shards, in the work folder."""
 
 
-def is_small(shard: ShardSummary, shard_bytes: int) -> bool:
-    """Return True if a shard is so small that it is merged with an adjacent small shard."""
-    return shard.n_bytes < _min_group_bytes(shard_bytes)
-
-
-def _min_group_bytes(shard_bytes: int) -> int:
-    """Return the size at which a group of small shards is complete, so that the next group begins.
-
-    The size is at most half of `shard_bytes`.
-    """
-    return min(MIN_SHARD_BYTES, shard_bytes // 2)
-
-
-def compact_shards(placed: Sequence[PlacedShard], job: ConversionJob) -> list[PlacedShard]:
-    """Merge adjacent small shards, and return the shards to publish.
+def compact_shards(
+    placed: Sequence[tuple[str, ShardSummary]], job: ConversionJob, least_bytes: int
+) -> list[tuple[str, ShardSummary]]:
+    """Merge adjacent shards smaller than `least_bytes`, and return the shards to publish.
 
     Each merged shard is a new file. The small shards are kept as well: if the conversion is
     interrupted now, it can resume from them. All other shards are returned unchanged.
     """
     sizes = [
         _content_bytes(os.path.join(job.folder, path))
-        if is_small(shard, job.shard_bytes)
+        if shard.n_bytes < least_bytes
         else shard.n_bytes
         for path, shard in placed
     ]
-    groups = group_small(sizes, _min_group_bytes(job.shard_bytes))
-    return [
-        placed[group.start]
-        if len(group) == 1
-        else _merge_shards(placed[group.start : group.stop], job)
-        for group in groups
-    ]
+    groups = [placed[group.start : group.stop] for group in group_small(sizes, least_bytes)]
+    return [group[0] if len(group) == 1 else _merge_shards(group, job) for group in groups]
 
 
 def group_small(sizes: Sequence[int], least_bytes: int) -> list[range]:
@@ -463,7 +431,9 @@ def _content_bytes(path: str) -> int:
         return sum(section.size for section in reader.sections)
 
 
-def _merge_shards(members: Sequence[PlacedShard], job: ConversionJob) -> PlacedShard:
+def _merge_shards(
+    members: Sequence[tuple[str, ShardSummary]], job: ConversionJob
+) -> tuple[str, ShardSummary]:
     """Write the samples of several shards into one new shard, which gets the name of the first."""
     name = members[0][1].name
     folder = os.path.join(job.folder, COMPACTED)

@@ -1,8 +1,4 @@
-"""List the inputs of a source: patterns, folders as classes, states of files, parts of inputs.
-
-An input is one file to convert, or one item of a Python iterable. A part is a file that is read
-together with another input.
-"""
+"""List the inputs of a source: patterns, folders as classes, states of files, parts of inputs."""
 
 from __future__ import annotations
 
@@ -101,12 +97,11 @@ FileId = tuple[int, int]
 def _walk(
     root: str, pattern: Pattern, exclude: FileId | None
 ) -> Iterator[tuple[str, list[str], bool]]:
-    """Search the folder `root` and its subfolders for files that match a pattern.
+    """Search the folder `root` and its subfolders, except `exclude`, for files that match.
 
-    For each folder that may contain matches, yield the path of the folder relative to `root`, the
-    names of the files in it that match, and True if the folder is a class. If a folder cannot be
-    listed, the only file name is "", which stands for the folder itself. The folder `exclude` is
-    not searched.
+    For each folder that may contain matches, yield its path relative to `root`, the names of the
+    files in it that match, and True if the folder is a class. If a folder cannot be listed, the
+    only file name is "", which stands for the folder itself.
     """
     waiting: list[tuple[str, MatchState, frozenset[FileId]]] = [("", pattern.start, frozenset())]
     while waiting:
@@ -139,7 +134,6 @@ def _walk(
 
 
 def _file_id(path: str) -> FileId | None:
-    """Return the device and the inode of the file at a path; None if there is no file."""
     try:
         status = os.stat(path)
     except OSError:
@@ -197,10 +191,7 @@ class Pattern:
         return len(self.parts) in reached
 
     def descend(self, reached: MatchState, name: str) -> MatchState:
-        """Return the state of the subfolder `name` of a folder with the state `reached`.
-
-        The state is empty if nothing in the subfolder can match.
-        """
+        """Return the state of a subfolder of a folder with the state `reached`; empty: no match."""
         if self.matches_all(reached):
             return reached
         stays = [k for k in reached if self.parts[k] == _ANY_FOLDERS and name[:1] != "."]
@@ -219,10 +210,7 @@ class Pattern:
         ]
 
     def _with_following(self, numbers: Iterable[int]) -> MatchState:
-        """Return the state with the given indices.
-
-        `**` may match no folder. If an index is that of a `**`, the next index is therefore added.
-        """
+        """Return the given indices, and those after each `**`, which may match no folder."""
         found = set(numbers)
         for k, part in enumerate(self.parts):
             if k in found and part == _ANY_FOLDERS:
@@ -278,8 +266,7 @@ class InputState(NamedTuple):
     changed_ns: int
 
 
-def path_state(path: str) -> InputState | None:
-    """Return the state of the file at `path`; None if it is missing or cannot be inspected."""
+def _path_state(path: str) -> InputState | None:
     try:
         found = os.stat(path)
     except OSError:
@@ -288,21 +275,14 @@ def path_state(path: str) -> InputState | None:
 
 
 def input_states(one: Input) -> dict[str, InputState | None]:
-    """Return a dict from the names of an input and of its parts to the states of the files.
-
-    An item of a Python iterable is not a file; its state never changes.
-    """
+    """Return a dict from the names of an input and of its parts to the states of the files."""
     if isinstance(one, Item):
-        return {one.name: InputState(stat.S_IFREG, 0, one.n_bytes, 0)}
-    return {each.name: path_state(each.path) for each in (one, *one.parts)}
+        return {one.name: InputState(stat.S_IFREG, 0, one.n_bytes, 0)}  # It never changes.
+    return {each.name: _path_state(each.path) for each in (one, *one.parts)}
 
 
 def input_hash(one: Input, stopped: threading.Event | None = None) -> str:
-    """Return the hash of the content of an input, as 16 hex digits.
-
-    If the input has parts, this is a hash of the content hashes and names of all its files. For
-    `stopped`, see `file_hash`.
-    """
+    """Return the hash of the content of an input and its parts; for `stopped`, see `file_hash`."""
     if isinstance(one, Item):
         return one.hash
     if not one.parts:

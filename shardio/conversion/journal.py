@@ -1,18 +1,15 @@
 """The plan of a conversion, and its journal on disk, from which the conversion can resume.
 
-An input is one file, or one item of a Python iterable. The plan divides the inputs into units,
-which consist of consecutive inputs that one worker converts. The plan depends only on the source,
-and neither on the number of workers nor on the machine. The same source therefore always gives the
-same shards. A worker sends the events of a unit to the main process: an `InputDone` for each input,
-and a `UnitDone` at the end.
+The plan divides the inputs into units. It depends only on the source, so that the same source
+always gives the same shards, on any machine and with any number of workers.
 
-The journal consists of two kinds of files in the work folder of the conversion. `plan.json`
-contains the settings of the conversion and the keys of its units. Every unit has a folder for its
-shards, and the key of the unit is the name of the folder. When the unit is finished, its record
-`unit.json` is written in this folder. The record lists the shards, and the outcomes of the unit's
-inputs. Both kinds of files have a checksum and are written atomically. When a conversion resumes, a
-unit is used again only if every byte of its shards is unchanged. After the dataset is published,
-the plan is renamed to `published.json`. This file is removed last.
+The journal consists of two kinds of files in the work folder of the conversion. `plan.json` has the
+settings of the conversion and the keys of its units. Every unit has a folder for its shards, which
+has the key of the unit as its name. When the unit is finished, its record `unit.json` is written in
+this folder: it lists the shards, and the outcomes of the inputs. Both kinds of files have a
+checksum and are written atomically. When a conversion resumes, a unit is used again only if every
+byte of its shards is unchanged. After the dataset is published, the plan is renamed to
+`published.json`, which is removed last.
 """
 
 from __future__ import annotations
@@ -58,10 +55,9 @@ units is lost; with smaller units, less work is lost."""
 class Unit:
     """Consecutive inputs that one worker converts into shards of their own.
 
-    `number` is the index of the unit among all units; the names of the published shards contain it.
-    `first` is the index of the unit's first input among all inputs. `skipped` has an entry for each
-    input that crashed the workers reading it: its index among all inputs, and a reason for the
-    report. Such inputs are not read again.
+    `number` is the index of the unit; the names of the published shards contain it. `first` is the
+    index of the unit's first input among all inputs. `skipped` has the index among all inputs, and
+    a reason for the report, of each input that is not read again because it crashed its readers.
     """
 
     number: int
@@ -71,10 +67,7 @@ class Unit:
 
     @property
     def key(self) -> str:
-        """A hash of the names, labels, sizes and times of the unit's inputs.
-
-        The key is also the name of the unit's folder. It does not depend on other units.
-        """
+        """A hash of the names, labels, sizes and times of the inputs; the name of the folder."""
         content = [
             [one.name, one.label, one.n_bytes, *one.stamp]
             + [[part.name, part.n_bytes, *part.stamp] for part in one.parts]
@@ -124,20 +117,14 @@ def has_items(inputs: Sequence[Input]) -> bool:
 
 
 def _weight(one: Input) -> int:
-    """Return the size of an input and its parts, as a measure for the time to convert it.
-
-    For a part, return 0, because its size is included in that of another input.
-    """
+    """Return the size of an input and its parts, a measure for the time to convert it."""
     if one.part_of:
-        return 0
+        return 0  # Its size is included in that of another input.
     return max(one.n_bytes + sum(part.n_bytes for part in one.parts), MIN_INPUT_BYTES)
 
 
 def _power_of_two(n: int) -> int:
-    """Round `n` down to a power of 2.
-
-    Because the size of units is rounded, a few more files in the source do not change it.
-    """
+    """Round `n` down to a power of 2, so that a few more files do not change the size of units."""
     return 1 << n.bit_length() - 1 if n else 0
 
 
@@ -157,9 +144,8 @@ class InputDone(NamedTuple):
 class UnitDone(NamedTuple):
     """The event of a finished unit.
 
-    `unit` is the number of the unit. `shards` are the summaries of its shards, with their names in
-    the folder of the unit. `stopped` is True if the unit ended at a broken input, so that later
-    inputs of the unit were not read.
+    `stopped` is True if the unit ended at a broken input. The summaries in `shards` have the names
+    of the shards in the folder of the unit.
     """
 
     unit: int
@@ -184,9 +170,8 @@ _VERSION: Final = 2
 class JournaledPlan:
     """The content of `plan.json`.
 
-    `settings` are the settings of the conversion, and `units` are the keys of its units. `replaces`
-    is True if the conversion replaces a dataset in `out`. `appends` is True if the conversion
-    appends to the dataset in `out`.
+    `units` are the keys of the units. `replaces` is True if the conversion replaces a dataset in
+    `out`, and `appends` if it appends to one.
     """
 
     settings: Mapping[str, Any]
@@ -200,8 +185,7 @@ def conversion_settings(
 ) -> dict[str, Any]:
     """Return all settings that determine the bytes of the shards, apart from the source itself.
 
-    `converter` is the entry about the converter that a generation records. `libraries` are the
-    versions of the libraries that the converter uses.
+    `converter` is the entry about the converter that a generation records.
     """
     versions = {
         "shardio": __version__,
@@ -219,17 +203,13 @@ def write_plan(folder: Path, plan: JournaledPlan) -> None:
 
 
 def plan_path(folder: Path) -> Path | None:
-    """Return the path of the plan that an earlier conversion has left in the work folder.
-
-    Return None if there is no plan.
-    """
-    return next(
-        (folder / name for name in (PLAN_FILE, PUBLISHED_FILE) if (folder / name).exists()), None
-    )
+    """Return the path of the plan in a work folder; None if there is none."""
+    paths = (folder / PLAN_FILE, folder / PUBLISHED_FILE)
+    return next((path for path in paths if path.exists()), None)
 
 
 def read_plan(folder: Path) -> JournaledPlan | None:
-    """Read the plan that an earlier conversion has left in the work folder; None if there is none.
+    """Read the plan in a work folder; None if there is none.
 
     Raises:
         InvalidArgument: another version of shardio has written the plan in another form.
@@ -259,8 +239,7 @@ def check_same_settings(
 ) -> None:
     """Raise InvalidArgument if the settings of the conversion to resume differ from `settings`.
 
-    The message names every setting that differs, and ends with `hint`, a text that names another
-    way to continue.
+    The message ends with `hint`, a text that names another way to continue.
     """
     if found := different_settings(plan.settings, settings):
         differences = [f"{name} was {before!r}, is {now!r}" for name, before, now in found]
@@ -286,9 +265,8 @@ def different_settings(
 def check_same_units(plan: JournaledPlan, units: Sequence[str], out: Path, hint: str) -> None:
     """Raise DatasetExists if the inputs have changed since an earlier conversion published them.
 
-    The earlier conversion was interrupted after it had published its dataset. Resuming it would
-    report success, although the dataset does not have the current inputs. `units` are the keys of
-    the current units.
+    Resuming it would report success, although the dataset does not have the current inputs.
+    `units` are the keys of the current units.
     """
     if plan.units != tuple(units):
         default = "append (--append) adds new inputs, overwrite (--overwrite) starts again"
@@ -333,9 +311,8 @@ def delete_record(folder: Path) -> None:
 def read_record(folder: Path, unit: Unit) -> tuple[list[InputDone], UnitDone] | None:
     """Read the record of a finished unit, and verify every byte of the unit's shards.
 
-    Return the events of the unit. Return None if the unit must be converted again: if it has no
-    record, if the record or a shard is damaged or missing, or if its shards were uploaded under
-    other names than they have in the current plan.
+    Return the events of the unit. Return None if the unit must be converted again: the record or a
+    shard is damaged or missing, or its shards were uploaded under other names than in this plan.
     """
     with contextlib.suppress(DataError, OSError, LookupError, TypeError, ValueError):
         content = read_checksummed_json(folder / RECORD_FILE)
@@ -365,21 +342,14 @@ def _is_intact(folder: Path, unit: Unit, shard: ShardSummary) -> bool:
 
 
 def uploaded_name(path: str) -> str | None:
-    """Return the name that the shard at `path` got in the object store when it was uploaded.
-
-    The name is read from the note beside the shard, see `write_upload_note`. Return None if there
-    is no note, because the shard is not uploaded.
-    """
+    """Return the name in the object store of the shard at `path`; None if it is not uploaded."""
     with contextlib.suppress(DataError, OSError):
         return str(read_checksummed_json(_note_path(path)).get("name"))
     return None
 
 
 def write_upload_note(path: str, name: str) -> None:
-    """Write a note beside the shard at `path`, durably.
-
-    The note says that the shard is uploaded, and that its name in the object store is `name`.
-    """
+    """Write a note beside the shard at `path`, durably: it is uploaded under the name `name`."""
     write_atomic(_note_path(path), to_checksummed_json({"name": name}), exclusive=False)
 
 

@@ -1,10 +1,8 @@
 """Samples from Python objects: from an iterable of samples, or from items that workers convert.
 
-If the source is an iterable of samples, the calling process writes them. If the source is an
-iterable of items, and a function returns the samples of an item, each item is an input, like a
-file: a worker converts the item, and the report has an entry for it. An interrupted conversion of
-items can be resumed. A map-style data set is converted as items, too: each item is an index, or a
-range of indices, of the data set.
+The calling process writes an iterable of samples itself. If a function returns the samples of each
+item of an iterable, an item is an input like a file: a worker converts it, and the report has an
+entry for it. The items of a map-style data set are indices, or ranges of indices.
 
 Tensors are stored as arrays and Pillow images as files. To recognize them, this module does not
 import torch or Pillow: it compares the names of classes.
@@ -49,10 +47,7 @@ SampleFunction = Callable[[Any], Any]
 def convert_samples(
     samples: Iterable[Mapping[str, Any]], out: str, schema: Schema | None, shard_bytes: int
 ) -> ConversionReport:
-    """Write samples to a new dataset at `out`, or nothing if there are no samples.
-
-    If `schema` is None, it is inferred from the first sample.
-    """
+    """Write samples to a new dataset at `out`, or nothing if there are no samples."""
     start_s = time.monotonic()
     rest = iter(samples)
     first = next(rest, None)
@@ -140,10 +135,10 @@ def is_pillow_image(value: object) -> bool:
 def to_plain(value: Any, field: Field | None = None) -> Any:
     """Return a value in a form that a field can store.
 
-    A tensor becomes an array. If the tensor is in CPU memory, the array shares this memory. A
-    Pillow image becomes an array of its pixels if `field` is an Array, otherwise the bytes of a PNG
-    file. In dicts, lists and tuples, each value is converted in this way. All other values are
-    returned unchanged. Raise SchemaError if a value, such as a sparse tensor, cannot be converted.
+    A tensor becomes an array, which shares the memory of the tensor if that is on the CPU. A Pillow
+    image becomes an array of its pixels if `field` is an Array, otherwise the bytes of a PNG file.
+    In dicts, lists and tuples, each value is converted in this way. All other values are returned
+    unchanged. Raise SchemaError if a value, such as a sparse tensor, cannot be converted.
     """
     if type(value) in _PLAIN:
         return value
@@ -255,8 +250,8 @@ def convert_items(
 ) -> ConversionReport:
     """Convert items to a new dataset, or append their samples to an existing one.
 
-    `make` returns the samples of one item. The dataset records `function`, a string with the name
-    of the function `make`. `names` are the names of the fields if samples are tuples.
+    `make` returns the samples of one item, and `function` is its name, which the dataset records.
+    `names` are the names of the fields if samples are tuples.
     """
     options.check_for_inputs(None)
     base = load_base(out) if options.append else None
@@ -284,19 +279,17 @@ def list_items(items: Iterable[Any]) -> Listing:
         text = _encode_json(item)
         content = text.encode() or packed
         number = hash_bytes(content)
-        name, stamp = _unique_name(_item_name(item, text, number), seen), (number, 0)
+        name = _item_name(item, text, number)
+        seen[name] += 1
+        while seen[name] > 1:  # Number the items that have the name of an earlier item.
+            name = f"{name} ({seen[name]})"
+            seen[name] += 1
         found.append(
-            Item(name, name, len(content), -1, stamp, hash=f"{number:016x}", packed=packed)
+            Item(name, name, len(content), -1, (number, 0), hash=f"{number:016x}", packed=packed)
         )
     if not found:
         raise InvalidArgument("no items to make samples of")
     return Listing(tuple(found), ())
-
-
-def _unique_name(name: str, seen: Counter[str]) -> str:
-    """Return the name, followed by a number if `seen` counts an earlier item with this name."""
-    seen[name] += 1
-    return name if seen[name] == 1 else _unique_name(f"{name} ({seen[name]})", seen)
 
 
 def _encode_json(item: Any) -> str:
@@ -325,11 +318,9 @@ _NO_SAMPLE: Final = object()
 
 @dataclass(frozen=True)
 class ItemSource(Converter):
-    """A converter that calls `make` for each item to get the samples of the item.
+    """A converter that calls `make` for each item: see `convert_items`.
 
-    `make` returns one sample, an iterable of samples, or None. The dataset records `function`, a
-    string with the name of `make`. `names` are the names of the fields if samples are tuples.
-    `fields` is the schema of the samples.
+    `make` returns one sample, an iterable of samples, or None. `fields` is their schema.
     """
 
     kind: ClassVar[str] = "items"

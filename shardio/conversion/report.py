@@ -22,10 +22,9 @@ class Progress:
     """The state of a running conversion, as passed to the function `progress` of the caller.
 
     An input is one file, or one item of a Python iterable. `n_bytes` is the total size of all
-    inputs, and `n_bytes_done` the total size of the finished inputs. `n_broken` is the number of
-    finished inputs that are broken. `name` is the name of the input that finished last, and
-    `outcome` and `reason` are the result of this input. Before the first input has finished, `name`
-    and `reason` are "" and `outcome` is None.
+    inputs, and `n_bytes_done` the total size of the finished inputs. `name`, `outcome` and `reason`
+    are those of the input that finished last. Before the first input has finished, `name` and
+    `reason` are "" and `outcome` is None.
     """
 
     n_inputs_done: int
@@ -159,16 +158,10 @@ class NoMatchingInputs(InvalidArgument):
 def check_any_of_kind(
     source: str, kind: str, reports: Sequence[InputReport], *, kind_given: bool, appends: bool
 ) -> None:
-    """Check that at least one file of a source is of the kind `kind`.
+    """Raise NoMatchingInputs if no file of a source is of the kind `kind`.
 
     A file of the kind counts even if it is broken, has no samples or is a duplicate. `reports` are
-    the reports on all files. `source` is the name of the source for the error message. `kind_given`
-    is True if the caller chose the kind. `appends` is True if the samples are appended to a dataset
-    of that kind.
-
-    Raises:
-        NoMatchingInputs: no file is of the kind. The message counts the files by suffix, and a note
-            lists the known kinds.
+    the reports on all files. `kind_given` is True if the caller chose the kind.
     """
     if not reports or any(report.outcome not in _IGNORED_OUTCOMES for report in reports):
         return

@@ -1,18 +1,14 @@
 """Assign units to worker processes, track the state of each unit, and handle worker crashes.
 
-An input is one file, or one item of a Python iterable. A unit consists of consecutive inputs that
-one worker converts.
-
 A worker may crash because of the input that it reads (a bug in a decoder), or for another reason
 (the machine ran out of memory). The unit of a crashed worker is therefore converted again in a new
-process. If an input crashes two processes, this input is skipped and reported as broken. All other
-inputs of its unit are converted.
+process. An input that crashes two processes is skipped and reported as broken; all other inputs of
+its unit are converted.
 
-On a Ray cluster, each unit is converted in a separate process. Such a conversion of a unit on a
-machine of the cluster is called an attempt, because it may have to be repeated on another machine.
-Each attempt writes its shards to a new folder. Only the main process moves the folder of a finished
-attempt to the final path of the unit. If a machine is presumed dead, its unit is converted on
-another machine. If the first machine still runs, it cannot overwrite the shards of the unit.
+On a Ray cluster, a unit may be converted again on another machine, because the first machine is
+presumed dead. Each of these attempts writes its shards to a new folder. Only the main process moves
+the folder of a finished attempt to the final path of the unit: a machine that still runs cannot
+overwrite these shards.
 """
 
 from __future__ import annotations
@@ -28,7 +24,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from shardio._workers.processes.worker_pool import WorkerExit
 from shardio._workers.processes.zygote import Zygote, acquire
@@ -57,13 +53,11 @@ from shardio.storage.fs import make_folder, remove_tree, rename, sync_path
 class ConversionState:
     """The state of all units of a conversion, and the results that their workers have sent so far.
 
-    This class does no I/O. `on_shard` is called for each shard of a finished unit. Its arguments
-    are the path of the shard below the folder of the job, and a summary of the shard with the name
-    that the shard gets in the dataset.
+    `on_shard` is called for each shard of a finished unit, with the path of the shard below the
+    folder of the job, and a summary with the name that the shard gets in the dataset.
 
-    If the conversion is to stop at broken inputs, a unit stops at its first broken input, and the
-    results of all later units are ignored. The result of the conversion therefore does not depend
-    on the order in which workers finish their units.
+    If a unit stopped at a broken input, the results of all later units are ignored. The result of
+    the conversion therefore does not depend on the order in which workers finish their units.
     """
 
     def __init__(
@@ -92,10 +86,7 @@ class ConversionState:
         return unit
 
     def is_finished(self) -> bool:
-        """Return True if all units are done that are needed for the result.
-
-        If a unit stopped at a broken input, the units after it are not needed.
-        """
+        """Return True if all units are done that are needed for the result."""
         if self.stopped_at is None:
             return not self._running and self._n_started == len(self.units)
         return not any(number <= self.stopped_at for number in self._running)
@@ -131,19 +122,12 @@ class ConversionState:
         ]
 
     def shards(self) -> list[tuple[str, ShardSummary]]:
-        """Return the path and the summary of each shard, in the order of the units.
-
-        If a unit stopped at a broken input, the shards of later units are left out.
-        """
+        """Return the path and the summary of each shard, in the order of the units."""
         units = [unit for unit in sorted(self._shards) if self._is_included(unit)]
         return [placed for unit in units for placed in self._shards_of(unit)]
 
     def reports(self) -> list[InputReport]:
-        """Return the reports on all inputs, in the order of the inputs.
-
-        The outcome is "not_processed" for inputs without a result, and for inputs whose result is
-        ignored because an earlier unit stopped at a broken input.
-        """
+        """Return the reports on all inputs; "not_processed" is the outcome without a result."""
         reports = []
         for position, source in enumerate(self.listing.inputs):
             done = self._done.get(position)
@@ -187,14 +171,12 @@ def run_in_workers(
 ) -> Generator[UnitEvent, None, None]:
     """Convert units in `n_workers` processes, and yield the events of the units as they arrive.
 
-    `lock_fds` are descriptors of locked files or folders. Every worker inherits the descriptors, so
-    that the locks are held until the last worker has exited and nothing can write any more. If the
-    generator is closed, the workers are stopped.
+    Every worker inherits `lock_fds`, descriptors of locked files or folders, so that the locks are
+    held until the last worker has exited. If the generator is closed, the workers are stopped.
 
     Raises:
-        WorkerDied: an unexpected exception ended the conversion of a unit, such as a bug in the
-            converter; or MAX_CRASHES workers crashed in the same unit before its first input,
-            between two inputs or after its last input, so that no input can be skipped.
+        WorkerDied: an unexpected exception ended the conversion of a unit; or MAX_CRASHES workers
+            crashed in the same unit while they read no input, so that no input can be skipped.
         OSError, ShardioError: an error that occurred in a worker, for example because a shard
             cannot be written.
     """
@@ -219,8 +201,7 @@ def run_in_workers(
 class UnitCrash(NamedTuple):
     """The crash of a worker.
 
-    `position` is the index, within its unit, of the input that the worker was reading. It is None
-    if the worker was reading no input.
+    `position` is the index, within the unit, of the input that was being read; None between inputs.
     """
 
     position: int | None
@@ -246,11 +227,7 @@ class _UnitScheduler:
         self._running[self._pool.put(unit, unit.title)] = unit
 
     def handle(self, item: int, found: UnitCrash | FailedCall | list[Any]) -> Iterator[UnitEvent]:
-        """Handle the answer of a worker to the call with the index `item`.
-
-        Yield the events that the worker has sent. If the unit failed, raise its error. If the
-        worker crashed, start the unit again.
-        """
+        """Yield the events in an answer of a worker, raise the error in it, or handle its crash."""
         if isinstance(found, UnitCrash):
             self._on_crash(self._running.pop(item), *found)
             return
@@ -266,11 +243,7 @@ class _UnitScheduler:
             del self._running[item]
 
     def _on_crash(self, unit: Unit, position: int | None, died: WorkerExit) -> None:
-        """Start the unit of a crashed worker again.
-
-        If an input has crashed MAX_CRASHES workers, it is skipped. If that many workers have
-        crashed in the unit while they read no input, raise WorkerDied.
-        """
+        """Start the unit of a crashed worker again, without an input that always crashes."""
         self._n_crashes[unit.number, position] += 1
         if position is None:
             # The worker may have crashed while it verified the shards of an earlier conversion,
@@ -288,7 +261,6 @@ class _UnitScheduler:
         self._put(unit)
 
     def _reason(self, died: WorkerExit, source: Input) -> str:
-        """Return the reason, for the report, why an input is skipped after a crash."""
         if died.signal == CPU_LIMIT_SIGNAL and self._job.step_s is not None:
             seconds = cpu_limit_s(self._job.step_s, source)
             return f"timed out after {seconds:.0f} s of CPU time; the file is probably corrupt"
@@ -296,7 +268,6 @@ class _UnitScheduler:
 
 
 def _events_of(job: ConversionJob, unit: Unit) -> ResultChunks:
-    """Convert a unit in this worker; return its events, which are sent in chunks as they occur."""
     return ResultChunks(_explained(job, unit), "the conversion")
 
 
@@ -314,10 +285,6 @@ def _explained(job: ConversionJob, unit: Unit) -> Iterator[UnitEvent | Exception
         is_reading = n_done < len(unit.inputs)
         at = f"converting {unit.inputs[n_done].name}" if is_reading else f"finishing {unit.title}"
         yield WorkerDied(f"a worker raised an exception while {at}\n{traceback.format_exc()}")
-
-
-_ATTEMPTS: Final = "attempts-"
-"""The prefix for the name of the folder in which the attempts of one conversion are written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,9 +305,8 @@ class UnitAttempt:
 class _UnitTask:
     """A callable that converts one unit on a machine of the cluster.
 
-    The attributes are the values that all units share. `attempts` is the folder in which each
-    attempt creates a folder. `settings` are the settings that the journal records, as returned by
-    `conversion_settings`.
+    Each attempt creates a folder in the folder `attempts`. `settings` are those that the journal
+    records, as returned by `conversion_settings`.
     """
 
     job: ConversionJob
@@ -362,7 +328,6 @@ class _UnitTask:
         return UnitAttempt(events, os.path.join(folder, unit.key), missing_path)
 
     def _check_same_libraries(self) -> None:
-        """Check that this machine has the versions of libraries that the main process recorded."""
         found = conversion_settings(self.settings["converter"], self.job.source.libraries())
         differences = [
             f"{name.removeprefix('versions.')} is {here}, the conversion started with {recorded}"
@@ -377,10 +342,9 @@ class _UnitTask:
 
 @functools.cache
 def _shared_zygote() -> Zygote:
-    """Return the zygote, which is the process that forks the workers of this process.
+    """Return the zygote, which forks the workers of this process, and keep it for later units.
 
-    The zygote is kept until this process exits, so that later units use it too. Starting a zygote
-    takes half a second, which is longer than the conversion of most units.
+    Starting a zygote takes half a second, which is longer than the conversion of most units.
     """
     return acquire()
 
@@ -395,14 +359,14 @@ def run_on_ray(
     """Convert units on the machines of a Ray cluster, and yield the events of the units.
 
     At most `n_at_once` units are converted at the same time; None means twice the number of CPUs of
-    the cluster. `settings` are the settings that the journal records.
+    the cluster.
 
     Raises:
         UnsupportedEnvironment: a machine cannot see the source or the dataset; or its processor
             type, or its version of shardio or of a library, differs from this machine's.
         WorkerDied, OSError, ShardioError: for the reasons that `run_in_workers` lists.
     """
-    attempts = os.path.join(job.folder, f"{_ATTEMPTS}{secrets.token_hex(8)}")
+    attempts = os.path.join(job.folder, f"attempts-{secrets.token_hex(8)}")
     make_folder(attempts)
     running: dict[int, Unit] = {}
 

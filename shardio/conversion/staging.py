@@ -1,9 +1,8 @@
 """The work folder `out/.conversion`, which holds the shards of a conversion until it is published.
 
-The inputs are divided into units, each of which one worker converts. The shards of a unit stay in
-the work folder until all units are finished. They are then linked into `out`, and the dataset is
-published. If a conversion is interrupted, its finished units and its journal stay in the work
-folder, and the next conversion can resume from them.
+The shards of a unit stay in the work folder until all units are finished. They are then linked into
+`out`, and the dataset is published. If a conversion is interrupted, its finished units and its
+journal stay in the work folder, and the next conversion can resume from them.
 
 If a dataset in `out` is to be replaced, the old dataset is moved into the work folder just before
 the new one is published. If publishing fails, the old dataset is moved back.
@@ -12,7 +11,6 @@ the new one is published. If publishing fails, the old dataset is moved back.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import re
 import stat
@@ -135,10 +133,7 @@ class Staging:
         return self
 
     def _check_work_folder(self) -> None:
-        """Raise DatasetExists if a file or folder has the name of the work folder by chance.
-
-        Its content is then not that of a conversion, and must not be deleted.
-        """
+        """Raise DatasetExists if something else has the name of the work folder by chance."""
         try:
             kind = os.lstat(self.folder).st_mode
         except (OSError, ValueError):
@@ -161,9 +156,9 @@ class Staging:
                 )
 
     def _inspect(self) -> None:
-        """Inspect the files that an earlier conversion has left in the work folder and in `out`.
+        """Remove what an earlier conversion has left, or prepare to resume from it.
 
-        Remove them, or prepare to resume from them. Raise an error if the options permit neither.
+        Raise an error if the options permit neither.
         """
         path = plan_path(self.folder)
         if path is None:
@@ -205,17 +200,11 @@ class Staging:
         self._plan = plan
 
     def _read_plan(self, hint: str) -> JournaledPlan | None:
-        """Read the plan in the work folder.
-
-        If the plan cannot be read, the error message ends with `hint`, a text that says how to
-        continue without the plan.
-        """
+        """Read the plan. An error ends with `hint`, which says how to continue without the plan."""
         try:
             return read_plan(self.folder)
-        except DatasetCorrupt as error:
-            raise DatasetCorrupt(f"{error}; {hint}") from error
-        except InvalidArgument as error:
-            raise InvalidArgument(f"{error}; {hint}") from error
+        except (DatasetCorrupt, InvalidArgument) as error:
+            raise type(error)(f"{error}; {hint}") from error
 
     def _interrupted(self) -> str:
         """Return the message for an interrupted conversion in `out`; it says how to continue."""
@@ -253,8 +242,8 @@ class Staging:
     def begin(self, settings: dict[str, object], units: Sequence[str]) -> None:
         """Write a new plan to the journal. `units` has the key of each unit.
 
-        If an interrupted conversion is resumed, check that its settings are the same. Its units are
-        kept if they are also in the new plan; otherwise they are removed.
+        If an interrupted conversion is resumed, check that its settings are the same, and remove
+        its units that are not in the new plan.
         """
         if self._plan is not None:
             check_same_settings(self._plan, settings, self.out, self._restart_hint)
@@ -272,23 +261,18 @@ class Staging:
     def free_names(self, number: int, names: Sequence[str]) -> dict[str, str]:
         """Return a dict from the names of the shards of an append to their names in `out`.
 
-        The names in `out` contain `number`, which is the number of the new generation. No file in
-        `out` has one of these names, not even a file that a killed writer has left.
+        The names in `out` contain `number`, the number of the new generation. No file in `out` has
+        such a name, not even a file that a killed writer has left.
         """
-        prefixes = (f"g{number:06d}-{'-' * n}" for n in itertools.count())
-        free = (
-            prefix
-            for prefix in prefixes
-            if not any((self.out / f"{prefix}{name}").exists() for name in names)
-        )
-        prefix = next(free)
+        prefix = f"g{number:06d}-"
+        while any((self.out / f"{prefix}{name}").exists() for name in names):
+            prefix += "-"
         return {name: f"{prefix}{name}" for name in names}
 
     def link_shards(self, shards: Sequence[tuple[str, str]]) -> None:
-        """Link finished shards into `out`, durably.
+        """Move away a dataset that is to be replaced, and link finished shards into `out`, durably.
 
-        `shards` has two paths for each shard: one relative to the work folder and one relative to
-        `out`. If the dataset in `out` is to be replaced, it is moved into the work folder first.
+        `shards` has two paths for each shard: one relative to the work folder and one to `out`.
         """
         if self._plan is not None and self._plan.replaces and holds_dataset(self.out):
             make_folder(self._replaced)
@@ -304,9 +288,8 @@ class Staging:
         This is the case if a generation of the dataset in `out` lists one of the shards. If a
         writer was killed while it published a generation, that generation is removed first.
 
-        In an upload, the shards are not in the work folder, because they are removed when they have
-        been uploaded. Only this upload uses `out`. Any dataset in `out` is therefore the dataset of
-        this upload.
+        An upload removes its shards when they have been uploaded. But only this upload uses `out`,
+        so that any dataset there is its own.
         """
         if not holds_dataset(self.out):
             return False
@@ -341,8 +324,8 @@ class Staging:
     def _remove_work(self) -> None:
         """Remove the files in the work folder after the dataset is published; remove the plan last.
 
-        If this process is killed before it has removed all files, a resumed conversion finds the
-        plan and removes the rest. In an upload, the plan is kept.
+        If this process is killed meanwhile, a resumed conversion finds the plan and removes the
+        rest. In an upload, the plan is kept.
         """
         if (self.folder / PLAN_FILE).exists():
             rename(self.folder / PLAN_FILE, self.folder / PUBLISHED_FILE)
@@ -371,7 +354,9 @@ class Staging:
             with contextlib.suppress(OSError):
                 self._clean_up(error)
         finally:
-            self._unlock()
+            if self.lock_fd >= 0:
+                os.close(self.lock_fd)
+                self.lock_fd = -1
 
     def _clean_up(self, error: BaseException | None) -> None:
         if not self._has_started:
@@ -404,11 +389,7 @@ class Staging:
         return True
 
     def _lock(self) -> None:
-        """Create the work folder and lock it.
-
-        If the folder is locked, wait up to LOCK_PATIENCE_S: after a conversion was killed, its
-        workers hold the lock until they have exited.
-        """
+        """Create the work folder and lock it; wait up to LOCK_PATIENCE_S if it is locked."""
         end_s = time.monotonic() + LOCK_PATIENCE_S
         while self.lock_fd < 0:
             try:
@@ -426,8 +407,3 @@ class Staging:
                         "another folder"
                     ) from error
                 time.sleep(0.02)
-
-    def _unlock(self) -> None:
-        if self.lock_fd >= 0:
-            os.close(self.lock_fd)
-            self.lock_fd = -1

@@ -2,12 +2,11 @@
 
 Threads upload shards as they are finished. When a shard is uploaded, the local file is replaced by
 a note: a small file that contains the name of the shard in the store. Local disk space is therefore
-needed only for shards that are not yet uploaded. The local folder also has the journal, from which
-an interrupted conversion can be resumed. The notes then show which shards are uploaded.
+needed only for shards that are not yet uploaded, and the notes show an interrupted conversion which
+shards are uploaded.
 
-After all shards, the generation is uploaded, which is a JSON file that lists the shards. The object
-`dataset.json`, which points to the generation, is uploaded last. Until then, readers of the URL see
-no dataset. If the generation or `dataset.json` already exists in the store, it is not overwritten.
+After all shards, the generation is uploaded, and the object `dataset.json`, which points to it,
+last. Until then, readers of the URL see no dataset. Neither object is ever overwritten.
 
 A lease, which is an object in the store, prevents two conversions from writing to the same URL. A
 local file has the same content as the lease, and shows that this machine owns it.
@@ -83,10 +82,9 @@ def upload_shard(
 ) -> None:
     """Upload the shard at `path`, unless the store already has it.
 
-    The last page (4 KiB) of a shard contains hashes that identify the whole content. The store has
-    the shard if it has an object with this name, this size and this last page. `shard` is a summary
-    of the shard, with the name of the shard in the store. `check` is called before each request
-    except the first. If it raises an exception, the upload is cancelled.
+    The store has the shard if it has an object of the name and the size in `shard` with the same
+    last page (4 KiB), which contains hashes that identify the whole content. `check` is called
+    before each request except the first. If it raises an exception, the upload is cancelled.
     """
     try:
         tail = objects.read_tail(shard.name, PAGE)
@@ -101,13 +99,9 @@ def upload_shard(
 
 
 def check_uploaded(objects: ObjectStore, shard: ShardSummary, hint: str) -> None:
-    """Check that an uploaded shard still exists and is unchanged, by reading its last page.
+    """Raise ShardNotFound or ShardChanged if an uploaded shard is missing or has been replaced.
 
-    `shard` is a summary of the shard, with the name of the shard in the store. `hint` is the next
-    step for the user if the check fails.
-
-    Raises:
-        ShardNotFound, ShardChanged: the shard is missing, or another object has replaced it.
+    `shard` has the name of the shard in the store. `hint` is the next step for the user.
     """
     path = f"{objects.url}/{shard.name}"
     try:
@@ -139,14 +133,13 @@ class ShardUploader(Closing):
         self._n_running = 0
         self._error: BaseException | None = None
         self._is_closed = False
-        self._done_callback: Callable[[], object] = _no_callback
+        self._done_callback: Callable[[], object] = lambda: None
         self._threads: list[threading.Thread] = []
 
     def submit(self, path: str, shard: ShardSummary) -> None:
         """Add the shard at `path` to the queue of shards to upload; block while the queue is full.
 
-        If a note shows that the shard is already uploaded, it is only checked. If an earlier upload
-        has failed, its error is raised.
+        A shard that has a note is only checked. If an earlier upload has failed, raise its error.
         """
         with self._changed:
             while len(self._queue) >= _MAX_QUEUED and self._error is None:
@@ -233,16 +226,11 @@ class _UploadCancelled(Exception):
     """Raised in an upload thread if `close` has cancelled the upload; users never see it."""
 
 
-def _no_callback() -> None:
-    pass
-
-
 class Upload(Closing):
     """A dataset that is converted in a local folder and uploaded to a URL.
 
     This object owns the upload threads, the lease, and a lock on this machine. `folder_options` are
-    options that are supported only if a dataset is written to a folder. Each is True if the caller
-    has given the option, which is then an error.
+    True for given options that are only for datasets in folders.
 
     Raises:
         DatasetExists: the URL contains data; or an earlier conversion to the URL is complete but
@@ -274,16 +262,12 @@ class Upload(Closing):
         self._hint = (
             f"to start again, remove {self.folder} and everything below {self._objects.url}"
         )
-        self.uploader, self._lock = (
-            ShardUploader(self._objects, self._hint),
-            contextlib.ExitStack(),
-        )
+        self.uploader = ShardUploader(self._objects, self._hint)
+        self._lock = contextlib.ExitStack()
         self._done_folder = f"{self.folder}.done"
         """The path to which the local folder is renamed after the dataset is published."""
-        self._lease, self._has_lease = (
-            UploadLease(self._objects, Path(f"{self.folder}.json")),
-            False,
-        )
+        self._lease = UploadLease(self._objects, Path(f"{self.folder}.json"))
+        self._has_lease = False
         self.is_converted = False
         """True if an earlier process has completed the conversion, but has not published it."""
         try:
@@ -337,10 +321,7 @@ class Upload(Closing):
         return plan_path(Path(self.folder, WORK_FOLDER)) is not None
 
     def _is_published(self) -> bool:
-        """Return True if the dataset in the local folder is already published at the URL.
-
-        Raise DatasetExists if another dataset is published there.
-        """
+        """Return True if this dataset is already published; raise DatasetExists if another is."""
         try:
             pointer = self._objects.read(POINTER)
         except ShardNotFound:
@@ -353,23 +334,20 @@ class Upload(Closing):
         """Upload the remaining shards and then the generation, and return the report.
 
         `report` is the report on the conversion. It is None if an earlier process wrote Python
-        samples and was killed before it published them. If a request fails, the upload can be
-        resumed.
-
-        Raises:
-            DatasetConflict: another writer has published a dataset at the URL.
-            ShardNotFound, ShardChanged: an uploaded shard is missing, or another object has
-                replaced it.
+        samples and was killed before it published them. If a request fails, or an uploaded shard is
+        missing or replaced, or another writer has published a dataset, an error is raised.
         """
         found, root = load(self.folder), Path(self.folder)
         shards = [shard for shard, _ in found.files]
         here = {shard.name for shard in shards if (root / shard.name).exists()}
-        run_parallel(
-            _MAX_CONCURRENT, self._upload_shard, [shard for shard in shards if shard.name in here]
-        )
-        if self.is_converted:  # An earlier process has uploaded the other shards: check them.
-            sent = [shard for shard in shards if shard.name not in here]
-            run_parallel(_MAX_CONCURRENT, self._check_shard, sent)
+
+        def upload_or_check(shard: ShardSummary) -> None:
+            if shard.name in here:
+                upload_shard(self._objects, os.path.join(root, shard.name), shard)
+            elif self.is_converted:  # An earlier process has uploaded the shard.
+                check_uploaded(self._objects, shard, self._hint)
+
+        run_parallel(_MAX_CONCURRENT, upload_or_check, shards)
         for part in found.external_lists:
             self._objects.upload(f"{GENERATIONS}/{part.path.name}", str(part.path))
         # Make the report before the dataset is published: reading the inputs from a file may fail.
@@ -408,14 +386,7 @@ class Upload(Closing):
             self._lease.release()
             remove_tree(self._done_folder)
 
-    def _upload_shard(self, shard: ShardSummary) -> None:
-        upload_shard(self._objects, os.path.join(self.folder, shard.name), shard)
-
-    def _check_shard(self, shard: ShardSummary) -> None:
-        check_uploaded(self._objects, shard, self._hint)
-
     def _remove_unused(self, names: set[str]) -> None:
-        """Remove uploaded shards whose names are not in `names`."""
         for name in self._objects.list_names():
             if _SHARD_NAME.fullmatch(name) and name not in names:
                 self._objects.remove(name)
@@ -438,8 +409,8 @@ def _report_from(found: Generation) -> ConversionReport:
 class UploadLease:
     """A lease: an object in the store, whose owner is the only machine that may write below a URL.
 
-    If this machine owns the lease, the local file at `path` has the same content as the object. The
-    content includes a random token, so that no two machines write the same content.
+    If this machine owns the lease, the local file at `path` has the same content as the object,
+    which includes a random token.
     """
 
     def __init__(self, objects: ObjectStore, path: Path) -> None:

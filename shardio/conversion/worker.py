@@ -1,8 +1,7 @@
 """Convert the inputs of one unit into shards, in a worker process.
 
-A unit consists of consecutive inputs that one worker converts. The samples of an input are kept in
-a buffer until the outcome of the input is known, because the samples of a broken input are
-discarded.
+The samples of an input are kept in a buffer until the outcome of the input is known, because the
+samples of a broken input are discarded.
 
 Some C libraries loop forever on damaged files, and neither an exception nor Ctrl-C interrupts
 them. A limit of the CPU time therefore kills a worker whose converter loops. Time in which the
@@ -69,11 +68,10 @@ class ConversionJob:
 def convert_unit(unit: Unit, job: ConversionJob) -> Iterator[UnitEvent]:
     """Convert the inputs of one unit in order, and yield the events of the unit.
 
-    If an earlier conversion has finished the unit, and its shards are intact and its inputs have
-    not changed, nothing is converted: the recorded events of the unit are yielded. If a worker
-    crashes while it reads an input, the crash is attributed to this input. An OSError while an
-    input is read makes the input broken. An OSError while shards are written is raised, and so is
-    an error that the machine causes, such as a full disk.
+    If an earlier conversion has finished the unit, and its shards are intact, nothing is converted:
+    the recorded events are yielded. An OSError while an input is read makes the input broken. An
+    OSError while shards are written is raised, and so is an error that the machine causes, such as
+    a full disk.
     """
     folder = Path(job.folder, unit.key)
     if kept := read_record(folder, unit):
@@ -88,11 +86,7 @@ def convert_unit(unit: Unit, job: ConversionJob) -> Iterator[UnitEvent]:
 
 
 def _convert(unit: Unit, job: ConversionJob, folder: Path) -> Generator[InputDone, None, UnitDone]:
-    """Convert all inputs of a unit into shards in `folder`.
-
-    Yield an event for each input. Then write the record that the unit is finished, and return the
-    event for the unit.
-    """
+    """Convert all inputs of a unit, and write its record; return the event for the unit."""
     skipped, done, stopped = dict(unit.skipped), [], False
     with _RollingShardWriter(str(folder), job) as shards:
         for position, source in enumerate(unit.inputs, unit.first):
@@ -132,8 +126,7 @@ def _read_input(
 ) -> tuple[Outcome, str]:
     """Write the samples of one input to the buffer; return the outcome and the content hash.
 
-    `before` are the states of the input and its parts before they are read. The hash is "" if the
-    input gave no samples.
+    The hash is "" if the input gave no samples. `before` are the states of the files.
     """
     content = ""
     state = before[source.name]
@@ -159,18 +152,11 @@ def _read_input(
         prefix = "" if name == source.name else f"its part {name} "
         what = "changed" if after[name] else "vanished"
         return Outcome("broken", f"{prefix}{what} while it was read"), ""
-    reason = _strip_paths(outcome.reason, source)
-    return replace(outcome, reason=reason[:_MAX_REASON]), content
-
-
-def _strip_paths(reason: str, source: Input) -> str:
-    """Return a reason in which the path of each file is replaced by the name of the file.
-
-    The reason is recorded in the dataset, which must not depend on paths of this machine.
-    """
+    # The reason is recorded in the dataset, which must not depend on paths of this machine.
+    reason = outcome.reason
     for each in (*source.parts, source) if reason else ():
         reason = reason.replace(each.path, each.name)
-    return reason
+    return replace(outcome, reason=reason[:_MAX_REASON]), content
 
 
 def _convert_input(source: Input, job: ConversionJob, buffer: SampleBuffer) -> Outcome:
@@ -193,8 +179,7 @@ def _convert_input(source: Input, job: ConversionJob, buffer: SampleBuffer) -> O
 def _concerns(error: OSError, source: Input) -> bool:
     """Return True if an error means that an input or one of its parts cannot be read.
 
-    An error that names the input or a part counts, and so does an error that names no file. Errors
-    that have their cause in the machine, such as a full disk, do not count.
+    An error that names no file counts. An error that the machine causes does not.
     """
     if error.errno in _MACHINE_ERRNOS:
         return False
@@ -203,7 +188,6 @@ def _concerns(error: OSError, source: Input) -> bool:
 
 
 def _classify_non_file(path: str, mode: int) -> Outcome:
-    """Return the outcome of an input that is not a regular file; `mode` is its `st_mode`."""
     if not stat.S_ISDIR(mode):  # Do not try to read it: opening a pipe could block forever.
         return Outcome("unsupported", "not a regular file")
     try:
@@ -216,10 +200,7 @@ def _classify_non_file(path: str, mode: int) -> Outcome:
 def _fill_buffer(
     samples: Iterator[Mapping[str, Any]], source: Input, buffer: SampleBuffer
 ) -> object:
-    """Append all samples of a generator to the buffer; return the return value of the generator.
-
-    If the generator raises an OSError because the input cannot be read, return a broken outcome.
-    """
+    """Append all samples of a generator to the buffer; return the return value of the generator."""
     while True:
         try:
             sample = next(samples)
@@ -233,10 +214,7 @@ def _fill_buffer(
 
 
 class _RollingShardWriter:
-    """Writes the shards of a unit, named 000.shard, 001.shard and so on.
-
-    A new shard is started when the current shard has reached `shard_bytes`.
-    """
+    """Writes the shards of a unit: 000.shard, 001.shard and so on, each of about `shard_bytes`."""
 
     def __init__(self, folder: str, job: ConversionJob) -> None:
         self._folder, self._shard_bytes = folder, job.shard_bytes
@@ -244,17 +222,14 @@ class _RollingShardWriter:
         self._writer: ShardWriter | None = None
         self._finished: list[ShardSummary] = []
 
-    def append(self, sample: Mapping[str, Any]) -> None:
-        if self._writer is None:
-            name = f"{len(self._finished):03d}.shard"
-            self._writer = ShardWriter(os.path.join(self._folder, name), self._schema)
-        self._writer.append(sample)
-        if self._writer.n_bytes >= self._shard_bytes:
-            self.finish()
-
     def extend(self, samples: Iterable[Mapping[str, Any]]) -> None:
         for sample in samples:
-            self.append(sample)
+            if self._writer is None:
+                name = f"{len(self._finished):03d}.shard"
+                self._writer = ShardWriter(os.path.join(self._folder, name), self._schema)
+            self._writer.append(sample)
+            if self._writer.n_bytes >= self._shard_bytes:
+                self.finish()
 
     def finish(self) -> list[ShardSummary]:
         """Close the current shard, and return all finished shards."""
@@ -285,8 +260,8 @@ class SampleBuffer:
     """A buffer for the samples of one input, until the outcome of the input is known.
 
     The samples of an hour of video take gigabytes. Whenever the samples in memory reach
-    BUFFER_BYTES, they are therefore written to a file in `folder`. The file has no name, so that it
-    vanishes with this process. It is on the disk of the shards, which need the same space later.
+    BUFFER_BYTES, they are therefore written to a file in `folder`, on the disk of the shards. The
+    file has no name, so that it vanishes with this process.
     """
 
     def __init__(self, folder: str) -> None:
@@ -344,9 +319,9 @@ class SampleBuffer:
 def _transpose(samples: Sequence[Sample]) -> tuple[tuple[str, ...], list[Any]]:
     """Return the names of the fields, and for each field a list or array of its values.
 
-    Numbers of one dtype, and arrays of one dtype and shape, are combined into one array, because
-    pickling each NumPy object takes 5 µs. If the samples do not have the same fields, return no
-    names, and a list that contains the list of the samples.
+    Numbers of one dtype, and arrays of one dtype and shape, are combined into one array: pickling
+    each NumPy object takes 5 µs, which would double the time to convert a table. If the samples do
+    not have the same fields, return no names, and a list that contains the list of the samples.
     """
     names = tuple(samples[0])
     if not names or any(sample.keys() != samples[0].keys() for sample in samples):
@@ -355,10 +330,7 @@ def _transpose(samples: Sequence[Sample]) -> tuple[tuple[str, ...], list[Any]]:
 
 
 def _stack(values: list[Any]) -> Any:
-    """Return one array with the values if all of them have the same dtype and shape.
-
-    Otherwise, and if the values of this array would differ from the given values, return `values`.
-    """
+    """Return one array with the values, if it gives the same values again; else return `values`."""
     kinds = set(map(type, values))
     kind = kinds.pop()
     if kinds or not issubclass(kind, np.number | np.bool_ | np.ndarray):
@@ -377,10 +349,7 @@ def _stack(values: list[Any]) -> Any:
 
 
 def _memory_bytes(value: object) -> int:
-    """Return approximately how much memory a value takes, including the Python objects.
-
-    For example, a NumPy scalar of 8 bytes takes 32 bytes.
-    """
+    """Return approximately how much memory a value takes, including the Python objects."""
     if type(value) in _FLAT_TYPES:
         return getsizeof(value)
     if isinstance(value, np.ndarray) and value.base is not None:
