@@ -23,7 +23,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -64,16 +64,8 @@ class ExternalList:
     n_bytes: int
     count: int
 
-    def describe(self) -> dict[str, Any]:
-        """Return the reference as JSON."""
-        return {"bytes": self.n_bytes, "count": self.count, "id": self.id}
-
     def read(self) -> bytes:
-        """Read and verify the file.
-
-        Raises:
-            DatasetCorrupt: the file is missing, or its size or its hash is not the expected one.
-        """
+        """Read the file; raise DatasetCorrupt if it is missing or was changed."""
         refuse_links_outside(self.path.parent.parent, self.path)
         try:
             content = read_file(self.path)
@@ -100,30 +92,21 @@ def is_long(entries: Sized) -> bool:
     return len(entries) > MAX_INLINE_ENTRIES
 
 
-def list_file_name(id: str, kind: str) -> str:
-    """Return the file name of the external list with the hash `id`; `kind` is SHARDS or INPUTS."""
-    return f"{id}.{kind}"
-
-
 def add_external_list(
     parts: dict[str, bytes], kind: str, content: bytes, count: int
 ) -> dict[str, Any]:
-    """Add an external list to `parts`, and return a reference to the list as JSON.
+    """Add the file of an external list to `parts`; return a reference to the list as JSON.
 
-    `parts` maps the names of files that will be written to their contents. `content` is the content
-    of the list's file, and `count` is the number of entries of the list.
+    `parts` maps the names of files that will be written to their contents. `kind` is SHARDS or
+    INPUTS, and `count` is the number of entries of the list.
     """
     id = content_id(content).hex()
-    parts[list_file_name(id, kind)] = content
-    return ExternalList(Path(), id, len(content), count).describe()
+    parts[f"{id}.{kind}"] = content
+    return {"bytes": len(content), "count": count, "id": id}
 
 
 def parse_external_list(content: Mapping[str, Any], kind: str, place: Path) -> ExternalList:
-    """Parse a reference to an external list; `place` is the generation file that contains it.
-
-    Raises:
-        DatasetCorrupt: the reference is invalid.
-    """
+    """Parse a reference to an external list; `place` is the generation file that contains it."""
     id, n_bytes, count = (content.get(key) for key in ("id", "bytes", "count"))
     if (
         not is_hex(id, 32)
@@ -135,26 +118,19 @@ def parse_external_list(content: Mapping[str, Any], kind: str, place: Path) -> E
             f"{place}: {kind} must be a list, or refer to an external list by an 'id' of 32 hex "
             f"digits, 'bytes' and 'count'; found {dict(content)!r}"
         )
-    return ExternalList(place.parent / list_file_name(str(id), kind), str(id), n_bytes, count)
+    return ExternalList(place.parent / f"{id}.{kind}", str(id), n_bytes, count)
 
 
-def has_external_lists(content: Mapping[str, Any]) -> bool:
-    """Return True if the JSON of a generation refers to an external list."""
-    return next(_named(content), None) is not None
+def external_list_names(content: Mapping[str, Any]) -> set[str]:
+    """Return the names of the external list files to which the JSON of a generation refers.
 
-
-def _named(content: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Return the kind and the JSON of each reference in a generation; references may be invalid."""
+    The references need not be valid.
+    """
     groups = content.get("column_groups")
     lists = [(SHARDS, content.get("shards")), (INPUTS, content.get("inputs"))]
     if isinstance(groups, list):
         lists += [(SHARDS, group.get("shards")) for group in groups if isinstance(group, dict)]
-    return ((kind, found) for kind, found in lists if isinstance(found, dict))
-
-
-def external_list_names(content: Mapping[str, Any]) -> set[str]:
-    """Return the names of the external list files to which the JSON of a generation refers."""
-    return {list_file_name(str(entry.get("id")), kind) for kind, entry in _named(content)}
+    return {f"{found.get('id')}.{kind}" for kind, found in lists if isinstance(found, dict)}
 
 
 def write_external_list(path: Path, content: bytes) -> None:
@@ -189,17 +165,34 @@ def remove_unreferenced(folder: Path, among: Collection[str] | None = None) -> N
 
 
 _Numbers = npt.NDArray[np.int64]
+_Entry = TypeVar("_Entry", covariant=True)
 _COLUMNS_BYTES: Final = 8 + 8 + 16
 _SUFFIX: Final = b".shard\0"
 MAX_NAME_BYTES: Final = 255
 """The maximum length of a file name on Linux and macOS."""
 
 
-class ShardList(Sequence[ShardSummary]):
-    """The shards in the external list `part`; `content` is the content of its file. Immutable.
+class _PartList(Sequence[_Entry]):
+    """The entries of the external list `part`. Immutable."""
 
-    Raises:
-        DatasetCorrupt: the content is invalid.
+    part: ExternalList
+
+    def __len__(self) -> int:
+        return self.part.count
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, type(self)):
+            return self.part.id == other.part.id
+        return isinstance(other, tuple | list) and tuple(self) == tuple(other)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} entries, {self.part.path.name})"
+
+
+class ShardList(_PartList[ShardSummary]):
+    """The shards in the external list `part`; `content` is the content of its file.
+
+    Raises DatasetCorrupt if the content is invalid.
     """
 
     def __init__(self, part: ExternalList, content: bytes) -> None:
@@ -227,9 +220,6 @@ class ShardList(Sequence[ShardSummary]):
         except UnicodeDecodeError as error:
             raise DatasetCorrupt(f"{path}: a name is not UTF-8: {error}") from error
 
-    def __len__(self) -> int:
-        return self.part.count
-
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return tuple(self[i] for i in range(*index.indices(len(self))))
@@ -244,34 +234,20 @@ class ShardList(Sequence[ShardSummary]):
         columns = self.names(), self.samples.tolist(), self.sizes.tolist(), ids
         return itertools.starmap(ShardSummary, zip(*columns, strict=True))
 
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, ShardList):
-            return self.content == other.content
-        return isinstance(other, tuple | list) and tuple(self) == tuple(other)
-
-    def __hash__(self) -> int:
-        return hash(self.part.id)
-
-    def __repr__(self) -> str:
-        return f"ShardList({len(self)} shards, {self.part.path.name})"
-
     def names(self) -> list[str]:
         """Return the names of all shards."""
         return self._names.decode("utf-8").split("\0")[:-1]
 
 
 def pack_shards(shards: Sequence[ShardSummary]) -> bytes:
-    """Return the content of an external list of shards.
-
-    Raise SchemaError if the name of a shard cannot be encoded.
-    """
+    """Return the content of an external list; raise SchemaError if a name cannot be encoded."""
     if isinstance(shards, ShardList):
         return shards.content
     try:
         names = b"".join(shard.name.encode("utf-8") + b"\0" for shard in shards)
     except UnicodeEncodeError as error:
         raise SchemaError(f"a generation cannot be written: {error}") from error
-    columns = (_column(s.n_samples for s in shards), _column(s.n_bytes for s in shards))
+    columns = sample_counts(shards).tobytes(), shard_sizes(shards).tobytes()
     return b"".join((*columns, shard_ids(shards), names))
 
 
@@ -282,22 +258,18 @@ def shard_ids(shards: Sequence[ShardSummary]) -> bytes:
     return b"".join(bytes.fromhex(shard.id) for shard in shards)
 
 
-def _column(numbers: Iterable[int]) -> bytes:
-    return np.fromiter(numbers, "<i8").tobytes()
-
-
 def sample_counts(shards: Sequence[ShardSummary]) -> _Numbers:
     """Return the number of samples of each shard; do not modify the array."""
     if isinstance(shards, ShardList):
         return shards.samples
-    return np.fromiter((shard.n_samples for shard in shards), np.int64, len(shards))
+    return np.fromiter((shard.n_samples for shard in shards), "<i8", len(shards))
 
 
 def shard_sizes(shards: Sequence[ShardSummary]) -> _Numbers:
     """Return the size of each shard in bytes; do not modify the array."""
     if isinstance(shards, ShardList):
         return shards.sizes
-    return np.fromiter((shard.n_bytes for shard in shards), np.int64, len(shards))
+    return np.fromiter((shard.n_bytes for shard in shards), "<i8", len(shards))
 
 
 def total_bytes(shards: Sequence[ShardSummary]) -> int:
@@ -315,11 +287,10 @@ def shard_names(shards: Sequence[ShardSummary]) -> list[str]:
 Input = Mapping[str, Any]
 
 
-class InputList(Sequence[Input]):
-    """The inputs in an external list. The file of the list is read when an input is first accessed.
+class InputList(_PartList[Input]):
+    """The inputs in the external list `part`, whose file is read when an input is first accessed.
 
-    Raises:
-        DatasetCorrupt: (on first access) the file is missing, damaged or invalid.
+    The first access raises DatasetCorrupt if the file is missing, damaged or invalid.
     """
 
     def __init__(self, part: ExternalList) -> None:
@@ -342,32 +313,15 @@ class InputList(Sequence[Input]):
         check_inputs(found, path)
         return found
 
-    def __len__(self) -> int:
-        return self.part.count
-
     def __getitem__(self, index: Any) -> Any:
         return self.entries[index]
 
     def __iter__(self) -> Iterator[Input]:
         return iter(self.entries)
 
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, InputList):
-            return self.part.id == other.part.id
-        return isinstance(other, tuple | list) and self.entries == tuple(other)
-
-    def __hash__(self) -> int:
-        return hash(self.part.id)
-
-    def __repr__(self) -> str:
-        return f"InputList({len(self)} inputs, {self.part.path.name})"
-
 
 def pack_inputs(inputs: Iterable[Input]) -> bytes:
-    """Return the content of an external list of inputs.
-
-    Raise SchemaError if an input cannot be represented in JSON.
-    """
+    """Return the content of an external list; raise SchemaError if an input is not JSON."""
     if isinstance(inputs, InputList):
         return inputs.part.read()
     # Convert each entry to JSON twice. The first conversion turns all keys into strings. The

@@ -1,8 +1,5 @@
 """Represent the published states of a dataset, called *generations*, and convert them to JSON.
 
-A *column group* is a column that was added to a finished dataset. For each shard of the dataset,
-the column group has another shard file, which stores the new field of the same samples.
-
 A *view* is the kind of sample that a loader returns by default. A generation stores the view as
 JSON. With the view `ROWS`, every row is a sample. With the view
 `{"kind": "clips", "frames": 16, "stride": 1, "step": 16}`, every clip of 16 frames is a sample.
@@ -31,7 +28,7 @@ from shardio.dataset.external_lists import (
     ShardList,
     add_external_list,
     check_inputs,
-    has_external_lists,
+    external_list_names,
     is_hex,
     is_long,
     pack_inputs,
@@ -92,7 +89,8 @@ _MAX_BYTES: Final = (1 << 63) - 1
 class ColumnGroup:
     """A column that was added to a finished dataset. Immutable.
 
-    `schema` has only this column. `shards` has one shard for each shard of the dataset, in order.
+    `schema` has only this column. For each shard of the dataset, `shards` has another shard file,
+    which stores the column for the same samples.
     """
 
     schema: Schema
@@ -111,32 +109,16 @@ class ColumnGroup:
 def whole_schema(schema: Schema, column_groups: Sequence[ColumnGroup]) -> Schema:
     """Return the schema of complete samples: first the fields in `schema`, then the added columns.
 
-    Raises:
-        SchemaError: two fields have the same name, or a field has the name of a nested record, such
-            as `a` beside `a.b`.
+    Raises SchemaError if two fields have the same name, or conflicting names such as `a` and `a.b`.
     """
     if not column_groups:
         return schema
     fields: dict[str, Field] = dict(schema)
     for group in column_groups:
-        for name, added in group.schema.items():
-            if name in fields:
-                raise SchemaError(f"there is a field {name!r} already")
-            fields[name] = added
+        if group.name in fields:
+            raise SchemaError(f"there is a field {group.name!r} already")
+        fields |= group.schema
     return Schema(fields)
-
-
-def describe_schema(schema: Schema) -> Any:
-    """Return a schema as JSON."""
-    return json.loads(schema.to_json())
-
-
-def parse_schema(content: object) -> Schema:
-    """Parse the output of `describe_schema`.
-
-    Raise SchemaError if `content` is invalid, or ShardUnsupported if a newer version wrote it.
-    """
-    return Schema.from_json(canonical_json(content))
 
 
 def describe_shards(
@@ -156,8 +138,7 @@ def describe_shards(
 def parse_shards(content: Any, place: Path) -> Sequence[ShardSummary]:
     """Parse the output of `describe_shards`; `place` is the generation file that contains it.
 
-    Raises:
-        DatasetCorrupt, KeyError, TypeError: the content is invalid.
+    Raises DatasetCorrupt, KeyError or TypeError if the content is invalid.
     """
     if isinstance(content, dict):
         part = parse_external_list(content, SHARDS, place)
@@ -182,7 +163,7 @@ def _parse_shard(entry: dict[str, Any], place: Path) -> ShardSummary:
 def describe_column_group(group: ColumnGroup, external_lists: dict[str, bytes]) -> dict[str, Any]:
     """Return a column group as JSON; see `describe_shards`."""
     return {
-        "schema": describe_schema(group.schema),
+        "schema": json.loads(group.schema.to_json()),
         "shards": describe_shards(group.shards, external_lists),
     }
 
@@ -197,7 +178,8 @@ def parse_column_groups(
             raise DatasetCorrupt(
                 f"{place}: a column group must be a dict with shards; found {entry!r}"
             )
-        group = ColumnGroup(parse_schema(entry["schema"]), parse_shards(entry["shards"], place))
+        schema = Schema.from_json(canonical_json(entry["schema"]))
+        group = ColumnGroup(schema, parse_shards(entry["shards"], place))
         if len(group.schema) != 1:
             raise DatasetCorrupt(
                 f"{place}: a column group has one field; found {', '.join(map(repr, group.schema))}"
@@ -290,8 +272,8 @@ class Generation:
     def check_inputs(self) -> None:
         """Raise DatasetCorrupt if the inputs are in an external list that is damaged.
 
-        Call this method before work whose result is published as the next generation. Publishing
-        reads the list; without this check, a damaged list would cause an error only after the work.
+        Publishing the next generation reads the list: call this before the work for it, so that a
+        damaged list is found before the work and not after it.
         """
         if isinstance(self.inputs, InputList):
             self.inputs.part.read()
@@ -307,36 +289,35 @@ def lineage_of(schema: Schema, shards: Sequence[ShardSummary]) -> str:
 
     The lineage is a hash of the schema and the shard ids of the first generation.
     """
-    ids = shard_ids(shards)
-    return f"{hash_bytes(schema.to_json() + ids):016x}"
+    return f"{hash_bytes(schema.to_json() + shard_ids(shards)):016x}"
 
 
 def describe_generation(generation: Generation, external_lists: dict[str, bytes]) -> dict[str, Any]:
     """Return a generation as JSON. Optional entries are omitted if they are empty.
 
-    Each external list is added to `external_lists`, which maps file names to contents.
-
-    Raises:
-        SchemaError: a value cannot be represented in JSON.
+    Each external list is added to `external_lists`, which maps file names to contents. Raises
+    SchemaError if an input cannot be represented in JSON.
     """
+    inputs = generation.inputs
     content = {
         "format_version": f"{MAJOR}.{MINOR}",
         "generation": generation.number,
         "lineage": generation.lineage,
-        "schema": describe_schema(generation.schema),
+        "schema": json.loads(generation.schema.to_json()),
         "shards": describe_shards(generation.shards, external_lists),
         "classes": list(generation.classes),
-        "inputs": _describe_inputs(generation.inputs, external_lists),
+        "inputs": add_external_list(external_lists, INPUTS, pack_inputs(inputs), len(inputs))
+        if is_long(inputs)
+        else [dict(entry) for entry in inputs],
         "converter": dict(generation.converter),
         "versions": dict(generation.versions),
         "view": dict(generation.view),
     }
-    subsets = {
-        name: {"samples": len(rows), "rows": rows.to_text()}
-        for name, rows in generation.subsets.items()
-    }
     extras = {
-        "subsets": subsets,
+        "subsets": {
+            name: {"samples": len(rows), "rows": rows.to_text()}
+            for name, rows in generation.subsets.items()
+        },
         "stats": dict(generation.stats),
         "operation": dict(generation.operation),
         "column_groups": [
@@ -348,22 +329,14 @@ def describe_generation(generation: Generation, external_lists: dict[str, bytes]
     return found | ({"required": required} if required else {})
 
 
-def _describe_inputs(inputs: Sequence[Mapping[str, Any]], external_lists: dict[str, bytes]) -> Any:
-    if is_long(inputs):
-        return add_external_list(external_lists, INPUTS, pack_inputs(inputs), len(inputs))
-    return [dict(entry) for entry in inputs]
-
-
 def _required(content: Mapping[str, Any]) -> list[str]:
     """Return the names of the features that a reader must support to read a generation's JSON."""
-    lists = [_EXTERNAL_LISTS] if has_external_lists(content) else []
+    lists = [_EXTERNAL_LISTS] if external_list_names(content) else []
     return [*lists, _COLUMN_GROUPS] if content.get("column_groups") else lists
 
 
 def parse_generation(content: dict[str, Any], place: Path) -> Generation:
-    """Parse `content`, the JSON of the generation file `place`.
-
-    External lists of shards are read from the folder that contains the file.
+    """Parse `content`, the JSON of the generation file `place`, and read external lists of shards.
 
     Raises:
         DatasetCorrupt: the generation, or an external list of shards, is damaged or invalid.
@@ -376,7 +349,7 @@ def parse_generation(content: dict[str, Any], place: Path) -> Generation:
         generation = Generation(
             number=content["generation"],
             lineage=content["lineage"],
-            schema=parse_schema(content["schema"]),
+            schema=Schema.from_json(canonical_json(content["schema"])),
             shards=shards,
             classes=tuple(content["classes"]),
             inputs=_parse_inputs(content["inputs"], place),
