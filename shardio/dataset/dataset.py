@@ -265,7 +265,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         return found
 
     def _new_gather(self, name: str) -> ColumnGather:
-        marks, first_marks = self.files.marks_of(name)
+        marks, mark_starts = self.files.marks_of(name)
         return ColumnGather(
             name,
             self.schema.columns[name],
@@ -275,7 +275,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
             starts=self.starts[:-1],
             counts=np.diff(self.starts),
             marks=marks,
-            first_marks=first_marks,
+            mark_starts=mark_starts,
             verify=self.verify,
         )
 

@@ -49,14 +49,14 @@ class ColumnGather:
         name: the name of the column.
         field: the type of the column.
         files: the open files of the dataset; borrowed.
-        first: the index of the file that stores the column for shard 0. The files that store the
-            column for the other shards have the next indices.
+        first_file: the index of the file that stores the column for shard 0. The files that store
+            the column for the other shards have the next indices.
         is_mapped: True if files are mapped, False if they are read.
         starts: for each shard, the index of its first row in the dataset.
         counts: the number of rows of each shard.
         marks: the marks of all files, shared with other readers of the dataset. A mark is a byte
             that is 1 if a unit, which is a range of bytes with one hash, has been verified.
-        first_marks: for each shard, the position in `marks` of the first mark of its file.
+        mark_starts: for each shard, the position in `marks` at which the marks of its file begin.
         verify: when hashes are checked: "off", "first" or "always", as in ShardReader.
     """
 
@@ -65,20 +65,19 @@ class ColumnGather:
         name: str,
         field: Array,
         files: OpenFiles,
-        first: int,
+        first_file: int,
         *,
         is_mapped: bool,
         starts: Rows,
         counts: Rows,
         marks: npt.NDArray[np.uint8],
-        first_marks: Rows,
+        mark_starts: Rows,
         verify: str,
     ) -> None:
-        self._name, self._verify, self._files, self._first = name, verify, files, first
+        self._name, self._verify, self._files, self._first_file = name, verify, files, first_file
         self._starts, self._counts, self._is_mapped = starts, counts, is_mapped
         self._row_bytes, self._stride = field.row_bytes or 0, field.stride
-        self._marks, self._first_marks = marks, first_marks
-        self._slices: list[slice] = []
+        self._marks, self._mark_starts = marks, mark_starts
         self._all_verified = verify == "off"
         self._n_verified_batches, self._next_check = 0, 32
         self._rows = self._new_rows(self._stride, self._row_bytes)
@@ -87,8 +86,8 @@ class ColumnGather:
         self._hashes: MappedRows | FileRows | None = None
         if self._by_row and verify != "off":
             self._hashes = self._new_rows(DIMENSION.size, DIMENSION.size)
-        # Each of the three arrays has one number per shard. The number is added to an index, and
-        # the sum is the position of a mark. The index is that of a unit in the shard's column
+        # Each of the three arrays has one number per shard. If the number is added to an index, the
+        # sum is the position of a mark. The index is that of a unit in the shard's column
         # (`_mark_shift`), of a row in the dataset (`_row_mark_shift`), or of a block of 4 KiB of
         # the column's hashes (`_block_shift`).
         self._mark_shift: Rows = np.full(len(counts), _UNKNOWN)
@@ -112,7 +111,7 @@ class ColumnGather:
         return PooledRows(stride, row_bytes, self._starts, self._counts, self._files.max_open)
 
     def _open(self, shard: int) -> ShardReader:
-        return self._files.reader(self._first + shard)
+        return self._files.reader(self._first_file + shard)
 
     def _open_shard(self, shard: int) -> None:
         """Open the file that stores the column for a shard, and attach its rows and hashes."""
@@ -125,14 +124,14 @@ class ColumnGather:
                 rows.detach(shard)  # Ctrl-C in an earlier call may have left the shard attached
                 rows.attach(shard, reader, section)
         if self._hashes is not None:
-            self._block_shift[shard] = self._first_marks[shard] + reader.units.hashes_mark(name)
-        self._mark_shift[shard] = self._first_marks[shard] + reader.units.column_mark(name)
+            self._block_shift[shard] = self._mark_starts[shard] + reader.units.hashes_mark(name)
+        self._mark_shift[shard] = self._mark_starts[shard] + reader.units.column_mark(name)
         self._row_mark_shift[shard] = self._mark_shift[shard] - self._starts[shard]
         self._is_open[shard] = True
 
     def _on_evict(self, file: int) -> None:
         """Detach the rows of a file that is about to be evicted from the open files."""
-        shard = file - self._first
+        shard = file - self._first_file
         if 0 <= shard < len(self._counts):
             self._is_open[shard] = False
             for rows in (self._rows, self._hashes):
@@ -142,12 +141,12 @@ class ColumnGather:
     def _open_shards(self, shards: Rows) -> bool:
         """Open and attach all `shards`; return False if not all of them can be open together."""
         if self._is_open.take(shards).all():
-            self._files.mark_used(shards + self._first)
+            self._files.mark_used(shards + self._first_file)
             return True
         wanted = distinct(shards)
         if len(wanted) > self._max_together:
             return False
-        self._files.mark_used(wanted + self._first)
+        self._files.mark_used(wanted + self._first_file)
         for shard in wanted[~self._is_open[wanted]].tolist():
             while True:
                 try:
@@ -222,21 +221,21 @@ class ColumnGather:
         stored = np.empty((len(rows), DIMENSION.size), np.uint8)
         self._hashes.copy(rows, shards, stored)
         expected = stored.reshape(-1).view(HASH_DTYPE)
-        content = out.reshape(-1).data
         # `map` executes no bytecode for a row. It takes half the time of a generator expression.
-        parts = map(content.__getitem__, self._row_slices(fresh, len(out)))
-        found = np.array(list(map(hash_bytes, parts)), np.uint64)
-        wrong = np.flatnonzero(found != expected)
-        if len(wrong):
-            self._raise_mismatch(int(wrong[0]), rows, shards, expected, found)
+        hashes = map(hash_bytes, map(out.__getitem__, fresh.tolist()))
+        found = np.fromiter(hashes, np.uint64, len(fresh))
+        for i in np.flatnonzero(found != expected)[:1].tolist():
+            shard = int(shards[i])
+            reader, row = self._open(shard), int(rows[i] - self._starts[shard])
+            offset = reader.column_section(self._name).offset + row * self._stride
+            raise reader.units.mismatch(self._name, row, offset, int(expected[i]), int(found[i]))
         self._marks[marks] = 1
         PHASE_TIMES.sums_ns[CHECK] += now_ns() - start_ns
 
     def _update_all_verified(self) -> None:
         """Set `_all_verified` to True if all units of the column have been verified.
 
-        This method is called for each batch in which nothing had to be verified. Because looking at
-        all marks takes long, only the 32nd, 64th, 128th, … call of this method does so.
+        Looking at all marks takes long. Therefore only the 32nd, 64th, 128th, … call does so.
         """
         self._n_verified_batches += 1
         if self._n_verified_batches < self._next_check:
@@ -250,35 +249,8 @@ class ColumnGather:
             for first, n in zip(self._mark_shift.tolist(), n_units.tolist(), strict=True)
         )
 
-    def _row_slices(self, places: Rows, n_rows: int) -> list[slice]:
-        """Return, for each row index in `places`, the slice of the flat output that has the row."""
-        size = self._row_bytes
-        for j in range(len(self._slices), n_rows):
-            self._slices.append(slice(j * size, (j + 1) * size))
-        if len(places) == len(self._slices):
-            return self._slices
-        return [self._slices[j] for j in places.tolist()]
-
-    def _raise_mismatch(
-        self,
-        i: int,
-        rows: Rows,
-        shards: Rows,
-        expected: npt.NDArray[np.uint64],
-        found: npt.NDArray[np.uint64],
-    ) -> None:
-        shard = int(shards[i])
-        reader = self._open(shard)
-        row = int(rows[i] - self._starts[shard])
-        offset = reader.column_section(self._name).offset + row * self._stride
-        raise reader.units.mismatch(self._name, row, offset, int(expected[i]), int(found[i]))
-
     def _verify_hash_blocks(self, rows: Rows, shards: Rows) -> None:
-        """Verify the stored hashes of `rows`.
-
-        The section with the hashes of a column is itself hashed, in blocks of 4 KiB. All blocks
-        that contain a hash of one of `rows` are verified.
-        """
+        """Verify the stored hashes of `rows`, which are themselves hashed in blocks of 4 KiB."""
         local = rows - self._starts[shards]
         blocks = local * DIMENSION.size // BLOCK_BYTES + self._block_shift[shards]
         if self._verify == "first" and self._marks[blocks].all():
@@ -297,10 +269,7 @@ class ColumnGather:
             self._open(shard).units.check_column(self._name, local[shards == shard])
 
     def disable_readahead(self) -> None:
-        """Disable the kernel's read-ahead for mapped files.
-
-        Read-ahead is not needed, because the loader prefetches the data.
-        """
+        """Disable the kernel's read-ahead for mapped files, because the loader prefetches them."""
         for part in (self._rows, self._hashes):
             if part is not None:
                 part.disable_readahead()

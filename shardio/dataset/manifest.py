@@ -61,10 +61,7 @@ from shardio.storage.fs import (
 )
 
 POINTER: Final = "dataset.json"
-"""The name of the file that points to the published generation.
-
-A folder that contains a file of this name is a dataset.
-"""
+"""The name of the file that points to the published generation; a folder with it is a dataset."""
 
 
 def holds_dataset(folder: str | os.PathLike[str]) -> bool:
@@ -85,10 +82,7 @@ def check_folder_name(name: str | os.PathLike[str]) -> None:
 
 
 def refuse_existing(folder: str | os.PathLike[str], *, exclude: str = "") -> None:
-    """Raise DatasetExists unless `folder` is missing or empty.
-
-    An entry with the name `exclude` is ignored.
-    """
+    """Raise DatasetExists unless `folder` is missing or has no entry except for `exclude`."""
     path = Path(folder)
     if path.is_dir():
         if holds_dataset(path):
@@ -130,7 +124,7 @@ def publish(
 ) -> Generation:
     """Publish the first generation of a dataset. All shards must already be complete in `folder`.
 
-    `details` are further attributes of the Generation: converter, subsets, stats, operation.
+    The other arguments are attributes of the Generation.
 
     Raises:
         DatasetConflict: another writer has published in this folder in the meantime.
@@ -166,15 +160,13 @@ def publish(
 def publish_next(
     folder: str | os.PathLike[str], previous: Generation, **changes: Any
 ) -> Generation:
-    """Publish the generation that follows `previous`.
+    """Publish the generation that follows `previous`, on which processes may go on reading.
 
-    `changes` are the attributes of the Generation that differ from `previous`: shards,
-    column_groups, classes, …. All shards in `changes` must already be complete in `folder`.
-    Processes that read `previous` are not affected.
+    `changes` are the attributes of the Generation that differ from `previous`. All shards in
+    `changes` must already be complete in `folder`.
 
     Raises:
-        DatasetConflict: another writer has published a generation since `previous` was read. The
-            files of the other writer are unchanged.
+        DatasetConflict: another writer has published a generation since `previous` was read.
         DatasetCorrupt, ShardUnsupported: the published generation cannot be read.
         InvalidArgument: a column group does not match the shards.
         SchemaError: a value cannot be represented in JSON.
@@ -207,15 +199,13 @@ def recover(folder: str | os.PathLike[str]) -> Generation:
     """Undo the unfinished commit of a killed writer; return the published generation.
 
     A writer may be killed after it has created a generation file, and before `dataset.json` points
-    to this file. The generation file is then removed, because no reader has seen the generation.
-    Temporary files and unreferenced external lists are removed, too. The shards of the generation
-    are kept.
+    to this file. Then the generation file is removed, and also temporary files and unreferenced
+    external lists. The shards of the generation are kept.
 
     Raises:
         DatasetNotFound, DatasetCorrupt, ShardUnsupported: as in `load`.
-        DatasetConflict: there is an unpublished generation, but the file system has no locks.
-            Therefore the writer of this generation may still be running. The generation is
-            published instead of removed.
+        DatasetConflict: there is an unpublished generation, and its writer may still be running,
+            because the file system has no locks. The generation is published instead of removed.
     """
     root = Path(folder)
     if not holds_dataset(root):
@@ -228,7 +218,7 @@ def _recover(root: Path, *, is_alone: bool) -> Generation:
     """Do the work of `recover`; `is_alone` is True if the caller holds the lock."""
     published = load(root)
     number = published.number + 1
-    place = root / GENERATIONS / f"{number:06d}.json"
+    place = _place(root, number)
     if is_alone:
         if place.exists():  # the writer was killed: a running writer would hold the lock
             unlink(place)
@@ -269,6 +259,11 @@ def _locked(folder: Path) -> Iterator[bool]:
         os.close(fd)
 
 
+def _place(root: Path, number: int) -> Path:
+    """Return the path of a generation file."""
+    return root / GENERATIONS / f"{number:06d}.json"
+
+
 def _write_pointer(root: Path, generation: Generation) -> None:
     pointer = {"generation": generation.number, "lineage": generation.lineage}
     pointer |= {"format": _FORMAT, "version": _VERSION}
@@ -283,7 +278,7 @@ def _publish(
     If an error occurs before the generation is published, these files are removed again.
     """
     number = generation.number
-    place = root / GENERATIONS / f"{number:06d}.json"
+    place = _place(root, number)
     make_folder(place.parent)
     try:
         for name, part in external_lists.items():
@@ -315,15 +310,14 @@ def _publish(
 def withdraw(folder: str | os.PathLike[str], lineage: str) -> None:
     """Remove the first generation of an unpublished dataset if its lineage is `lineage`.
 
-    Also remove external lists to which no generation refers. Finally, remove the folder of
-    generations if it is empty.
+    Also remove unreferenced external lists, and the folder of generations if it is empty.
     """
     root = Path(folder)
     ours: Generation | None = None
     with contextlib.suppress(DatasetCorrupt, ShardUnsupported, OSError):
         ours = load_generation(root, 1)
     if ours is not None and ours.lineage == lineage:
-        unlink(root / GENERATIONS / "000001.json")
+        unlink(_place(root, 1))
         remove_unreferenced(root / GENERATIONS, [part.path.name for part in ours.external_lists])
     with contextlib.suppress(FileNotFoundError), _locked(root / GENERATIONS) as is_alone:
         if is_alone:
@@ -358,10 +352,7 @@ def load(folder: str | os.PathLike[str]) -> Generation:
 
 
 def read_pointer(folder: str | os.PathLike[str]) -> tuple[int, object]:
-    """Return the generation number and the lineage in `dataset.json`.
-
-    The errors are the same as those of `load`.
-    """
+    """Return generation number and lineage in `dataset.json`; the errors are those of `load`."""
     root = Path(folder)
     pointer_path = root / POINTER
     if not root.is_dir():
@@ -399,7 +390,7 @@ def load_generation(folder: str | os.PathLike[str], number: int) -> Generation:
         DatasetCorrupt: the generation is missing, damaged or invalid.
         ShardUnsupported: the generation was written by a newer version.
     """
-    place = Path(folder) / GENERATIONS / f"{number:06d}.json"
+    place = _place(Path(folder), number)
     if not place.exists():
         raise DatasetCorrupt(f"{place}: generation {number} is missing")
     refuse_links_outside(Path(folder), place.parent, place)

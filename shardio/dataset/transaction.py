@@ -2,10 +2,10 @@
 
 An operation writes new files in a *staging folder*, which is hidden and locked. When all files are
 complete, each file gets its final name as a second link (`link_staged`). Then a generation that
-names the files is published. The links in the staging folder stay until the end of the operation.
-These links have the same inodes as the final names, and thus show which files in the dataset belong
-to the operation. If the operation fails, `undo` removes the files of the operation, unless a
-generation names them. If the operation is killed, the next operation on the dataset removes them.
+names the files is published. Until the end of the operation, the links in the staging folder show,
+by their inodes, which files in the dataset belong to the operation. If the operation fails, `undo`
+removes these files, unless a generation names them. If the operation is killed, the next operation
+on the dataset removes them.
 
 A file may be missing because another writer has changed the dataset during an operation. This is
 detected (`detect_conflict`) and reported as a conflict, not as damage.
@@ -67,9 +67,7 @@ def detect_conflict(folder: PathName, before: int | None = None) -> Iterator[Non
     """Raise DatasetConflict if another writer has caused an error in the `with` block.
 
     `before` is the number of the generation that the block reads; by default, the generation that
-    is published at the start of the block. An error counts as caused by another writer if another
-    generation is published when the error occurs, and files of generation `before`, or of a
-    generation between the two, are missing.
+    is published at the start of the block.
     """
     before = published_in(folder) if before is None else before
     try:
@@ -82,8 +80,8 @@ def detect_conflict(folder: PathName, before: int | None = None) -> Iterator[Non
 def raise_conflict(folder: PathName, before: int | None, cause: Exception | None = None) -> None:
     """Raise DatasetConflict if another writer has published a generation and removed files.
 
-    `before` is the result of an earlier call of `published_in`. If `before` is None, nothing is
-    checked.
+    Files count as removed if they belong to generation `before` (None: nothing is checked), which
+    was published earlier, or to a generation between that and the one that is published now.
     """
     now = published_in(folder)
     if before is None or now is None or now == before or not _files_missing(folder, before, now):
@@ -102,10 +100,7 @@ def published_in(folder: PathName) -> int | None:
 
 
 def _files_missing(folder: PathName, before: int, now: int) -> bool:
-    """Return True if files of generations from `before` to `now` - 1 are missing.
-
-    Also return True if one of these generations cannot be read.
-    """
+    """Return True if a generation from `before` to `now` - 1 cannot be read or lacks a file."""
     try:
         older = [load_generation(folder, number) for number in range(before, now)]
     except DataError:
@@ -117,10 +112,7 @@ _PREFIX: Final = ".staging-"
 
 
 def lock_folder(folder: Path, *, wait: bool = False) -> int:
-    """Lock a folder; return a file descriptor that holds the lock.
-
-    The lock is released when the descriptor and all its duplicates are closed. With `wait`, wait
-    while another process holds the lock.
+    """Lock a folder; return a descriptor that holds the lock until all its duplicates are closed.
 
     Raises:
         BlockingIOError: another process holds the lock, and `wait` is False.
@@ -220,10 +212,8 @@ def undo(root: Path, staging: Path, *, is_private: bool = False) -> None:
 
     If `root` is not a dataset yet, the first generation of the operation is removed, too. The
     caller must hold the lock of the staging folder. `is_private` is True if it is certain that no
-    other writer has used `root`.
-
-    Raises:
-        DataError: a generation that may name the staged shards cannot be read.
+    other writer has used `root`. Raises DataError if a generation that may name the staged shards
+    cannot be read.
     """
     inodes = _staged_inodes(staging)
     if not holds_dataset(root) and (inodes or is_private):
@@ -234,11 +224,6 @@ def undo(root: Path, staging: Path, *, is_private: bool = False) -> None:
                 lineage = first.lineage
         remove_temporary_files(root)
         withdraw(root, lineage)
-    _unlink(root, inodes)
-
-
-def _unlink(root: Path, inodes: set[int]) -> None:
-    """Remove each file in `root` whose inode is in `inodes`, unless a generation names the file."""
     found = {entry.name: entry.stat(follow_symlinks=False).st_ino for entry in os.scandir(root)}
     names = [name for name, inode in found.items() if inode in inodes]
     if not names:
@@ -276,9 +261,8 @@ def _id_of(path: Path) -> str:
 def dataset_entries(root: Path) -> list[str]:
     """Return the names of the files and folders in `root` that belong to the dataset.
 
-    The first name is `dataset.json`. A caller that moves the entries should move this file first:
-    without this file, the folder is no dataset. Therefore nobody opens a dataset of which a part is
-    missing.
+    The first name is `dataset.json`. A caller that moves the entries should move this file first,
+    so that nobody opens a dataset of which a part is missing.
     """
     generations = (load_generation(root, number) for number in generation_numbers(root))
     named = {name for generation in generations for name in generation.names}
@@ -292,7 +276,7 @@ def check_only_dataset(root: Path, exclude: str) -> None:
 
     Raises:
         DatasetExists: `root` contains something that does not belong to the dataset.
-        DatasetCorrupt, ShardUnsupported: the files of the dataset cannot be determined.
+        DatasetCorrupt, ShardUnsupported: a generation cannot be read.
     """
     if not holds_dataset(root):
         refuse_existing(root, exclude=exclude)
