@@ -33,7 +33,7 @@ Each class also derives from the built-in exception that fits best.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 __all__ = [
     "CacheFull",
@@ -113,6 +113,14 @@ class ShardCorrupt(DataError, ValueError):
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.what, self.__dict__.copy())
 
+    def at(self, **given: str | int | None) -> Self:
+        """Set the attributes that are still None (path, field, …) to the given values.
+
+        Return the error itself.
+        """
+        vars(self).update({name: given[name] for name in given if getattr(self, name) is None})
+        return self
+
 
 def _rebuild(kind: type[ShardCorrupt], what: str, state: dict[str, Any]) -> ShardCorrupt:
     """Unpickle a ShardCorrupt, whose constructor takes keywords."""
@@ -132,19 +140,6 @@ class ShardChanged(ShardCorrupt):
     `__cause__` is the WorkerDied. Restore the shard or publish the dataset again; then open the
     dataset again.
     """
-
-    def at(
-        self,
-        *,
-        section: str | None = None,
-        field: str | None = None,
-        sample: int | None = None,
-        offset: int | None = None,
-    ) -> ShardChanged:
-        """Set the attributes that are still None to the given values; return self."""
-        given = {"section": section, "field": field, "sample": sample, "offset": offset}
-        vars(self).update({name: given[name] for name in given if getattr(self, name) is None})
-        return self
 
 
 class ShardIncomplete(DataError, ValueError):

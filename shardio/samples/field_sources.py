@@ -320,7 +320,8 @@ class RecordSource(FieldSource):
                 shape = array.shape_of(dims[i], len(record))
             except ShardCorrupt as error:
                 offset = records.offset + int(entries["offset"][i])
-                raise records.placed(error, self.name, int(local[i]), offset) from error
+                records.placed(error, self.name, int(local[i]), offset)
+                raise
             yield record, shape
 
 

@@ -243,7 +243,7 @@ def _lines(dataset: Dataset, name: str, sound: str) -> Iterator[Streams]:
     def look(part: ShardSamples) -> Streams:
         own = part.rows[part.reader(sound).records.present(sound, part.rows)]
         records = part.reader(name).records
-        found: Streams = records.streams.lines(name, own, records.entries(name, own))
+        found: Streams = records.lines(name, own, records.entries(name, own))
         return found
 
     for _, lines in scan(dataset, look):

@@ -237,13 +237,13 @@ class VideoIndex:
     def _read(self) -> Streams:
         """Return the videos' rows of the stream table."""
         records, rows = self._reader.records, self._rows
-        found = records.streams.lines(self._name, rows, records.entries(self._name, rows))
+        found = records.lines(self._name, rows, records.entries(self._name, rows))
         wrong = np.flatnonzero(found["n_frames"] > found["n_packets"])
         for i in wrong[:1].tolist():
             raise ShardCorrupt(
                 "a video has more frames than packets",
                 code="frames",
-                path=records.streams.units.path,
+                path=records.units.path,
                 field=self._name,
                 sample=int(rows[i]),
                 expected=int(found["n_packets"][i]),

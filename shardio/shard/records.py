@@ -1,8 +1,7 @@
 """Read and verify records: the stored values of those fields that are not stored as columns.
 
 The records are in the payload section. The index section has an entry for each record, with the
-offset, the codec, the sizes and the hash of the record. `reader` and the engine read records with
-this module; `section_writers` writes them.
+offset, the codec, the sizes and the hash of the record.
 
 The record of a video or of audio is a *stream* of packets. Tables in sections of their own describe
 the streams and their packets. The tables are verified block by block, and a stream is verified
@@ -58,16 +57,17 @@ class Records:
     """
 
     def __init__(self, units: VerifiedUnits) -> None:
-        self._units, self._schema = units, units.schema
+        self.units, self._schema = units, units.schema
         self._ids = {name: k for k, name in enumerate(units.schema.records)}
         self._dictionaries: dict[str, Dictionary | None] = {}
-        self.streams = StreamRecords(units)
-        """The records of video and audio fields."""
+
+    def _section(self, kind: Kind, name: str) -> Section:
+        return self.units.sections[kind, self._schema.field_id(name), 0]
 
     @property
     def offset(self) -> int:
         """The offset of the payload in the file."""
-        return self._units.sections[Kind.PAYLOAD, NO_FIELD, 0].offset
+        return self.units.sections[Kind.PAYLOAD, NO_FIELD, 0].offset
 
     def present(self, name: str, rows: Rows) -> Present:
         """Return a bool for each of `rows`: True if the sample has a value of the field.
@@ -76,23 +76,19 @@ class Records:
         """
         if not self._schema[name].optional:
             return np.ones(len(rows), np.bool_)
-        stored = self._units.items(Kind.VALIDITY, name, _BITS_DTYPE, rows >> 3)
+        stored = self.units.items(Kind.VALIDITY, name, _BITS_DTYPE, rows >> 3)
         found: Present = (stored >> (rows & 7).astype(np.uint8) & 1).astype(np.bool_)
         return found
 
     def entries(self, name: str, rows: Rows) -> Entries:
-        """Return the index entries of a field's records, one for each of `rows`.
-
-        The bytes of the entries are verified. The offset, the sizes, the codec and the alignment in
-        each entry are checked as well.
-        """
+        """Return the verified and valid index entries of a field's records, one for each row."""
         numbers = rows * len(self._ids) + self._ids[name]
-        found: Entries = self._units.items(Kind.INDEX, name, ENTRY_DTYPE, numbers)
-        payload = self._units.sections[Kind.PAYLOAD, NO_FIELD, 0]
+        found: Entries = self.units.items(Kind.INDEX, name, ENTRY_DTYPE, numbers)
+        payload = self.units.sections[Kind.PAYLOAD, NO_FIELD, 0]
         broken = first_invalid(found, self._schema[name], payload.size)
         if broken is not None:
-            section = self._units.sections[Kind.INDEX, NO_FIELD, 0]
-            raise self._units.corrupt(
+            section = self.units.sections[Kind.INDEX, NO_FIELD, 0]
+            raise self.units.corrupt(
                 "an index entry is invalid (codec, offset, sizes or alignment)",
                 code="index_entry",
                 field=name,
@@ -109,10 +105,10 @@ class Records:
         records are views of the map.
         """
         payload = self.offset
-        content = self._units.content  # this iterator keeps the content, even after `release`
+        content = self.units.content  # this iterator keeps the content, even after `release`
         dictionary = self._dictionary(name)
         k = self._ids[name]
-        is_checked = self._units.are_records_checked(k, rows)
+        is_checked = self.units.are_records_checked(k, rows)
         if is_checked and isinstance(content, memoryview) and self._schema[name].codec == "raw":
             starts, sizes = (entries["offset"] + np.uint64(payload)).tolist(), entries["n_bytes"]
             for start, size in zip(starts, sizes.tolist(), strict=True):
@@ -133,7 +129,7 @@ class Records:
                 error.at(field=name, sample=row)
                 raise
             if not is_checked:
-                self._units.check_record(name, k, row, offset, stored, expected)
+                self.units.check_record(name, k, row, offset, stored, expected)
             try:
                 if row % TIMED_EVERY:
                     record = decode(stored, codec, n_bytes, dictionary)
@@ -142,7 +138,8 @@ class Records:
                     record = decode(stored, codec, n_bytes, dictionary)
                     PHASE_TIMES.sums_ns[DECODE] += TIMED_EVERY * (now_ns() - start_ns)
             except ShardCorrupt as error:
-                raise self.placed(error, name, row, offset) from error
+                self.placed(error, name, row, offset)
+                raise
             yield record
 
     def _dictionary(self, name: str) -> Dictionary | None:
@@ -153,12 +150,13 @@ class Records:
         if not SPECS[self._schema[name].codec].has_dictionary:
             return None
         if name not in self._dictionaries:
-            section = self._units.sections[Kind.DICTIONARY, self._schema.field_id(name), 0]
-            content = self._units.read_whole(section)
+            section = self._section(Kind.DICTIONARY, name)
+            content = self.units.read_whole(section)
             try:
                 self._dictionaries[name] = cached_dictionary(content) if content else None
             except ShardCorrupt as error:
-                raise self.placed(error, name, None, section.offset) from error
+                self.placed(error, name, None, section.offset)
+                raise
         return self._dictionaries[name]
 
     def shapes(self, name: str, rows: Rows) -> npt.NDArray[np.uint64]:
@@ -172,7 +170,7 @@ class Records:
         if not n_dims:
             return np.empty((len(rows), 0), np.uint64)
         line = np.dtype([("dims", "<u8", (n_dims,))])
-        dims: npt.NDArray[np.uint64] = self._units.items(Kind.SHAPES, name, line, rows)["dims"]
+        dims: npt.NDArray[np.uint64] = self.units.items(Kind.SHAPES, name, line, rows)["dims"]
         return dims
 
     def values(self, name: str, rows: Rows) -> Iterator[Any]:
@@ -186,7 +184,7 @@ class Records:
         entries = self.entries(name, rows)
         absent = self.absent(name, rows, entries)
         if field.is_streamed:
-            for i, stream in enumerate(self.streams.streams(name, rows, entries)):
+            for i, stream in enumerate(self.streams(name, rows, entries)):
                 yield None if i in absent else stream
             return
         dims = self.shapes(name, rows)
@@ -199,7 +197,8 @@ class Records:
             try:
                 value = field.decode(record, field.shape_of(dims[i], n_bytes))
             except ShardCorrupt as error:
-                raise self.placed(error, name, int(rows[i]), offset) from error
+                self.placed(error, name, int(rows[i]), offset)
+                raise
             except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, nested too deep
                 broken = ShardCorrupt(f"a record cannot be decoded: {error}", code="value")
                 raise self.placed(broken, name, int(rows[i]), offset) from error
@@ -211,9 +210,8 @@ class Records:
     def absent(self, name: str, rows: Rows, entries: Entries) -> frozenset[int]:
         """Return the positions in `rows` of the samples that have no value of the field.
 
-        `entries` are the index entries of the field for `rows`. Raises ShardCorrupt if a sample
-        without a value has a record that is not empty. Raises ShardCorrupt also if a sample with a
-        value has an empty record, although records of the field are never empty.
+        `entries` are the index entries of the field for `rows`. Raises ShardCorrupt if the record
+        of a missing value is not empty, or if a record is empty that must not be empty.
         """
         field = self._schema[name]
         if not field.optional:
@@ -230,38 +228,13 @@ class Records:
         return frozenset(np.flatnonzero(is_absent).tolist())
 
     def placed(self, error: ShardCorrupt, field: str, row: int | None, offset: int) -> ShardCorrupt:
-        """Return a copy of `error` to which path, field, sample and offset are added."""
-        return ShardCorrupt(
-            error.what,
-            code=error.code,
-            path=self._units.path,
-            field=field,
-            sample=row,
-            offset=offset,
-            expected=error.expected,
-            found=error.found,
-        )
-
-
-class StreamRecords:
-    """The streams of one open shard: the records of its videos and audio.
-
-    `units` has the content of the shard and the verification state. If the tables or the parameters
-    of a stream were changed or are invalid, the methods raise ChecksumMismatch or ShardCorrupt. The
-    error has the name of the field and, if only one stream is concerned, the index of the sample.
-    """
-
-    def __init__(self, units: VerifiedUnits) -> None:
-        self.units = units
-
-    def _section(self, kind: Kind, name: str) -> Section:
-        return self.units.sections[kind, self.units.schema.field_id(name), 0]
+        """Add path, field, sample and offset to `error`, and return it."""
+        return error.at(path=self.units.path, field=field, sample=row, offset=offset)
 
     def lines(self, name: str, rows: Rows, entries: Entries) -> Streams:
-        """Return the lines of a field in the table of streams, one for each of `rows`.
+        """Return the verified and valid lines in the table of streams, one for each of `rows`.
 
-        `entries` are the index entries of the field for `rows`. The bytes of the lines are
-        verified, and the numbers in the lines are checked.
+        `entries` are the index entries of the field for `rows`.
         """
         found: Streams = self.units.items(Kind.STREAMS, name, STREAM_DTYPE, rows)
         n_packets = self._section(Kind.PACKETS, name).count
@@ -287,9 +260,8 @@ class StreamRecords:
         only when its attribute `data` is sliced.
         """
         lines = self.lines(name, rows, entries)
-        payload = self.units.sections[Kind.PAYLOAD, NO_FIELD, 0].offset
         for row, line, entry in zip(rows.tolist(), lines, entries, strict=True):
-            n_bytes, offset = int(entry["n_bytes"]), payload + int(entry["offset"])
+            n_bytes, offset = int(entry["n_bytes"]), self.offset + int(entry["offset"])
             if n_bytes:
                 data = StreamData(self.units, name, row, offset, n_bytes, int(line["first_chunk"]))
                 yield self._stream(name, row, line, data)
@@ -302,9 +274,8 @@ class StreamRecords:
         In the tables, the indices of the stream's first packet and first chunk are set to 0, so
         that the same stream has the same tables in every shard.
         """
-        for row, line, entry in zip(
-            rows.tolist(), self.lines(name, rows, entries), entries, strict=True
-        ):
+        lines = self.lines(name, rows, entries)
+        for row, line, entry in zip(rows.tolist(), lines, entries, strict=True):
             head = int(line["parameter_bytes"]) + int(line["extradata_bytes"])
             packets = self._packets(name, row, line, int(entry["n_bytes"]) - head)
             yield StreamTables(pack_line(line.tobytes(), 0, 0), packets.tobytes())
@@ -327,11 +298,7 @@ class StreamRecords:
         return EncodedStream(parameters, extradata, packets, data, time_base, *numbers)
 
     def _packets(self, name: str, row: int, line: np.void, n_bytes: int) -> Packets:
-        """Return the verified table of a stream's packets.
-
-        Raises ShardCorrupt unless the packets cover `n_bytes` without gaps. For a video, the number
-        of shown packets must also be the number of frames in the line.
-        """
+        """Return the verified and valid table of the packets of a stream, which have `n_bytes`."""
         section = self._section(Kind.PACKETS, name)
         first, count = int(line["first_packet"]), int(line["n_packets"])
         start, end = first * PACKET.size, (first + count) * PACKET.size
@@ -344,7 +311,7 @@ class StreamRecords:
         if (wrong := packets_error(packets, n_bytes)) is not None:
             raise self.units.corrupt(wrong, code="packet", **there)
         expected = int(line["n_frames"])
-        if self.units.schema[name].has_frames and (found := n_shown(packets)) != expected:
+        if self._schema[name].has_frames and (found := n_shown(packets)) != expected:
             what = "the number of frames of a video differs from the number of shown packets"
             raise self.units.corrupt(what, code="frames", **there, expected=expected, found=found)
         return packets
@@ -354,9 +321,8 @@ class StreamRecords:
 class StreamData:
     """The packets of one stream: bytes that are read and verified when they are sliced.
 
-    A slice verifies only the chunks that it touches. Slicing needs an open reader, and allows no
-    step. The resulting memoryview is a view of the map, or of bytes that were read from the file;
-    it stays valid after the reader is closed.
+    A slice verifies only the chunks that it touches. Slicing needs an open reader. The resulting
+    memoryview stays valid after the reader is closed.
 
     Args:
         units: the verification state of the shard.
@@ -379,13 +345,7 @@ class StreamData:
         return self.n_bytes - self.skipped
 
     def __getitem__(self, part: slice) -> memoryview:
-        """Return the bytes from `part.start` to `part.stop`, verified and read-only.
-
-        Raises:
-            ChecksumMismatch: a chunk was changed; the error has its field, sample and offset.
-            ClosedError: the reader is closed.
-            InvalidArgument: the slice has a step.
-        """
+        """Return the bytes from `part.start` to `part.stop`, verified and read-only."""
         start, stop, step = part.indices(len(self))
         if step != 1:
             raise InvalidArgument(f"the data of a stream is cut without a step; found {step}")

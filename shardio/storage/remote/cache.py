@@ -102,7 +102,7 @@ def _check_records(reader: ShardReader, name: str, k: int, rows: Rows) -> None:
     entries = records.entries(name, rows)
     records.shapes(name, rows)
     if reader.schema[name].is_streamed:
-        for stream in records.streams.streams(name, rows, entries):
+        for stream in records.streams(name, rows, entries):
             stream.data[:]
         return
     columns = (
