@@ -31,6 +31,7 @@ from shardio.dataset.column_rows import (
 from shardio.dataset.open_files import OpenFiles
 from shardio.errors import ShardChanged, UnsupportedEnvironment
 from shardio.format.checksum import BLOCK_BYTES, distinct, hash_bytes, rows_per_unit
+from shardio.format.layout import Kind
 from shardio.format.sections import DIMENSION
 from shardio.format.types import Array
 from shardio.shard.reader import ShardReader
@@ -123,9 +124,9 @@ class ColumnGather:
             if rows is not None:
                 rows.detach(shard)  # Ctrl-C in an earlier call may have left the shard attached
                 rows.attach(shard, reader, section)
-        if self._hashes is not None:
-            self._block_shift[shard] = self._mark_starts[shard] + reader.units.hashes_mark(name)
-        self._mark_shift[shard] = self._mark_starts[shard] + reader.units.column_mark(name)
+        start, mark_of = self._mark_starts[shard], reader.units.mark_of
+        self._block_shift[shard] = start + mark_of(Kind.COLUMN_HASHES, name)
+        self._mark_shift[shard] = start + mark_of(Kind.COLUMN, name)
         self._row_mark_shift[shard] = self._mark_shift[shard] - self._starts[shard]
         self._is_open[shard] = True
 

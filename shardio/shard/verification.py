@@ -15,7 +15,6 @@ marks.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
@@ -33,7 +32,7 @@ from shardio.format.checksum import (
 )
 from shardio.format.layout import NO_FIELD, Kind, Section
 from shardio.format.schema import Schema
-from shardio.format.sections import HASHED_UNITS, Key, Sections
+from shardio.format.sections import HASHED_UNITS, Sections
 from shardio.storage.content import Content
 
 Verify = Literal["off", "first", "always"]
@@ -42,17 +41,15 @@ Rows = npt.NDArray[np.int64]
 HASH_DTYPE: Final = np.dtype("<u8")
 
 
-@dataclass(frozen=True, slots=True)
-class _Hashed:
-    """A section with units, the section that contains their hashes, and the index of a mark.
+_HASHED_BY: Final[dict[int, int]] = {
+    Kind.COLUMN_HASHES: Kind.COLUMN,
+    Kind.INDEX: Kind.PAYLOAD,
+    Kind.CHUNK_HASHES: Kind.PAYLOAD,
+}
+"""The kind of the section that consists of the units whose hashes a section contains.
 
-    `first_mark` is the index of the first mark for the units of `section`. If `section` is an index
-    section, the first mark is that of `hashes` itself, and the marks of the blocks follow.
-    """
-
-    section: Section
-    hashes: Section
-    first_mark: int
+A section of the kind BLOCK_HASHES states this kind itself.
+"""
 
 
 class VerifiedUnits:
@@ -61,9 +58,8 @@ class VerifiedUnits:
     The content is borrowed until `release`. `open_sections` has validated `schema`, `sections` and
     `n_samples`. With verify="first", a check verifies the units that have no mark yet, and marks
     them. With verify="always", a check verifies units with a mark too. With verify="off", a check
-    does nothing. If the bytes of a unit do not match its hash, a check raises ChecksumMismatch. The
-    error has the name of the field, the index of the sample and the offset of the bytes; if the
-    unit is a part of an index section, the error has the name of the section but no sample.
+    does nothing. If the bytes of a unit do not match its hash, a check raises ChecksumMismatch with
+    the field, the sample and the offset; for an index section, with the section and no sample.
     """
 
     def __init__(
@@ -81,41 +77,34 @@ class VerifiedUnits:
         self._n_samples, self._verify = n_samples, verify
         self.corrupt = functools.partial(ShardCorrupt, path=path)
         """ShardCorrupt with the argument `path` filled in already."""
-        self._hashed: dict[tuple[int, int], _Hashed] = {}
-        self._columns: dict[str, tuple[_Hashed, int, int, int]] = {}
-        """For each column, by name: its `_Hashed`, the size of a row in bytes, the stride, and the
-        number of rows per unit."""
         self._n_records = len(schema.records)
-        self._first_marks: dict[Key, int] = {}
-        """For each section of hashes, by key: the index of the first mark that belongs to it."""
-        self.n_marks = self._number()
+        self._marks_at: dict[tuple[int, int], int] = {}
+        """For each section that consists of units: the index of the mark of its first unit.
+
+        The keys are the kind and the field of a section. The records have the key (PAYLOAD,
+        NO_FIELD), and the chunks of a field of streams have the key (PAYLOAD, field). If the units
+        are blocks, the mark before the first one is that of the section with their hashes.
+        """
+        self.n_marks = 0
         """The number of units, and thus of marks."""
-        self._records_mark = self._first_marks.get((Kind.INDEX, NO_FIELD, 0), 0)
+        for (_, field, of_kind), hashes in sections.items():
+            if hashes.kind in HASHED_UNITS:
+                self.n_marks += HASHED_UNITS[hashes.kind]
+                kind = of_kind or _HASHED_BY[hashes.kind]
+                self._marks_at[kind, field] = self.n_marks
+                self.n_marks += hashes.count
+        self._columns: dict[str, tuple[int, int, int, int, int]] = {}
+        """For each column: the index of the mark of its first unit, its offset, the size of a row,
+        the stride, and the number of rows per unit."""
+        for name, column in schema.columns.items():
+            offset = sections[Kind.COLUMN, schema.field_id(name), 0].offset
+            row_bytes, stride = column.row_bytes or 0, column.stride
+            place = self.mark_of(Kind.COLUMN, name), offset
+            self._columns[name] = *place, row_bytes, stride, rows_per_unit(row_bytes, stride)
+        self._records_mark = self._marks_at.get((Kind.PAYLOAD, NO_FIELD), 0)
         self.marks: npt.NDArray[np.uint8] = np.zeros(self.n_marks, np.uint8)
         """The mark of each unit: 1 if the unit has been verified, otherwise 0. A loader replaces
         this array by an array of `n_marks` bytes in shared memory."""
-
-    def _number(self) -> int:
-        """Assign a mark to each unit; return the number of units."""
-        place, sections = 0, self.sections
-        for key, hashes in sections.items():
-            n_further = HASHED_UNITS.get(hashes.kind)
-            if n_further is None:
-                continue
-            self._first_marks[key] = place
-            if n_further:
-                target = sections[hashes.of_kind, hashes.field, 0]
-                self._hashed[hashes.of_kind, hashes.field] = _Hashed(target, hashes, place)
-            place += n_further + hashes.count
-        for name, field in self.schema.columns.items():
-            number = self.schema.field_id(name)
-            key = (Kind.COLUMN_HASHES, number, 0)
-            section = sections[Kind.COLUMN, number, 0]
-            column = _Hashed(section, sections[key], self._first_marks[key])
-            self._hashed[Kind.COLUMN, number] = column
-            row_bytes, stride = field.row_bytes or 0, field.stride
-            self._columns[name] = column, row_bytes, stride, rows_per_unit(row_bytes, stride)
-        return place
 
     @property
     def content(self) -> Content:
@@ -128,31 +117,23 @@ class VerifiedUnits:
         """Release the content; every later read raises ClosedError."""
         self._content = None
 
-    def column_mark(self, name: str) -> int:
-        """Return the index of the mark of a column's first unit."""
-        return self._hashed[Kind.COLUMN, self.schema.field_id(name)].first_mark
+    def mark_of(self, kind: Kind, name: str) -> int:
+        """Return the index of the mark of the first unit in a section of a field.
 
-    def hashes_mark(self, name: str) -> int:
-        """Return the index of the mark of the first block in a column's section of hashes."""
-        return self._hashed[Kind.COLUMN_HASHES, self.schema.field_id(name)].first_mark + 1
-
-    def chunks_mark(self, name: str) -> int:
-        """Return the index of the mark of the first chunk of a field of streams."""
-        return self._first_marks[Kind.CHUNK_HASHES, self.schema.field_id(name), 0]
+        The section is a column, an index section, or (PAYLOAD) all chunks of a field of streams.
+        """
+        return self._marks_at[kind, self.schema.field_id(name)]
 
     def is_checked(self, name: str, unit: int) -> bool:
         """Return True if the unit with the index `unit` of a column has been verified."""
-        return bool(self.marks[self.column_mark(name) + unit])
+        return bool(self.marks[self.mark_of(Kind.COLUMN, name) + unit])
 
     def check_column(self, name: str, rows: Rows) -> None:
-        """Verify the units of a column that contain the rows at the indices `rows`.
-
-        The docstring of the class says which units are verified.
-        """
+        """Verify the units of a column that contain the rows at the indices `rows`."""
         if self._verify == "off" or not len(rows):
             return
-        column, row_bytes, stride, per_unit = self._columns[name]
-        units = self._unmarked(column.first_mark, rows // per_unit)
+        mark, column_offset, row_bytes, stride, per_unit = self._columns[name]
+        units = self._unmarked(mark, rows // per_unit)
         if not len(units):
             return
         content, expected = self.content, self.column_hashes(name, units)
@@ -161,7 +142,7 @@ class VerifiedUnits:
             first = unit * per_unit
             last = min(first + per_unit, self._n_samples)
             n_bytes = row_bytes if per_unit == 1 else (last - first) * stride
-            offset = column.section.offset + first * stride
+            offset = column_offset + first * stride
             try:
                 found = hash_bytes(content[offset : offset + n_bytes])
             except ShardChanged as error:
@@ -169,26 +150,19 @@ class VerifiedUnits:
                 raise
             if found != hash_:
                 raise self.mismatch(name, first, offset, hash_, found)
-            self.marks[column.first_mark + unit] = 1
+            self.marks[mark + unit] = 1
         PHASE_TIMES.sums_ns[CHECK] += now_ns() - start_ns
 
     def check_row(self, name: str, row: int) -> None:
-        """Verify the unit of a column that contains the row at the index `row`.
-
-        This method has the same effect as `check_column` for one row, but is faster if the unit has
-        a mark.
-        """
+        """Do the same as `check_column` for one row, but faster if the unit has a mark."""
         if self._verify == "off":
             return
-        column, _, _, per_unit = self._columns[name]
-        if self._verify != "first" or not self.marks[column.first_mark + row // per_unit]:
+        mark, _, _, _, per_unit = self._columns[name]
+        if self._verify != "first" or not self.marks[mark + row // per_unit]:
             self.check_column(name, np.array([row]))
 
     def column_hashes(self, name: str, units: Rows) -> npt.NDArray[np.uint64]:
-        """Return the stored hashes of those units of a column whose indices are `units`.
-
-        The blocks of the section from which the hashes are read are verified.
-        """
+        """Return the verified hashes of the units of a column at the indices `units`."""
         return self.items(Kind.COLUMN_HASHES, name, HASH_DTYPE, units)
 
     def are_records_checked(self, k: int, rows: Rows) -> bool:
@@ -203,7 +177,7 @@ class VerifiedUnits:
     def check_record(
         self, name: str, k: int, row: int, offset: int, stored: memoryview, expected: int
     ) -> None:
-        """Verify the record of one field of one row, as the docstring of the class says.
+        """Verify the record of one field of one row.
 
         `name` is the name of the field, and `k` its position among the fields of the schema that
         are stored as records. `stored` has the bytes of the record, which begin at `offset` in the
@@ -232,7 +206,7 @@ class VerifiedUnits:
         chunks = np.arange(first, first + n)
         if self._verify == "off":
             return chunks[:0]
-        return self._unmarked(self.chunks_mark(name), chunks)
+        return self._unmarked(self.mark_of(Kind.PAYLOAD, name), chunks)
 
     def check_chunk(
         self, name: str, row: int, chunk: int, offset: int, stored: memoryview, expected: int
@@ -247,7 +221,7 @@ class VerifiedUnits:
         PHASE_TIMES.sums_ns[CHECK] += now_ns() - start_ns
         if found != expected:
             raise self.mismatch(name, row, offset, expected, found)
-        self.marks[self.chunks_mark(name) + chunk] = 1
+        self.marks[self.mark_of(Kind.PAYLOAD, name) + chunk] = 1
 
     def items(self, kind: Kind, name: str, dtype: np.dtype[Any], numbers: Rows) -> npt.NDArray[Any]:
         """Return verified copies of the items at the indices `numbers` of an index section.
@@ -269,46 +243,42 @@ class VerifiedUnits:
         """
         if self._verify == "off" or not len(starts):
             return
-        hashed = self._hashed[kind, field]
+        mark = self._marks_at[kind, field]
         if self._verify == "first":  # a short test for the common case: all blocks have marks
-            marks, lasts = self.marks[hashed.first_mark + 1 :], starts + (n_bytes - 1)
+            marks, lasts = self.marks[mark:], starts + (n_bytes - 1)
             if marks[starts // BLOCK_BYTES].all() and marks[lasts // BLOCK_BYTES].all():
                 return
-        blocks = self._unmarked(hashed.first_mark + 1, blocks_touched(starts, n_bytes))
+        blocks = self._unmarked(mark, blocks_touched(starts, n_bytes))
         if not len(blocks):
             return
-        table, section, start_ns = hashed.hashes, hashed.section, now_ns()
-        if self._verify == "always" or not self.marks[hashed.first_mark]:
+        section, start_ns = self.sections[kind, field, 0], now_ns()
+        table = self.sections[Kind.BLOCK_HASHES, field, kind]
+        if self._verify == "always" or not self.marks[mark - 1]:
             self._check_bytes(table, table.offset, table.offset + table.size, table.hash)
-            self.marks[hashed.first_mark] = 1
+            self.marks[mark - 1] = 1
         stored = _take(self.content, table, HASH_DTYPE, blocks, self._field_of(table))
         for block, expected in zip(blocks.tolist(), stored.tolist(), strict=True):
             start = section.offset + block * BLOCK_BYTES
             end = min(start + BLOCK_BYTES, section.offset + section.size)
             self._check_bytes(section, start, end, expected)
-            self.marks[hashed.first_mark + 1 + block] = 1
+            self.marks[mark + block] = 1
         PHASE_TIMES.sums_ns[CHECK] += now_ns() - start_ns
 
     def read_whole(self, section: Section) -> bytes:
-        """Return the bytes of a section that has no unit and no mark, such as a dictionary.
+        """Return the bytes of a section without marks, such as a dictionary.
 
-        The bytes are read and verified at each call (unless `verify` is "off"). A caller that needs
-        them again should keep them.
+        The bytes are read and verified at each call (unless `verify` is "off").
         """
         end = section.offset + section.size
         if self._verify == "off":
             return bytes(self.read(section, section.offset, end))
         return bytes(self._check_bytes(section, section.offset, end, section.hash))
 
-    def _unmarked(self, first_mark: int, units: Rows) -> Rows:
-        """Return the distinct `units` that must be verified now: those without a mark.
-
-        With verify="always", return all distinct units. `first_mark` is the index of the mark of
-        unit 0.
-        """
+    def _unmarked(self, mark: int, units: Rows) -> Rows:
+        """Return those of `units` that must be verified; `mark` is the index of unit 0's mark."""
         if self._verify == "always":
             return distinct(units)
-        marks = self.marks[first_mark + units]
+        marks = self.marks[mark + units]
         return units[:0] if marks.all() else distinct(units[marks == 0])
 
     def _check_bytes(self, section: Section, start: int, end: int, expected: int) -> memoryview:

@@ -138,7 +138,7 @@ def chunks_checked(reader: ShardReader, row: int) -> list[int]:
     entry = reader.records.entries("video", np.array([row]))
     first = int(reader.records.lines("video", np.array([row]), entry)["first_chunk"][0])
     n = -(-int(entry["n_bytes"][0]) // CHUNK_BYTES)
-    marks = reader.units.marks[reader.units.chunks_mark("video") :]
+    marks = reader.units.marks[reader.units.mark_of(Kind.PAYLOAD, "video") :]
     return np.flatnonzero(marks[first : first + n]).tolist()
 
 

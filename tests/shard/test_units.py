@@ -48,7 +48,7 @@ def rows(*numbers: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 def marked(reader: ShardReader, name: str) -> list[int]:
     """Return the marked units of a column, counted from its first."""
-    first = reader.units.column_mark(name)
+    first = reader.units.mark_of(Kind.COLUMN, name)
     n = -(-N // 512) if name == "small" else N
     return np.flatnonzero(reader.units.marks[first : first + n]).tolist()
 
