@@ -63,7 +63,7 @@ from shardio.storage.remote.cache_folder import (
     remove_cached,
     try_exclusive,
 )
-from shardio.storage.remote.object_store import ObjectStore, no_cancel, retry
+from shardio.storage.remote.object_store import ObjectStore, no_cancel
 
 _ROWS_AT_ONCE: Final = 1 << 14
 
@@ -139,22 +139,16 @@ T = TypeVar("T")
 class ShardCache:
     """The cached shards of one dataset. Thread-safe.
 
-    Owns the lock of each pinned shard until the shard is unpinned.
-
-    Args:
-        folder: the folder of the cache. If it is missing, it is created, and only this user can
-            read it.
-        max_bytes: the limit for the shards of all datasets together; None for nine tenths of the
-            space that is free or used by the cache.
-        objects: the dataset in the object store.
-
-    Raises:
-        UnsupportedEnvironment: the folder is not writable.
+    Owns the lock of each pinned shard until the shard is unpinned. `objects` is the dataset in the
+    object store. `folder` is the folder of the cache; if it is missing, it is created, and only
+    this user can read it. `max_bytes` is as in CacheEvictor. Raises UnsupportedEnvironment if the
+    folder is not writable.
     """
 
     def __init__(self, folder: str, max_bytes: int | None, objects: ObjectStore) -> None:
         self.folder, self._objects = folder, objects
-        self.root = os.path.join(folder, _folder_name(objects))
+        name = f"{hash_bytes(f'{objects.endpoint} {objects.url}'.encode()):016x}"
+        self.root = os.path.join(folder, name)
         self._lock_path = os.path.join(self.root, "locks")
         try:
             self._prepare()
@@ -277,24 +271,16 @@ class ShardCache:
                 return
             remove_cached(path)
         partial = os.path.join(self.root, f".{os.path.basename(path)}.{shard.n_bytes}.part")
-        n_left = _MAX_DOWNLOADS
-
-        def fetch() -> None:
+        for n_left in reversed(range(_MAX_DOWNLOADS)):
             self._retry_when_full(shard, lambda: self._evictor.reserve(partial, shard.n_bytes))
             self._retry_when_full(shard, lambda: self._download(shard, partial, check))
             try:
                 verify_download(partial, shard)
+                break
             except _DAMAGED_ERRORS as error:
-                raise _DamagedDownload(error) from error
-
-        def discard(damaged: _DamagedDownload) -> None:
-            nonlocal n_left
-            fs.unlink(partial)
-            n_left -= 1
-            if not n_left:
-                raise self._damaged_error(shard, partial, damaged.error) from damaged.error
-
-        retry(fetch, _DamagedDownload, discard)
+                fs.unlink(partial)
+                if not n_left:
+                    raise self._damaged_error(shard, partial, error) from error
         self._evictor.finish(partial, path)
         self._retry_when_full(shard, lambda: _record_verified(path, shard))
 
@@ -314,14 +300,14 @@ class ShardCache:
 
         If no shard can be evicted, raise CacheFull. `shard` is the shard that needs the space.
         """
-
-        def make_room(error: OSError) -> None:
-            if error.errno not in _DISK_FULL:
-                raise error
-            if not self._evictor.evict(shard.n_bytes):
-                raise self._full_error(shard) from error
-
-        return retry(call, OSError, make_room)
+        while True:
+            try:
+                return call()
+            except OSError as error:
+                if error.errno not in _DISK_FULL:
+                    raise
+                if not self._evictor.evict(shard.n_bytes):
+                    raise self._full_error(shard) from error
 
     def _damaged_error(
         self, shard: ShardSummary, partial: str, error: DataError
@@ -329,15 +315,15 @@ class ShardCache:
         place = f"{self._objects.url}/{shard.name}"
         if isinstance(error, ShardUnsupported):
             return ShardUnsupported(str(error).replace(partial, place))
-        found = ShardCorrupt(
+        return ShardCorrupt(
             f"the object in the store is damaged: downloaded {_MAX_DOWNLOADS} times, and each "
             f"copy differs from the data written ({error}); publish it again, or reopen the "
             "dataset if another object has taken its place",
             code=getattr(error, "code", "incomplete"),
             path=place,
+            field=getattr(error, "field", None),
+            sample=getattr(error, "sample", None),
         )
-        found.field, found.sample = getattr(error, "field", None), getattr(error, "sample", None)
-        return found
 
     def _full_error(self, shard: ShardSummary) -> CacheFull:
         free = shutil.disk_usage(self.folder).free
@@ -349,21 +335,9 @@ class ShardCache:
         )
 
 
-class _DamagedDownload(Exception):
-    """Raised in this module if a downloaded file fails verification; `error` is the reason."""
-
-    def __init__(self, error: DataError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
 def _file_name(shard: ShardSummary) -> str:
     stem = shard.name.removesuffix(".shard").encode()[:180]  # a file's name has at most 255 bytes
     return f"{stem.decode(errors='ignore')}.{shard.id}.shard"
-
-
-def _folder_name(objects: ObjectStore) -> str:
-    return f"{hash_bytes(f'{objects.endpoint} {objects.url}'.encode()):016x}"
 
 
 def _verified_line(path: str, shard: ShardSummary) -> str:

@@ -13,6 +13,7 @@ it ends or the process exits, and its result is ignored.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -45,33 +46,14 @@ from shardio.storage.remote.connection import (
 
 Item = TypeVar("Item")
 R = TypeVar("R")
-E = TypeVar("E", bound=Exception)
 
 _SIGNAL_POLL_S: Final = 0.25
 """The maximum length of one wait. A signal that arrives just before a wait does not interrupt the
 wait; the signal handler runs afterwards."""
 
 
-def retry(
-    call: Callable[[], R], failures: type[E] | tuple[type[E], ...], recover: Callable[[E], object]
-) -> R:
-    """Repeat `call` until it raises none of the exceptions `failures`; return its result.
-
-    After each failure, `recover` is called with the exception. `recover` either prepares the next
-    attempt, or raises an exception, which ends this function.
-    """
-    while True:
-        try:
-            return call()
-        except failures as failure:
-            recover(failure)
-
-
 def interruptible(call: Callable[[], R]) -> R:
-    """Call `call` and return its result.
-
-    In the main thread, signal handlers can run during the call, and can raise an exception.
-    """
+    """Return the result of `call`, during which signal handlers can run and raise an exception."""
     if threading.current_thread() is not threading.main_thread():
         return call()
     return next(map_ordered(1, lambda _: call(), [None]))
@@ -83,14 +65,14 @@ def run_parallel(n_threads: int, call: Callable[[R], object], items: Iterable[R]
     If a call raises an exception, no further calls are started, and the exception is raised when
     the running calls have ended. After Ctrl-C, KeyboardInterrupt is raised at once.
     """
-    left, mutex = list(reversed(list(items))), threading.Lock()
+    left = deque(items)
 
     def run() -> None:
         while True:
-            with mutex:
-                if not left:
-                    return
-                item = left.pop()
+            try:
+                item = left.popleft()
+            except IndexError:
+                return
             call(item)
 
     failed: list[Future[None]] = []
@@ -99,8 +81,7 @@ def run_parallel(n_threads: int, call: Callable[[R], object], items: Iterable[R]
         while running and not failed:
             running, failed = _wait_some(running)
     finally:
-        with mutex:
-            left.clear()
+        left.clear()
     while running:
         running, _ = _wait_some(running)
     for each in failed:
@@ -146,8 +127,6 @@ def _start_thread(call: Callable[[], R]) -> Future[R]:
     threading.Thread(target=run, name="shardio-request", daemon=True).start()
     return future
 
-
-T = TypeVar("T")
 
 DEADLINE_S: Final = 120.0
 """The default of the time that a call may take without receiving a byte."""
@@ -198,9 +177,6 @@ class ObjectStore:
         self.deadline_s = _validate_deadline(self._options.pop("deadline_s", DEADLINE_S))
         self._store: Any = None
         self._pid = 0
-
-    def __repr__(self) -> str:
-        return f"Objects({self.url!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ObjectStore, (self.url, {**self._options, "deadline_s": self.deadline_s})
@@ -255,29 +231,28 @@ class ObjectStore:
         done, tag = file.tell(), None
         size, n_at_once = PIECE_BYTES, _CONCURRENT_PIECES
         back_off = _BackOff(self, name, check=check)
-
-        def fetch_rest() -> None:
-            nonlocal done, tag
+        while True:
             check()
-            pieces = ((at, min(at + size, n_bytes)) for at in range(done, n_bytes, size))
+            starts = range(done, n_bytes, size)
+            pieces = [(start, min(start + size, n_bytes)) for start in starts]
             ask = functools.partial(self._get_once, name, tag=tag)
-            for part in map_ordered(n_at_once, ask, pieces):
-                if part.n_bytes != n_bytes:
-                    raise self._changed(name, n_bytes, part.n_bytes)
-                tag = tag or part.tag
-                if part.tag not in (tag, None):
-                    raise replaced_error(self.url, name)
-                _write_all(file, part.data)
-                done += len(part.data)
-                back_off.reset()
-                check()
-
-        def slow_down(failure: TransientError) -> None:
-            nonlocal size, n_at_once
-            size, n_at_once = max(_MIN_PIECE_BYTES, size // 2), max(1, n_at_once // 2)
-            back_off(failure)
-
-        retry(fetch_rest, TransientError, slow_down)
+            try:
+                for part in map_ordered(n_at_once, ask, pieces):
+                    if part.n_bytes != n_bytes:
+                        raise self._changed(name, n_bytes, part.n_bytes)
+                    tag = tag or part.tag
+                    if part.tag not in (tag, None):
+                        raise replaced_error(self.url, name)
+                    data = part.data
+                    while len(data):
+                        data = data[file.write(data) :]
+                    done += len(part.data)
+                    back_off.reset()
+                    check()
+                return
+            except TransientError as failure:
+                size, n_at_once = max(_MIN_PIECE_BYTES, size // 2), max(1, n_at_once // 2)
+                back_off(failure)
 
     def put(self, name: str, data: bytes, *, exclusive: bool) -> None:
         """Write a small object.
@@ -318,14 +293,6 @@ class ObjectStore:
 
         self._retry(name, write, check=check)
 
-    def exists(self, name: str) -> bool:
-        """Return True if there is an object of this name."""
-        try:
-            self._retry(name, lambda: load_obstore().head(self._opened(), name))
-        except ShardNotFound:
-            return False
-        return True
-
     def list_names(self, limit: int | None = None) -> list[str]:
         """Return the names of the objects below the URL: at most `limit`, or all for None."""
 
@@ -337,10 +304,8 @@ class ObjectStore:
 
     def remove(self, name: str) -> None:
         """Remove an object; it may be missing."""
-        try:
+        with contextlib.suppress(ShardNotFound):
             self._retry(name, lambda: load_obstore().delete(self._opened(), name))
-        except ShardNotFound:
-            return
 
     def _opened(self) -> Any:
         if self._store is None or self._pid != os.getpid():
@@ -380,18 +345,19 @@ class ObjectStore:
     def _retry(
         self,
         name: str,
-        call: Callable[[], T],
+        call: Callable[[], R],
         deadline_s: float | None = None,
         *,
         check: Callable[[], None] = no_cancel,
-    ) -> T:
+    ) -> R:
         """Repeat a request until it succeeds, fails permanently, or the deadline passes."""
-
-        def request() -> T:
-            with map_obstore_errors(self.url, name, self._options):
-                return interruptible(call)
-
-        return retry(request, TransientError, _BackOff(self, name, deadline_s, check))
+        back_off = _BackOff(self, name, deadline_s, check)
+        while True:
+            try:
+                with map_obstore_errors(self.url, name, self._options):
+                    return interruptible(call)
+            except TransientError as failure:
+                back_off(failure)
 
     def _changed(self, name: str, expected: int, found: int) -> ShardChanged:
         what, path = "the size of the object differs from the size in the dataset", self.url
@@ -435,11 +401,6 @@ class _BackOff:
             ) from None
         self._check()
         time.sleep(pause_s)
-
-
-def _write_all(file: IO[bytes], data: memoryview) -> None:
-    while len(data):
-        data = data[file.write(data) :]
 
 
 def _validate_deadline(given: object) -> float:

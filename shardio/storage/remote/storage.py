@@ -40,7 +40,7 @@ from shardio.storage.file_access import Access, FileState, choose_access
 from shardio.storage.remote.cache import ShardCache
 from shardio.storage.remote.cache_folder import folder_lock
 from shardio.storage.remote.connection import RemoteOptions, validate_url
-from shardio.storage.remote.object_store import ObjectStore, no_cancel
+from shardio.storage.remote.object_store import ObjectStore
 
 ListFiles = Callable[[Mapping[str, Any]], Collection[str]]
 
@@ -316,12 +316,12 @@ class RemoteStorage:
         """Return True if files of these sizes fit into the cache together."""
         return bool(sum(sizes.tolist()) <= self._cache.max_bytes)
 
-    def download(self, summary: ShardSummary, check: Callable[[], None] = no_cancel) -> None:
-        """Download a file to the cache without pinning it; `ShardCache.pin` explains `check`."""
-        self.pin_with_check(summary, check)
+    def download(self, summary: ShardSummary) -> None:
+        """Download a file to the cache without pinning it."""
+        self._cache.pin(summary)
         self._cache.unpin(summary)
 
-    def pin_with_check(self, summary: ShardSummary, check: Callable[[], None] = no_cancel) -> None:
+    def pin_with_check(self, summary: ShardSummary, check: Callable[[], None]) -> None:
         """Pin a file until `unpin`; download it if needed. `ShardCache.pin` explains `check`."""
         self._cache.pin(summary, check)
 
