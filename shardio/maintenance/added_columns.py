@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +23,7 @@ from shardio.dataset.writer import GenerationWriter
 from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.schema import Schema
 from shardio.format.types import Field
-from shardio.maintenance.jobs import Progress, ShardJob, ends_of, report_step, run_for_shards
+from shardio.maintenance.jobs import Progress, ends_of, report_step, run_for_shards
 from shardio.maintenance.resharding import MaintenanceReport
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.shard.writer import ShardSummary, ShardWriter
@@ -33,35 +34,30 @@ Values = Iterable[Any] | Callable[[Any], Any]
 _END: Final = object()
 
 
-class _Column(ShardJob):
+@dataclass(frozen=True)
+class _Column:
     """A job that computes the values of one shard's samples and writes them to a new shard."""
 
-    def __init__(
-        self,
-        dataset: ShardDataset,
-        schema: Schema,
-        function: Callable[[Any], Any],
-        batch_size: int | None,
-        staging: Path,
-    ) -> None:
-        super().__init__(dataset)
-        self._path, self._schema, self._staging = dataset.path, schema, staging
-        self._function, self._batch_size = function, batch_size
+    path: str
+    schema: Schema
+    function: Callable[[Any], Any]
+    batch_size: int | None
+    staging: Path
 
-    def __call__(self, k: int) -> tuple[str, ShardSummary]:
+    def __call__(self, dataset: ShardDataset, k: int) -> tuple[str, ShardSummary]:
         """Write the new shard for shard k of the dataset; return its path and its summary."""
-        first = int(self.dataset.starts[k])
-        return _write(self._staging, self._schema, self._path, first, self._values(k))
+        first = int(dataset.starts[k])
+        values = self._values(first, dataset.samples(k))
+        return _write(self.staging, self.schema, self.path, first, values)
 
-    def _values(self, k: int) -> Iterator[Any]:
-        first, samples = int(self.dataset.starts[k]), self.dataset.samples(k)
-        if self._batch_size is None:
+    def _values(self, first: int, samples: Iterator[dict[str, Any]]) -> Iterator[Any]:
+        if self.batch_size is None:
             for row, sample in enumerate(samples, first):
-                yield self._called(sample, f"the value of sample {row} of {self._path} was")
+                yield self._called(sample, f"the value of sample {row} of {self.path} was")
             return
-        while batch := list(islice(samples, self._batch_size)):
+        while batch := list(islice(samples, self.batch_size)):
             last = first + len(batch) - 1
-            what = f"the values of samples {first} to {last} of {self._path}"
+            what = f"the values of samples {first} to {last} of {self.path}"
             values = self._called(batch, f"{what} were")
             if not _is_sequence(values) or len(values) != len(batch):
                 found = len(values) if _is_sequence(values) else f"a {type(values).__name__}"
@@ -73,7 +69,7 @@ class _Column(ShardJob):
 
     def _called(self, given: Any, what: str) -> Any:
         try:
-            return self._function(given)
+            return self.function(given)
         except BaseException as error:
             error.add_note(f"while {what} made")
             raise
@@ -163,13 +159,14 @@ def add_column(
             if given is not None:
                 _add_given(output, dataset, given, progress)
             elif callable(values):
-                column = _Column(dataset, schema, values, batch_size, output.staging)
+                column = _Column(dataset.path, schema, values, batch_size, output.staging)
                 for place, shard in run_for_shards(
                     column,
                     dataset,
                     "writing",
                     progress,
                     engine=where,
+                    preload=__name__,
                     workers=workers,
                     sees=output.staging,
                 ):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from shardio._workers.processes.serialization import pack_error, unpack_error
 from shardio._workers.ray_cluster import Cluster, Engine
@@ -60,59 +60,60 @@ def report_step(progress: Progress | None, step: str, n_done: int, ends: Sequenc
         progress(MaintenanceProgress(step, n_done, len(ends) - 1, ends[n_done], ends[-1]))
 
 
-class ShardJob:
-    """A job that reads shards of a dataset.
+class _ShardJob(Generic[R]):
+    """A call of `function` with a dataset and the index of a shard.
 
     In the calling process, the job uses the given dataset without owning it. If the job is pickled,
     the other process opens the dataset again. It opens the same generation, even if other
     generations have been published in the meantime.
     """
 
-    def __init__(self, dataset: ShardDataset) -> None:
+    def __init__(self, function: Callable[[ShardDataset, int], R], dataset: ShardDataset) -> None:
+        self._function = function
         self._place, self._subset = os.path.abspath(dataset.path), dataset.subset_name
         self._number = dataset.generation
         self._dataset: ShardDataset | None = dataset
 
-    @property
-    def dataset(self) -> ShardDataset:
-        """The open dataset."""
+    def __call__(self, k: int) -> R:
         if self._dataset is None:
             # Import the class here: verification imports this module, but reads no datasets.
             from shardio.samples.shard_dataset import ShardDataset
 
             self._dataset = ShardDataset(self._place, subset=self._subset, generation=self._number)
-        return self._dataset
+        return self._function(self._dataset, k)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_dataset": None}
 
 
 def run_for_shards(
-    job: Callable[[int], R],
+    function: Callable[[ShardDataset, int], R],
     dataset: ShardDataset,
     step: str,
     progress: Progress | None,
     *,
     engine: Engine,
+    preload: str,
     workers: int | None = None,
     sees: str | os.PathLike[str] | None = None,
 ) -> Iterator[R]:
-    """Run a job for each shard of a dataset; yield the results in the order of the shards.
+    """Call `function` for each shard of a dataset; yield the results in the order of the shards.
 
-    The job is called with the index of a shard. `step` is the name of the step in progress reports.
-    The other arguments are those of `run_jobs`; `sees` is by default the path of the dataset.
+    The arguments of a call are the dataset and the index of a shard. `step` is the name of the step
+    in progress reports. The other arguments are those of `run_jobs`; `sees` is by default the path
+    of the dataset.
     """
     ends = ends_of(shard.n_bytes for shard in dataset.shards)
     early: dict[int, R] = {}  # the results that wait for the result of an earlier shard
     n_yielded = 0
     report_step(progress, step, 0, ends)
     results = run_jobs(
-        job,
+        _ShardJob(function, dataset),
         range(len(dataset.shards)),
         workers=workers,
         engine=engine,
         sees=dataset.path if sees is None else sees,
-        preload=type(job).__module__,
+        preload=preload,
     )
     with contextlib.closing(results):
         for n_done, (k, result) in enumerate(results, 1):

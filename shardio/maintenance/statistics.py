@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,8 +21,8 @@ from shardio._workers.ray_cluster import Engine, EngineName
 from shardio.dataset.manifest import load_generation, publish_next
 from shardio.dataset.transaction import detect_conflict
 from shardio.format.types import Array
-from shardio.maintenance.jobs import Progress, ShardJob, run_for_shards
-from shardio.maintenance.resharding import has_labels
+from shardio.maintenance.jobs import Progress, run_for_shards
+from shardio.maintenance.resharding import LABEL, has_labels
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.shard.reader import ShardReader
 from shardio.shard.verification import Rows
@@ -109,65 +110,73 @@ def _count(dataset: ShardDataset, engine: Engine, progress: Progress | None) -> 
     The statistics of each shard are computed separately and then combined in the order of the
     shards. The result is thus exactly the same each time, in spite of rounding.
     """
-    schema = dataset.schema.items()
-    arrays = {name: array for name, field in schema if (array := field.array or field.item)}
-    whole = _Counts({name: _Tally(array) for name, array in arrays.items()}, _ClassTally(dataset))
+    arrays = {
+        name: array
+        for name, field in dataset.schema.items()
+        if (array := field.array or field.item)
+    }
+    ends = [0, *dataset.rows.shard_ends.tolist()]
+    whole = _Counts(dataset, arrays)
+    job = partial(_count_shard, arrays, ends)
     for found in run_for_shards(
-        _Counting(dataset, arrays), dataset, "counting", progress, engine=engine
+        job, dataset, "counting", progress, engine=engine, preload=__name__
     ):
         whole.join(found)
-    fields = {name: tally.as_json() for name, tally in whole.tallies.items()}
-    return {"samples": len(dataset), "fields": fields, **whole.by_class.as_json()}
+    return {"samples": len(dataset), **whole.as_json()}
 
 
-class _Counting(ShardJob):
-    """A job that computes the statistics of the samples of one shard.
+def _count_shard(
+    arrays: Mapping[str, Array], ends: Sequence[int], dataset: ShardDataset, k: int
+) -> _Counts:
+    """Return the statistics of the selected samples of shard k.
 
-    If the dataset was opened with a subset, only samples of the subset are counted.
+    These samples have the positions from `ends[k]` to `ends[k + 1] - 1` in the selection.
+    """
+    found = _Counts(dataset, arrays)
+    rows = dataset.rows.at(np.arange(ends[k], ends[k + 1])) - int(dataset.starts[k])
+    for name, array in arrays.items() if len(rows) else ():
+        for values in _values(dataset.reader(k, name), name, array, rows):
+            found.add(name, values)
+    return found
+
+
+class _Counts:
+    """The statistics of some samples.
+
+    `_by_class` has the number of samples of each class and, at the end, the number of samples
+    without a class.
     """
 
     def __init__(self, dataset: ShardDataset, arrays: Mapping[str, Array]) -> None:
-        super().__init__(dataset)
-        self._arrays = arrays
-        self._rows: Rows | None = None
+        self._tallies = {name: _Tally(array) for name, array in arrays.items()}
+        self._classes = dataset.classes
+        self._has_labels = bool(self._classes) and has_labels(dataset.schema)
+        self._by_class = np.zeros(len(self._classes) + 1, np.int64)
 
-    def __call__(self, k: int) -> _Counts:
-        """Return the statistics of shard k."""
-        dataset = self.dataset
-        found = _Counts({n: _Tally(a) for n, a in self._arrays.items()}, _ClassTally(dataset))
-        local = self._rows_in(k)
-        if not len(local):
-            return found
-        for name, tally in found.tallies.items():
-            for values in _values(dataset.reader(k, name), name, self._arrays[name], local):
-                tally.add(values)
-                found.by_class.add(name, values)
-        return found
-
-    def _rows_in(self, k: int) -> Rows:
-        """Return the rows of shard k that are selected from the dataset."""
-        dataset, n_samples = self.dataset, self.dataset.shards[k].n_samples
-        if dataset.rows.is_plain:
-            return np.arange(n_samples)
-        if self._rows is None:
-            self._rows = dataset.rows.at(np.arange(len(dataset)))
-        start = int(dataset.starts[k])
-        first, last = np.searchsorted(self._rows, [start, start + n_samples])
-        return self._rows[first:last] - start
-
-
-@dataclass(frozen=True, slots=True)
-class _Counts:
-    """The statistics of some samples: one _Tally for each numeric field, and the class counts."""
-
-    tallies: dict[str, _Tally]
-    by_class: _ClassTally
+    def add(self, name: str, values: npt.NDArray[Any] | None) -> None:
+        """Add values of the field `name`, as `_values` yields them."""
+        self._tallies[name].add(values)
+        if name == LABEL and self._has_labels:
+            n_classes = len(self._classes)
+            labels = np.array([-1]) if values is None else values.reshape(-1).astype(np.int64)
+            labels[(labels < 0) | (labels >= n_classes)] = n_classes
+            self._by_class += np.bincount(labels, minlength=n_classes + 1)
 
     def join(self, other: _Counts) -> None:
         """Add the statistics of other samples."""
-        for name, tally in self.tallies.items():
-            tally.join(other.tallies[name])
-        self.by_class.join(other.by_class)
+        for name, tally in self._tallies.items():
+            tally.join(other._tallies[name])
+        self._by_class += other._by_class
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the entries of `StatsReport.stats` about fields and classes."""
+        found: dict[str, Any] = {
+            "fields": {name: tally.as_json() for name, tally in self._tallies.items()}
+        }
+        if self._has_labels:
+            *counts, found["without_class"] = self._by_class.tolist()
+            found["classes"] = dict(zip(self._classes, counts, strict=True))
+        return found
 
 
 def _values(
@@ -285,37 +294,3 @@ class _Tally:
 
 def _finite(number: float | None) -> float | None:
     return number if number is not None and math.isfinite(number) else None
-
-
-class _ClassTally:
-    """The number of samples of each class, which is given by the field `label`."""
-
-    def __init__(self, dataset: ShardDataset) -> None:
-        self._names = dataset.classes
-        self._is_known = bool(self._names) and has_labels(dataset.schema)
-        self._counts = np.zeros(len(self._names), np.int64)
-        self._n_without = 0
-
-    def add(self, name: str, values: npt.NDArray[Any] | None) -> None:
-        """Add values of the field `name`. Fields other than `label` are ignored."""
-        if name != "label" or not self._is_known:
-            return
-        if values is None:
-            self._n_without += 1
-            return
-        labels = values.reshape(-1)
-        inside = labels[(labels >= 0) & (labels < len(self._names))].astype(np.int64)
-        self._counts += np.bincount(inside, minlength=len(self._names))
-        self._n_without += len(labels) - len(inside)
-
-    def join(self, other: _ClassTally) -> None:
-        """Add the counts of other samples."""
-        self._counts += other._counts
-        self._n_without += other._n_without
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the counts as a dict, which is empty if the dataset has no classes or labels."""
-        if not self._is_known:
-            return {}
-        counts = dict(zip(self._names, self._counts.tolist(), strict=True))
-        return {"classes": counts, "without_class": self._n_without}

@@ -17,6 +17,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Final
@@ -240,77 +241,63 @@ def measure_loading(
         InvalidArgument: the dataset is empty, or an option is invalid.
         DatasetNotFound, ShardCorrupt, …: errors of the loader.
     """
-    options = {"shuffle": True, "output": "numpy", **options}
+    if "num_workers" in options or isinstance(n_workers, int):
+        given = "num_workers" in options
+        found = f"num_workers={options['num_workers']}" if given else n_workers
+        raise InvalidArgument(
+            f"n_workers must list the worker counts to try, such as n_workers=[0, 4]; found {found}"
+        )
     n_cpus = usable_cpus()
-    counts = _worker_counts(options.get("num_workers", n_workers), n_cpus)
+    if n_workers is None:
+        n_workers = [0, *(1 << k for k in range(n_cpus.bit_length()) if 1 << k < n_cpus), n_cpus]
+    counts = list(dict.fromkeys(n_workers))
     if not counts or not 0 < seconds < math.inf:
         raise InvalidArgument(
             "n_workers must not be empty, and seconds must be above 0 and finite; "
             f"found {counts}, {seconds}"
         )
-    if not isinstance(dataset, OpenDataset | SampleView):
-        with ShardDataset(dataset) as opened:
-            return measure_loading(
-                opened,
-                batch_size,
-                n_workers=counts,
-                seconds=seconds,
-                wants_trace=wants_trace,
-                progress=progress,
-                **options,
-            )
-    source = dataset.dataset if isinstance(dataset, SampleView) else dataset
-    shards = itertools.chain(source.shards, *source.column_groups.values())
-    files = [os.path.join(source.path, shard.name) for shard in shards]
-    cached = cached_share(files)
-    runs = []
-    for count in counts:
-        if progress is not None:
-            progress(count)
-        runs.append(_run(dataset, batch_size, count, seconds, options))
-    best, one = max(runs, key=lambda run: run.samples_per_s), runs[0]
-    figures = partial(Figures, n_cpus=n_cpus, verify=source.verify, tried=tuple(counts))
-    warm = figures(
-        best.warm,
-        best.n_workers,
-        main_cpu_s=best.main_cpu_s,
-        copy_bytes_per_s=best.limit_bytes_per_s,
-        idle_share=best.idle_share,
-    )
-    first = figures(
-        one.first,
-        one.n_workers,
-        main_cpu_s=one.first_main_cpu_s,
-        copy_bytes_per_s=one.limit_bytes_per_s,
-        idle_share=one.first_idle_share,
-        cached_share=cached,
-        fits=sum(map(os.path.getsize, files)) <= available_bytes(),
-    )
-    return LoadingReport(
-        path=source.path,
-        n_samples=len(dataset),
-        batch_size=batch_size,
-        n_cpus=n_cpus,
-        cached_share=cached,
-        runs=tuple(runs),
-        conclusion=conclude(warm),
-        first_conclusion=conclude(first),
-        trace=_trace(dataset, batch_size, best.n_workers, options) if wants_trace else None,
-    )
-
-
-def _worker_counts(given: Any, n_cpus: int) -> list[int]:
-    """Return the numbers of workers to try: the distinct numbers in `given`.
-
-    If `given` is None, return 0, the powers of two below `n_cpus`, and `n_cpus`.
-    """
-    if given is None:
-        return [0, *(1 << k for k in range(n_cpus.bit_length()) if 1 << k < n_cpus), n_cpus]
-    if isinstance(given, int):
-        raise InvalidArgument(
-            f"n_workers must list the worker counts to try, such as n_workers=[0, 4]; found {given}"
+    options = {"shuffle": True, "output": "numpy", **options}
+    with ExitStack() as stack:
+        if not isinstance(dataset, OpenDataset | SampleView):
+            dataset = stack.enter_context(ShardDataset(dataset))
+        source = dataset.dataset if isinstance(dataset, SampleView) else dataset
+        shards = itertools.chain(source.shards, *source.column_groups.values())
+        files = [os.path.join(source.path, shard.name) for shard in shards]
+        cached = cached_share(files)
+        runs = []
+        for count in counts:
+            if progress is not None:
+                progress(count)
+            runs.append(_run(dataset, batch_size, count, seconds, options))
+        best, one = max(runs, key=lambda run: run.samples_per_s), runs[0]
+        figures = partial(Figures, n_cpus=n_cpus, verify=source.verify, tried=tuple(counts))
+        warm = figures(
+            best.warm,
+            best.n_workers,
+            main_cpu_s=best.main_cpu_s,
+            copy_bytes_per_s=best.limit_bytes_per_s,
+            idle_share=best.idle_share,
         )
-    return list(dict.fromkeys(given))
+        first = figures(
+            one.first,
+            one.n_workers,
+            main_cpu_s=one.first_main_cpu_s,
+            copy_bytes_per_s=one.limit_bytes_per_s,
+            idle_share=one.first_idle_share,
+            cached_share=cached,
+            fits=sum(map(os.path.getsize, files)) <= available_bytes(),
+        )
+        return LoadingReport(
+            path=source.path,
+            n_samples=len(dataset),
+            batch_size=batch_size,
+            n_cpus=n_cpus,
+            cached_share=cached,
+            runs=tuple(runs),
+            conclusion=conclude(warm),
+            first_conclusion=conclude(first),
+            trace=_trace(dataset, batch_size, best.n_workers, options) if wants_trace else None,
+        )
 
 
 def _run(

@@ -213,7 +213,8 @@ def test_the_fastest_run_is_traced(folder: str) -> None:
         ({"n_workers": []}, "n_workers must not be empty, and seconds"),
         ({"seconds": 0}, "n_workers must not be empty, and seconds"),
         ({"n_workers": 0}, r"such as n_workers=\[0, 4\]; found 0"),
-        ({"num_workers": 2}, r"such as n_workers=\[0, 4\]; found 2"),
+        ({"num_workers": 2}, r"such as n_workers=\[0, 4\]; found num_workers=2"),
+        ({"num_workers": [0, 1]}, r"such as n_workers=\[0, 4\]; found num_workers=\[0, 1\]"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(
