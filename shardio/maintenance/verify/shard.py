@@ -37,7 +37,7 @@ from shardio.format.schema import Schema
 from shardio.format.sections import Sections
 from shardio.format.types import Array
 from shardio.maintenance.verify import Finding, Findings
-from shardio.maintenance.verify.payload import Present, verify_payload
+from shardio.maintenance.verify.payload import PayloadVerifier, Present
 from shardio.maintenance.verify.window import (
     DIGEST_BYTES,
     U64,
@@ -68,90 +68,73 @@ def _chunks(n_samples: int, stride: int, per_unit: int) -> Iterator[tuple[int, i
         yield first, min(step, n_samples - first)
 
 
-class _ColumnVerifier:
-    """A check of one column. The sections of the column must have valid offsets and sizes.
+def _verify_column(
+    content: Content,
+    schema: Schema,
+    name: str,
+    sections: Sections,
+    present: npt.NDArray[np.bool_] | None,
+    findings: Findings,
+) -> None:
+    """Check all hashes, all padding and all values of a column.
 
-    `present` is a mask of the samples that have a value; None if all samples must have one. The row
-    of a sample without a value must be zero.
+    The sections must have valid offsets and sizes. `present` is a mask of the samples that have a
+    value; None if all samples must have one.
     """
+    field, number = schema.columns[name], schema.field_id(name)
+    column = sections[Kind.COLUMN, number, 0]
+    row_bytes, stride = field.row_bytes or 0, column.stride
+    per_unit = rows_per_unit(row_bytes, stride)
+    n_hashed = row_bytes if per_unit == 1 else per_unit * stride
+    where: dict[str, Any] = {"section": column.name, "field": name}
+    hashes = content.items(sections[Kind.COLUMN_HASHES, number, 0], U64)
+    if (found := hash_bytes(hashes.data)) != column.hash:
+        what = "a section's hash does not match its unit hashes"
+        findings.add_hash(column.hash, found, "section_hash", what, **where)
+    expected = digests_of(hashes)
+    # Keep the units of a window for the next window, which often is the same memoryview object:
+    # creating the view of a unit takes as long as hashing 3 KB.
+    last_window, units = memoryview(b""), list[memoryview]()
+    for first, n_rows in _chunks(column.count, stride, per_unit):
+        start = column.offset + first * stride
+        window = content.window(start, start + n_rows * stride)
+        if window is not last_window:
+            starts = range(0, window.nbytes, per_unit * stride)
+            last_window, units = window, [window[at : at + n_hashed] for at in starts]
+        begin, end = first // per_unit, -(-(first + n_rows) // per_unit)
+        here = expected[begin * DIGEST_BYTES : end * DIGEST_BYTES]
+        for i, wanted, actual in differing(units, here):
+            row = first + i * per_unit
+            place = column.offset + row * stride
+            findings.add_hash(wanted, actual, sample=row, offset=place, **where)
+        mask = None if present is None else present[first : first + n_rows]
+        for i, code, message in _invalid_rows(window, field, stride, mask):
+            place = start + i * stride
+            findings.add(code, message, sample=first + i, offset=place, **where)
 
-    def __init__(
-        self,
-        content: Content,
-        schema: Schema,
-        name: str,
-        sections: Sections,
-        present: npt.NDArray[np.bool_] | None,
-        findings: Findings,
-    ) -> None:
-        self._content, self._name, self._present, self._findings = content, name, present, findings
-        self._field: Array = schema.columns[name]
-        self._column = sections[Kind.COLUMN, schema.field_id(name), 0]
-        self._hashes = sections[Kind.COLUMN_HASHES, schema.field_id(name), 0]
-        self._row_bytes, self._stride = self._field.row_bytes or 0, self._column.stride
-        self._per_unit = rows_per_unit(self._row_bytes, self._stride)
-        self._window = memoryview(b"")
-        self._units: list[memoryview] = []
-        """The units of the last window.
 
-        They are kept for the next window, which often is the same memoryview object. Creating the
-        view of a unit takes as long as hashing 3 KB.
-        """
+def _invalid_rows(
+    window: memoryview, field: Array, stride: int, present: npt.NDArray[np.bool_] | None
+) -> Iterator[tuple[int, str, str]]:
+    """Yield the index, a code and a message for each row with an invalid value or padding.
 
-    def check(self, n_samples: int) -> None:
-        """Check all hashes, all padding and all values of the column."""
-        hashes = self._content.items(self._hashes, U64)
-        if (found := hash_bytes(hashes.data)) != self._column.hash:
-            what = "a section's hash does not match its unit hashes"
-            where = {"section": self._column.name, "field": self._name}
-            self._findings.add_hash(self._column.hash, found, "section_hash", what, **where)
-        expected = digests_of(hashes)
-        for first, n_rows in _chunks(n_samples, self._stride, self._per_unit):
-            start = self._column.offset + first * self._stride
-            window = self._content.window(start, start + n_rows * self._stride)
-            end = -(-(first + n_rows) // self._per_unit)
-            units = expected[first // self._per_unit * DIGEST_BYTES : end * DIGEST_BYTES]
-            self._check_units(window, first, units)
-            self._check_bytes(window, first, n_rows)
-
-    def _check_units(self, window: memoryview, first: int, expected: bytes) -> None:
-        """Compare the units of a window with their expected hashes; `first` is the first row."""
-        if window is not self._window:
-            self._window, self._units = window, self._split_into_units(window)
-        for i, wanted, found in differing(self._units, expected):
-            self._findings.add_hash(wanted, found, **self._place(first + i * self._per_unit))
-
-    def _place(self, row: int) -> dict[str, Any]:
-        """Return the details of a finding about a row."""
-        place = self._column.offset + row * self._stride
-        return {"section": self._column.name, "field": self._name, "sample": row, "offset": place}
-
-    def _split_into_units(self, window: memoryview) -> list[memoryview]:
-        n_bytes = self._per_unit * self._stride
-        starts = range(0, window.nbytes, n_bytes)
-        n_hashed = self._row_bytes if self._per_unit == 1 else n_bytes
-        return [window[start : start + n_hashed] for start in starts]
-
-    def _check_bytes(self, window: memoryview, first: int, n_rows: int) -> None:
-        """Check that padding and rows of missing values are zero, and that each bool is 0 or 1."""
-        row_bytes, present = self._row_bytes, self._present
-        if present is None and row_bytes == self._stride and self._field.dtype != "bool":
-            return
-        rows = np.frombuffer(window, np.uint8).reshape(n_rows, self._stride)
-        bad = []
-        if row_bytes < self._stride:
-            wrong = np.flatnonzero(rows[:, row_bytes:].any(axis=1))
-            bad.append((wrong, "padding", "padding is not zero"))
-        if self._field.dtype == "bool":
-            wrong = np.flatnonzero((rows[:, :row_bytes] > 1).any(axis=1))
-            bad.append((wrong, "value", "a bool is neither 0 nor 1"))
-        if present is not None:
-            wrong = np.flatnonzero(~present[first : first + n_rows])
-            wrong = wrong[rows[wrong].any(axis=1)]
-            bad.append((wrong, "validity", "a sample lacks the field, and its row is not zero"))
-        for where, code, message in bad:
-            for row in where.tolist():
-                self._findings.add(code, message, **self._place(first + row))
+    Padding and the rows of missing values must be zero, and each bool must be 0 or 1.
+    """
+    row_bytes, found = field.row_bytes or 0, []
+    if present is None and row_bytes == stride and field.dtype != "bool":
+        return
+    rows = np.frombuffer(window, np.uint8).reshape(-1, stride)
+    if row_bytes < stride:
+        found.append((rows[:, row_bytes:].any(axis=1), "padding", "padding is not zero"))
+    if field.dtype == "bool":
+        wrong = (rows[:, :row_bytes] > 1).any(axis=1)
+        found.append((wrong, "value", "a bool is neither 0 nor 1"))
+    if present is not None:
+        wrong = ~present
+        wrong[wrong] = rows[wrong].any(axis=1)
+        found.append((wrong, "validity", "a sample lacks the field, and its row is not zero"))
+    for mask, code, message in found:
+        yield from ((i, code, message) for i in np.flatnonzero(mask).tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +197,9 @@ def verify_bytes(whole: Bytes, path: str) -> VerifiedShard:
     content, findings = Content(whole), Findings(path)
     known = VerifiedShard((), content.n_bytes)
     try:
-        if header := _audit_headers(content, findings):
+        if header := _verify_headers(content, findings):
             known = replace(known, id=header.id.hex(), n_samples=header.n_samples)
-            if schema := _audit_sections(content, header, findings):
+            if schema := _verify_sections(content, header, findings):
                 known = replace(known, schema=schema.to_json().decode())
     except ShardChanged as error:
         findings.add_error(error)
@@ -225,7 +208,7 @@ def verify_bytes(whole: Bytes, path: str) -> VerifiedShard:
     return replace(known, findings=findings.close())
 
 
-def _audit_headers(content: Content, findings: Findings) -> Header | None:
+def _verify_headers(content: Content, findings: Findings) -> Header | None:
     """Check the headers in the first and in the last page.
 
     Return the header if both pages are the same and the header matches the size of the file. If
@@ -277,7 +260,7 @@ def _header_at(content: Content, offset: int, name: str, findings: Findings) -> 
     return None
 
 
-def _audit_sections(content: Content, header: Header, findings: Findings) -> Schema | None:
+def _verify_sections(content: Content, header: Header, findings: Findings) -> Schema | None:
     """Check the table of sections and all sections; return the schema, or None if it is damaged."""
     path, end = findings.path, header.table_offset + header.table_size
     content.check_zeros(end, header.file_size - PAGE, findings, section="section table")
@@ -306,10 +289,9 @@ def _audit_sections(content: Content, header: Header, findings: Findings) -> Sch
     n_samples = header.n_samples
     present = _verify_validity(content, schema, sections, n_samples, findings)
     for name in schema.columns:
-        verifier = _ColumnVerifier(content, schema, name, sections, present.get(name), findings)
-        verifier.check(n_samples)
+        _verify_column(content, schema, name, sections, present.get(name), findings)
     if schema.records:
-        verify_payload(content, schema, sections, header, present, findings)
+        PayloadVerifier(content, schema, sections, header, present, findings).verify()
     return schema
 
 

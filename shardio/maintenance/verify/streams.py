@@ -65,7 +65,7 @@ def check_absent(dims: npt.NDArray[np.uint64] | None, n_bytes: int) -> None:
 _UNKNOWN: Final = -1
 
 
-class StreamAudit:
+class StreamVerifier:
     """A check of all streams of one field, row by row.
 
     Args:
