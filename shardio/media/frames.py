@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,8 +22,7 @@ from shardio.media.pixels import (
     FrameConverter,
     FrameFormat,
     Pixels,
-    PlanarRgbPath,
-    PlaneCopyPath,
+    Planes,
     frame_format,
     plane_rows,
 )
@@ -154,10 +153,14 @@ def _round_half_up(value: Fraction) -> int:
 
 
 _UPRIGHT = (False, 1, 1)
+_UINT8 = np.dtype(np.uint8)
 
 
 class FrameWriter:
     """A writer of frames into arrays: each frame is made upright, scaled and cropped.
+
+    The frames of a stream usually have one format. The conversion is chosen for the first frame,
+    and again when the format or the display matrix changes.
 
     Args:
         size: the height and width of the written pictures, whose pixels are square.
@@ -181,9 +184,7 @@ class FrameWriter:
         self._size, self._aspect, self._crop = size, aspect, crop
         self._is_yuv = pixels == "yuv420"
         self._converter = converter or FrameConverter()
-        self._geometries: dict[tuple[int, int, bool], CropGeometry] = {}
-        self._format: FrameFormat | None = None
-        self._fast_path: PlaneCopyPath | PlanarRgbPath | None = None
+        self._format: tuple[FrameFormat, bytes | None] | None = None
 
     def render(self, frame: VideoFrame, display: bytes | None) -> Pixels:
         """Scale, convert, rotate and crop `frame` into a new array."""
@@ -202,83 +203,65 @@ class FrameWriter:
             av.FFmpegError: swscale cannot convert the frame's colours (YCgCo, constant luminance,
                 …).
         """
-        if display is None:
-            found = frame_format(frame)
-            if found != self._format:
-                self._fast_path, self._format = self._find_fast_path(frame), found
-            if self._fast_path is not None:
-                self._fast_path.write(frame, out)
-                return
-        self._write_generic(frame, _UPRIGHT if display is None else display_rotation(display), out)
-
-    def _find_fast_path(self, frame: VideoFrame) -> PlaneCopyPath | PlanarRgbPath | None:
-        """Return the fast path for upright frames with the format of `frame`, or None."""
-        geometry = self._geometry(frame, turned=False)
-        whole, (top, left) = (geometry.width, geometry.height), (geometry.top, geometry.left)
-        if not self._is_yuv:
-            return self._converter.rgb_path(frame, whole, self._size, (top, left))
-        if geometry.is_odd or self._converter.yuv(frame, *whole) is not frame:
-            return None
-        return PlaneCopyPath(self._size, top, left)
-
-    def _write_generic(self, frame: VideoFrame, turns: tuple[bool, int, int], out: Pixels) -> None:
-        """Write a frame of any format and rotation; see `display_rotation` for `turns`."""
-        geometry = self._geometry(frame, turned=turns[0])
-        width, height = geometry.width, geometry.height
-        if turns[0]:
-            width, height = height, width
+        found = frame_format(frame), display
+        if found != self._format:
+            self._choose_conversion(frame, display)
+            self._format = found
         if self._is_yuv:
-            self._write_yuv(frame, (width, height), turns, geometry, out)
+            self._write_yuv(frame, out)
             return
-        for channel, part in self._converter.rgb(frame, width, height):
-            out[..., channel] = self._oriented_crop(part, turns, geometry)
+        planes = self._to_rgb(frame)
+        if not self._channels:
+            out[...] = self._cropped(planes[0], 3)
+        for channel, plane in zip(self._channels, planes, strict=False):
+            out[..., channel] = self._cropped(plane)
 
-    def _write_yuv(
-        self,
-        frame: VideoFrame,
-        whole: tuple[int, int],
-        turns: tuple[bool, int, int],
-        geometry: CropGeometry,
-        out: Pixels,
-    ) -> None:
-        """Scale a frame to `whole` (width, height), and write the crop as YUV planes.
+    def _choose_conversion(self, frame: VideoFrame, display: bytes | None) -> None:
+        self._turns = turned, down, right = display_rotation(display)
+        wide, tall = frame.width * (self._aspect or Fraction(1)), Fraction(frame.height)
+        shown = (tall, wide) if turned else (wide, tall)
+        self._geometry = found = crop_geometry(shown, self._size, self._crop)
+        self._whole = (found.height, found.width) if turned else (found.width, found.height)
+        self._top = found.top if down > 0 else found.height - 1 - found.top
+        self._left = found.left if right > 0 else found.width - 1 - found.left
+        if self._is_yuv:
+            self._is_even = self._turns == _UPRIGHT and not found.is_odd
+            self._is_copy = self._is_even and self._converter.yuv(frame, *self._whole) is frame
+        else:
+            self._to_rgb, self._channels = self._converter.rgb(frame, *self._whole)
 
-        If the crop splits pairs of pixels with one chroma, or if the frame is rotated, the frame is
+    def _cropped(self, plane: Any, n_bytes: int = 1) -> Pixels:
+        """Return the crop of a plane with the whole scaled picture, as an upright view.
+
+        A pixel has `n_bytes` bytes in the plane. If these are several, they are the last axis.
+        """
+        turned, down, right = self._turns
+        row, column = (n_bytes, plane.line_size) if turned else (plane.line_size, n_bytes)
+        start, strides = self._top * row + self._left * column, (down * row, right * column)
+        if n_bytes == 1:
+            return np.ndarray(self._size, _UINT8, plane, start, strides)
+        return np.ndarray((*self._size, n_bytes), _UINT8, plane, start, (*strides, 1))
+
+    def _write_yuv(self, frame: VideoFrame, out: Pixels) -> None:
+        """Scale a frame, and write the crop as YUV planes.
+
+        If the frame is rotated, or the crop splits pairs of pixels with one chroma, the frame is
         first converted to 4:4:4, where every pixel has its own chroma.
         """
-        tall, wide = self._size
-        top, left = geometry.top, geometry.left
-        if geometry.is_odd or turns != _UPRIGHT:
+        (tall, wide), whole = self._size, self._whole
+        top, left = self._geometry.top, self._geometry.left
+        if not self._is_even:
             full = self._converter.yuv(frame, *whole, "yuv444p")
-            planes = [plane_rows(each, whole[1], whole[0]) for each in full.planes]
-            parts = [self._oriented_crop(plane, turns, geometry) for plane in planes]
-            frame, whole = frame_from_planes(parts, "yuv444p"), (wide, tall)
-            top = left = 0
-        luma, blue, red = self._converter.yuv(frame, *whole).planes
+            frame = frame_from_planes([self._cropped(each) for each in full.planes], "yuv444p")
+            whole, top, left = (wide, tall), 0, 0
+        if not self._is_copy:
+            frame = self._converter.yuv(frame, *whole)
+        planes: Planes = frame.planes
+        luma, blue, red = planes
         out[:tall] = plane_rows(luma, tall, wide, top, left)
         tall, wide, top, left = tall // 2, wide // 2, top // 2, left // 2
         out[-tall:, :wide] = plane_rows(blue, tall, wide, top, left)
         out[-tall:, wide:] = plane_rows(red, tall, wide, top, left)
-
-    def _oriented_crop(
-        self, image: Pixels, turns: tuple[bool, int, int], geometry: CropGeometry
-    ) -> Pixels:
-        """Turn a whole picture upright, and return a view of the crop."""
-        turned, down, right = turns
-        if turned:
-            image = image.swapaxes(0, 1)
-        tall, wide = self._size
-        top, left = geometry.top, geometry.left
-        return image[::down, ::right][top : top + tall, left : left + wide]
-
-    def _geometry(self, frame: VideoFrame, *, turned: bool) -> CropGeometry:
-        key = (frame.width, frame.height, turned)
-        found = self._geometries.get(key)
-        if found is None:
-            wide, tall = frame.width * (self._aspect or Fraction(1)), Fraction(frame.height)
-            shown = (tall, wide) if turned else (wide, tall)
-            found = self._geometries[key] = crop_geometry(shown, self._size, self._crop)
-        return found
 
 
 def display_rotation(display: bytes | None) -> tuple[bool, int, int]:

@@ -7,16 +7,12 @@ swscale converts frames of videos to other sizes and colour spaces. With its fla
 "bit-exact", the result is the same on all machines of an architecture. The colour range, the
 matrix, the bit depth and the layout of chroma are read from the frame. If a frame does not declare
 its range or matrix, limited range and BT.601 are assumed, as in FFmpeg.
-
-The frames of a stream usually have the same format. Each `PlaneCopyPath` or `PlanarRgbPath` writes
-upright frames of a single format, and runs little Python code per frame. The caller compares the
-format of each frame (five attributes) with that of the previous frame. A test checks that these
-fast paths and `FrameConverter` give the same bytes.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -141,8 +137,8 @@ def frame_facts(frame: VideoFrame) -> dict[str, Any]:
 
 
 FrameFormat = tuple[int, int, str, int, int]
-"""Width, height, pixel format, matrix and range of a frame. Upright frames with equal formats are
-converted in the same way."""
+"""Width, height, pixel format, matrix and range of a frame. Frames with equal formats are converted
+in the same way."""
 
 
 def frame_format(frame: VideoFrame) -> FrameFormat:
@@ -150,66 +146,8 @@ def frame_format(frame: VideoFrame) -> FrameFormat:
     return frame.width, frame.height, frame.format.name, frame.colorspace, frame.color_range
 
 
-class PlaneCopyPath:
-    """A fast path to YUV for frames that need no conversion: the crop is only copied.
-
-    The frames are already 8-bit 4:2:0 in BT.601 and limited range, and have the scaled size.
-
-    The size (height, width) of the crop, and its position `top` and `left`, must be even.
-    """
-
-    def __init__(self, size: tuple[int, int], top: int, left: int) -> None:
-        self._luma, self._luma_at = size, (top, left)
-        self._chroma, self._chroma_at = (size[0] // 2, size[1] // 2), (top // 2, left // 2)
-
-    def write(self, frame: VideoFrame, out: Pixels) -> None:
-        """Copy the crop into `out`: Y, and below Y, U and V side by side."""
-        planes: Any = frame.planes  # planes are buffers, but PyAV's types do not say so
-        luma, blue, red = planes
-        (top, left), line = self._luma_at, luma.line_size
-        tall, wide = self._luma
-        start = top * line + left
-        out[:tall] = np.ndarray(self._luma, _UINT8, luma, start, (line, 1))
-        (top, left), wide = self._chroma_at, wide // 2
-        line = blue.line_size
-        start = top * line + left
-        out[tall:, :wide] = np.ndarray(self._chroma, _UINT8, blue, start, (line, 1))
-        line = red.line_size
-        start = top * line + left
-        out[tall:, wide:] = np.ndarray(self._chroma, _UINT8, red, start, (line, 1))
-
-
-class PlanarRgbPath:
-    """A fast path to RGB: swscale creates planes of green, blue and red, which are interleaved.
-
-    Args:
-        reformatter: the swscale context. It must be used for frames of one format only.
-        arguments: the arguments for the context's method `reformat`, without the first argument,
-            the frame. The target format is "gbrp".
-        size, top, left: the height and width of the crop, and its position in the scaled picture.
-    """
-
-    def __init__(
-        self,
-        reformatter: VideoReformatter,
-        arguments: tuple[Any, ...],
-        size: tuple[int, int],
-        top: int,
-        left: int,
-    ) -> None:
-        self._reformat, self._arguments = reformatter.reformat, arguments
-        self._size, self._at = size, (top, left)
-
-    def write(self, frame: VideoFrame, out: Pixels) -> None:
-        """Scale, convert and crop `frame` into RGB."""
-        planes: Any = self._reformat(frame, *self._arguments).planes
-        green, blue, red = planes
-        line = green.line_size
-        start, size = self._at[0] * line + self._at[1], self._size
-        out[..., 1] = np.ndarray(size, _UINT8, green, start, (line, 1))
-        out[..., 2] = np.ndarray(size, _UINT8, blue, start, (line, 1))
-        out[..., 0] = np.ndarray(size, _UINT8, red, start, (line, 1))
-
+Planes = tuple[Any, ...]
+"""The planes of a frame. They are buffers, but PyAV's types do not say so."""
 
 _RESERVED_MATRIX = 3  # writers use this value for "unspecified", but swscale does not accept it
 _BT601 = MATRICES["bt601"]
@@ -221,7 +159,6 @@ _PLANAR_FORMATS = frozenset(
     for j, deep in (("", ""), ("j", ""), ("", "10le"))
     for chroma in ("420", "422", "444")
 )
-_GBR = (1, 2, 0)  # for each plane of "gbrp", the index of its channel in RGB
 
 
 class FrameConverter:
@@ -246,55 +183,35 @@ class FrameConverter:
         )
         self._alpha: dict[str, bool] = {}
 
-    def rgb(self, frame: VideoFrame, width: int, height: int) -> list[tuple[int | slice, Pixels]]:
-        """Scale `frame` and convert it to RGB; return pairs of (index, values).
+    def rgb(
+        self, frame: VideoFrame, width: int, height: int
+    ) -> tuple[Callable[[VideoFrame], Planes], tuple[int, ...]]:
+        """Return a function that scales frames and converts them to RGB, and the channels.
 
-        The values of all pairs together are the picture. If there is one pair for each channel, the
-        index is that of the channel. If there is only one pair, its index is a slice of all
-        channels.
+        The function accepts all frames with the format of `frame`, and returns planes. If it
+        returns three planes, the channels are those of the planes, in order. If it returns one
+        plane with interleaved channels, there is no entry.
         """
         if self._has_alpha(frame):
-            frame = self._blend_over_black(frame)
-        planar = _converts_to_planes(frame, height)
-        target = "gbrp" if planar else "rgb24"
-        arguments = self._rgb_arguments(frame, width, height, target)
-        made = self._reformatter(frame, target).reformat(frame, *arguments)
-        if planar:
-            return [
-                (n, plane_rows(plane, height, width))
-                for n, plane in zip(_GBR, made.planes, strict=True)
-            ]
-        rows = plane_rows(made.planes[0], height, width * 3)
-        return [(slice(None), rows.reshape(height, width, 3))]
 
-    def rgb_path(
-        self,
-        frame: VideoFrame,
-        scaled: tuple[int, int],
-        size: tuple[int, int],
-        corner: tuple[int, int],
-    ) -> PlanarRgbPath | None:
-        """Return the fast path for upright frames with the format of `frame`; None if none exists.
+            def blend(each: VideoFrame) -> Planes:
+                opaque = self._blend_over_black(each)
+                return self._reformat(opaque, width, height, "rgb24")(opaque)
 
-        Args:
-            scaled: the width and height of the scaled picture.
-            size: the height and width of the crop.
-            corner: the position (top, left) of the crop in the scaled picture.
-        """
-        width, height = scaled
-        if not _converts_to_planes(frame, height):
-            return None
-        arguments = self._rgb_arguments(frame, width, height, "gbrp")
-        reformatter = self._reformatter(frame, "gbrp")
-        return PlanarRgbPath(reformatter, arguments, size, *corner)
+            return blend, ()
+        if _converts_to_planes(frame, height):
+            return self._reformat(frame, width, height, "gbrp"), (1, 2, 0)
+        return self._reformat(frame, width, height, "rgb24"), ()
 
-    def _rgb_arguments(
+    def _reformat(
         self, frame: VideoFrame, width: int, height: int, target: str
-    ) -> tuple[Any, ...]:
-        """Return the arguments for PyAV's `reformat`, without the first argument, the frame."""
+    ) -> Callable[[VideoFrame], Planes]:
         matrix = _BT601 if frame.colorspace == _RESERVED_MATRIX else None
         ranges_and_tags, n_threads = (None,) * 4, 1
-        return (width, height, target, matrix, matrix, self._flags, *ranges_and_tags, n_threads)
+        reformat = self._reformatter(frame, target).reformat
+        options: tuple[Any, ...] = (width, height, target, matrix, matrix, self._flags)
+        options += (*ranges_and_tags, n_threads)
+        return lambda each: reformat(each, *options).planes
 
     def yuv(
         self, frame: VideoFrame, width: int, height: int, chroma: str = "yuv420p"

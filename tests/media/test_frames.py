@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Any
 
 import av
 import numpy as np
@@ -13,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardio.media.frames import CropBox, CropPosition, FrameWriter, covering_size
-from shardio.media.pixels import FrameConverter
+from shardio.media.pixels import FrameConverter, plane_rows
 from tests.media_made import BLUE, EXACT, GREEN, RED, WHITE, Image, quadrants
 
 COEFFICIENTS = {  # FFmpeg's number of a matrix: the weights of red and blue in luma
@@ -202,10 +201,13 @@ def test_planes_and_packed_pixels_of_swscale_are_the_same_values(
     frame.colorspace, frame.color_range = int(rng.choice([1, 5])), int(rng.choice([1, 2]))
     wanted = VideoReformatter().reformat(frame, width, height, "rgb24", interpolation=EXACT)
     found = np.empty((height, width, 3), np.uint8)
-    parts = FrameConverter().rgb(frame, width, height)
-    for channel, part in parts:
-        found[..., channel] = part
-    assert len(parts) == (3 if 8 <= height <= frame.height else 1)
+    convert, channels = FrameConverter().rgb(frame, width, height)
+    planes = convert(frame)
+    if not channels:
+        found[...] = plane_rows(planes[0], height, 3 * width).reshape(height, width, 3)
+    for channel, plane in zip(channels, planes, strict=False):
+        found[..., channel] = plane_rows(plane, height, width)
+    assert len(channels) == (3 if 8 <= height <= frame.height else 0)
     assert np.array_equal(found, wanted.to_ndarray())
 
 
@@ -244,47 +246,18 @@ def looks() -> list[av.VideoFrame]:
 )
 @pytest.mark.parametrize("size", [(48, 64), (40, 48), (30, 40), (96, 96)])
 @pytest.mark.parametrize("pixels", ["rgb", "yuv420"])
-def test_the_short_way_writes_what_the_long_one_does(
-    monkeypatch: pytest.MonkeyPatch,
-    pixels: str,
-    size: tuple[int, int],
-    crop: CropPosition | CropBox | None,
+def test_a_writer_converts_each_frame_as_if_it_were_the_first(
+    pixels: str, size: tuple[int, int], crop: CropPosition | CropBox | None
 ) -> None:
-    shape = (*size, 3) if pixels == "rgb" else (size[0] * 3 // 2, size[1])
+    turned = matrix_bytes(0, 1, -1, 0)
     frames = [
-        frame
+        (frame, display)
         for frame in looks()
         if not isinstance(crop, CropBox) or min(frame.width, 16 + frame.height) >= 64
+        for display in (None, turned, None)
+        if not isinstance(crop, CropBox) or display is None
     ]
-    short, long = (np.zeros((len(frames), *shape), np.uint8) for _ in range(2))
     writer = FrameWriter(size, Fraction(1), crop, pixels)
-    for frame, out in zip(frames, short, strict=True):
-        writer.write(frame, None, out)
-    monkeypatch.setattr(FrameWriter, "_find_fast_path", lambda self, frame: None)
-    for frame, out in zip(frames, long, strict=True):
-        FrameWriter(size, Fraction(1), crop, pixels).write(frame, None, out)
-    assert np.array_equal(short, long)
-
-
-@pytest.mark.parametrize(("pixels", "n_short"), [("rgb", 11), ("yuv420", 6)])
-def test_frames_that_need_no_more_take_the_short_way(
-    monkeypatch: pytest.MonkeyPatch, pixels: str, n_short: int
-) -> None:
-    n_long = 0
-    long_way = FrameWriter._write_generic
-
-    def counting(*arguments: Any) -> None:
-        nonlocal n_long
-        n_long += 1
-        long_way(*arguments)
-
-    monkeypatch.setattr(FrameWriter, "_write_generic", counting)
-    frames = looks()
-    out = np.empty((48, 64, 3) if pixels == "rgb" else (72, 64), np.uint8)
-    writer = FrameWriter((48, 64), Fraction(1), None, pixels)
-    for frame in frames:
-        writer.write(frame, None, out)
-    assert len(frames) - n_long == n_short
-    turned = np.array([0, 1 << 16, 0, -1 << 16, 0, 0, 0, 0, 1 << 30], np.int32).tobytes()
-    writer.write(frames[0], turned, out)
-    assert len(frames) + 1 - n_long == n_short
+    for frame, display in frames:
+        alone = FrameWriter(size, Fraction(1), crop, pixels).render(frame, display)
+        assert np.array_equal(writer.render(frame, display), alone)
