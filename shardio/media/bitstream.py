@@ -120,8 +120,10 @@ def parameter_change_test(codec: str, extradata: bytes) -> Callable[[memoryview]
     size, known = _length_size(codec, extradata), parameter_sets(codec, extradata)
 
     def changes(packet: memoryview) -> bool:
-        if size and len(packet) > size and packet[size] & mask < behind:
-            return False  # the packet begins with a picture, as most packets do
+        if len(packet) > 4:
+            at = size or (3 if packet[2] else 4)
+            if (size or packet[at - 1] == 1) and packet[at] & mask < behind:
+                return False  # the packet begins with a picture, as most packets do
         head = bytes(packet[:_MAX_HEAD])
         for first, _ in _unit_headers(head, 0, len(head), size):
             if first & mask in kinds:
