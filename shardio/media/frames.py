@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -212,9 +212,10 @@ class FrameWriter:
             return
         planes = self._to_rgb(frame)
         if not self._channels:
-            out[...] = self._cropped(planes[0], 3)
-        for channel, plane in zip(self._channels, planes, strict=False):
-            out[..., channel] = self._cropped(plane)
+            (out[...],) = self._cropped(planes, 3)
+            return
+        for channel, part in zip(self._channels, self._cropped(planes), strict=True):
+            out[..., channel] = part
 
     def _choose_conversion(self, frame: VideoFrame, display: bytes | None) -> None:
         self._turns = turned, down, right = display_rotation(display)
@@ -230,17 +231,21 @@ class FrameWriter:
         else:
             self._to_rgb, self._channels = self._converter.rgb(frame, *self._whole)
 
-    def _cropped(self, plane: Any, n_bytes: int = 1) -> Pixels:
-        """Return the crop of a plane with the whole scaled picture, as an upright view.
+    def _cropped(self, planes: Planes, n_bytes: int = 1) -> list[Pixels]:
+        """Return the crop of each plane, as an upright view.
 
-        A pixel has `n_bytes` bytes in the plane. If these are several, they are the last axis.
+        The planes have the whole scaled picture, and rows of one size. A pixel has `n_bytes` bytes
+        in a plane. If these are several, they are the last axis.
         """
         turned, down, right = self._turns
-        row, column = (n_bytes, plane.line_size) if turned else (plane.line_size, n_bytes)
+        row, column = planes[0].line_size, n_bytes
+        if turned:
+            row, column = column, row
         start, strides = self._top * row + self._left * column, (down * row, right * column)
         if n_bytes == 1:
-            return np.ndarray(self._size, _UINT8, plane, start, strides)
-        return np.ndarray((*self._size, n_bytes), _UINT8, plane, start, (*strides, 1))
+            return [np.ndarray(self._size, _UINT8, plane, start, strides) for plane in planes]
+        shape = (*self._size, n_bytes)
+        return [np.ndarray(shape, _UINT8, plane, start, (*strides, 1)) for plane in planes]
 
     def _write_yuv(self, frame: VideoFrame, out: Pixels) -> None:
         """Scale a frame, and write the crop as YUV planes.
@@ -252,7 +257,7 @@ class FrameWriter:
         top, left = self._geometry.top, self._geometry.left
         if not self._is_even:
             full = self._converter.yuv(frame, *whole, "yuv444p")
-            frame = frame_from_planes([self._cropped(each) for each in full.planes], "yuv444p")
+            frame = frame_from_planes(self._cropped(full.planes), "yuv444p")
             whole, top, left = (wide, tall), 0, 0
         if not self._is_copy:
             frame = self._converter.yuv(frame, *whole)
