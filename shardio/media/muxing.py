@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import numpy as np
 
@@ -24,46 +25,6 @@ from shardio.media.encoding import keep_scheduling_policy
 
 if TYPE_CHECKING:
     from av.container import OutputContainer
-
-_DECODER_DELAY: Final = 529
-"""The delay of every MP3 decoder, in samples. The numbers of padding samples in an MP3 file do not
-include this delay."""
-_MAX: Final = (1 << 12) - 1
-_NAME_AT: Final = 120  # the offset of the encoder's name, counted from the tag
-_NUMBERS_AT, _CRC_AT = 21, 34  # the offsets of the padding and the CRC, from the encoder's name
-
-
-def write_mp3_trim(data: bytes, stream: EncodedStream) -> bytes:
-    """Write the numbers of padding samples at the start and at the end into an MP3 file.
-
-    The numbers are stored in the tag frame (Xing or Info), the first frame of the file. Return the
-    data unchanged if there is no tag frame, or if a number does not fit into its 12 bits.
-    """
-    # The size of the ID3 tag at the start of the file. This formula is valid if the size field of
-    # the tag is at most 127.
-    n_tags = 10 + int.from_bytes(data[6:10]) if data.startswith(b"ID3") else 0
-    mark_at = max(data.find(mark, n_tags, n_tags + 64) for mark in (b"Xing", b"Info"))
-    name_at = mark_at + _NAME_AT
-    skip = int(stream.parameters.get("skip", 0))
-    behind = int(stream.packets["duration"].sum()) - skip - stream.n_frames
-    before, after = skip - _DECODER_DELAY, behind + _DECODER_DELAY
-    if mark_at < 0 or not 0 <= before <= _MAX or not 0 <= after <= _MAX:
-        return data
-    found = bytearray(data)
-    found[name_at + _NUMBERS_AT : name_at + _NUMBERS_AT + 3] = (before << 12 | after).to_bytes(3)
-    crc_at = name_at + _CRC_AT
-    found[crc_at : crc_at + 2] = _crc16(found[n_tags:crc_at]).to_bytes(2)
-    return bytes(found)
-
-
-def _crc16(data: bytes | bytearray) -> int:
-    crc = 0
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0xA001 if crc & 1 else 0)
-    return crc
-
 
 # The names of the encoders of some codecs; any other encoder has the name of its codec. PyAV
 # requires an open encoder for each stream of a file, although no frame is encoded here.
@@ -174,13 +135,12 @@ def _write_file(stream: EncodedStream, form: str, shift: int) -> bytes:
             target = (_sound_target if _is_sound(stream) else _video_target)(container, stream)
             target.time_base = base
             container.start_encoding()
-            for packet in _packets(stream, shift):
+            for packet in _packets(stream, form, shift):
                 packet.stream, packet.time_base = target, base
                 container.mux_one(packet)
     except (av.FFmpegError, ValueError) as error:
         raise _FormatRejected(getattr(error, "strerror", None) or error) from error
-    data = content.getvalue()
-    return write_mp3_trim(data, stream) if form == "mp3" else data
+    return content.getvalue()
 
 
 def _video_target(container: OutputContainer, stream: EncodedStream) -> Any:
@@ -227,14 +187,14 @@ def _encoder(stream: EncodedStream) -> str:
     return _ENCODERS.get(name, name)
 
 
-def _packets(stream: EncodedStream, shift: int) -> Iterator[Any]:
+def _packets(stream: EncodedStream, form: str, shift: int) -> Iterator[Any]:
     """Yield the packets of a stream, with `shift` subtracted from their presentation times.
 
     The decoding times are computed so that no packet is decoded after it is shown.
     """
     import av
 
-    table = stream.packets
+    table, skip = stream.packets, int(stream.parameters.get("skip", 0))
     pts = table["pts"].astype(np.int64) - shift
     in_order = np.sort(pts)
     dts = in_order - max(0, int((in_order - pts).max(initial=0)))
@@ -242,8 +202,9 @@ def _packets(stream: EncodedStream, shift: int) -> Iterator[Any]:
     # The last packets of an audio stream may contain padding. End these packets where the audio
     # ends.
     if _is_sound(stream) and len(pts):
-        end = int(pts[0]) + int(stream.parameters.get("skip", 0)) + stream.n_frames
+        end = int(pts[0]) + skip + stream.n_frames
         durations = np.clip(end - pts, 0, durations)
+    n_behind = int(table["duration"].sum()) - skip - stream.n_frames
     keys = packet_flags(table) & PacketFlag.KEY != 0
     columns = (table["offset"], packet_sizes(table), pts, dts, durations, keys)
     for offset, size, shown, decoded, duration, is_key in zip(
@@ -252,7 +213,18 @@ def _packets(stream: EncodedStream, shift: int) -> Iterator[Any]:
         packet: Any = av.Packet(bytes(stream.data[offset : offset + size]))
         packet.pts, packet.dts, packet.duration = shown, decoded, duration
         packet.is_keyframe = is_key
+        if form == "mp3":
+            packet.set_sidedata(_padding(skip, max(0, n_behind)))
         yield packet
+
+
+def _padding(n_before: int, n_behind: int) -> Any:
+    """Return the side data from which FFmpeg writes the padding of an MP3 file, in samples."""
+    from av.packet import PacketSideData, PktSideDataT
+
+    found = PacketSideData(get_args(PktSideDataT).index("skip_samples"), 10)
+    found.update(struct.pack("<IIxx", n_before, n_behind))
+    return found
 
 
 def _difference(stream: EncodedStream, again: EncodedStream, codec: str, shift: int) -> str | None:
