@@ -9,16 +9,12 @@ parameter sets. Each unit is preceded by a start code or by a field with the len
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TypeVar
+from itertools import accumulate, repeat
 
-_Result = TypeVar("_Result")
-PacketTest = Callable[[bytes, int, int], _Result]
-"""A function of (data, begin, stop) that returns a property of the packet `data[begin:stop]`."""
-PACKED = -2
-"""The result of a `disposable_layer_test` for an MPEG-4 packet that contains several pictures. If a
-stream has such packets, decoders output its frames one packet later than in other streams."""
+import numpy as np
+import numpy.typing as npt
 
 _START = b"\0\0\1"
 _START_CODES = (_START, b"\0" + _START)
@@ -29,40 +25,47 @@ _H264_SLICES, _H264_SEI = range(1, 6), 6
 _HEVC_SLICES = range(32)
 _B_VOP, _B_PICTURE = 2, 3
 _H264_CLOSED, _HEVC_CLOSED = 5, (19, 20)
+_PACKED = ~64
 _MAX_HEAD = 4096
 
 
-def hidden_packet_test(codec: str) -> PacketTest[bool] | None:
-    """Return a function that tests whether the frame of a packet is never shown.
+def hidden_packets(codec: str, data: bytes, sizes: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """Return a mask of the packets whose frame is never shown. Only VP8 and VP9 have such packets.
 
-    Return None for codecs other than VP8 and VP9, because only these two have such packets.
+    `data` has the packets one after another; `sizes` are their sizes.
     """
-    return {"vp8": _is_hidden_vp8, "vp9": _is_hidden_vp9}.get(codec)
+    is_hidden = {"vp8": _is_hidden_vp8, "vp9": _is_hidden_vp9}.get(codec)
+    if is_hidden is None:
+        return np.zeros(len(sizes), bool)
+    stops = list(accumulate(sizes))
+    return np.array(list(map(is_hidden, repeat(data), [0, *stops[:-1]], stops)), bool)
 
 
-def disposable_layer_test(codec: str, extradata: bytes) -> PacketTest[int] | None:
-    """Return a function that finds packets to which no other packet of the same layer refers.
+def disposable_packets(
+    codec: str, extradata: bytes, data: bytes, sizes: Sequence[int]
+) -> npt.NDArray[np.bool_]:
+    """Return a mask of the packets of a stream to which no other packet refers.
 
-    A stream may have several temporal layers. The packets of a layer refer only to packets of that
-    layer and of lower layers. Most codecs have only layer 0.
-
-    The returned function is called with a packet. If other packets of the packet's layer may refer
-    to the packet, the function returns -1; otherwise it returns the number of the layer. A packet
-    is disposable if this number is the highest one in the stream: no other packet refers to the
-    packet. If the function returns `PACKED` for any packet, no packet of the stream is disposable.
-
-    Return None for a codec whose packets do not have this information. No packet of such a codec
-    is disposable.
+    `data` has the packets one after another; `sizes` are their sizes. For a codec whose packets do
+    not have this information, no packet is in the mask.
     """
     if codec == "h264":
-        return partial(_disposable_layer_h264, length_size=_length_size(codec, extradata))
-    if codec == "hevc":
-        return partial(_disposable_layer_hevc, length_size=_length_size(codec, extradata))
-    if codec == "mpeg4":
-        return partial(_disposable_layer_mpeg, code=b"\xb6", skip=0, shift=6, kind=_B_VOP)
-    if codec in ("mpeg1video", "mpeg2video"):
-        return partial(_disposable_layer_mpeg, code=b"\0", skip=1, shift=3, kind=_B_PICTURE)
-    return None
+        layer_of = partial(_layer_h264, length_size=_length_size(codec, extradata))
+    elif codec == "hevc":
+        layer_of = partial(_layer_hevc, length_size=_length_size(codec, extradata))
+    elif codec == "mpeg4":
+        layer_of = partial(_layer_mpeg, code=b"\xb6", skip=0, shift=6, kind=_B_VOP)
+    elif codec in ("mpeg1video", "mpeg2video"):
+        layer_of = partial(_layer_mpeg, code=b"\0", skip=1, shift=3, kind=_B_PICTURE)
+    else:
+        return np.zeros(len(sizes), bool)
+    stops = list(accumulate(sizes))
+    layers = np.array(list(map(layer_of, repeat(data), [0, *stops[:-1]], stops)), np.int64)
+    # A packet may be referred to by packets of its own layer and of all higher layers.
+    highest = np.maximum(layers, ~layers).max(initial=0)
+    found: npt.NDArray[np.bool_] = layers == highest
+    # Decoders output the frames of a stream with packed pictures one packet later than others.
+    return found & (_PACKED not in layers)
 
 
 def x264_version_unit(extradata: bytes, packet: bytes) -> bytes:
@@ -235,35 +238,38 @@ def packet_units(codec: str, extradata: bytes, packet: bytes) -> Iterator[bytes]
         yield unit.rstrip(b"\0")  # a start code of four bytes has one more zero at its beginning
 
 
-def _disposable_layer_h264(data: bytes, begin: int, stop: int, length_size: int) -> int:
-    found = -1
+# Each of the following functions returns the temporal layer of a packet, from 0 up, if no packet of
+# the same layer refers to the packet. Otherwise it returns ~layer, which is negative.
+
+
+def _layer_h264(data: bytes, begin: int, stop: int, length_size: int) -> int:
+    found = ~0
     for first, _ in _unit_headers(data, begin, stop, length_size):
         if first & 31 in _H264_SLICES:
             if first & 0x60:  # nal_ref_idc is not 0, so other pictures may refer to this picture
-                return -1
+                return ~0
             found = 0
     return found
 
 
-def _disposable_layer_hevc(data: bytes, begin: int, stop: int, length_size: int) -> int:
-    layer = -1
+def _layer_hevc(data: bytes, begin: int, stop: int, length_size: int) -> int:
+    found = ~0
     for first, second in _unit_headers(data, begin, stop, length_size):
-        kind = first >> 1 & 63
+        kind, layer = first >> 1 & 63, max(0, (second & 7) - 1)
         if kind in _HEVC_SLICES:
             # No picture of the same layer refers to a picture whose type is even and below 16.
-            # Other pictures of the layer may refer to pictures of all other types.
             if kind >= 16 or kind & 1:
-                return -1
-            layer = (second & 7) - 1
-    return layer
+                return ~layer
+            found = layer
+    return found
 
 
-def _disposable_layer_mpeg(
+def _layer_mpeg(
     data: bytes, begin: int, stop: int, code: bytes, skip: int, shift: int, kind: int
 ) -> int:
-    """Return 0 if all pictures in a packet of MPEG video are B pictures, else -1.
+    """Return 0 if all pictures in a packet of MPEG video are B pictures, else ~0.
 
-    For an MPEG-4 packet with several pictures, return `PACKED`. `code` is the last byte of a
+    For an MPEG-4 packet with several pictures, return `_PACKED`. `code` is the last byte of a
     picture's start code. The type of the picture is in the byte that is `skip` bytes after the
     start code, from bit `shift` on; `kind` is the type of B pictures.
     """
@@ -272,9 +278,9 @@ def _disposable_layer_mpeg(
         starts.append(at + 4 + skip)
         at = data.find(_START + code, at + 4, stop)
     if len(starts) > 1 and not skip:
-        return PACKED
+        return _PACKED
     mask = 7 if skip else 3
-    return 0 if starts and all((data[at] >> shift) & mask == kind for at in starts) else -1
+    return 0 if starts and all((data[at] >> shift) & mask == kind for at in starts) else ~0
 
 
 def _is_hidden_vp8(data: bytes, begin: int, stop: int) -> bool:

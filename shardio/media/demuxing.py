@@ -12,7 +12,6 @@ import io
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import accumulate, repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,12 +26,7 @@ from shardio.format.types.streams import (
     packet_flags,
 )
 from shardio.media.audio_packets import demux_audio
-from shardio.media.bitstream import (
-    PACKED,
-    disposable_layer_test,
-    hidden_packet_test,
-    x264_version_unit,
-)
+from shardio.media.bitstream import disposable_packets, hidden_packets, x264_version_unit
 from shardio.media.checking import build_stream, verify_by_decoding, with_table
 from shardio.media.container import (
     ErrorsNamed,
@@ -236,7 +230,9 @@ class PacketReader:
         if n_streams > 1:
             self.parameters |= {"stream": self.source.index, "video_streams": n_streams}
         data = self.content.getvalue()
-        flags = self._known_flags(data)
+        codec, flags = self.parameters["codec"], np.array(self.flags, np.int64)
+        flags[hidden_packets(codec, data, self.sizes)] |= _HIDDEN
+        flags[disposable_packets(codec, self.extradata, data, self.sizes)] |= _DISPOSABLE
         keys = np.flatnonzero(flags & PacketFlag.KEY)
         if not len(keys):
             raise MediaError("none of its packets is a keyframe, so decoding cannot start anywhere")
@@ -251,19 +247,6 @@ class PacketReader:
             latest = latest if time is None else time
             times.append(latest)
         return times
-
-    def _known_flags(self, data: bytes) -> npt.NDArray[np.int64]:
-        """Return each packet's flags, from the container and from the first bits of the packet."""
-        codec, flags = self.parameters["codec"], np.array(self.flags, np.int64)
-        stops = list(accumulate(self.sizes))
-        places = (repeat(data), [0, *stops[:-1]], stops)
-        if (is_hidden := hidden_packet_test(codec)) is not None:
-            flags[np.array(list(map(is_hidden, *places)))] |= _HIDDEN
-        if (spare := disposable_layer_test(codec, self.extradata)) is not None:
-            layers = np.array(list(map(spare, *places)))
-            if (layers != PACKED).all():
-                flags[layers == max(0, layers.max())] |= _DISPOSABLE
-        return flags
 
     def time_base(self) -> Fraction:
         """Return the seconds per tick."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from shardio.errors import InvalidArgument, MediaError, UnsupportedEnvironment
 from shardio.format.types.streams import EncodedStream, PacketFlag, pack_packets
-from shardio.media.bitstream import disposable_layer_test
+from shardio.media.bitstream import disposable_packets
 from shardio.media.checking import build_stream
 from shardio.media.frames import frame_from_planes
 from shardio.media.image import encode_jpeg
@@ -142,7 +142,6 @@ class StreamEncoder:
             )
         self._size, self._time_base, self._codec_name = (width, height), time_base, codec
         self._codec = self._open_codec(gop, crf)
-        self._spare = disposable_layer_test(codec, b"") if codec == "h264" else None
         self._converter = FrameConverter()
         self._parts: list[bytes] = []
         self._flags: list[int] = []
@@ -218,12 +217,8 @@ class StreamEncoder:
 
     def _collect(self, packets: Iterable[Any]) -> None:
         for packet in packets:
-            part = bytes(packet)
-            flag = PacketFlag.KEY if packet.is_keyframe else PacketFlag(0)
-            if self._spare is not None and self._spare(part, 0, len(part)) >= 0:
-                flag |= PacketFlag.DISPOSABLE
-            self._parts.append(part)
-            self._flags.append(int(flag))
+            self._parts.append(bytes(packet))
+            self._flags.append(int(PacketFlag.KEY) if packet.is_keyframe else 0)
             self._packet_frames.append(packet.pts)
 
     def finish(self) -> EncodedStream:
@@ -242,14 +237,17 @@ class StreamEncoder:
         parameters = _parameters(self._codec_name, "yuv420p", self._size, "limited")
         if self._codec.reorder_depth:
             parameters["reorder"] = self._codec.reorder_depth
+        data, sizes = b"".join(self._parts), list(map(len, self._parts))
+        extradata, flags = self._codec.extradata or b"", np.array(self._flags, np.int64)
+        if self._codec_name == "h264":
+            flags[disposable_packets("h264", b"", data, sizes)] |= int(PacketFlag.DISPOSABLE)
         packets = pack_packets(
-            list(map(len, self._parts)),
-            self._flags,
+            sizes,
+            flags,
             [self._times[n] for n in self._packet_frames],
             [durations[n] for n in self._packet_frames],
         )
-        extradata = self._codec.extradata or b""
-        return build_stream(parameters, extradata, packets, b"".join(self._parts), self._time_base)
+        return build_stream(parameters, extradata, packets, data, self._time_base)
 
 
 def encode(

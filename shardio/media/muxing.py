@@ -222,7 +222,8 @@ def _padding(n_before: int, n_behind: int) -> Any:
     """Return the side data from which FFmpeg writes the padding of an MP3 file, in samples."""
     from av.packet import PacketSideData, PktSideDataT
 
-    found = PacketSideData(get_args(PktSideDataT).index("skip_samples"), 10)
+    kind: Any = PacketSideData  # PyAV's types lack the arguments: the type and the size
+    found = kind(get_args(PktSideDataT).index("skip_samples"), 10)
     found.update(struct.pack("<IIxx", n_before, n_behind))
     return found
 

@@ -15,6 +15,7 @@ import pytest
 from shardio import EncodedStream
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.types.streams import PacketFlag, packet_flags, packet_sizes
+from shardio.media.bitstream import disposable_packets
 from shardio.media.checking import verify_by_decoding
 from shardio.media.clip_decoder import ClipDecoder
 from shardio.media.demuxing import demux
@@ -226,6 +227,25 @@ def test_frames_of_vp8_that_are_not_shown_are_hidden(tmp_path: Path) -> None:
     assert np.flatnonzero(hidden).tolist() == [7] and stream.n_frames == 19
     assert np.array_equal(stream.packets, demux(str(path), check=True).packets)
     assert_same_as_the_file(stream, path)
+
+
+IDR, TSA_N, TSA_R = 19, 2, 3  # HEVC's types of a keyframe, and of pictures that none or some need
+
+
+@pytest.mark.parametrize(
+    ("pictures", "expected"),
+    [
+        ([(IDR, 0), (TSA_N, 1), (TSA_N, 1)], [False, True, True]),
+        ([(IDR, 0), (TSA_N, 1), (TSA_R, 2), (TSA_N, 2)], [False, False, False, True]),
+        ([(IDR, 0), (TSA_N, 1), (TSA_R, 2)], [False, False, False]),  # the last may need the second
+    ],
+)
+def test_only_pictures_of_the_highest_hevc_layer_are_disposable(
+    pictures: list[tuple[int, int]], expected: list[bool]
+) -> None:
+    parts = [b"\0\0\1" + bytes([kind << 1, layer + 1]) + b"..." for kind, layer in pictures]
+    found = disposable_packets("hevc", b"", b"".join(parts), [len(part) for part in parts])
+    assert found.tolist() == expected
 
 
 def test_a_stream_that_changes_its_size_keeps_the_size_asked_for(tmp_path: Path) -> None:
