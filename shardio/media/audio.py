@@ -177,15 +177,13 @@ class AudioDecoder(Closing):
             InvalidArgument: the range or an option is not valid.
         """
         rate = sample_rate(stream) if rate is None else rate
-        if not 0 <= start <= stop <= start + _MAX_SAMPLES or not _is_valid(rate, channels):
+        if not 0 <= start <= stop or rate < 1:
             raise InvalidArgument(
-                f"samples {start} to {stop} at a rate of {rate} in {channels} channels; expected "
-                f"0 <= start <= stop, a rate from {MIN_RATE} to {MAX_RATE}, 1 or 2 channels"
+                f"samples {start} to {stop} at a rate of {rate}; expected 0 <= start <= stop"
             )
-        first = nearest_sample(stream, begin_of(stream), rate)
+        begin = begin_of(stream) + Fraction(start, rate)
+        found, _ = self.decode_at(stream, begin, stop - start, rate=rate, channels=channels)
         end = -(-stream.n_frames * rate // sample_rate(stream))
-        opened = self._open(stream)
-        found = self._decode_range(opened, first + start, first + stop, rate, channels)
         found[max(0, end - start) :] = 0
         return found
 
@@ -217,7 +215,8 @@ class AudioDecoder(Closing):
         Raises:
             MediaError, InvalidArgument: as in `decode`.
         """
-        if not 0 <= n_samples <= _MAX_SAMPLES or not _is_valid(rate, channels):
+        is_valid = MIN_RATE <= rate <= MAX_RATE and channels in (None, 1, 2)
+        if not 0 <= n_samples <= _MAX_SAMPLES or not is_valid:
             raise InvalidArgument(
                 f"{n_samples} samples at a rate of {rate} in {channels} channels; expected 0 to "
                 f"{_MAX_SAMPLES}, a rate from {MIN_RATE} to {MAX_RATE}, 1 or 2 channels"
@@ -267,10 +266,6 @@ class AudioDecoder(Closing):
     def close(self) -> None:
         """Release all decoders and streams."""
         self._opened.clear()
-
-
-def _is_valid(rate: int, channels: int | None) -> bool:
-    return MIN_RATE <= rate <= MAX_RATE and channels in (None, 1, 2)
 
 
 def _decode_span(opened: _OpenAudio, start: int, stop: int) -> AudioFrame | None:

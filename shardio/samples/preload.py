@@ -7,9 +7,7 @@ may be evicted, and are then read from the disk again.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -27,7 +25,8 @@ from shardio.storage.remote.storage import N_THREADS, RemoteStorage
 _N_THREADS: Final = 4
 """The number of reads at a time: enough to keep a disk busy; more reads gain little."""
 _PIECE_BYTES: Final = 4 << 20
-"""The size of a piece; before each piece, a thread checks whether it should stop."""
+"""The size of a piece; after an error or Ctrl-C, a thread stops at the end of a piece."""
+_BUFFER_BYTES: Final = 256 << 10
 _GRAIN_BYTES: Final = 64 << 10
 """The granularity of ranges: reading a gap of this size takes less time than another read."""
 _AT_ONCE: Final = 1 << 16
@@ -59,7 +58,7 @@ def preload(dataset: Dataset, fields: Sequence[str]) -> int:
     _require(fixed.n_bytes)
     ranges = merged(joined([fixed, _all(dataset, extents, of_records=True)]), _GRAIN_BYTES)
     _require(ranges.n_bytes)
-    _read(list(_pieces(extents, ranges)))
+    run_parallel(_N_THREADS, _read, _pieces(extents, ranges))
     return ranges.n_bytes
 
 
@@ -87,46 +86,21 @@ def _pieces(extents: Extents, ranges: Ranges) -> Iterator[_PreloadRange]:
                 yield _PreloadRange(path, start, min(_PIECE_BYTES, end - start), most)
 
 
-def _read(pieces: Sequence[_PreloadRange]) -> None:
-    """Read pieces in several threads; if one fails or this thread is interrupted, stop all."""
-    stop = threading.Event()
-    with ThreadPoolExecutor(_N_THREADS, "shardio-preload") as threads:
-        shares = [pieces[i::_N_THREADS] for i in range(_N_THREADS)]
-        try:
-            for future in [threads.submit(_read_share, share, stop) for share in shares]:
-                future.result()
-        finally:
-            stop.set()
-
-
-def _read_share(pieces: Sequence[_PreloadRange], stop: threading.Event) -> None:
-    buffer = memoryview(bytearray(_PIECE_BYTES))
-    for piece in pieces:
-        if stop.is_set():
-            return
-        fd = open_shard(piece.path)
-        try:
-            _read_piece(fd, piece, buffer[: piece.n_bytes])
-        except BaseException:
-            # Stop the other threads here: the main thread may be waiting for one of them.
-            stop.set()
-            raise
-        finally:
-            os.close(fd)
-
-
-def _read_piece(fd: int, piece: _PreloadRange, buffer: memoryview) -> None:
-    done = 0
-    while done < buffer.nbytes:
-        place = piece.offset + done
-        try:
-            n_read = os.preadv(fd, [buffer[done:]], place)
-        except OSError as error:
-            raise OSError(error.errno, os.strerror(error.errno or 0), piece.path) from error
-        if not n_read:
-            found = os.fstat(fd).st_size
-            raise resized_error(piece.path, piece.file_bytes, found).at(offset=place)
-        done += n_read
+def _read(piece: _PreloadRange) -> None:
+    fd, done, buffer = open_shard(piece.path), 0, memoryview(bytearray(_BUFFER_BYTES))
+    try:
+        while (left := piece.n_bytes - done) > 0:
+            # Nobody uses the bytes, so that one system call may fill the same buffer many times.
+            parts = [buffer] * (left // _BUFFER_BYTES) or [buffer[:left]]
+            place = piece.offset + done
+            if not (n_read := os.preadv(fd, parts, place)):
+                found = os.fstat(fd).st_size
+                raise resized_error(piece.path, piece.file_bytes, found).at(offset=place)
+            done += n_read
+    except OSError as error:
+        raise OSError(error.errno, os.strerror(error.errno or 0), piece.path) from error
+    finally:
+        os.close(fd)
 
 
 def remote_files(
