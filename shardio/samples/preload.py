@@ -58,7 +58,7 @@ def preload(dataset: Dataset, fields: Sequence[str]) -> int:
     _require(fixed.n_bytes)
     ranges = merged(joined([fixed, _all(dataset, extents, of_records=True)]), _GRAIN_BYTES)
     _require(ranges.n_bytes)
-    run_parallel(_N_THREADS, _read, _pieces(extents, ranges))
+    run_parallel(_N_THREADS, _read_piece, _pieces(extents, ranges))
     return ranges.n_bytes
 
 
@@ -86,7 +86,7 @@ def _pieces(extents: Extents, ranges: Ranges) -> Iterator[_PreloadRange]:
                 yield _PreloadRange(path, start, min(_PIECE_BYTES, end - start), most)
 
 
-def _read(piece: _PreloadRange) -> None:
+def _read_piece(piece: _PreloadRange) -> None:
     fd, done, buffer = open_shard(piece.path), 0, memoryview(bytearray(_BUFFER_BYTES))
     try:
         while (left := piece.n_bytes - done) > 0:
