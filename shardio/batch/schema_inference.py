@@ -18,18 +18,15 @@ _OTHER_SHAPES: Final = '; collate="pad", "ragged" or "list" takes arrays of diff
 
 
 def infer_schema(sample: object, source: Schema | None = None) -> Schema:
-    """Infer the schema of one sample.
+    """Infer the schema of one sample; raise SchemaError if a value has no type of field.
 
     NumPy arrays and scalars, bool, int (int64) and float (float64) become an Array of their shape.
     A str becomes Text, bytes become Bytes, and dict, list, tuple and None become Json. A list of
     arrays becomes a List of arrays of any shape.
 
-    `source` is the schema of the sample before a transform, or None. If `source` has a field of the
-    same name, some of its properties are kept: a varying shape; bfloat16, if the values are uint16;
-    Json, if JSON can represent the value; and whether the field is optional.
-
-    Raises:
-        SchemaError: the sample is not a mapping of names to such values.
+    `source` is the schema of the sample before a transform, or None. Of a field of the same name in
+    `source`, some properties are kept: a varying shape; bfloat16, if the values are uint16; Json,
+    if JSON can represent the value; and whether the field is optional.
     """
     if not isinstance(sample, Mapping):
         raise SchemaError(
@@ -123,14 +120,14 @@ def infer_batch(made: object, n_rows: int, source: Schema) -> tuple[Schema, froz
 
 
 def _is_column(value: object) -> bool:
-    """Return True for a list with a value for each sample; a list of numbers counts as an array."""
+    """Return True for a list with a value per sample; a list of numbers counts as an array."""
     if not isinstance(value, list | tuple):
         return False
     return not all(isinstance(each, _NUMBERS) and np.ndim(each) == 0 for each in value)
 
 
 def _infer_column(name: str, values: Any, n_rows: int, known: Field | None) -> Field:
-    """Return the type of the field of which `values` has a value, or None, for each sample."""
+    """Return the field for the value, or None, of each sample."""
     _check_column(name, values, n_rows)
     first = next((value for value in values if value is not None), None)
     if first is None:
@@ -149,10 +146,7 @@ def _check_column(name: str, values: Any, n_rows: int) -> None:
 
 
 def check_batch(made: object, n_rows: int, schema: Schema, whole: Iterable[str]) -> None:
-    """Raise SchemaError if a result of a batch function differs from the first result in fields.
-
-    `schema` and `whole` are the results of `infer_batch` for the first result.
-    """
+    """Raise SchemaError if a batch function's result has other fields than the first result."""
     if not isinstance(made, Mapping):
         raise SchemaError(f"a batch must be a dict of fields, found {type(made).__name__}")
     if made.keys() != schema.keys():
@@ -181,10 +175,7 @@ def check_batch(made: object, n_rows: int, schema: Schema, whole: Iterable[str])
 
 
 def check_sample(sample: object, schema: Schema, first: str = "the first sample") -> None:
-    """Raise SchemaError if the fields of a sample differ from `schema`, that of the first sample.
-
-    `first` is the description of the first sample in errors.
-    """
+    """Raise SchemaError unless a sample has the fields of `schema`, which is that of `first`."""
     # Checking for dict first is ten times as fast as checking only for Mapping.
     if not isinstance(sample, dict | Mapping):
         raise SchemaError(f"a sample must be a dict of fields, found {type(sample).__name__}")

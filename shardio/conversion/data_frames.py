@@ -1,10 +1,8 @@
 """Data frames as samples: each row becomes a sample, and each column becomes a field.
 
-The converter of Arrow tables reads data frames through Arrow's C stream interface
-(`__arrow_c_stream__`). A frame of pandas is not read in this way, because Arrow would turn NaN into
-null. This module reads the columns of such a frame itself. Most columns of pandas that are not
-numeric hold Python objects. The type of such a column is inferred from all its values. This module
-imports neither pandas nor polars.
+Frames are read through Arrow's C stream interface (`__arrow_c_stream__`), except those of pandas,
+of which Arrow would turn NaN into null. The type of a column of Python objects is inferred from all
+its values. This module imports neither pandas nor polars.
 """
 
 from __future__ import annotations
@@ -22,15 +20,13 @@ from shardio.format.schema import Schema
 from shardio.format.types import DTYPES, Array, Bytes, Field, Image, Json, List, Text
 from shardio.format.types.array_values import is_of, refuse_masked
 
-_CHUNK_ROWS: Final = 4096
-"""The number of rows that are copied from a frame at a time."""
+_CHUNK_ROWS: Final = 4096  # the number of rows that are copied from a frame at a time
 
 
 def is_data_frame(src: object) -> bool:
     """Return True for a DataFrame of pandas or polars, and for other objects that export Arrow.
 
-    An object exports Arrow if its class has the method `__arrow_c_stream__`. Raise InvalidArgument
-    for a Series, and for a LazyFrame of polars.
+    Raise InvalidArgument for a Series, and for a LazyFrame of polars.
     """
     for package in ("pandas", "polars"):
         if is_of(src, package, "DataFrame"):
@@ -92,8 +88,8 @@ def object_column(
 ) -> FrameColumn:
     """Return a column of Python objects, whose field can store all of them.
 
-    `values(start, stop)` returns the objects of some rows, and `every` yields the objects of all
-    rows. None is a missing value, which makes the field optional.
+    `values(start, stop)` returns the objects of some rows, and `every` yields those of all rows.
+    None is a missing value, which makes the field optional.
     """
     known: _InferredType | None = None
     has_nulls = False
@@ -121,7 +117,7 @@ def object_column(
 
 
 def _to_plain_value(name: str, row: int, value: Any, field: Field | None = None) -> Any:
-    """Return the result of `to_plain` for a value; an error names the value's column and row."""
+    """Return the result of `to_plain` for a value; an error names its column and row."""
     try:
         return to_plain(value, field)
     except SchemaError as error:
@@ -131,18 +127,12 @@ def _to_plain_value(name: str, row: int, value: Any, field: Field | None = None)
 class _InferredType(NamedTuple):
     """The type of the values of a column that have been inspected so far.
 
-    `field` is a field that can store all these values. It is None as long as all values are empty
-    lists.
+    `field` can store them all; it is None as long as all are empty lists.
     """
 
     field: Field | None
-    is_listed: bool = False
-    """True if all values were lists or tuples, so that a Json field could store them too."""
-
-    @property
-    def may_be_json(self) -> bool:
-        """True if a Json field can store all values inspected so far."""
-        return self.is_listed or (self.field is not None and self.field.is_json)
+    may_be_json: bool = False
+    """True if a Json field can store them, too."""
 
 
 def _merge_types(known: _InferredType, found: _InferredType) -> _InferredType | None:
@@ -154,19 +144,17 @@ def _merge_types(known: _InferredType, found: _InferredType) -> _InferredType | 
         return (known if found.field is None else found) if may_be_json else None
     if known.field.array and found.field.array:
         if (made := _merge_arrays(known.field.array, found.field.array)) is not None:
-            return _InferredType(made, known.is_listed and found.is_listed)
+            return _InferredType(made, may_be_json)
     if known.field.item and found.field.item:
         if (made := _merge_arrays(known.field.item, found.field.item)) is not None:
-            return _InferredType(List(made), known.is_listed and found.is_listed)
-    return _InferredType(Json()) if may_be_json else None
+            return _InferredType(List(made), may_be_json)
+    return _JSON if may_be_json else None
 
 
 def _merge_arrays(known: Array, found: Array) -> Array | None:
-    """Return an Array field that can store the values of two Array fields.
+    """Return an Array field that can store the values of two Array fields; None if there is none.
 
-    Where the sizes of a dimension differ, the size of the result is None, which means any size. The
-    dtypes int64 and float64 give float64. Return None if the dtypes differ in another way, or if
-    the numbers of dimensions differ.
+    A dimension whose sizes differ gets any size. The dtypes int64 and float64 give float64.
     """
     if len(known.shape) != len(found.shape):
         return None
@@ -209,15 +197,13 @@ def _infer_type(name: str, row: int, value: Any) -> _InferredType:
     made = _to_plain_value(name, row, value)
     if isinstance(made, np.ndarray) and made.dtype.name in DTYPES:
         return _InferredType(Array(made.dtype.name, tuple(n or None for n in made.shape)))
-    kind = f"an array of {made.dtype}" if isinstance(made, np.ndarray) else _class_name(value)
+    kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+    if isinstance(made, np.ndarray):
+        kind = f"an array of {made.dtype}"
     raise InvalidArgument(
         f"column {name!r}, row {row}: found {kind}; expected text, bytes, numbers, arrays, lists "
         "or dicts; convert the column first, such as times to datetime64 or text"
     )
-
-
-def _class_name(value: object) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 
 
 def _number_dtype(value: object) -> str:
@@ -232,32 +218,30 @@ def _number_dtype(value: object) -> str:
 def _infer_list_type(value: Sequence[Any]) -> _InferredType:
     """Return the type of a list or tuple.
 
-    A list of numbers of one dtype has an Array field. A List field is for a list of arrays that
-    have one dtype and one number of dimensions, and for a list of non-empty lists of numbers of one
-    dtype. The field of an empty list is not known yet. Every other list has a Json field.
+    A list of numbers of one dtype has an Array field. A List field is for arrays, or non-empty
+    lists of numbers, of one dtype and one number of dimensions. The field of an empty list is not
+    known yet. Every other list has a Json field.
     """
     if not value:
         return _EMPTY
     kinds = {_number_dtype(each) for each in value}
     if len(kinds) == 1 and (kind := kinds.pop()):
-        return _InferredType(Array(kind, (None,)), is_listed=True)
+        return _InferredType(Array(kind, (None,)), may_be_json=True)
     if all(isinstance(each, np.ndarray) for each in value):
         arrays = {(each.dtype.name, each.ndim) for each in value}
         dtype, n_dims = arrays.pop()
-        return (
-            _JSON
-            if arrays or dtype not in DTYPES
-            else _InferredType(List(Array(dtype, (None,) * n_dims)))
-        )
+        if arrays or dtype not in DTYPES:
+            return _JSON
+        return _InferredType(List(Array(dtype, (None,) * n_dims)))
     if all(isinstance(each, list | tuple) and each for each in value):
         kinds = {_number_dtype(number) for each in value for number in each}
         if len(kinds) == 1 and (kind := kinds.pop()):
-            return _InferredType(List(Array(kind, (None,))), is_listed=True)
+            return _InferredType(List(Array(kind, (None,))), may_be_json=True)
     return _JSON
 
 
 def _convert_value(name: str, row: int, field: Field, value: Any) -> Any:
-    """Return a value of a column in the form that the field of the column can store."""
+    """Return a value in the form that the field of its column can store."""
     if value is None:
         return None
     if field.item:
@@ -269,13 +253,13 @@ def _convert_value(name: str, row: int, field: Field, value: Any) -> Any:
 
 _TEXT: Final = _InferredType(Text())
 _BYTES: Final = _InferredType(Bytes())
-_JSON: Final = _InferredType(Json())
-_EMPTY: Final = _InferredType(None, is_listed=True)
+_JSON: Final = _InferredType(Json(), may_be_json=True)
+_EMPTY: Final = _InferredType(None, may_be_json=True)
 _NUMBERS: Final = {dtype: _InferredType(Array(dtype)) for dtype in ("bool", "int64", "float64")}
 
 
 def pandas_columns(frame: Any) -> list[FrameColumn]:
-    """Return the columns of a pandas frame. Named levels of the frame's index are columns too."""
+    """Return the columns of a pandas frame, after the named levels of its index."""
     index = frame.index
     named = [level for level, name in enumerate(index.names) if name is not None]
     found = [
@@ -305,10 +289,7 @@ def _pandas_column(name: str, series: Any) -> FrameColumn:
 
 
 def _pandas_numbers(name: str, values: Any, nulls: Any) -> FrameColumn:
-    """Return a column of numbers.
-
-    `nulls` is None, or an array that is True for each missing value. A missing value becomes None.
-    """
+    """Return a column of numbers, in which the values at `nulls`, if any, become None."""
     if values.dtype.name not in DTYPES:
         raise InvalidArgument(
             f"column {name!r}: unsupported dtype {values.dtype.name}; expected one of "
@@ -339,8 +320,7 @@ def _pandas_objects(name: str, series: Any, nulls: Any) -> FrameColumn:
 def arrow_columns(frame: Any) -> tuple[int, list[FrameColumn]]:
     """Return the number of rows and the columns of a data frame that is read through Arrow.
 
-    polars exports columns of the type Object as pointers. Such columns are not read through Arrow,
-    but as Python objects.
+    Columns of polars' type Object, which it exports as pointers, are read as Python objects.
     """
     converter: Any = converter_class("arrow")
     try:
