@@ -13,7 +13,6 @@ import pytest
 
 import shardio
 from shardio import Array, InvalidArgument, Text
-from shardio_tools.cli import main
 from tests.converters.helpers import DTYPES, check_refused, convert, npy, reasons, unexplained
 
 pytestmark = pytest.mark.usefixtures("quick_disk", "two_folders")
@@ -285,51 +284,3 @@ def test_options_that_cannot_be_are_refused(root: Path, tmp_path: Path) -> None:
         (tmp_path / "bad" / "1.npy").write_bytes(b"")
         convert(tmp_path / "bad", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_the_command_says_what_became_of_arrays(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    np.save(root / "a" / "1.npy", np.arange(6).reshape(3, 2))
-    np.save(root / "b" / "2.npy", np.zeros((0, 2), int))
-    (root / "notes.txt").write_text("notes")
-    schema = tmp_path / "schema.json"
-    schema.write_text('{"array": "int64[2]"}')
-    command = ["convert", str(root), str(tmp_path / "out"), "--workers", "0"]
-    assert main([*command, "--rows", "--schema", str(schema)]) == 0
-    told = capsys.readouterr().out
-    assert "no arrays: 1 file\n  notes.txt" in told and "no sample: 1 file\n  b/2.npy" in told
-    assert "converted 1 of 3 files into 3 samples" in told
-    assert "a sample has array int64[2], label int64, source text, row int64" in told
-    schema.write_text("{")
-    assert main([*command, "--overwrite", "--schema", str(schema)]) == 2
-    assert "schema.json: not JSON" in capsys.readouterr().err
-
-
-def test_an_array_that_some_files_lack_is_optional(root: Path, tmp_path: Path) -> None:
-    np.savez(root / "a" / "1.npz", x=np.float16(1), text=np.array("one"))
-    np.savez(root / "b" / "2.npz", x=np.float16(2), mask=np.ones(2, bool))
-    convert(root, tmp_path / "out")
-    with shardio.open(tmp_path / "out") as dataset:
-        assert dataset.schema["x"] == Array("float16")
-        assert [sample["text"] for sample in dataset] == ["one", None]
-        assert [sample["mask"] is None for sample in dataset] == [True, False]
-    report = convert(root, tmp_path / "strict", fields={"x": "float16", "text": "text"})
-    assert reasons(report) == {"b/2.npz": "array 'mask': found bool[2], expected no such array"}
-
-
-def test_an_append_takes_what_the_dataset_has(root: Path, tmp_path: Path) -> None:
-    for name, array in (("a/1", np.arange(3)), ("a/2", np.arange(3))):
-        np.savez(root / f"{name}.npz", y=np.zeros(2), array=array, label=np.int8(1))
-    convert(root, tmp_path / "out")
-    for name, array in (("b/3", np.arange(3) + 5), ("b/4", np.arange(4))):
-        np.savez(root / f"{name}.npz", y=np.zeros(2), array=array, label=np.int8(1))
-    np.savez(root / "b" / "5.npz", y=np.zeros(2), array=np.zeros(3), label=np.int8(1))
-    report = convert(root, tmp_path / "out", append=True)
-    assert report.counts == {"duplicate": 2, "converted": 1, "broken": 2}
-    assert reasons(report) == {
-        "b/4.npz": "array 'array': expected int64[3], found int64[4]",
-        "b/5.npz": "array 'array': expected int64[3], found float64[3]",
-    }
-    with shardio.open(tmp_path / "out") as dataset:
-        np.testing.assert_array_equal(dataset[2]["array"], [5, 6, 7])

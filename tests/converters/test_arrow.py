@@ -16,7 +16,6 @@ import pytest
 import shardio
 from shardio import Array, Audio, Bytes, Image, InvalidArgument, Json, List, Text
 from shardio.media import decode_image
-from shardio_tools.cli import main
 from tests.converters.helpers import check_refused, convert, plain, reasons
 
 pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
@@ -306,22 +305,6 @@ def test_arrays_of_hugging_face_are_read_while_their_types_are_registered(
     check_arrays(tmp_path / "registered")
 
 
-def test_arrays_of_hugging_face_are_read_while_datasets_is_imported(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
-    features = datasets.Features(
-        {
-            name: getattr(datasets, one["_type"])(tuple(one["shape"]), one["dtype"])
-            for name, one in ARRAYS.items()
-        }
-    )
-    made = datasets.Dataset.from_dict(values_of_arrays(), features=features)
-    made.save_to_disk(tmp_path / "saved")
-    made.to_parquet(tmp_path / "x.parquet")
-    for name in ("saved", "x.parquet"):
-        convert(tmp_path / name, tmp_path / f"out {name}")
-        check_arrays(tmp_path / f"out {name}")
-
-
 def test_parquet_of_hugging_face_has_its_pictures_and_classes(tmp_path: Path) -> None:
     report = convert(MADE / "plain.parquet", tmp_path / "out")
     assert report.classes == ("cat", "\u00e9l\u00e9phant") and report.n_samples == 4
@@ -586,31 +569,3 @@ def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
         ),
     ]
     check_refused(tmp_path / "x.arrow", tmp_path / "out", refused)
-
-
-def test_the_command_takes_columns_and_says_what_became_of_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write_parquet(pa.table({"x": [1], "y": [2], "z": ["a"]}), tmp_path / "x.parquet")
-    command = ["convert", str(tmp_path / "x.parquet"), str(tmp_path / "out"), "--workers", "0"]
-    assert main([*command, "--column", "x", "--column", "z"]) == 0
-    assert "a sample has x int64, z text, label int64, source text" in capsys.readouterr().out
-
-
-def test_columns_that_some_files_lack_are_optional(tmp_path: Path) -> None:
-    root = tmp_path / "in"
-    (root / "a").mkdir(parents=True)
-    write_parquet(pa.table({"x": [1, 2], "y": pa.nulls(2)}), root / "a" / "1.parquet")
-    write_feather(pa.table({"x": [3], "y": ["text"], "z": [1.5]}), root / "a" / "2.feather")
-    write_stream(pa.table({"x": pa.array([], "int64")}), root / "3.arrow")
-    report = convert(root, tmp_path / "out")
-    assert report.counts == {"converted": 2, "empty": 1} and report.classes == ("a",)
-    with shardio.open(tmp_path / "out") as dataset:
-        assert [one["y"] for one in dataset] == [None, None, "text"]
-        assert [plain(one["z"]) for one in dataset] == [None, None, 1.5]
-        assert [plain(one["label"]) for one in dataset] == [0, 0, 0]
-    write_parquet(pa.table({"x": [1, None]}), root / "a" / "4.parquet")
-    write_parquet(pa.table({"x": [7]}), root / "a" / "5.parquet")
-    report = convert(root, tmp_path / "out", append=True)
-    assert report.n_samples == 1
-    assert reasons(report) == {"a/4.parquet": "column 'x', row 1: found null, expected a value"}

@@ -65,10 +65,3 @@ def test_the_command_says_what_became_of_sound(
     assert "random sounds per second and core" in told
     assert main(["inspect", str(tmp_path / "out"), "--sample", "0"]) == 0
     assert "1 channel at 48,000 Hz, 30,000 samples" in capsys.readouterr().out
-
-
-def test_the_bytes_are_the_same_for_any_number_of_workers(root: Path, tmp_path: Path) -> None:
-    for n_workers in (0, 2):
-        shardio.convert(root, tmp_path / str(n_workers), kind="audio", workers=n_workers)
-    for one in (tmp_path / "0").glob("*.shard"):
-        assert (tmp_path / "2" / one.name).read_bytes() == one.read_bytes()

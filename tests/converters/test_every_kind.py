@@ -145,6 +145,24 @@ def test_the_command_says_what_became_of_the_files(
     assert f"{field_name(suffix, 'x')} int64" in line and "source text" in line
 
 
+@pytest.mark.parametrize(
+    ("suffix", "flags", "sample"),
+    [
+        ("npz", ["--no-rows"], "x int64[4], y int64[4], label int64, source text"),
+        ("parquet", ["--column", "y", "--column", "x"], "x int64, y int64, label"),
+        ("parquet", ["--column", "y"], "y int64, label"),
+        ("tfrecord", ["--records", "bytes"], "record bytes, label"),
+    ],
+)
+def test_the_options_of_converters_are_flags(
+    suffix: str, flags: list[str], sample: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "in", suffix, 0, ["x", "y"])
+    command = ["convert", str(tmp_path / "in"), str(tmp_path / "out"), "--workers", "0"]
+    assert main([*command, *flags]) == 0
+    assert f"a sample has {sample}" in capsys.readouterr().out
+
+
 # --- killed ----------------------------------------------------------------------------------
 
 KILLED = """

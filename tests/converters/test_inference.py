@@ -8,14 +8,13 @@ from typing import Any
 
 import h5py
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import shardio
 from shardio import Array, List, MediaError
-from shardio_converters.inference import common_dtype, common_spec, widen
+from shardio_converters.inference import common_dtype, widen
 from shardio_converters.schema_spec import DTYPES
 from tests.converters.helpers import convert, plain
 
@@ -60,14 +59,6 @@ def test_no_number_is_another_in_a_wider_dtype(one: str) -> None:
             continue
         assert found.dtype == both
         assert found.tolist() == values.tolist()  # Python compares numbers exactly
-
-
-def test_words_are_put_together_where_they_differ_in_dtypes_alone() -> None:
-    assert common_spec("list[int8[*]]", "list[float64[*]]") == "list[float64[*]]"
-    assert common_spec("int32[*,3]", "int64[*,3]") == "int64[*,3]"
-    assert common_spec("int32[3]", "int64[*]") is None
-    assert common_spec("list[int8[*]]", "int8[*]") is None
-    assert common_spec("text", "json") is None
 
 
 def read(out: Path) -> list[dict[str, Any]]:
@@ -174,23 +165,6 @@ def test_arrays_of_several_files_have_the_numbers_of_each(
         expected = together([arrays[name] for arrays in files])
         assert found.dtype == dtype
         assert np.array_equal(found, expected)
-
-
-def test_csv_and_json_lines_have_the_numbers_that_pandas_reads_of_all(tmp_path: Path) -> None:
-    for suffix, texts in {
-        "csv": ("x,y\n1,5\n,6\n", "x,y\n2.5,7\n"),
-        "jsonl": ('{"x": 1, "y": 5}\n{"x": null, "y": 6}\n', '{"x": 2.5, "y": 7}\n'),
-    }.items():
-        root = tmp_path / suffix
-        root.mkdir()
-        for n, text in enumerate(texts):
-            (root / f"{n}.{suffix}").write_text(text)
-        reader: Any = pd.read_csv if suffix == "csv" else (lambda p: pd.read_json(p, lines=True))
-        expected = pd.concat([reader(path) for path in sorted(root.iterdir())])
-        convert(root, tmp_path / f"out {suffix}")
-        samples = read(tmp_path / f"out {suffix}")
-        found = pd.DataFrame({name: [plain(one[name]) for one in samples] for name in "xy"})
-        pd.testing.assert_frame_equal(found, expected.reset_index(drop=True))
 
 
 def test_an_append_takes_numbers_that_fit_and_makes_no_field_wider(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ import shardio
 from shardio import Array, Bytes, Image, InvalidArgument, Json, List, MediaError, Text
 from shardio.errors import UnsupportedEnvironment
 from shardio_converters.records.examples import is_example, read_example
-from shardio_tools.cli import main
 from tests.converters.helpers import check_refused, convert, reasons, unexplained
 
 pytestmark = pytest.mark.usefixtures("quick_disk", "two_folders")
@@ -389,16 +388,6 @@ def test_records_of_an_arrayrecord_are_those_its_library_reads(
         assert [sample["record"] for sample in dataset] == records
 
 
-def test_examples_in_an_arrayrecord_give_their_features(tmp_path: Path) -> None:
-    write_array_record(
-        tmp_path / "x.arrayrecord", [example(x=ints(n), y=strings(b"a")) for n in range(9)]
-    )
-    convert(tmp_path / "x.arrayrecord", tmp_path / "out")
-    with shardio.open(tmp_path / "out") as dataset:
-        assert dataset.schema["y"] == Bytes()
-        assert [sample["x"] for sample in dataset] == [*range(9)]
-
-
 def test_an_arrayrecord_that_was_not_written_to_its_end_is_broken(
     root: Path, tmp_path: Path
 ) -> None:
@@ -437,11 +426,3 @@ def test_a_missing_package_names_its_extra(
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UnsupportedEnvironment, match=rf"'\.\[{extra}\]'"):
         convert(root, tmp_path / "out", kind=kind)
-
-
-def test_the_command_takes_what_records_are(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["convert", str(PLAIN), str(tmp_path / "out"), "--workers", "0"]
-    assert main([*command, "--records", "bytes"]) == 0
-    assert "a sample has record bytes, label int64, source text" in capsys.readouterr().out

@@ -12,7 +12,6 @@ import pytest
 import shardio
 from shardio import Array
 from shardio_converters.records import tokens as module
-from shardio_tools.cli import main
 from tests.converters.helpers import check_refused, reasons
 from tests.converters.helpers import convert as convert_folder
 
@@ -118,13 +117,3 @@ def test_options_that_cannot_be_are_refused(tmp_path: Path) -> None:
         ({"dtype": "uint16", "length": 8, "eot": 1}, "eot and length exclude each other"),
     ]
     check_refused(tmp_path / "x.bin", tmp_path / "out", refused, kind="tokens")
-
-
-def test_the_command_takes_what_tokens_are(tmp_path: Path) -> None:
-    (tmp_path / "x.bin").write_bytes(np.array([5, 6, 1, 7], "int32").tobytes())
-    options = ["--kind", "tokens", "--workers", "0", "--quiet", "--dtype", "int32"]
-    for name, given in (("documents", ["--eot", "6"]), ("rows", ["--length", "3"])):
-        command = ["convert", str(tmp_path / "x.bin"), str(tmp_path / name), *options, *given]
-        assert main(command) == 0
-    assert read(tmp_path / "documents") == [[5, 6], [1, 7]]
-    assert read(tmp_path / "rows") == [[5, 6, 1], [7]]

@@ -13,7 +13,6 @@ import pytest
 
 import shardio
 from shardio import Audio, InvalidArgument, ShardLoader, Sound
-from shardio.conversion import Progress
 from shardio.maintenance import verify_dataset
 from shardio.media import AudioDecoder, begin_of, demux
 from shardio_converters.media.videos import Videos
@@ -181,18 +180,3 @@ def test_sound_is_resampled_as_it_is_asked_for(out: Callable[[str], Path]) -> No
     found = epoch(out("h264"), decode={"audio": Sound(rate=8_000, channels=2, dtype="int16")})
     assert found["audio"].shape == (31, 1600, 2) and found["audio"].dtype == np.int16
     assert 15_000 < np.abs(found["audio"]).max() < 32_768
-
-
-@pytest.mark.parametrize("store", ["raw", "packets"])
-def test_a_conversion_goes_on_to_the_same_bytes(root: Path, tmp_path: Path, store: str) -> None:
-    def stop(progress: Progress) -> None:
-        if progress.n_inputs_done == 2:
-            raise KeyboardInterrupt
-
-    options: dict[str, Any] = {"store": store, "workers": 0, **SMALL}
-    shardio.convert(root, tmp_path / "whole", **options)
-    with pytest.raises(KeyboardInterrupt):
-        shardio.convert(root, tmp_path / "out", progress=stop, **options)
-    shardio.convert(root, tmp_path / "out", resume=True, **options)
-    for one in sorted((tmp_path / "whole").glob("*.shard")):
-        assert (tmp_path / "out" / one.name).read_bytes() == one.read_bytes()

@@ -122,21 +122,6 @@ def test_frames_keep_the_times_of_a_file_that_lacks_the_first_ones(
     assert times.tolist() == [40 * n for n in range(-10, 20)]
 
 
-def test_loaders_of_every_store_have_the_same_clips_in_the_same_order(
-    out: Callable[[str], Path],
-) -> None:
-    found = {}
-    for store in STORES:
-        with shardio.ShardLoader(
-            out(store), 3, num_workers=0, output="numpy", shuffle=True
-        ) as all_:
-            found[store] = [
-                (b.indices.tolist(), b["label"].tolist(), b["source"], b["frames"].shape)
-                for b in all_
-            ]
-    assert found == dict.fromkeys(STORES, found["raw"]) and len(found["raw"]) == 5
-
-
 def test_a_video_that_is_encoded_has_the_size_asked_for_and_packets_have_their_own(
     out: Callable[[str], Path],
 ) -> None:
@@ -187,18 +172,23 @@ def test_options_of_other_stores_leave_raw_as_it_was_recorded(out: Callable[[str
         ({"store": "h264", "size": 113}, "size is 113; .* even, from 16 to 8192; .*--store raw"),
         ({"store": "h264", "size": 14}, "size is 14; .* even, from 16 to"),
         ({"store": "h264", "size": 8194}, "size is 8194; .* even, from 16 to 8192; .*--store raw"),
+        ({"frames": 0}, "must be a whole number from 1 up"),
+        ({"step": 0}, "must be a whole number from 1 up"),
+        ({"size": 1.5}, "must be a whole number from 1 up"),
+        ({"frames": True}, "must be a whole number from 1 up"),
+        ({"store": "mp4"}, "store is 'mp4'; it must be one of raw, jpeg, h264"),
         ({"fps": "fast"}, "fps is 'fast'; it must be a number of frames per second"),
         ({"fps": 0}, "fps is 0"),
         ({"store": "packets", "check": 1}, "check is 1; it must be True or False"),
     ],
 )
-def test_an_option_that_is_not_for_the_store_is_refused(options: dict[str, Any], said: str) -> None:
+def test_options_that_cannot_be_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidArgument, match=said):
         Videos(**options)
 
 
 def test_options_that_say_the_same_are_the_same() -> None:
-    assert Videos() == Videos(store="h264", codec="h264", gop=16, quality=19)
+    assert Videos() == Videos(store="h264", codec="h264", gop=16, quality=19, step=16)
     assert Videos(store="h264", codec="av1").quality == 30
     assert Videos(store="jpeg").quality == 90
     assert Videos(fps="12.50") == Videos(fps=12.5) == Videos(fps="25/2")
@@ -336,21 +326,6 @@ def test_h264_is_the_same_bytes_for_any_number_of_workers_and_when_it_was_interr
     assert sum(name.endswith(".shard") for name in found) == 3
     for name in ("1", "2", "later"):
         assert content(tmp_path / name) == found
-
-
-def test_a_dataset_that_is_appended_to_keeps_the_store_it_was_made_with(
-    root: Path, tmp_path: Path
-) -> None:
-    write_video(tmp_path / "more" / "new.mp4", scene(9))
-    for store in STORES:
-        out = tmp_path / store
-        shardio.convert(root / "a", out, workers=0, store=store, **SMALL)
-        shardio.convert(tmp_path / "more", out, workers=0, append=True)
-        with shardio.open(out) as dataset:
-            assert dataset.converter["options"]["store"] == store
-            assert (dataset.generation, dataset[-1]["source"]) == (2, "new.mp4")
-            kind = shardio.Array if store == "raw" else shardio.Video
-            assert isinstance(dataset.schema["frames"], kind)
 
 
 def test_where_no_encoder_is_that_is_an_error_which_names_the_stores_that_need_none(

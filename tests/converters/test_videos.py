@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardio
-from shardio import Input, InvalidArgument, MediaError, Outcome
+from shardio import Input, MediaError, Outcome
 from shardio_converters.media import videos
 from shardio_converters.media.videos import Videos
 from tests.converters.stores import with_the_broken
@@ -110,11 +110,6 @@ def test_clips_are_those_of_the_definition(
     assert outcome.detail["dropped"] == len(set(range(n_frames)) - kept)
 
 
-def test_frames_that_no_clip_holds_are_not_converted(tmp_path: Path) -> None:
-    source = Videos(store="raw", frames=2, stride=3, step=10)
-    assert [n for n in range(25) if source._is_used(n)] == [0, 3, 10, 13, 20, 23]
-
-
 def test_a_video_too_short_for_a_clip_says_so_and_is_no_error(tmp_path: Path) -> None:
     clips, outcome = read(write_video(tmp_path / "a.mp4", scene(3)), **SMALL)
     assert (clips, outcome.kind) == ([], "empty")
@@ -147,23 +142,6 @@ def test_a_file_that_cannot_be_opened_is_broken_if_its_name_promises_video(tmp_p
     with pytest.raises(MediaError, match="cannot be read: No such file"):
         read(tmp_path / "gone.mp4")
     assert read(tmp_path / "gone.txt")[1].kind == "unsupported"
-
-
-@pytest.mark.parametrize(
-    "options", [{"frames": 0}, {"stride": -1}, {"step": 0}, {"size": 1.5}, {"frames": True}]
-)
-def test_options_must_be_whole_numbers_from_1_up(options: dict[str, Any]) -> None:
-    with pytest.raises(InvalidArgument, match="must be a whole number from 1 up"):
-        Videos(**options)
-
-
-def test_another_store_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(InvalidArgument, match="store is 'mp4'; it must be one of raw, jpeg, h264"):
-        Videos(store="mp4")
-
-
-def test_the_default_step_is_recorded_as_a_number() -> None:
-    assert Videos(frames=8, stride=2) == Videos(frames=8, stride=2, step=16)
 
 
 def check_against_plain_decode(root: Path, dataset: shardio.ShardDataset) -> int:
@@ -206,31 +184,3 @@ def test_real_broken_files_are_listed_and_the_others_are_the_clips_of_a_plain_de
     )
     assert all(source.reason for source in report.broken)
     assert check_against_plain_decode(root, shardio.open(tmp_path / "out")) == 138
-
-
-def test_what_a_sample_holds_fits_the_schema(tmp_path: Path) -> None:
-    clips, _ = read(write_video(tmp_path / "a.mp4", scene(4)), **SMALL)
-    with shardio.ShardWriter(tmp_path / "a.shard", Videos(**SMALL).schema()) as writer:
-        writer.append(clips[0])
-    with shardio.ShardReader(tmp_path / "a.shard") as reader:
-        assert np.array_equal(reader[0]["frames"], clips[0]["frames"])
-
-
-def test_the_bytes_are_the_same_for_any_number_of_workers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = tmp_path / "videos"
-    for name, n_frames in (("a/1.mp4", 9), ("a/2.mp4", 3), ("b/3.mp4", 14), ("4.mp4", 8)):
-        write_video(root / name, scene(n_frames))
-    (root / "b" / "broken.mp4").write_bytes((root / "b" / "3.mp4").read_bytes()[:-900])
-    # A unit each, or one worker would do it all.
-    monkeypatch.setattr("shardio.conversion.journal.MIN_UNIT_BYTES", 8)
-    found = []
-    for workers in (0, 1, 2, 3):
-        out = tmp_path / f"out{workers}"
-        report = shardio.convert(root, out, workers=workers, shard_bytes=20_000, **SMALL)
-        assert report.counts == {"converted": 3, "empty": 1, "broken": 1}
-        files = (path for path in out.rglob("*") if path.is_file())
-        found.append({path.relative_to(out).as_posix(): path.read_bytes() for path in files})
-    assert sum(name.endswith(".shard") for name in found[0]) > 3
-    assert found[0] == found[1] == found[2] == found[3]
