@@ -89,7 +89,12 @@ class Images(Converter):
         if data is None:
             return Outcome("unsupported", "not a picture")
         facts = probe(data)
-        yield {"image": self._stored(data, facts), "label": source.label, "source": source.name}
+        image: Any = self._pixels(data, facts)  # original files, too, are decoded once
+        if self.store == "original":
+            image = data
+        elif self.quality is not None:
+            image = encode_jpeg(image, quality=self.quality)
+        yield {"image": image, "label": source.label, "source": source.name}
         return Outcome("converted", detail=asdict(facts))
 
     def error(self, source: Input, sample: Mapping[str, Any]) -> tuple[float, int] | None:
@@ -103,12 +108,6 @@ class Images(Converter):
         wanted = self._pixels(data, probe(data))
         difference = decode_image(sample["image"]).astype(np.int64) - wanted
         return float((difference**2).sum()), wanted.size
-
-    def _stored(self, data: bytes, facts: ImageFacts) -> bytes | npt.NDArray[np.uint8]:
-        pixels = self._pixels(data, facts)
-        if self.store == "original":
-            return data
-        return pixels if self.quality is None else encode_jpeg(pixels, quality=self.quality)
 
     def _pixels(self, data: bytes, facts: ImageFacts) -> npt.NDArray[np.uint8]:
         if self.size is None:

@@ -269,22 +269,27 @@ class Videos(Converter):
                 pictures = picked(video.pictures(self.size), video.time_base, Fraction(self.fps))
             interval = video.interval if self.fps is None else 1 / Fraction(self.fps)
             seconds = self.frames * self.stride * interval
-            clips = _Clips(pictures, self._span, self._step)
-            n_clips = 0
-            for window in clips:
+            window: deque[tuple[int, Any]] = deque(maxlen=self._span)
+            n_frames = n_clips = 0
+            for picture in pictures:
+                window.append(picture)
+                n_frames += 1
+                if n_frames < self._span or (n_frames - self._span) % self._step:
+                    continue
+                clip = [*window][:: self.stride]
                 yield {
-                    "frames": np.stack([picture for _, picture in window[:: self.stride]]),
+                    "frames": np.stack([pixels for _, pixels in clip]),
                     **sound.part(window[0][0] * video.time_base, seconds),
                     "label": source.label,
                     "source": source.name,
-                    "pts": np.array([time for time, _ in window[:: self.stride]], np.int64),
+                    "pts": np.array([time for time, _ in clip], np.int64),
                     "time_base": time_base,
                 }
                 n_clips += 1
-            detail = {"frames": clips.n_frames, **video.facts()}
+            detail = {"frames": n_frames, **video.facts()}
         if not n_clips:
-            return self._too_short(clips.n_frames, detail)
-        n_left = clips.n_frames - max(n_clips * self._step, (n_clips - 1) * self._step + self._span)
+            return self._too_short(n_frames, detail)
+        n_left = n_frames - max(n_clips * self._step, (n_clips - 1) * self._step + self._span)
         return Outcome("converted", detail={**detail, "dropped": max(0, n_left)})
 
     def _whole(
@@ -397,20 +402,3 @@ def picked(
         if interval > latest:
             latest = interval
             yield time, picture
-
-
-class _Clips:
-    """The ranges of `span` frames, one every `step` frames; `n_frames` counts the frames read."""
-
-    def __init__(self, frames: Iterator[tuple[int, Pixels | None]], span: int, step: int) -> None:
-        self._frames, self._span, self._step = frames, span, step
-        self.n_frames = 0
-
-    def __iter__(self) -> Iterator[list[tuple[int, Any]]]:
-        window: deque[tuple[int, Any]] = deque(maxlen=self._span)
-        for frame in self._frames:
-            window.append(frame)
-            start = self.n_frames + 1 - self._span
-            self.n_frames += 1
-            if start >= 0 and start % self._step == 0:
-                yield list(window)

@@ -14,7 +14,7 @@ import numpy as np
 
 from shardio import EncodedStream, Input, MediaError, Outcome, Text
 from shardio.media import SpanReader, library_versions, times_of
-from shardio_converters.inference import InputProbe, SchemaInference
+from shardio_converters.inference import SchemaInference, infer_fields
 from shardio_converters.options import check_flag, column_names
 from shardio_converters.robots.lerobot_metadata import (
     INFO,
@@ -228,15 +228,15 @@ class LeRobot(InferringConverter):
         """Return the converter with `fields` inferred from the datasets."""
         if self.fields is not None:
             return self
-        found, probe = SchemaInference(None), InputProbe(inputs)
-        for one in probe.files():
-            if _is_info(one) and (place := root_of(one)) is not None:
-                with probe.skip_broken(one):  # `samples` reports a broken dataset
-                    specs = self._taken(open_set(place[0]))
-                    found.add({name: (spec, ()) for name, spec in specs.items()})
-        if not found.n_samples:
-            raise probe.nothing_usable(f"LeRobot data set, with its {INFO}, that can be read")
-        return replace(self, fields=found.as_specs())
+        what = f"LeRobot data set, with its {INFO}, that can be read"
+        return replace(self, fields=infer_fields(inputs, self._fields_of, what))
+
+    def _fields_of(self, one: Input) -> SchemaInference:
+        found = SchemaInference()
+        if _is_info(one) and (place := root_of(one)) is not None:
+            specs = self._taken(open_set(place[0]))
+            found.add({name: (spec, ()) for name, spec in specs.items()})
+        return found
 
     def class_names(self) -> Sequence[str]:
         """Return no names: folders of a LeRobot dataset are not classes."""
@@ -343,17 +343,14 @@ class LeRobot(InferringConverter):
         for name, spec in taken.items():
             if name not in fields:
                 raise MediaError(f"{INFO}: feature {name!r}: found {spec}, expected no such one")
-            if not _fits(parse_field(name, spec), schema[name]):
+            found, known = parse_field(name, spec), schema[name]
+            is_same = type(found) is type(known)
+            if (one := found.array) and (other := known.array):
+                is_same = one.dtype == other.dtype and fits(one.shape, other.shape)
+            if not is_same:
                 raise MediaError(f"{INFO}: feature {name!r}: expected {fields[name]}, found {spec}")
         self.refuse_missing(taken, f"{INFO}: feature")
 
 
 def _is_info(source: Input) -> bool:
     return source.name == INFO or source.name.endswith(f"/{INFO}")
-
-
-def _fits(found: Any, known: Any) -> bool:
-    """Return True if a feature can be stored in a field."""
-    if not (found.array and known.array):
-        return type(found) is type(known)
-    return found.dtype == known.dtype and fits(found.shape, known.shape)

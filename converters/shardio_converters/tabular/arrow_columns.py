@@ -134,7 +134,9 @@ def columns_of_type(
     classes = tuple(map(str, names)) if isinstance(names, list) else ()
     if len({*classes}) < len(classes):
         raise MediaError(f"column {name!r}: two classes have the same name: {classes}")
-    yield ArrowColumn(name, top, path, type_, word, _unit(type_), classes)
+    _, element = dims_of(name, type_)
+    unit = str(element) if kind_of(element) in _TIMES else ""
+    yield ArrowColumn(name, top, path, type_, word, unit, classes)
 
 
 def _spec(name: str, type_: pa.DataType, shape: tuple[int | None, ...] | None) -> str:
@@ -243,13 +245,6 @@ def holds_files(type_: pa.DataType) -> bool:
     return is_struct(type_) and {field.name for field in type_} == {"bytes", "path"}
 
 
-def _unit(type_: pa.DataType) -> str:
-    """Return the unit of a time type; "" for other types."""
-    while is_list(type_):
-        type_ = plain(type_.value_type)
-    return str(type_) if kind_of(type_) in _TIMES else ""
-
-
 def _features_of(schema: pa.Schema) -> dict[str, Any]:
     """Return Hugging Face's feature metadata, if the file has any."""
     try:
@@ -280,8 +275,11 @@ def values_of(
         if field.medium:
             found: Sequence[Any] = _files(array, field)
         elif field.is_json:
-            is_written = column.word == "json" and is_text(array.type)
-            found = _parsed(array) if is_written else _json_values(array)
+            found = array.to_pylist()
+            if column.word == "json" and is_text(array.type):  # written as JSON
+                found = [None if text is None else read_json(text.encode()) for text in found]
+            else:
+                _check_no_nan(found)
         elif field.is_opaque:
             found = array.to_pylist()
         elif field.is_utf8:
@@ -302,7 +300,8 @@ def values_of(
         raise MediaError(f"{place}: {error}") from error
     except ValueError as error:  # for example, text that is not UTF-8
         raise MediaError(f"{place}: damaged: {error}") from error
-    if not (field.optional or field.is_json) and _is_missing(array, found):
+    has_nulls = array.null_count or (is_struct(array.type) and None in found)
+    if has_nulls and not (field.optional or field.is_json):
         row = first_row + [one is None for one in found].index(True)
         raise MediaError(f"column {column.name!r}, row {row:,}: found null, expected a value")
     return found
@@ -323,10 +322,6 @@ def has_nulls_inside(array: pa.Array) -> bool:
         if array.null_count:
             return True
     return False
-
-
-def _is_missing(array: pa.Array, found: Sequence[Any]) -> bool:
-    return bool(array.null_count) or (is_struct(array.type) and None in found)
 
 
 def _unpacked(array: pa.Array) -> pa.Array:
@@ -429,18 +424,11 @@ def _numbers(array: pa.Array, wanted: str) -> npt.NDArray[Any]:
     return found.copy() if dtype == wanted else widen(found, wanted)
 
 
-def _parsed(array: pa.Array) -> list[Any]:
-    """Return the values of JSON texts; None for nulls."""
-    return [None if text is None else read_json(text.encode()) for text in array.to_pylist()]
-
-
-def _json_values(array: pa.Array) -> list[Any]:
-    found: list[Any] = array.to_pylist()
+def _check_no_nan(found: Sequence[Any]) -> None:
     try:
         json.dumps(found, allow_nan=False)
     except ValueError as error:
         raise MediaError("NaN or infinity, which JSON lacks") from error
-    return found
 
 
 def _files(array: pa.Array, field: Field) -> list[Any]:
