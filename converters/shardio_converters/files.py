@@ -28,10 +28,7 @@ def data_name(name: str) -> str:
 
 @contextmanager
 def open_media(source: Input, *, is_promised: bool) -> Iterator[IO[bytes]]:
-    """Open a file for reading; a broken link is read as an empty file.
-
-    If the name of the file promises media (`is_promised`), a broken link is an error.
-    """
+    """Open a file; a broken link is an error if its name promises media, and else an empty file."""
     try:
         file: IO[bytes] = open(source.path, "rb")
     except OSError as error:

@@ -51,10 +51,7 @@ def _parts(word: str) -> tuple[str, str, str]:
 
 
 def widen(values: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Convert numbers to `dtype`, which is a result of `common_dtype`.
-
-    Raise MediaError for an integer that the float dtype does not represent exactly.
-    """
+    """Convert numbers to `dtype`; raise MediaError for an integer that a float dtype rounds."""
     wanted = np.dtype(dtype)
     if values.dtype == wanted:
         return values
@@ -106,8 +103,8 @@ class SchemaInference:
     The first sample with a field determines its type. A dimension with differing sizes becomes
     variable. A field that some samples or files lack becomes optional. With `widens`, a differing
     numeric dtype widens the field; otherwise, it is an error. A field that is `UNKNOWN` in some
-    files is what others have there, be it a nested record. `names` is the plural noun in messages
-    about invalid field names; None means that they are not checked.
+    files takes its type, which may be a nested record, from the others. `names` is the plural noun
+    in messages about invalid field names; None means that names are not checked.
     """
 
     def __init__(self, names: str | None = "members or columns", *, widens: bool = False) -> None:

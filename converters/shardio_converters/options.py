@@ -29,10 +29,7 @@ def check_flag(name: str, value: Any) -> None:
 
 
 def column_names(columns: Any, what: str) -> list[str] | None:
-    """Return the value of the option `columns` as a list; None if it is not given.
-
-    `what` is what messages call the things that the option names, in the plural.
-    """
+    """Return the option `columns` as a list or None; `what` is the plural noun for messages."""
     if columns is None:
         return None
     if not isinstance(columns, list | tuple) or not columns:

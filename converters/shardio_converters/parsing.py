@@ -26,12 +26,7 @@ class OutOfRange(ValueError):
 
 
 def float_of(text: str) -> float:
-    """Return the float64 nearest to a decimal number.
-
-    Raises:
-        OutOfRange: the number is outside the range of float64.
-        ValueError: the text is not a number.
-    """
+    """Return the nearest float64; raise OutOfRange, or ValueError for a text that is no number."""
     value = float(text)
     if value and -_INFINITY < value < _INFINITY:  # the usual case
         return value

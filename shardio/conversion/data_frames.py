@@ -318,10 +318,7 @@ def _pandas_objects(name: str, series: Any, nulls: Any) -> FrameColumn:
 
 
 def arrow_columns(frame: Any) -> tuple[int, list[FrameColumn]]:
-    """Return the number of rows and the columns of a data frame that is read through Arrow.
-
-    Columns of polars' type Object, which it exports as pointers, are read as Python objects.
-    """
+    """Return the number of rows and the columns of a frame that is read through Arrow."""
     converter: Any = converter_class("arrow")
     try:
         if not is_of(frame, "polars", "DataFrame"):
@@ -333,7 +330,7 @@ def arrow_columns(frame: Any) -> tuple[int, list[FrameColumn]]:
 
 
 def _polars_columns(converter: Any, series: Any) -> Iterator[FrameColumn]:
-    if str(series.dtype) == "Object":
+    if str(series.dtype) == "Object":  # polars exports it as pointers
         yield object_column(series.name, lambda a, b: series[a:b].to_list(), iter(series))
         return
     refused = f"column {series.name!r}: unsupported type {series.dtype}; cast it to another type"

@@ -100,11 +100,7 @@ class BlockArray(NamedArray):
 
 
 def refuse_bomb(what: str, n_bytes: int, n_stored: int) -> None:
-    """Raise MediaError if an array `what` is implausibly large for the size of its file.
-
-    The file is then damaged, or was made to exhaust the memory. `n_bytes` is the declared size of
-    the array, and `n_stored` is the size of the file.
-    """
+    """Raise MediaError if `n_bytes` of an array are implausible for a file of `n_stored` bytes."""
     if n_bytes > max(_MAX_PLAIN_BYTES, n_stored * _MAX_RATIO):
         raise MediaError(
             f"{what}: declares {n_bytes:,} bytes, but {n_stored:,} are stored; expected "
@@ -113,10 +109,7 @@ def refuse_bomb(what: str, n_bytes: int, n_stored: int) -> None:
 
 
 def dtype_name(dtype: np.dtype[Any], what: str, refused: Mapping[str, str] = _REFUSED) -> str:
-    """Return shardio's name of the dtype of an array `what`, or `TEXT`.
-
-    Raise MediaError if there is none; `refused` has explanations by `dtype.kind`.
-    """
+    """Return shardio's name of a dtype, or `TEXT`; raise MediaError for others, as in `refused`."""
     if dtype.kind in "UT":
         return TEXT
     if dtype.name not in DTYPES:
@@ -161,10 +154,7 @@ class ArraySamples(InferringConverter):
         return source.name
 
     def fitted(self, inputs: Sequence[Input]) -> Self:
-        """Return a converter in which missing options `rows` and `fields` are inferred.
-
-        The fields are inferred for both values of `rows`, as all files decide over `rows`.
-        """
+        """Return a converter with the missing options `rows` and `fields` inferred from files."""
         if self.rows is not None and self.fields is not None:
             return self
         merged = {by_rows: SchemaInference("arrays", widens=True) for by_rows in (False, True)}

@@ -157,10 +157,7 @@ _NOT_NPY: Final = (
 
 
 def array_in(data: bytes, name: str, n_bytes: int) -> StoredArray:
-    """Return the array of a .npy file of `n_bytes` that is in memory.
-
-    If `data` is only the beginning of the file, the values of the array cannot be read.
-    """
+    """Return the array of a .npy of `n_bytes`; without values if `data` is only its beginning."""
     file = io.BytesIO(data)
     header = _read_header(file, name)
     start = file.tell()
@@ -215,10 +212,7 @@ def _read_header(file: IO[bytes], name: str) -> Header:
 
 @lru_cache(maxsize=64)  # The headers of many files are usually the same.
 def _parse_header(version: tuple[int, int], header: bytes) -> Header:
-    """Parse the header of a .npy.
-
-    Version 3 differs from version 2 only in structured dtypes, which are not supported.
-    """
+    """Parse the header of a .npy; version 3 only adds structured dtypes, which are refused."""
     read = np.lib.format.read_array_header_2_0
     if version == (1, 0):
         read = np.lib.format.read_array_header_1_0

@@ -73,10 +73,7 @@ def _tail(name: str) -> str:
 
 
 def _store_of(name: str, roots: Mapping[str, str]) -> str | None:
-    """Return the file to which `roots` maps the outermost known folder around the file `name`.
-
-    Return None if the file is in none of the folders.
-    """
+    """Return the value in `roots` of the outermost folder of a file; None if there is none."""
     parts = name.split("/")[:-1]
     folders = ("/".join(parts[:n]) for n in range(len(parts) + 1))
     return next((roots[folder] for folder in folders if folder in roots), None)

@@ -1,7 +1,4 @@
-"""The converter of videos, which stores whole videos, or clips of decoded frames.
-
-The option `store` selects how frames are stored, such as `h264` or `raw`.
-"""
+"""The converter of videos, which stores whole videos, or clips of decoded frames."""
 
 from __future__ import annotations
 

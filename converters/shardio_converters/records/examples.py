@@ -267,11 +267,7 @@ def merge_file(found: SchemaInference, of_file: SchemaInference) -> None:
 
 
 def specs_of(found: SchemaInference) -> dict[str, str]:
-    """Return the field specs of features.
-
-    Features with one value in every record are scalars, and those with the same number of values
-    are arrays of that size. Features that some records lack are optional.
-    """
+    """Return the field specs; one value in all records is a scalar, any fixed number an array."""
     specs = {}
     for name, (dtype, shape) in found.facts().items():
         shape = () if shape == (1,) else shape

@@ -31,10 +31,10 @@ Tokens = npt.NDArray[Any]
 class TokenFiles(Converter):
     """A converter that splits a stream of tokens into samples. Concatenated, they are the stream.
 
-    With `eot`, the token between documents, each document is a sample: they begin with `eot` if the
-    file begins with it, and otherwise end with it. Without, a sample has `length` tokens; the last
-    one of a file may be shorter. `dtype` is that of the tokens in the file, which the header of an
-    llm.c file states.
+    With `eot`, the token between documents, each document is a sample: samples begin with `eot` if
+    the file begins with it, and otherwise end with it. Without `eot`, a sample has `length` tokens;
+    the last one of a file may be shorter. `dtype` is that of the tokens in the file, which the
+    header of an llm.c file states.
     """
 
     kind: ClassVar[str] = "tokens"

@@ -110,10 +110,7 @@ class EpisodeFrames:
 def read_frames(
     path: str, name: str, specs: Mapping[str, str], *, all_of: bool = True
 ) -> Iterator[EpisodeFrames]:
-    """Yield the episodes of a data file; `specs` declare its columns.
-
-    With `all_of`, the file must not have other columns.
-    """
+    """Yield the episodes of a data file of columns `specs`; with `all_of`, refuse other columns."""
     from shardio_converters.tabular.arrow_columns import columns_of, values_of
     from shardio_converters.tabular.arrow_files import open_table
 

@@ -69,10 +69,7 @@ class Arrow(InferringConverter):
 
     @staticmethod
     def frame_columns(frame: Any, refused: str) -> tuple[int, list[FrameColumn]]:
-        """Return the number of rows and the columns of a data frame with `__arrow_c_stream__`.
-
-        `refused` is the message of the error for an object that Arrow cannot read.
-        """
+        """Return the number of rows and the columns of a frame; `refused` is the error's text."""
         from shardio_converters.tabular.arrow_inference import frame_columns, read_frame
 
         table = read_frame(frame, refused)

@@ -110,10 +110,7 @@ class ArrowTable:
 
 @contextmanager
 def open_table(path: str, name: str) -> Iterator[ParquetTable | ArrowTable]:
-    """Open the table at `path`; the suffix of `name` determines the format.
-
-    Errors of pyarrow in the `with` block are raised as MediaError: the file is damaged.
-    """
+    """Open the table at `path`, in the format of `name`; errors of pyarrow become MediaError."""
     with open(path, "rb") as file:  # an error of `open` names the file
         head = file.read(len(_FILE_MAGIC))
         n_bytes = os.fstat(file.fileno()).st_size

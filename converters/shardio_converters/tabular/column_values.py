@@ -92,10 +92,7 @@ def as_numbers(values: list[Any]) -> npt.NDArray[Any] | None:
 
 
 def _cast(field: Array, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return numbers in the dtype of a field; a float dtype rounds them.
-
-    Raise ValueError if the dtype cannot represent them.
-    """
+    """Return numbers in a field's dtype, rounded if it is a float; else raise ValueError."""
     dtype = field.numpy
     if array.dtype == dtype or not array.size:
         return array.astype(dtype, copy=False)

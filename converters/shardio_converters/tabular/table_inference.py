@@ -242,10 +242,7 @@ def _suffixes_in(values: Sequence[Any]) -> set[str | None]:
 def _infer_table(
     one: Input, references: Sequence[str]
 ) -> tuple[ColumnInference, dict[str, set[str | None]]]:
-    """Return the inferred columns of a table, and the suffixes of files by column of references.
-
-    Raise MediaError if the table cannot be read to its end, or its columns cannot be fields.
-    """
+    """Return the inferred columns of a table, and by column of references the suffixes of files."""
     table, n_names = ColumnInference(), 0
     named: dict[str, set[str | None]] = {name: set() for name in references}
     for block in read_blocks(one.path, one.name):
