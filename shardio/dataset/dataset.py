@@ -103,10 +103,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
 
     @property
     def column_groups(self) -> Mapping[str, Sequence[ShardSummary]]:
-        """The shards of each added column. The keys are the names of the columns.
-
-        The shards of a column have the same order as `shards`.
-        """
+        """The shards of each added column, by its name, in the order of `shards`."""
         return {group.name: group.shards for group in self._generation.column_groups}
 
     @property
@@ -186,8 +183,8 @@ class Dataset(Sequence[dict[str, Any]], Closing):
     def reader(self, shard: int, name: str | None = None) -> ShardReader:
         """Return the reader of a shard, which is opened if needed. The dataset owns the reader.
 
-        `name` is the name of a field. If it is the name of an added column, the reader of the file
-        that stores this column for the shard is returned.
+        If `name` is the name of an added column, return the reader of the file that stores this
+        column for the shard.
 
         Raises:
             DatasetCorrupt: the file at the shard's path is not the file that the generation names.
@@ -233,16 +230,10 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         """Open the same samples again, with separate files; see ShardDataset.reopen."""
 
     def first_position(self, number: int, ends: Rows, *, seed: int, epoch: int) -> int:
-        """Return the first position at which a sample occurs in an epoch that is not shuffled.
+        """Return the first position of the sample `number` of a view in an unshuffled epoch.
 
-        The position differs from the index of the sample only in a mixture.
-
-        Args:
-            number: the index of the sample among the samples of a view, such as clips.
-            ends: for each source of a mixture, the number of samples of the view up to the end of
-                this source.
-            seed: the seed of the loader.
-            epoch: the number of the epoch.
+        The position differs from `number` only in a mixture. For each source of the mixture, `ends`
+        has the number of samples of the view up to the end of the source.
         """
         return number
 
@@ -291,10 +282,9 @@ T = TypeVar("T")
 
 _SAMPLES_AT_ONCE: Final = 1 << 20
 _N_THREADS: Final = 16
-"""The number of threads of `scan`.
+"""The number of threads of `scan`, and thus of concurrent requests to the object store.
 
-This is also the maximum number of concurrent requests to the object store, because each thread
-waits for the end of its request. A request fetches 64 KiB or a table of a shard.
+A request fetches 64 KiB or a table of a shard.
 """
 
 
@@ -302,9 +292,8 @@ class ShardSamples(NamedTuple):
     """Some samples that are stored in one shard.
 
     `numbers` are the indices of the samples in the dataset, and `rows` are the indices of their
-    rows within the shard. `reader` takes the name of a field, and returns the reader of the file
-    that stores the field. A reader may be used only until the function `find`, which `scan` calls
-    with this object, returns.
+    rows within the shard. `reader` returns the reader of the file that stores a field; it may be
+    used only inside of the function `find` of `scan`.
     """
 
     shard: int
@@ -324,18 +313,14 @@ def scan(
 
     The result of `find` is, for example, the number of frames of each sample. Samples are scanned
     in chunks of about a million. Within a chunk, `find` is called once per shard. If the shards
-    are in an object store, several threads scan one shard each at the same time. Each thread opens
-    its own readers. Such a reader requests only the bytes that are used, not the whole file.
+    are in an object store, several threads scan one shard each at the same time, with readers of
+    their own that request only the bytes that are used.
 
     Args:
         dataset: the dataset, whose shards are opened.
-        find: called with samples of one shard. If the dataset is in an object store, `find` is
-            called in other threads.
+        find: called with samples of one shard, in other threads for an object store.
         n: the number of samples; by default, the number of selected rows.
         rows_of: maps indices of samples to rows; by default, each selected row is a sample.
-
-    Raises:
-        ShardioError: a shard cannot be opened, or `find` failed.
     """
     parts = _parts(dataset, len(dataset) if n is None else n, rows_of or dataset.rows.at)
     if dataset.remote_storages:

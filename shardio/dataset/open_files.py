@@ -112,11 +112,8 @@ MAX_OPEN_FILES: Final = 16384
 _MIN_OPEN_FILES: Final = 16
 """The smallest value to which a limit on open files is lowered."""
 _EVICTED_SHARE: Final = 8
-"""When the limit is reached, an eighth of the open files is evicted.
-
-Several files are evicted at once, because all open files are scanned to find the least recently
-used files.
-"""
+"""When the limit is reached, an eighth of the open files is evicted: finding the least recently
+used ones takes a scan of all open files."""
 
 
 class OpenFiles:
@@ -189,9 +186,8 @@ class OpenFiles:
     def add_listener(self, method: Callable[[int], None], n_maps: int) -> None:
         """Call `method` with the index of each file that is about to be evicted.
 
-        Only a weak reference to the method's object is kept. `n_maps` is the number of memory maps
-        that the method's object creates for each open file, in addition to the maps of the reader.
-        The maximum number of open files is lowered accordingly.
+        Only a weak reference to the method's object is kept, which creates `n_maps` memory maps for
+        each open file. The maximum number of open files is lowered accordingly.
         """
         self._listeners.append(weakref.WeakMethod(method))
         self._maps_per_file += n_maps
@@ -202,9 +198,8 @@ class OpenFiles:
     def _share_maps(self) -> None:
         """Lower `max_open` to this object's share of the kernel's limit on memory maps.
 
-        Three quarters of the maps that the kernel allows a process are divided equally among the
-        OpenFiles objects that have a limit and at least one open file. There may be many such
-        objects, because each thread of a loader has its own Dataset.
+        Three quarters of this limit are divided among the OpenFiles objects of the process with a
+        limit and an open file, such as those of the threads of a loader.
         """
         if self.max_open is None or not self._maps_per_file:
             return

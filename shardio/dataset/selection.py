@@ -1,4 +1,4 @@
-"""Represent the rows of a dataset that were selected: all rows, a set of rows, or a list of rows.
+"""The selected rows of a dataset: all rows, a set of rows, or a list of rows.
 
 Rows have indices that count over all shards of a dataset. The *position* of a row is its index
 among the selected rows.
@@ -48,10 +48,7 @@ class RowRuns:
 
     @classmethod
     def from_text(cls, text: Any, n_rows: int) -> Self:
-        """Parse the result of `to_text`.
-
-        Raise InvalidArgument if the text is invalid or contains a row that is not below n_rows.
-        """
+        """Parse the result of `to_text`; raise InvalidArgument if it is invalid for n_rows rows."""
         if not isinstance(text, str):
             raise InvalidArgument(f"expected runs of rows as a text; found {text!r}")
         try:
@@ -159,10 +156,7 @@ class RowList:
 
 
 def _as_array(found: Any, where: str) -> npt.NDArray[Any]:
-    """Return an argument as an array.
-
-    For nested lists of different lengths, return an array that the callers' checks reject.
-    """
+    """Return an argument as an array; for uneven nested lists, one that the callers reject."""
     if is_masked(found):
         raise InvalidArgument(f"{where}: found a masked array, which would lose its mask; fill it")
     try:
@@ -172,13 +166,9 @@ def _as_array(found: Any, where: str) -> npt.NDArray[Any]:
 
 
 def check_positions(found: Any, n: int, where: str) -> _Numbers:
-    """Check a sequence of integers from 0 to n - 1, and return an int64 array of the integers.
+    """Return a sequence of integers from 0 to n - 1, in any order, as an int64 array.
 
-    The integers may be in any order, and an integer may be repeated.
-
-    Raises:
-        InvalidArgument: `found` is no sequence of integers, or an integer is out of range. The
-            message calls the argument `where`.
+    Raises InvalidArgument for anything else; the message calls the argument `where`.
     """
     numbers = _as_array(found, where)
     if not numbers.size and numbers.ndim == 1:
@@ -198,9 +188,9 @@ def check_positions(found: Any, n: int, where: str) -> _Numbers:
 
 
 def check_mask(found: Any, n: int, where: str) -> _Numbers:
-    """Return the positions at which a mask is True.
+    """Return the positions at which a mask, a sequence of n bools, is True.
 
-    Raise InvalidArgument unless the mask is a sequence of n bools. The message calls it `where`.
+    Raises InvalidArgument for anything else; the message calls the argument `where`.
     """
     mask = _as_array(found, where)
     if mask.shape != (n,) or mask.dtype != np.bool_:
@@ -211,10 +201,7 @@ def check_mask(found: Any, n: int, where: str) -> _Numbers:
 
 
 def check_rows(found: Any, n: int) -> _Numbers:
-    """Return the positions that `found` selects from n samples.
-
-    `found` is a mask with a bool for each sample, or a sequence of positions.
-    """
+    """Return the positions that a mask or a sequence of positions selects from n samples."""
     if _as_array(found, "select").dtype == np.bool_:
         return check_mask(found, n, "the mask")
     return check_positions(found, n, "select")
@@ -252,11 +239,7 @@ class RowSelection:
 
     @property
     def view_id(self) -> str:
-        """An id of this selection, different from the ids of other selections of the dataset.
-
-        The id is "" if all rows are selected. The id stays the same if rows are appended to the
-        dataset but not selected.
-        """
+        """An id of the selected rows; "" if all rows are selected."""
         return "" if self._view is None else self._view.identity
 
     @property
@@ -279,11 +262,9 @@ class RowSelection:
         return [len(self)]
 
     def check_sources(self, counts: Rows, reason: str) -> None:
-        """Raise InvalidArgument if this is a mixture in which a source has no samples.
+        """Raise InvalidArgument, with a `reason`, if a source of a mixture has no samples.
 
-        Args:
-            counts: the number of samples of each source.
-            reason: the reason why a source has no samples, for the message.
+        `counts` has the number of samples of each source.
         """
 
     def at(self, numbers: Rows) -> Rows:
@@ -292,10 +273,7 @@ class RowSelection:
 
     @property
     def state(self) -> Any:
-        """The state that is pickled in addition to the arguments of the constructor.
-
-        `restore` applies this state to a selection that was constructed with the same arguments.
-        """
+        """The state for `restore`, which is pickled in addition to the constructor's arguments."""
         return (self._view,)
 
     def restore(self, state: Any) -> None:
@@ -324,10 +302,9 @@ class MixtureSelection(RowSelection):
 
     @property
     def view_id(self) -> str:
-        """An id of this selection, different from the ids of other selections of the same sources.
+        """An id of the selected rows; "" if all rows of all sources are selected.
 
-        The id is "" if all rows of all sources are selected. The id does not identify the sources
-        of the mixture. The lineage of the mixture identifies them.
+        The id does not identify the sources. The lineage of the mixture identifies them.
         """
         if self._view is None:
             return ""

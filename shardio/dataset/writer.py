@@ -34,9 +34,8 @@ SHARD_BYTES: Final = 256 << 20
 class GenerationWriter:
     """A writer of the shards of one generation, which is one published state of a dataset.
 
-    The writer owns a hidden folder, called the staging folder, until the end of the `with` block.
-    New shards are written there. When all shards are written, `publish` gives the shards their
-    final names and publishes the generation. Existing files do not change.
+    Until the end of the `with` block, the writer owns a hidden staging folder with the new shards.
+    `publish` gives them their final names and publishes the generation. Existing files stay.
 
     Args:
         folder: the folder of the dataset. For a new dataset, it must be missing or empty.
@@ -134,8 +133,8 @@ class GenerationWriter:
     def publish(self, **details: Any) -> Generation:
         """Give the new shards their final names, and publish a generation with all added shards.
 
-        `details` are further attributes of the generation. If there is no shard at all, an empty
-        shard is added, because the schema is stored in shards.
+        `details` are further attributes of the generation. A generation without any shard gets an
+        empty one, because the schema is stored in shards.
         """
         self.cut()
         if not self._parts:
@@ -165,10 +164,7 @@ class GenerationWriter:
         return len(self._staged)
 
     def explain(self, error: OSError) -> None:
-        """Change an error about a file in the staging folder so that it names the dataset.
-
-        Also add a hint to the message if the disk is full.
-        """
+        """Let an error about a staged file name the dataset; add a hint if the disk is full."""
         path = error.filename  # a path, a descriptor or None
         if not isinstance(path, str) or not path.startswith(str(self.staging)):
             return
@@ -181,20 +177,17 @@ class GenerationWriter:
             error.args = (error.errno, error.strerror)  # `args` is what pickle stores
 
     def _placed(self) -> tuple[ShardSummary, ...]:
-        """Give all staged shards their final names, durably.
-
-        Return all shards of the generation, with their final names.
-        """
+        """Give all staged shards their final names, durably; return the shards with these names."""
         shards = tuple(self._place(part) for part in self._parts)
         fs.sync_path(self.root)
         return shards
 
     def _place(self, part: ShardSummary) -> ShardSummary:
-        """Give a shard its final name if it is staged; return the shard with its final name."""
         if part.name not in self._staged:
             return part
         while True:
-            name = self._final_name()
+            prefix = f"g{self._previous.number + 1:06d}" if self._previous else "000000"
+            name = f"{prefix}-{self._n_names:03d}.shard"
             self._n_names += 1
             try:
                 link_staged(self.staging / part.name, self.root / name)
@@ -205,11 +198,6 @@ class GenerationWriter:
                 # is about to publish the file. Try the next name.
                 continue
             return dataclasses.replace(part, name=name)
-
-    def _final_name(self) -> str:
-        if self._previous is None:
-            return f"000000-{self._n_names:03d}.shard"
-        return f"g{self._previous.number + 1:06d}-{self._n_names:03d}.shard"
 
     def __exit__(
         self,

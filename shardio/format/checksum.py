@@ -44,10 +44,7 @@ Hasher = xxhash.xxh3_64
 
 
 def content_id(table: bytes) -> bytes:
-    """Return the 16 bytes that identify a shard: xxh3-128 of its section table.
-
-    The section table contains the hashes of all sections, so the id depends on all hashed bytes.
-    """
+    """Return xxh3-128 as 16 bytes. That of the section table, with all hashes, is a shard's id."""
     return xxhash.xxh3_128_digest(table)
 
 
@@ -93,10 +90,9 @@ def show_hashes(expected: int, found: int) -> dict[str, Any]:
 
 
 def blocks_touched(starts: npt.NDArray[np.int64], n_bytes: int) -> npt.NDArray[np.int64]:
-    """Return the indices of the blocks of an index section in which some items lie.
+    """Return the distinct blocks of an index section in which the items at offsets `starts` lie.
 
-    `starts` has the offset of each item in the section. Each item has `n_bytes`, at most the size
-    of a block. The indices are unique and ascend.
+    Each item has `n_bytes`, at most the size of a block.
     """
     first = starts // BLOCK_BYTES
     last = (starts + (n_bytes - 1)) // BLOCK_BYTES

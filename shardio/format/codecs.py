@@ -6,9 +6,8 @@ the codec of the record. `SPECS` has the codecs that a field can have. Code outs
 does not distinguish codecs, except where it handles dictionaries.
 
 A zstd frame declares the size of its content. Before memory is allocated for a record, this size is
-compared with the size in the index entry; if they differ, the record is refused. The option
-`max_output_size` of python-zstandard would not protect a reader, because the size in the frame
-takes precedence over it.
+compared with the size in the index entry. The option `max_output_size` of python-zstandard would
+not protect a reader, because the size in the frame takes precedence over it.
 """
 
 from __future__ import annotations
@@ -31,11 +30,8 @@ ZSTD_LEVEL: Final = 3
 the version of zstd are the same."""
 
 ZSTD_MAX_RATIO: Final = 1 << 15
-"""The maximum compression ratio of zstd. In a zstd frame, a block of 4 bytes yields at most
-128 KiB, so no frame decompresses to more than 2^15 times its size. A reader refuses an index entry
-with a larger ratio. A damaged index entry can therefore make the reader allocate only a limited
-amount of memory.
-"""
+"""The maximum compression ratio of zstd: 4 bytes of a frame yield at most 128 KiB. A reader refuses
+an index entry with a larger ratio, so that a damaged entry allocates a limited amount of memory."""
 
 MAX_DICTIONARY_BYTES: Final = 1 << 20
 """The maximum size of a dictionary that a reader accepts."""
@@ -142,10 +138,9 @@ creating the compressor and decompressor of a dictionary takes 0.2 ms."""
 
 
 def train_dictionary(records: Sequence[bytes | memoryview]) -> bytes:
-    """Train a dictionary on records of one field; return the content of the dictionary.
+    """Train a dictionary on records of one field; return its content, or b"" for too little data.
 
-    The dictionary has at most 64 KiB. If there is too little data, return b"". The same records
-    give the same dictionary. At most the first 2 MiB of the records are used.
+    The same records give the same dictionary.
     """
     samples: list[bytes | bytearray | memoryview] = []
     n_bytes = 0
@@ -166,9 +161,9 @@ def train_dictionary(records: Sequence[bytes | memoryview]) -> bytes:
 def encode(
     record: memoryview, codec: int, dictionary: Dictionary | None = None
 ) -> tuple[int, memoryview]:
-    """Compress a record with a codec; return the codec for its index entry, and the bytes to store.
+    """Compress a record, unless this makes it no smaller.
 
-    The returned codec is raw if compression makes the record no smaller.
+    Return the codec for the record's index entry, and the bytes to store.
     """
     compress = BY_CODE[codec].compress
     if compress is None:
@@ -180,10 +175,9 @@ def encode(
 def decode(
     stored: memoryview, codec: int, n_bytes: int, dictionary: Dictionary | None = None
 ) -> bytes | memoryview:
-    """Return the content of a record.
+    """Return the content of a record, which has n_bytes according to the index.
 
-    `stored` has the stored bytes of the record. `n_bytes` is the size of the content according to
-    the index. If the record is raw, `stored` itself is returned.
+    If the record is raw, `stored` itself is returned.
 
     Raises:
         ShardCorrupt: the record cannot be decompressed, or its content does not have n_bytes. The

@@ -2,9 +2,8 @@
 
 A shard consists of the header page, sections of data and of indexes, the section with the schema,
 the section table, and a copy of the header page. A section begins at a page boundary, and zeros pad
-it to the next page boundary. The sections follow each other without gaps or overlaps.
-`unpack_header`, `check_place` and `unpack_table` check these and further rules. Each rule has an
-error code of its own.
+it to the next page boundary. The sections follow each other without gaps or overlaps. Each rule has
+an error code of its own.
 
 `docs/reference/format.md` is the specification of the format; a test compares the tables in it with
 the structs in this module.
@@ -227,10 +226,7 @@ def _check_rest_of_page(page: bytes, offset: int, corrupt: _Corrupt) -> None:
 
 
 def check_required(required: int, path: str) -> None:
-    """Raise ShardUnsupported if `required` has a feature that this version does not support.
-
-    The message names all such features.
-    """
+    """Raise ShardUnsupported if `required` has a feature that this version does not support."""
     missing = required & ~int(BUILT)
     if not missing:
         return
@@ -270,8 +266,7 @@ def check_place(header: Header, actual_size: int, path: str) -> None:
 def unpack_table(table: bytes, header: Header, path: str) -> tuple[Section, ...]:
     """Unpack the section table; raise ShardCorrupt if it is invalid.
 
-    The table must match the hash and the id in the header. The keys of the sections must be unique,
-    and the sections must follow each other without gaps. `check_place` must have checked `header`.
+    `check_place` must have checked `header`.
     """
     corrupt = functools.partial(ShardCorrupt, path=path, section="section table")
     _check_table_bytes(table, header, corrupt)
@@ -314,8 +309,7 @@ def _check_extent(
 ) -> None:
     """Raise ShardCorrupt unless a section begins at `place` and ends before the section table.
 
-    `place` is the end of the previous section. `offset` is the file offset of the section's entry
-    in the section table.
+    `offset` is the file offset of the section's entry in the section table.
     """
     if section.offset != place:
         code = "overlap" if section.offset < place else "hole"

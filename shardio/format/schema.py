@@ -1,6 +1,6 @@
 """The schema of a shard: the fields of a sample, by name.
 
-The package `types` has the types of fields. A shard stores its schema as canonical JSON (UTF-8,
+A shard stores its schema as canonical JSON (UTF-8,
 keys sorted, no spaces). The JSON has integer codes for types, dtypes and codecs, which never change
 their meaning; `docs/reference/format.md` lists these codes.
 """
@@ -79,10 +79,7 @@ class Schema(Mapping[str, Field]):
         return len(self._fields)
 
     def keys(self) -> KeysView[str]:
-        """Return the names of the fields as a view of a dict, which can be compared quickly.
-
-        The view that Mapping itself returns is slower.
-        """
+        """Return the names of the fields as a view of a dict, which is compared quickly."""
         return self._fields.keys()
 
     def items(self) -> ItemsView[str, Field]:

@@ -64,9 +64,8 @@ def invalid_entries(entries: Entries, field: Field, payload_bytes: int) -> npt.N
 
     In a valid entry, the codec is allowed for the field, and the record is inside of the payload. A
     raw record is aligned, and the two sizes in its entry are equal. A compressed record is smaller
-    than its content, but not by more than the maximum ratio of the codec. If all values of the
-    field have the same size, the record has this size. If records of the field are never empty, the
-    record is not empty. In an optional field, a record may be empty in any case.
+    than its content, but not by more than the maximum ratio of the codec. The size is one that a
+    value of the field can have, or 0 in an optional field.
     """
     stored, kinds, offsets = stored_bytes(entries), codecs(entries), entries["offset"]
     raw, spec = kinds == Codec.RAW, SPECS[field.codec]
@@ -102,9 +101,8 @@ def first_invalid(entries: Entries, field: Field, payload_bytes: int) -> int | N
 def _are_raw(entries: Entries, field: Field, payload_bytes: int) -> bool:
     """Return True if all entries are raw and a quick test proves that they are valid.
 
-    The test takes half the time of `invalid_entries`. The codec of a raw record is 0. The number
-    `stored` of its entry is therefore just its size, and must equal `n_bytes`. The size and the
-    offset are at most payload_bytes, which is below 2^48, so their sum does not overflow.
+    The test takes half the time of `invalid_entries`. The codec of a raw record is 0: the number
+    `stored` is just the size. Sums of sizes and offsets below 2^48 do not overflow.
     """
     sizes, offsets = entries["n_bytes"], entries["offset"]
     if not len(entries) or payload_bytes > _SIZE_MASK or field.alignment > 1:
@@ -145,9 +143,8 @@ def plan(
 ) -> tuple[SectionSpec, ...]:
     """Return the sections of a shard with n_samples, in the order in which they are in the file.
 
-    *Index sections* are small sections that locate or describe the data. Each of them is followed
-    by the section of its block hashes. `counts` has the key and the number of items of each section
-    whose kind is in `COUNTED`. A section that is missing in `counts` has no items.
+    `counts` has the key and the number of items of each section whose kind is in `COUNTED`. A
+    section that is missing in `counts` has no items.
     """
     counted = dict(counts)
     ids, n_records = schema.field_id, n_samples * len(schema.records)
@@ -182,7 +179,7 @@ def plan(
 def _add_blocked(
     found: list[SectionSpec], kind: int, field: int, n_items: int, stride: int
 ) -> None:
-    """Add an index section and the section of its block hashes."""
+    """Add an index section (which locates or describes data), and that of its block hashes."""
     section = SectionSpec((kind, field, 0), n_items, stride)
     found.append(section)
     found.append(block_hashes_of(section))
@@ -201,12 +198,11 @@ HASHED_UNITS: Final[dict[int, int]] = {
     Kind.INDEX: 0,
     Kind.CHUNK_HASHES: 0,
 }
-"""The kinds of sections that contain hashes of units: each item has the hash of one unit. (Units
+"""The kinds of sections that contain hashes of units: each item is the hash of one unit. (Units
 are the pieces of a shard that are verified by a hash; see `checksum`.)
 
-Each value is the number of units that a section of the kind adds to the units of its items. It is
-1 for a section of block hashes: the section itself is verified as a unit, too. In the order of
-units, the section comes before the blocks whose hashes it has.
+The value is 1 if a section of the kind is itself a unit, which comes before those whose hashes it
+has, and otherwise 0.
 """
 
 

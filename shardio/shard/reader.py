@@ -1,9 +1,4 @@
-"""Read one shard: samples, values, packets and columns, through a memory map or by offset.
-
-The package `format` has the rules that this module and `writer` follow. `opening` validates the
-structure of a file when it is opened. `verification` checks a hash when the bytes that it covers
-are first read.
-"""
+"""Read one shard: samples, values, packets and columns, through a memory map or by offset."""
 
 from __future__ import annotations
 
@@ -17,13 +12,8 @@ import numpy.typing as npt
 
 from shardio._base.classes import Closing
 from shardio._base.file_names import check_encodable
-from shardio.errors import (
-    InvalidArgument,
-)
-from shardio.format.layout import (
-    Kind,
-    Section,
-)
+from shardio.errors import InvalidArgument
+from shardio.format.layout import Kind, Section
 from shardio.shard.opening import open_sections
 from shardio.shard.records import Present, Records
 from shardio.shard.verification import VERIFY, Rows, VerifiedUnits, Verify
@@ -65,8 +55,7 @@ class ShardReader(Closing):
             raise InvalidArgument(f"verify must be one of {', '.join(VERIFY)}; found {verify!r}")
         self.path = os.fspath(path)
         self._wholes: dict[str, npt.NDArray[Any]] = {}
-        """Whole columns by name, as arrays that are views of the map. A column is added when a row
-        of it is read for the first time. If the file is not mapped, no column is added."""
+        """Columns of which a row was read, as arrays that are views of the map, by name."""
         self._absolute = os.path.abspath(path)  # still valid after a chdir
         found: Content
         if content is None:
@@ -80,8 +69,7 @@ class ShardReader(Closing):
         self.units = VerifiedUnits(
             found, self.schema, sections, len(self), path=self.path, verify=verify
         )
-        """The content of the file and the verification state. The package `dataset` uses them to
-        gather rows from many shards."""
+        """The content of the file and the verification state."""
         self.access: Access = "mmap" if isinstance(found, memoryview) else "pread"
         """The access method in use: "mmap" or "pread"."""
         self.records = Records(self.units)
@@ -130,7 +118,7 @@ class ShardReader(Closing):
     ) -> dict[str, Any]:
         """Return the fields `names` of the sample in a row, without reading its other fields.
 
-        `check_length` is called first, unless `check_truncated` is False.
+        Raise ShardChanged if the file was truncated, unless `check_truncated` is False.
         """
         row = self._in_range(operator.index(row))
         if check_truncated:
@@ -229,7 +217,7 @@ class ShardReader(Closing):
         return out
 
     def _check_absent(self, name: str, whole: npt.NDArray[Any]) -> None:
-        """Raise ShardCorrupt if a row that belongs to a missing value is not zero."""
+        """Raise ShardCorrupt if the row of a missing value is not zero."""
         absent = np.flatnonzero(~self.present(name))
         for row in absent.tolist():
             if any(whole[row].tobytes()):
@@ -243,10 +231,7 @@ class ShardReader(Closing):
                 )
 
     def _indices(self, rows: Sequence[int] | npt.NDArray[Any]) -> Rows:
-        """Validate the row indices that a user has passed; return them as an array of int64.
-
-        A negative index counts from the end of the shard. In the returned array, none is negative.
-        """
+        """Validate the row indices of a user; return them with negative ones replaced."""
         given = np.asarray(rows)
         if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
             shown = f"{given.dtype}, {given.ndim} dimensions"

@@ -43,10 +43,7 @@ from shardio.format.types.streams import PACKET, Record, StreamRecord, pack_line
 
 
 class SectionBuffer:
-    """The bytes of a section that is being written. Bytes can only be appended.
-
-    The bytes are in memory until `move_to` moves them to a file. `close()` closes this file.
-    """
+    """The bytes of a section that is being written: in memory or, after `move_to`, in a file."""
 
     def __init__(self) -> None:
         self.n_bytes = 0
@@ -80,10 +77,7 @@ class SectionBuffer:
         self._file = file
 
     def chunks(self) -> Iterator[memoryview]:
-        """Yield all bytes, in pieces of 1 MiB; the last piece may be shorter.
-
-        Each piece except for the last thus consists of whole hash blocks (4 KiB).
-        """
+        """Yield all bytes in pieces of 1 MiB (whole hash blocks); the last may be shorter."""
         if self._file is None:
             whole = memoryview(self._memory)
             for i in range(0, len(whole), _COPY_BYTES):
@@ -108,11 +102,10 @@ class SectionBuffer:
 
 
 class SectionTable:
-    """Appends sections to a shard file, and collects the entries of the section table.
+    """Appends sections to a borrowed shard file, and collects the entries of the section table.
 
-    Each section begins on a new page. The file is borrowed. Before the first call of a method, the
-    position in the file is the end of the first page. If a section was streamed into the file, the
-    position is the end of that section, for which `adopt` must be called first.
+    Before the first call, the file has the first page and, if a section was streamed into the file,
+    this section, for which `adopt` must be called first.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -125,11 +118,10 @@ class SectionTable:
 
         `hash_` is the hash of the section, and `n_bytes` its size without padding.
         """
-        self._sections.append(
-            Section(*spec.key, self._offset, n_bytes, spec.n_items, spec.stride, hash_)
-        )
-        self._file.write(bytes(padded(n_bytes) - n_bytes))
-        self._offset += padded(n_bytes)
+        section = Section(*spec.key, self._offset, n_bytes, spec.n_items, spec.stride, hash_)
+        self._sections.append(section)
+        self._file.write(bytes(section.end - self._offset - n_bytes))
+        self._offset = section.end
 
     def add(self, spec: SectionSpec, chunks: Iterable[memoryview], hash_: int) -> None:
         """Append a section whose hash is known; `chunks` are its bytes."""
@@ -142,8 +134,7 @@ class SectionTable:
     def add_blocked(self, spec: SectionSpec, chunks: Iterable[memoryview]) -> None:
         """Append an index section and, behind it, the section of its block hashes.
 
-        `chunks` are the bytes of the index section. Each of them except for the last must consist
-        of whole hash blocks (4 KiB).
+        `chunks` are the bytes of the index section, in pieces of whole hash blocks (4 KiB).
         """
         hashes: list[bytes] = []
         n_bytes = 0
@@ -181,11 +172,10 @@ hashed."""
 
 
 class ColumnWriter:
-    """Collects the rows of one column and the hashes of the column's units.
+    """Collects the rows of one column, padded to the stride, and the hashes of the column's units.
 
-    Each row is padded to the stride. A large row (of at least ROW_HASH_MIN bytes) has a hash of its
-    own. Small rows form runs of a fixed number of rows, and each run has one hash. Small rows are
-    kept as separate objects until there are GATHERED of them, or until `flush` is called.
+    Small rows (below ROW_HASH_MIN bytes) are kept as separate objects until there are GATHERED of
+    them, or until `flush` is called.
     """
 
     def __init__(self, field: Array) -> None:
@@ -200,16 +190,13 @@ class ColumnWriter:
         self._n_wanted = min(GATHERED, self._rows_per_unit)
 
     def append(self, row: bytes | memoryview | None) -> None:
-        """Add a row. For None, the missing value of an optional field, add a row of zeros.
-
-        A small row is borrowed until `flush`: the caller must not change its memory.
-        """
+        """Add a row; for None, a row of zeros. A small row is borrowed until `flush`."""
         if row is None:
             # Create the row of zeros only when it is needed, because it may be very large.
             self._absent = self._absent or bytes(self._row_bytes)
             row = self._absent
         if self._by_row:
-            self._put(hash_bytes(row))
+            self.hashes.write(DIMENSION.pack(hash_bytes(row)))
             self.data.write(row)
             if self._fill:
                 self.data.write(self._fill)
@@ -238,19 +225,13 @@ class ColumnWriter:
             self._end_run()
 
     def _end_run(self) -> None:
-        self._put(self._run.intdigest())
+        self.hashes.write(DIMENSION.pack(self._run.intdigest()))
         self._run.reset()
         self._n_in_run = 0
 
-    def _put(self, hash_: int) -> None:
-        self.hashes.write(DIMENSION.pack(hash_))
-
 
 class ValidityWriter:
-    """Collects the validity bits of one field: 1 for each sample that has a value of the field.
-
-    A byte has the bits of eight samples; its lowest bit is that of the first sample.
-    """
+    """Collects the validity bits of one field: 1 for each sample that has a value of the field."""
 
     def __init__(self) -> None:
         self.data = SectionBuffer()
@@ -283,17 +264,10 @@ class StreamWriter:
 
     def __init__(self) -> None:
         self.lines, self.packets, self.chunks = SectionBuffer(), SectionBuffer(), SectionBuffer()
-
-    @property
-    def spools(self) -> tuple[SectionBuffer, SectionBuffer, SectionBuffer]:
-        """The buffers of this writer."""
-        return self.lines, self.packets, self.chunks
+        self.spools = self.lines, self.packets, self.chunks
 
     def append(self, record: StreamRecord, data: SectionBuffer) -> int:
-        """Append a stream; return the hash for the index entry of its record.
-
-        The record itself is written to `data`, the buffer of the payload.
-        """
+        """Append a stream, and its record to `data`; return the hash for the record's entry."""
         first_packet = self.packets.n_bytes // PACKET.size
         first_chunk = self.chunks.n_bytes // DIMENSION.size
         self.lines.write(pack_line(record.tables.line, first_packet, first_chunk))
@@ -319,16 +293,15 @@ class _RecordLayout:
 
 
 class PayloadWriter:
-    """Collects all records of one shard: the payload, its index, and the tables of the records.
-
-    The tables are the stored dimensions of arrays and images, and the tables of streams.
-    """
+    """Collects all records of one shard: the payload, its index, and the tables of the records."""
 
     def __init__(self, schema: Schema) -> None:
         self.data, self.index, self.hash = SectionBuffer(), SectionBuffer(), Hasher()
         self.shapes = {n: SectionBuffer() for n, f in schema.records.items() if f.stored_dims}
         self.streams = {n: StreamWriter() for n, f in schema.records.items() if f.is_streamed}
         self._tables = [spool for stream in self.streams.values() for spool in stream.spools]
+        self.spools = [self.data, self.index, *self.shapes.values(), *self._tables]
+        """The buffers of this writer."""
         self.dictionaries: dict[str, Dictionary | None] = {
             n: None for n, f in schema.records.items() if SPECS[f.codec].has_dictionary
         }
@@ -348,16 +321,8 @@ class PayloadWriter:
 
     @property
     def n_bytes(self) -> int:
-        """The number of payload bytes so far.
-
-        Records that are held back count with their uncompressed size.
-        """
+        """The number of payload bytes so far, including uncompressed records that are held back."""
         return self.data.n_bytes + self._n_waiting_bytes
-
-    @property
-    def spools(self) -> list[SectionBuffer]:
-        """The buffers of this writer, including those of the streams."""
-        return [self.data, self.index, *self.shapes.values(), *self._tables]
 
     def append(self, records: Sequence[Record]) -> None:
         """Add a row: a record for each field that is stored as records, in schema order."""
@@ -372,10 +337,7 @@ class PayloadWriter:
             self.finish()
 
     def least_bytes(self, records: Sequence[Record]) -> int:
-        """Return a lower bound of the number of bytes that a row adds to `data`.
-
-        This is the size of the row's streams, or 0 while rows are held back.
-        """
+        """Return a lower bound of the number of bytes that a row adds to `data`."""
         if self._is_learning:
             return 0
         return sum(record.nbytes for record in records if isinstance(record, StreamRecord))
@@ -396,16 +358,14 @@ class PayloadWriter:
 
     def _write(self, records: Sequence[Record]) -> None:
         for layout, record in zip(self._layouts, records, strict=True):
-            if isinstance(record, StreamRecord):
-                self._write_stream(layout.name, record)
-            else:
+            if not isinstance(record, StreamRecord):
                 self._write_record(layout, *record)
-
-    def _write_stream(self, name: str, record: StreamRecord) -> None:
-        start, n_tables = self.data.n_bytes, sum(table.n_bytes for table in self._tables)
-        hash_ = self.streams[name].append(record, self.data)
-        self._enter(start, record.nbytes, Codec.RAW, record.nbytes, hash_)
-        self.n_spooled += record.nbytes + sum(table.n_bytes for table in self._tables) - n_tables
+                continue
+            start, n_tables = self.data.n_bytes, sum(table.n_bytes for table in self._tables)
+            hash_ = self.streams[layout.name].append(record, self.data)
+            self._enter(start, record.nbytes, Codec.RAW, record.nbytes, hash_)
+            n_added = sum(table.n_bytes for table in self._tables) - n_tables
+            self.n_spooled += record.nbytes + n_added
 
     def _enter(self, start: int, n_stored: int, codec: int, n_bytes: int, hash_: int) -> None:
         entry = pack_entry(start, n_stored, codec, n_bytes, hash_)
@@ -432,7 +392,7 @@ class PayloadWriter:
 
 
 def _kept(record: Record) -> Record:
-    """Return a copy of a record; the copy owns its memory."""
+    """Return a copy of a record that owns its memory."""
     if isinstance(record, StreamRecord):
         return record.kept()
     return bytes(record[0]), record[1]

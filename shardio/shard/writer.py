@@ -41,14 +41,9 @@ from shardio.storage.fs import create, create_unnamed, rename_exclusive, sync, s
 
 
 def encode_media(name: str, field: Field, value: Any) -> Any:
-    """Return the EncodedImage or EncodedStream for the bytes of a media file.
+    """Return the EncodedImage or EncodedStream for the bytes of a media file; see `field.medium`.
 
-    An image file is probed for its dimensions; a video or audio file is demuxed into packets. All
-    other values are returned unchanged: an EncodedImage, an EncodedStream, a value that is not
-    bytes, and a value of a field that is not a field of media.
-
-    Raises:
-        MediaError: the bytes are not a readable media file; the message names the field.
+    Return all other values unchanged. Raises MediaError if the bytes are not a readable media file.
     """
     if isinstance(value, EncodedImage | EncodedStream):
         return value
@@ -169,10 +164,7 @@ class ShardWriter(Publishing):
         self.n_samples += 1
 
     def _encode(self, sample: Mapping[str, Any]) -> tuple[list[Content | None], list[Record]]:
-        """Return the rows of a sample for the columns, and its records.
-
-        The whole sample is validated before this function returns.
-        """
+        """Validate a whole sample; return its rows for the columns, and its records."""
         if sample.keys() != self.schema.keys():
             self._check_names(sample)
         rows = [encode(sample.get(name)) for name, encode in self._rows_of]
@@ -195,8 +187,7 @@ class ShardWriter(Publishing):
     def _place_payload(self, records: list[Record]) -> None:
         """Start to stream the payload if adding `records` will make it the largest section.
 
-        Large records are then written directly to the shard file. Without this function, they would
-        be added to memory first, because `_place_spools` runs only after they were added.
+        Large records are thus written directly to the shard file, and never added to memory.
         """
         n_more = self._payload.least_bytes(records) if self._dominant is None else 0
         self._flush_columns()
@@ -211,10 +202,7 @@ class ShardWriter(Publishing):
             column.flush()
 
     def _n_spooled(self) -> int:
-        """Return an upper bound of the number of bytes written to all buffers.
-
-        The sample that is just being added is included.
-        """
+        """Return an upper bound of the bytes in all buffers, with the sample being added."""
         return (self.n_samples + 1) * self._most_row_bytes + self._payload.n_spooled
 
     def _place_spools(self) -> None:
@@ -267,11 +255,7 @@ class ShardWriter(Publishing):
         return ShardSummary(name, self.n_samples, header.file_size, header.id.hex())
 
     def _finish(self, file: IO[bytes]) -> Header:
-        """Complete the file; return the header.
-
-        Append the sections that are not in the file yet, the section table and the last page. Then
-        write the first page.
-        """
+        """Append all sections that are not in the file yet, and write table and header."""
         self._payload.finish()
         for column in self._columns.values():
             column.finish()
@@ -296,10 +280,7 @@ class ShardWriter(Publishing):
     def _add(
         self, table: SectionTable, spec: SectionSpec, buffers: Mapping[Key, SectionBuffer]
     ) -> None:
-        """Append a section and, if it is an index section, the section of its block hashes.
-
-        The streamed section is in the file already: only its entry is added to the table.
-        """
+        """Append a section unless it was streamed; for an index section, also its block hashes."""
         (kind, number, _), buffer = spec.key, buffers[spec.key]
         if kind == Kind.PAYLOAD:
             hash_ = self._payload.hash.intdigest()
@@ -364,10 +345,7 @@ class ShardWriter(Publishing):
 
 
 def check_schema(schema: object) -> Schema:
-    """Return `schema`; raise SchemaError unless it is a Schema that can be written.
-
-    All characters of its names must be in the version of Unicode that this Python knows.
-    """
+    """Return `schema`; raise SchemaError unless it is a Schema with names that Python can print."""
     if not isinstance(schema, Schema):
         raise SchemaError(f"expected a shardio.Schema, found {type(schema).__name__}")
     if unknown := [name for name in schema if not name.isprintable()]:

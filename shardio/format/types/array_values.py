@@ -47,8 +47,7 @@ def tensor_to_array(name: str, tensor: Any) -> npt.NDArray[Any]:
     """Return an array that shares the memory of a torch tensor on the CPU.
 
     A tensor of bfloat16 becomes an array of uint16 with the bits of the numbers, which
-    `is_bfloat16_bits` recognizes. SchemaError is raised for a tensor on another device, for a
-    sparse tensor, and for a tensor with a dtype that NumPy lacks. `name` is the name of the field.
+    `is_bfloat16_bits` recognizes. Raises SchemaError for a tensor without a corresponding array.
     """
     device, layout = tensor.device.type, str(tensor.layout)
     if device != "cpu":
@@ -82,10 +81,9 @@ def is_masked(value: object) -> bool:
 
 
 def refuse_masked(place: str, value: object, depth: int = 1) -> None:
-    """Raise SchemaError if a value is a masked array, or is a list that contains a masked array.
+    """Raise SchemaError if a value, or a list down to `depth` levels in it, has a masked array.
 
-    The message begins with `place`, which names the field. Lists and tuples are searched `depth`
-    levels deep.
+    The message begins with `place`, which names the field.
     """
     if is_masked(value):
         raise SchemaError(
@@ -100,9 +98,8 @@ def refuse_masked(place: str, value: object, depth: int = 1) -> None:
 def tensors_to_arrays(name: str, value: Any, depth: int) -> Any:
     """Return a value in which the tensors of torch are replaced by arrays.
 
-    A value without tensors is returned itself. Lists and tuples are searched `depth` levels deep. A
-    list or tuple that contains a tensor is not changed: a new list is returned in its place. Raises
-    SchemaError for a tensor that cannot become an array, and for a masked array.
+    Lists and tuples are searched `depth` levels deep, and replaced by new lists if they contain a
+    tensor. Raises SchemaError for a tensor that cannot become an array, and for a masked array.
     """
     refuse_masked(f"field {name!r}", value, 0)
     if is_of(value, "torch", "Tensor"):
@@ -116,10 +113,8 @@ def tensors_to_arrays(name: str, value: Any, depth: int) -> Any:
 def encode_array(name: str, field: Array, value: object) -> npt.NDArray[Any]:
     """Return `value` as a C-contiguous little-endian array of the field's dtype and shape.
 
-    Raises SchemaError if the value has another shape. Raises SchemaError also if storing a number
-    would change the number, for example because it is out of the range of the dtype. There is one
-    exception: in a field of floating-point numbers, Python numbers are rounded to the precision of
-    the field.
+    Raises SchemaError if the value has another shape, or if storing it would change a number.
+    However, a field of floating-point numbers rounds Python numbers to its precision.
     """
     found = _as_dtype(name, field, value)
     fits = found.ndim == len(field.shape) and all(
@@ -186,7 +181,7 @@ def _refuse_rounding(name: str, given: npt.NDArray[Any], cast: npt.NDArray[Any])
 def _converted(found: npt.NDArray[Any], field: Array) -> npt.NDArray[Any]:
     """Return the array `found`, which NumPy made of Python numbers, with the field's dtype.
 
-    Raises an exception if a number is out of range. NumPy itself would wrap some of these numbers.
+    Raises an exception if a number is out of range, which NumPy itself might wrap.
     """
     wanted = field.numpy
     if found.size == 0 and found.dtype.kind == "f":

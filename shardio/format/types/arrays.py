@@ -1,8 +1,9 @@
 """The field types of numbers: arrays, and lists of arrays.
 
-`row_encoder` and `record_encoder` return a function that encodes the values of one field. The
-function encodes values of common types directly. `encode_array` would give the same bytes, but
-takes ten times as long; it is called only for other values. The record of a list of arrays is
+The functions that `row_encoder` and `record_encoder` return encode values of common types
+directly. `encode_array`, which they call for other values, takes ten times as long.
+
+The record of a list of arrays is
 
     | count: u64 | each array's varying dimensions: u64 each | zeros to a multiple of 64 | arrays |
 
@@ -85,17 +86,9 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 _COPIED_BYTES: Final = 4 << 10
 """Arrays with fewer bytes are copied, because this is faster than creating a view."""
 _NUMBERS: Final[dict[str, tuple[type, str]]] = {
-    "bool": (bool, "<?"),
-    "int8": (int, "<b"),
-    "int16": (int, "<h"),
-    "int32": (int, "<i"),
-    "int64": (int, "<q"),
-    "uint8": (int, "<B"),
-    "uint16": (int, "<H"),
-    "uint32": (int, "<I"),
-    "uint64": (int, "<Q"),
-    "float32": (float, "<f"),
-    "float64": (float, "<d"),
+    **{"bool": (bool, "<?"), "float32": (float, "<f"), "float64": (float, "<d")},
+    **{f"int{8 << i}": (int, f"<{letter}") for i, letter in enumerate("bhiq")},
+    **{f"uint{8 << i}": (int, f"<{letter}") for i, letter in enumerate("BHIQ")},
 }
 """For most dtypes: a type of Python numbers, and the format with which `struct` packs such a number
 into the same bytes as NumPy. `struct` refuses numbers that are out of range."""
@@ -171,7 +164,11 @@ class Array(Field):
     @property
     def record_bytes(self) -> int | None:
         """The size of one sample's array in bytes, or None if it varies."""
-        return self.row_bytes
+        if not self.is_fixed:
+            return None
+        return self.numpy.itemsize * math.prod(d for d in self.shape if d is not None)
+
+    row_bytes = record_bytes
 
     @property
     def is_never_empty(self) -> bool:
@@ -179,18 +176,8 @@ class Array(Field):
         return self.is_fixed
 
     @property
-    def row_bytes(self) -> int | None:
-        """The size of one sample's array in bytes, or None if it varies."""
-        if not self.is_fixed:
-            return None
-        return self.numpy.itemsize * math.prod(d for d in self.shape if d is not None)
-
-    @property
     def stride(self) -> int:
-        """The distance between the starts of two rows of the column, in bytes.
-
-        This is the size of a row; above 64, it is rounded up to a multiple of 64.
-        """
+        """The size of a row in bytes; if it is above 64, rounded up to a multiple of 64."""
         n_bytes = self.row_bytes
         if n_bytes is None:
             raise SchemaError("an array of varying shape has no stride")
@@ -271,10 +258,9 @@ class Array(Field):
         return found
 
     def row_encoder(self, name: str) -> Callable[[Any], Content | None]:
-        """Return a function that encodes a value as a row of a column.
+        """Return a function that encodes a value as a row of a column; None if it is missing.
 
-        The function returns None for a missing value. If the rows have fewer than ROW_HASH_MIN
-        bytes, the function returns a copy of the value; otherwise it may return a view.
+        Rows of fewer than ROW_HASH_MIN bytes are copies of the value; other rows may be views.
         """
         if (self.row_bytes or 0) >= ROW_HASH_MIN:
             return self._large_rows(name)

@@ -52,9 +52,8 @@ class Field(ABC):
 
     A value is stored as a row of a column or as a record. A value of an optional field may be
     missing; it is None then. Methods that take a value raise SchemaError if the value does not fit
-    the field; the message begins with the name of the field. Methods that take a record, which is
-    always decompressed, raise ShardCorrupt if the record is invalid. This error has no path, field,
-    sample or offset; the caller adds them.
+    the field. Methods that take a decompressed record raise ShardCorrupt if the record is invalid;
+    the caller adds path, field, sample and offset to this error.
     """
 
     __slots__ = ()
@@ -137,10 +136,7 @@ class Field(ABC):
         return self.medium is not None
 
     def describe(self) -> dict[str, object]:
-        """Return the part of the field's entry in a stored schema that depends on the type.
-
-        An example is the dtype of an array.
-        """
+        """Return what only this type has in an entry of a stored schema, such as a dtype."""
         return {}
 
     @classmethod
@@ -148,9 +144,7 @@ class Field(ABC):
     def parse(cls, name: object, entry: dict[str, Any], codec: str, *, optional: bool) -> Self:
         """Return the field that an entry of a stored schema describes.
 
-        Raises:
-            SchemaError: the entry is invalid.
-            ShardUnsupported: the entry has a code that is unknown to this version.
+        Raises SchemaError for an invalid entry, and ShardUnsupported for an unknown code.
         """
 
     def validate(self, name: str, value: object) -> None:
@@ -162,10 +156,7 @@ class Field(ABC):
         return lambda value: self.encode_record(name, value)
 
     def encode_record(self, name: str, value: object) -> tuple[memoryview, tuple[int, ...]]:
-        """Return the record of a value, and the shape of the value.
-
-        For a missing value, the record is empty and all dimensions are 0.
-        """
+        """Return a value's record and shape; for a missing value, both are empty or all zeros."""
         if value is None and self.optional:
             return memoryview(b""), self._missing_shape()
         return self._encode(name, value)
@@ -191,16 +182,12 @@ class Field(ABC):
     def decode_batch(self, records: Sequence[Content]) -> list[Any]:
         """Return the values of several records, for fields without stored dimensions.
 
-        Raises the same errors as `decode`. The record of a missing value is empty, and the value
-        that is returned for it is unspecified.
+        The value for the empty record of a missing value is unspecified.
         """
         return list(map(bytes, records))
 
     def are_valid(self, dims: Dims) -> npt.NDArray[np.bool_]:
-        """Return a mask of the uncompressed records that are valid whatever bytes they have.
-
-        `dims` has the stored dimensions of each record. The result depends only on them.
-        """
+        """Return a mask of the records that are valid whatever bytes they have, by their `dims`."""
         return np.zeros(len(dims), np.bool_)
 
     def check_record(self, record: Content, dims: Dims) -> None:
@@ -252,8 +239,7 @@ def refuse(name: str, expected: str, value: object) -> SchemaError:
 def look_up(what: str, code: object, known: Mapping[Any, Any], name: object) -> Any:
     """Return the meaning of a code in a stored schema; raise ShardUnsupported for an unknown code.
 
-    `known` has the meanings by code. `what` and `name` are for the message: the kind of the code,
-    and the name of the field.
+    `known` has the meanings by code. `what` is the kind of the code, and `name` that of the field.
     """
     if code not in known:
         raise ShardUnsupported(

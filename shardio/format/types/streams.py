@@ -157,9 +157,8 @@ def pack_packets(
 class StreamTables:
     """The rows of one stream in the table of streams and in the table of packets.
 
-    `line` is the row of the stream, packed by `STREAM`. The indices of the stream's first packet
-    and first chunk in this row are 0, until the writer of a shard fills them in. `packets` has the
-    rows of the stream's packets, packed by `PACKET`.
+    `line` is the row of the stream, packed by `STREAM`, with 0 as the indices of the stream's first
+    packet and first chunk. `packets` has the rows of the stream's packets, packed by `PACKET`.
     """
 
     line: bytes = bytes(STREAM.size)
@@ -180,10 +179,7 @@ class StreamRecord:
         self.nbytes: Final = len(head) + len(data)
 
     def pieces(self) -> Iterator[memoryview]:
-        """Yield the bytes of the record, in order, in pieces that consist of whole chunks.
-
-        Only the last piece may end within a chunk.
-        """
+        """Yield the bytes of the record in pieces of whole chunks; the last may be shorter."""
         data, n_head = memoryview(self._data), len(self._head)
         for at in range(0, self.nbytes, PIECE_BYTES):
             end = at + PIECE_BYTES
@@ -220,10 +216,7 @@ class _Streams(EncodedMedia):
         return lambda value: self.encode_stream(name, value)
 
     def encode_stream(self, name: str, value: object) -> StreamRecord:
-        """Return the record of a stream together with its tables.
-
-        For a missing value, return an empty record with an empty table of packets.
-        """
+        """Return the record of a stream with its tables; both are empty for a missing value."""
         if value is None and self.optional:
             return StreamRecord(b"", b"", StreamTables())
         if not isinstance(value, EncodedStream):
@@ -335,8 +328,7 @@ def n_shown(packets: Packets) -> int:
 def packets_error(packets: Packets, n_bytes: int) -> str | None:
     """Return the reason why a table of packets is invalid; None if it is valid.
 
-    The flags must be known, and the packets must cover their data, which has n_bytes, without gaps
-    or overlaps.
+    The flags must be known, and the packets must cover n_bytes without gaps or overlaps.
     """
     if not len(packets):
         return None if n_bytes == 0 else f"{n_bytes} bytes of packets, and no packet"
@@ -379,10 +371,7 @@ def invalid_streams(
 def _reaches_beyond(
     first: npt.NDArray[np.uint64], n: npt.NDArray[np.uint64], n_all: int
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask of those spans of items that reach beyond the end of `n_all` items.
-
-    For each span, `first` has the index of its first item, and `n` the number of its items.
-    """
+    """Return a mask of the spans, from `first` on with `n` items, that end after `n_all` items."""
     everything = np.uint64(n_all)
     found: npt.NDArray[np.bool_] = first > everything
     found |= n > everything - np.minimum(first, everything)

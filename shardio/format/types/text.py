@@ -161,8 +161,8 @@ Python's stack overflows."""
 def check_json(value: object) -> None:
     """Raise SchemaError unless a value survives a round trip through JSON.
 
-    Keys that are not strings are refused, because JSON would turn the key 1 into "1". A deeply
-    nested value is refused too, because reading it could fail if little of the stack is free.
+    Keys must be strings, because JSON would turn the key 1 into "1". A deeply nested value is
+    refused, because reading it could fail if little of the stack is free.
     """
     waiting, depth = [value], -1
     while waiting:
@@ -177,10 +177,7 @@ _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
 
 
 def _nested(values: list[object]) -> list[object]:
-    """Return the items of all lists, and the values of all dicts, that are in `values`.
-
-    Raises SchemaError if a key of one of the dicts is not a string.
-    """
+    """Return the items of all lists and dicts in `values`; raise SchemaError for an invalid key."""
     waiting: list[object] = []
     for found in values:
         if type(found) in _PLAIN:
