@@ -24,7 +24,7 @@ from shardio.errors import ChecksumMismatch, DatasetCorrupt, ShardChanged, Shard
 from shardio.format.layout import Kind
 from shardio.maintenance import add_column
 from shardio.samples.shard_dataset import ShardDataset
-from tests.loading import bits, check_against, make_loader, write_dataset
+from tests.loading import bits, make_loader, write_dataset
 from tests.maintenance.datasets import flip, place
 from tests.shards import EVERY_FIELD, as_read, every_field_sample, same_sample
 
@@ -170,15 +170,6 @@ def test_batches_are_those_of_a_dataset_that_was_written_whole(
     found = batches(added, **options)
     assert found == batches(whole, **options)
     assert len(found) == 2 * -(-(11 if "subset" in options else N) // 5)
-
-
-def test_batches_hold_what_the_samples_hold(added: Path) -> None:
-    with ShardLoader(str(added), 7, shuffle=True, output="numpy", num_workers=0) as loader:
-        n_rows = 0
-        for batch in loader:
-            check_against(batch, READ)
-            n_rows += batch.n_rows
-    assert n_rows == N
 
 
 def test_a_loader_goes_on_with_its_generation_when_a_column_is_added(tmp_path: Path) -> None:

@@ -16,11 +16,8 @@ from shardio import open as open_dataset
 from shardio.dataset.manifest import load, publish
 from shardio.dataset.writer import DatasetWriter, GenerationWriter
 from shardio.errors import (
-    ChecksumMismatch,
     ClosedError,
-    DatasetConflict,
     DatasetCorrupt,
-    DatasetExists,
     DatasetNotFound,
     InvalidArgument,
     SchemaError,
@@ -30,7 +27,6 @@ from shardio.errors import (
 from shardio.samples.shard_dataset import ShardDataset
 from tests.faults.failing import FailingDisk
 from tests.loading import write_dataset
-from tests.maintenance.datasets import flip
 from tests.shards import as_read, every_field_sample, same_sample, write_shard
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -57,12 +53,6 @@ def three(folders: dict[int, str], tmp_path: Path) -> Path:
 
 def labels(n: int) -> Iterator[dict[str, Any]]:
     return ({"label": i, "note": f"note {i}"} for i in range(n))
-
-
-def maps_of(folder: Path | str) -> int:
-    """Return the number of memory maps this process has of files in a folder."""
-    with open("/proc/self/maps") as maps:
-        return sum(os.fspath(folder) in line for line in maps)
 
 
 # Samples by number.
@@ -134,12 +124,6 @@ def test_a_dataset_tells_what_its_generation_says(tmp_path: Path) -> None:
         )
 
 
-def test_an_unknown_verification_is_refused(folders: dict[int, str]) -> None:
-    wrong: Any = "sometimes"
-    with pytest.raises(InvalidArgument, match="off, first, always; found 'sometimes'"):
-        ShardDataset(folders[1], verify=wrong)
-
-
 # Shards that are not what the generation says. A shard is opened when it is needed.
 
 
@@ -186,81 +170,6 @@ def test_a_shard_of_another_schema_is_no_part_of_the_dataset(tmp_path: Path) -> 
         dataset[0]
 
 
-def test_swapped_shards_of_the_same_size_are_noticed(tmp_path: Path) -> None:
-    folder = Path(write_dataset(tmp_path / "d", 4, 2, LABELS))
-    first, second = folder / "000000-000.shard", folder / "000001-000.shard"
-    assert first.stat().st_size == second.stat().st_size
-    os.rename(first, folder / "x")
-    os.rename(second, first)
-    os.rename(folder / "x", second)
-    with ShardDataset(folder) as dataset:
-        for i in (0, 3):
-            with pytest.raises(DatasetCorrupt, match="not the shard"):
-                dataset[i]
-
-
-def test_a_folder_without_a_dataset_is_not_found(tmp_path: Path) -> None:
-    with pytest.raises(DatasetNotFound):
-        ShardDataset(tmp_path)
-
-
-# Checks, and the marks of what is checked.
-
-
-def place_of(dataset: ShardDataset, row: int, name: str) -> tuple[Path, int]:
-    """File and offset of a sample's column."""
-    shard = int(dataset.locate(np.array([row]))[0])
-    reader = dataset.reader(shard)
-    section = reader.column_section(name)
-    return Path(reader.path), section.offset + (row - int(dataset.starts[shard])) * section.stride
-
-
-def test_verify_off_delivers_damage_and_first_and_always_name_it(three: Path) -> None:
-    with ShardDataset(three, verify="off") as dataset:
-        path, offset = place_of(dataset, 20, "frames")
-        intact = dataset[20]["frames"].copy()
-        flip(path, offset)
-        assert (dataset[20]["frames"] != intact).sum() == 1
-    for verify in ("first", "always"):
-        with ShardDataset(three, verify=verify) as dataset:
-            with pytest.raises(ChecksumMismatch) as caught:
-                dataset[20]
-            error = caught.value
-            assert (error.path, error.field, error.sample, error.offset) == (
-                str(path),
-                "frames",
-                20 - int(dataset.starts[1]),
-                offset,
-            )
-            assert other_samples_survive(dataset)
-
-
-def test_first_checks_a_sample_once_and_always_each_time(three: Path) -> None:
-    with ShardDataset(three) as first, ShardDataset(three, verify="always") as always:
-        path, offset = place_of(first, 20, "frames")
-        intact = first[20]["frames"].copy()
-        assert np.array_equal(always[20]["frames"], intact)
-        flip(path, offset)
-        assert (first[20]["frames"] != intact).sum() == 1
-        with pytest.raises(ChecksumMismatch):
-            always[20]
-
-
-def test_every_unit_of_every_shard_has_a_mark_of_its_own(three: Path) -> None:
-    with ShardDataset(three) as dataset:
-        marks = np.zeros(dataset.files.n_marks, np.uint8)
-        dataset.files.share_marks(marks)
-        per_shard = [dataset.reader(i).units.n_marks for i in range(3)]
-        assert dataset.files.n_marks == sum(per_shard)
-        for sample in dataset.reader(1):
-            assert sample
-        ends = np.cumsum(per_shard)
-        assert not marks[: ends[0]].any()
-        assert marks[ends[0] : ends[1]].all()
-        assert not marks[ends[1] :].any()
-        assert list(dataset) and marks.all()
-
-
 # The end of a dataset.
 
 
@@ -294,35 +203,6 @@ def test_a_closed_dataset_says_so_whatever_is_asked_of_it(folders: dict[int, str
         with pytest.raises(ClosedError, match="closed"):
             use()
     assert len(dataset) == N_SAMPLES
-
-
-def test_closing_unmaps_every_file(folders: dict[int, str]) -> None:
-    assert maps_of(folders[3]) == 0
-    dataset = ShardDataset(folders[3])
-    assert maps_of(folders[3]) == 0
-    dataset[0]
-    assert maps_of(folders[3]) == 1
-    dataset.gather("frames")  # all shards, and from each of them the column and its hashes
-    assert maps_of(folders[3]) == 3 + 6
-    dataset.close()
-    assert maps_of(folders[3]) == 0
-
-
-def test_a_dataset_that_is_forgotten_unmaps_its_files(folders: dict[int, str]) -> None:
-    dataset = ShardDataset(folders[3])
-    dataset.gather("frames")
-    assert maps_of(folders[3]) > 0
-    del dataset
-    assert maps_of(folders[3]) == 0
-
-
-def test_a_map_stays_as_long_as_a_sample_over_it(folders: dict[int, str]) -> None:
-    with ShardDataset(folders[3]) as dataset:
-        frames = dataset[20]["frames"]
-    assert maps_of(folders[3]) == 1
-    assert np.array_equal(frames, every_field_sample(20)["frames"])
-    del frames
-    assert maps_of(folders[3]) == 0
 
 
 # The writer.
@@ -423,13 +303,6 @@ def test_a_closed_writer_says_so(tmp_path: Path) -> None:
     assert len(ShardDataset(tmp_path)) == 0
 
 
-def test_a_writer_takes_no_folder_that_holds_anything(tmp_path: Path) -> None:
-    (tmp_path / "x").touch()
-    with pytest.raises(DatasetExists):
-        DatasetWriter(tmp_path, LABELS)
-    assert [path.name for path in tmp_path.iterdir()] == ["x"]
-
-
 def test_an_error_about_a_descriptor_is_raised_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(OSError) as caught, GenerationWriter(tmp_path / "d", LABELS) as output:
         output.append({"label": 0, "note": ""})
@@ -442,14 +315,6 @@ def test_shard_bytes_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="shard_bytes"):
         DatasetWriter(tmp_path / "d", LABELS, shard_bytes=0)
     assert not (tmp_path / "d").exists()
-
-
-def test_a_conflict_is_a_file_exists_error_as_callers_know_it(tmp_path: Path) -> None:
-    writer = DatasetWriter(tmp_path, LABELS)
-    (tmp_path / "000000-000.shard").touch()
-    with pytest.raises(FileExistsError) as caught:
-        writer.close()
-    assert isinstance(caught.value, DatasetConflict)
 
 
 # --- in other processes ---------------------------------------------------------------------

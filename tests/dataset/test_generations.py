@@ -8,16 +8,14 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-import shardio
 from shardio import Array, Schema, ShardLoader, Text
 from shardio import open as open_dataset
 from shardio.dataset.generation import Generation
 from shardio.dataset.manifest import load, load_generation, publish, publish_next
 from shardio.dataset.selection import RowRuns
-from shardio.errors import DatasetConflict, DatasetCorrupt, InvalidArgument
+from shardio.errors import DatasetConflict, InvalidArgument
 from shardio.samples.shard_dataset import ShardDataset
 from tests.loading import write_dataset
 from tests.maintenance.datasets import tree
@@ -179,36 +177,6 @@ def test_an_unknown_subset_is_refused_and_those_there_are_are_named(folder: Path
     with_subset(folder)
     with pytest.raises(InvalidArgument, match="no subset 'val'; there are: 'some'"):
         open_dataset(folder, subset="val")
-
-
-def test_an_older_generation_can_be_opened_by_its_number(folder: Path) -> None:
-    publish_next(folder, load(folder), classes=("new",))
-    assert open_dataset(folder).classes == ("new",)
-    assert open_dataset(folder, generation=1).classes == ()
-    with pytest.raises(DatasetCorrupt, match="generation 3 is missing"):
-        open_dataset(folder, generation=3)
-
-
-@pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_loader_delivers_the_samples_of_a_subset(
-    folder: Path, shuffle: Any, num_workers: int
-) -> None:
-    with_subset(folder)
-    expected = np.array([*range(5), *range(30, 40)])
-    options: dict[str, Any] = {"output": "numpy", "num_workers": num_workers, "shuffle": shuffle}
-    with ShardLoader(shardio.open(folder, subset="some"), 4, **options) as loader:
-        assert len(loader) == 4
-        batches = list(loader)
-    found = np.concatenate([batch["label"] for batch in batches])
-    positions = np.concatenate([batch.indices for batch in batches])
-    assert found.tolist() == expected[positions].tolist()
-    assert sorted(positions.tolist()) == list(range(15))
-    assert [n for batch in batches for n in batch["note"]] == [f"note {i}" for i in found]
-    with open_dataset(folder, subset="some") as dataset, ShardLoader(dataset, 4, **options) as same:
-        assert np.concatenate([batch["label"] for batch in same]).tolist() == found.tolist()
-        with ShardLoader(folder, 4, **options) as whole:
-            assert len(whole) == 10
 
 
 def test_a_loader_goes_on_with_the_generation_that_it_opened(folder: Path) -> None:

@@ -500,8 +500,9 @@ def test_a_writer_that_meets_anothers_shard_is_told_so(tmp_path: Path) -> None:
     writer = DatasetWriter(tmp_path, Schema({"x": Array("int64")}))
     writer.append({"x": 2})
     (tmp_path / "000000-000.shard").write_bytes(b"another's")
-    with pytest.raises(DatasetConflict, match="created by another writer"):
+    with pytest.raises(DatasetConflict, match="created by another writer") as caught:
         writer.close()
+    assert isinstance(caught.value, FileExistsError)
     assert tree(tmp_path) == {"000000-000.shard": b"another's"}
 
 

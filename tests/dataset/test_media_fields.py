@@ -13,7 +13,6 @@ import pytest
 
 import shardio
 from shardio import (
-    Array,
     Audio,
     EncodedStream,
     Image,
@@ -36,7 +35,6 @@ from shardio.format.checksum import CHUNK_BYTES
 from shardio.format.layout import Kind, Required
 from shardio.format.types import EncodedImage
 from shardio.format.types.streams import packet_sizes
-from shardio.samples.shard_dataset import ShardDataset
 from shardio.shard import writer as shard_writer
 from shardio.shard.verification import Verify
 from shardio.storage.file_access import Access
@@ -109,14 +107,6 @@ def test_a_stream_that_was_read_is_written_as_it_was(shard: Path, tmp_path: Path
         for sample in reader:
             writer.append(sample)
         assert writer.close().id == reader.id
-
-
-def test_a_shard_without_samples_has_empty_tables(tmp_path: Path) -> None:
-    write_media(tmp_path / "a.shard", 0)
-    with ShardReader(tmp_path / "a.shard") as reader:
-        assert len(reader) == 0
-        kinds = {s.kind: s.count for s in reader.sections if s.field == 0}
-        assert kinds[Kind.PACKETS] == kinds[Kind.CHUNK_HASHES] == kinds[Kind.STREAMS] == 0
 
 
 def test_many_streams_are_found_beyond_one_block_of_each_table(tmp_path: Path) -> None:
@@ -278,24 +268,6 @@ def test_a_real_picture_is_kept_with_its_height_width_and_channels(tmp_path: Pat
         assert same_value(reader[0]["image"], EncodedImage(content, 5, 7, 3))
 
 
-def test_a_file_that_cannot_be_looked_into_is_told_with_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def probe(data: bytes) -> Any:
-        raise MediaError("no picture")
-
-    module = types.SimpleNamespace(probe=probe)
-    monkeypatch.setattr(shard_writer, "import_module", lambda name: module)
-    path = tmp_path / "a.shard"
-    with ShardWriter(path, Schema({"image": Image(optional=True)})) as writer:
-        with pytest.raises(MediaError) as caught:
-            writer.append({"image": b"?"})
-        writer.append({"image": None})
-    assert str(caught.value) == f"{path}, sample 0: field 'image': no picture"
-    with ShardReader(path) as reader:
-        assert [sample["image"] for sample in reader] == [None]
-
-
 def test_a_sample_that_is_refused_leaves_the_writer_usable(tmp_path: Path) -> None:
     good = media_sample(1)
     wrong = dataclasses.replace(good["video"], n_frames=0)
@@ -319,13 +291,6 @@ def dataset(tmp_path: Path) -> Path:
         for i in range(N):
             writer.append(media_sample(i))
     return root
-
-
-def test_a_dataset_gives_media_of_any_shard(dataset: Path) -> None:
-    with ShardDataset(dataset) as opened:
-        assert len(opened.shards) > 1
-        for i in range(N):
-            assert same_sample(opened[i], as_read(media_sample(i), MEDIA_FIELDS))
 
 
 def test_a_loader_refuses_streams_at_once_and_says_what_to_do(dataset: Path) -> None:
@@ -382,10 +347,3 @@ def test_a_transform_gets_streams_and_pictures_and_reads_what_it_wants(
     for i in range(N):
         wanted = first_packets(as_read(media_sample(i), MEDIA_FIELDS))
         assert {name: int(batch[name][i]) for name in batch} == wanted
-
-
-def test_fields_beside_media_are_columns_as_ever(dataset: Path) -> None:
-    assert isinstance(MEDIA_FIELDS["label"], Array) and isinstance(MEDIA_FIELDS["image"], Image)
-    with ShardDataset(dataset) as opened:
-        labels = [opened.reader(k).column("label") for k in range(len(opened.shards))]
-    assert np.concatenate(labels).tolist() == list(range(N))

@@ -29,7 +29,6 @@ from shardio.errors import (
     TransformError,
 )
 from shardio.maintenance import add_column, split
-from shardio.order import shuffle as block_shuffle
 from shardio.samples.mixture import Mixture
 from tests.loading import TWO_FIELDS, bits, check_against, make_loader, write_dataset
 from tests.maintenance.datasets import flip
@@ -103,23 +102,6 @@ def test_what_is_no_sample_of_a_mixture_has_no_source(mixture: Mixture, index: A
         mixture.sources_of([0, index])
 
 
-def test_wherever_the_program_goes_the_sources_stay_the_same(
-    large: str, small: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(Path(large).parent)
-    with mix(["large", small], weights=[3, 1]) as made, shardio.open("large") as opened:
-        with loader(made) as loading:
-            assert loading.dataset.path == f"a mixture of large, {small}"
-            expected = loaded(loading)
-        monkeypatch.chdir(small)
-        with loader(made, num_workers=1) as loading:
-            assert loaded(loading) == expected
-        with loader(opened) as loading:
-            assert (loading.dataset.path, len(loaded(loading))) == (large, N_LARGE)
-        with mix([opened, small], weights=[3, 1]) as again, loader(again) as loading:
-            assert loaded(loading) == expected
-
-
 def test_subsets_selections_and_the_same_dataset_twice_may_be_mixed(large: str, small: str) -> None:
     chosen = [3, 3, 9, 1]
     with (
@@ -139,13 +121,6 @@ def test_subsets_selections_and_the_same_dataset_twice_may_be_mixed(large: str, 
                     shards = [made.shards[k].name for k, _ in batch.origins.tolist()]
                     of_small = [name.startswith(small) for name in shards]
                     assert of_small == [i == 1 for i in made.sources_of(batch.indices)]
-
-
-def test_what_the_sources_show_later_makes_no_difference(large: str, small: str) -> None:
-    with shardio.open(small) as opened:
-        made = mix([large, opened], weights=[1, 1])
-    assert made[N_LARGE]["label"] == 100  # the one that was given is closed
-    made.close()
 
 
 def test_all_sources_are_read_in_one_way(large: str, small: str) -> None:
@@ -370,63 +345,12 @@ def test_batches_of_a_mixture_are_the_same_bit_for_bit_however_they_are_filled(
     assert len({*labels}) < len(labels) == len({*noise})  # two draws of one sample differ
 
 
-def test_without_shuffle_the_samples_of_each_source_come_in_order(mixture: Mixture) -> None:
-    with loader(mixture, shuffle=False) as made:
-        found = loaded(made)
-    assert [label for label in found if label < 100] == list(range(30))
-    assert [label for label in found if label >= 100] == list(range(100, 110))
-
-
-def test_blocks_keep_to_windows_where_a_full_shuffle_does_not(
-    large: str, small: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(block_shuffle, "RUNS_PER_WINDOW", 4)
-    monkeypatch.setattr(block_shuffle, "RUN_BYTES", 20_000)  # two samples
-    found = {}
-    for shuffle in ("blocks", "full"):
-        with mix([large, small], weights=[3, 1]) as made, loader(made, shuffle=shuffle) as loading:
-            labels = [label for label in loaded(loading) if label < 100]
-            found[shuffle] = sorted(labels[:8])
-    pairs = {kind: {label // 2 for label in labels} for kind, labels in found.items()}
-    assert len(pairs["blocks"]) <= 5 < len(pairs["full"])
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_the_slices_of_all_ranks_together_are_the_order_of_a_mixture(
-    mixture: Mixture, world_size: int
-) -> None:
-    with loader(mixture) as made:
-        expected = loaded(made)
-    steps: list[list[list[int]]] = []
-    for rank in range(world_size):
-        with loader(mixture, rank=rank, world_size=world_size) as made:
-            steps.append([batch["label"][batch.valid].tolist() for batch in made])
-            assert len(steps[-1]) == len(made) == -(-40 // (4 * world_size))
-    together = [label for each in zip(*steps, strict=True) for part in each for label in part]
-    assert together == expected
-
-
 @pytest.mark.parametrize(
     "given", [{"sampler": [1]}, {"sampler": WeightedSampler([1] * (N_LARGE + N_SMALL))}]
 )
 def test_another_order_of_a_mixture_is_refused(mixture: Mixture, given: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgument, match="and so does a mixture: pass weights to shardio.mix"):
         loader(mixture, shuffle=False, **given)
-
-
-def test_collations_and_functions_of_whole_batches_go_with_a_mixture(mixture: Mixture) -> None:
-    def double(batch: dict[str, Any]) -> dict[str, Any]:
-        return {"label": batch["label"] * 2}
-
-    with loader(mixture) as made:
-        expected = loaded(made)
-    options: list[dict[str, Any]] = [
-        {"batch_transform": double},
-        {"collate": lambda samples: {"label": np.array([2 * s["label"] for s in samples])}},
-    ]
-    for each in options:
-        with loader(mixture, num_workers=1, **each) as made:
-            assert loaded(made) == [2 * label for label in expected]
 
 
 @pytest.mark.parametrize("exhausted", ["stop", "repeat"])

@@ -89,17 +89,6 @@ def boxes(*shapes: tuple[int, int]) -> list[np.ndarray[Any, Any]]:
     return [np.arange(a * 2 * b, dtype=np.int32).reshape(a, 2, b) for a, b in shapes]
 
 
-@pytest.mark.parametrize("shapes", [[], [(0, 3)], [(1, 1)], [(2, 3), (0, 0), (4, 1)], [(1, 1)] * 9])
-def test_a_list_record_tells_its_own_shapes(shapes: list[tuple[int, int]]) -> None:
-    given = boxes(*shapes)
-    record = pack_list(BOXES, given)
-    found = unpack_list(BOXES, record)
-    assert len(found) == len(given)
-    for a, b in zip(found, given, strict=True):
-        assert a.dtype == b.dtype and np.array_equal(a, b) and a.shape == b.shape
-    assert int.from_bytes(record[:8], "little") == len(shapes)
-
-
 def _set(place: int, value: int) -> Any:
     def change(record: bytearray) -> bytearray:
         record[place : place + 8] = value.to_bytes(8, "little")

@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardio.errors import ShardCorrupt, ShardIncomplete, ShardUnsupported
+from shardio.errors import ShardCorrupt, ShardUnsupported
 from shardio.format.checksum import content_id, hash_bytes
 from shardio.format.layout import (
     PAGE,
     Header,
-    Kind,
     Required,
     Section,
     check_place,
@@ -52,11 +51,6 @@ def test_a_flipped_bit_of_a_header_page_is_refused(header: Header, at: int, bit:
     with pytest.raises((ShardCorrupt, ShardUnsupported)) as caught:
         unpack_header(bytes(page), "a.shard")
     assert "a.shard" in str(caught.value)
-
-
-def test_a_page_of_zeros_is_incomplete_and_not_corrupt() -> None:
-    with pytest.raises(ShardIncomplete, match=r"a\.shard: the header was never written"):
-        unpack_header(bytes(PAGE), "a.shard")
 
 
 def test_the_place_of_a_damaged_byte_is_counted_from_the_start_of_the_file() -> None:
@@ -104,18 +98,3 @@ def test_a_table_that_tiles_the_file_is_unpacked_again(
         content_id(table),
     )
     assert list(unpack_table(table, header, "a.shard")) == sections
-
-
-def test_a_section_is_named_in_words() -> None:
-    def named(kind: int, of_kind: int = 0) -> str:
-        return Section(kind, 0, of_kind, 0, 0, 0, 0, 0).name
-
-    assert named(Kind.COLUMN) == "column"
-    assert named(Kind.BLOCK_HASHES, Kind.INDEX) == "block_hashes of index"
-    assert named(0x8001) == "kind 32769"
-
-
-@given(st.integers(0, 1 << 62))
-def test_padding_reaches_the_next_page_and_no_further(n_bytes: int) -> None:
-    assert padded(n_bytes) % PAGE == 0
-    assert 0 <= padded(n_bytes) - n_bytes < PAGE

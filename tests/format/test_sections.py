@@ -12,13 +12,9 @@ from hypothesis import strategies as st
 from shardio.errors import ShardCorrupt
 from shardio.format.checksum import (
     BLOCK_BYTES,
-    block_hashes,
     blocks_touched,
     distinct,
-    hash_bytes,
-    n_blocks,
     n_units,
-    pack_hashes,
     rows_per_unit,
 )
 from shardio.format.codecs import Codec, decode, encode
@@ -187,18 +183,6 @@ def test_a_flipped_bit_in_a_zstd_frame_never_raises_a_foreign_error() -> None:
 def test_small_rows_share_a_hash_of_up_to_64_kib(row_bytes: int, stride: int, n_rows: int) -> None:
     assert rows_per_unit(row_bytes, stride) == n_rows
     assert [n_units(n, row_bytes, stride) for n in (0, 1, n_rows, n_rows + 1)] == [0, 1, 1, 2]
-
-
-@given(st.integers(0, 3 * BLOCK_BYTES))
-def test_every_block_has_a_hash(n_bytes: int) -> None:
-    content = bytes(range(256)) * 48
-    hashes = list(block_hashes(memoryview(content)[:n_bytes]))
-    assert len(hashes) == n_blocks(n_bytes)
-    assert hashes == [
-        hash_bytes(content[i : min(i + BLOCK_BYTES, n_bytes)])
-        for i in range(0, n_bytes, BLOCK_BYTES)
-    ]
-    assert pack_hashes(hashes) == np.array(hashes, "<u8").tobytes()
 
 
 @given(st.lists(st.integers(-(1 << 60), 1 << 60)), st.integers(1, 3))

@@ -15,12 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardio.errors import SchemaError
-from shardio.format.checksum import CHUNK_BYTES
 from shardio.format.schema import Schema
 from shardio.format.types import Audio, EncodedImage, Image, Video
 from shardio.format.types import streams as streams_module
 from shardio.format.types.streams import (
-    PIECE_BYTES,
     STREAM,
     STREAM_DTYPE,
     EncodedStream,
@@ -193,10 +191,6 @@ def test_a_record_comes_in_pieces_of_one_size_wherever_its_packets_begin(
         assert b"".join(pieces) == bytes(record) == whole[:n_bytes]
         assert all(len(piece) == 4 for piece in pieces[:-1])
         assert record.nbytes == n_bytes
-
-
-def test_pieces_are_whole_chunks() -> None:
-    assert PIECE_BYTES % CHUNK_BYTES == 0
 
 
 @pytest.mark.parametrize("shape", [(0, 1, 1), (1, 0, 1), (1, 1, 0), (1, 1, 5), (1 << 31, 1, 1)])

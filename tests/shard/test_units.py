@@ -53,14 +53,6 @@ def marked(reader: ShardReader, name: str) -> list[int]:
     return np.flatnonzero(reader.units.marks[first : first + n]).tolist()
 
 
-def test_every_unit_has_one_mark_and_none_is_set_by_opening(shard: Path) -> None:
-    with ShardReader(shard) as reader:
-        sizes = {s.key: s for s in reader.sections}
-        n_blocks = sum(1 + s.count for s in sizes.values() if s.kind == Kind.BLOCK_HASHES)
-        assert reader.units.n_marks == n_blocks + N + 2 + 2 * N
-        assert not reader.units.marks.any()
-
-
 def test_a_large_row_is_a_unit_and_small_rows_share_one(shard: Path) -> None:
     with ShardReader(shard) as reader:
         reader.units.check_column("large", rows(5, 3, 5))
@@ -71,37 +63,12 @@ def test_a_large_row_is_a_unit_and_small_rows_share_one(shard: Path) -> None:
         assert marked(reader, "small") == [0, 1]
 
 
-def test_a_shared_table_of_marks_saves_checking_again(shard: Path) -> None:
-    with ShardReader(shard) as one, ShardReader(shard) as other:
-        table = np.zeros(one.units.n_marks, np.uint8)
-        one.units.marks = other.units.marks = table
-        one[7]
-        assert table.any()
-        before = table.copy()
-        other[7]
-        assert np.array_equal(table, before)
-
-
-def test_a_marked_unit_is_not_hashed_again(own: Path) -> None:
-    with ShardReader(own) as reader:
-        reader.units.marks[:] = 1
-        flip(own, reader.column_section("large").offset, mask=255)
-        assert int(reader[0]["large"][0]) == 255
-        reader.units.marks[:] = 0
-        with pytest.raises(ChecksumMismatch):
-            reader[0]
-
-
-def test_a_damaged_unit_stays_unmarked_and_is_refused_each_time(own: Path) -> None:
-    with ShardReader(own) as reader:
-        section = reader.column_section("small")
-        flip(own, section.offset + 520 * section.stride)
-        for _ in range(2):
-            with pytest.raises(ChecksumMismatch) as caught:
-                reader.units.check_column("small", rows(3, 513))
-            assert (caught.value.sample, caught.value.field) == (512, "small")
-            assert caught.value.offset == section.offset + 512 * section.stride
-        assert marked(reader, "small") == [0]
+def test_every_unit_has_one_mark_and_none_is_set_by_opening(shard: Path) -> None:
+    with ShardReader(shard) as reader:
+        sizes = {s.key: s for s in reader.sections}
+        n_blocks = sum(1 + s.count for s in sizes.values() if s.kind == Kind.BLOCK_HASHES)
+        assert reader.units.n_marks == n_blocks + N + 2 + 2 * N
+        assert not reader.units.marks.any()
 
 
 @pytest.mark.parametrize("kind", [Kind.INDEX, Kind.SHAPES, Kind.COLUMN_HASHES, Kind.BLOCK_HASHES])
@@ -115,19 +82,6 @@ def test_damage_of_an_index_is_refused_when_it_is_met_and_names_the_section(
         reader[0]
     names = {(section.name, section.offset) for section in damaged}
     assert (caught.value.section, caught.value.offset) in names
-
-
-def test_a_batch_of_records_is_read_without_a_look_only_once_all_are_checked(shard: Path) -> None:
-    with ShardReader(shard) as reader:
-        assert list(reader.records.values("text", rows(3, 5))) == ["3", "5"]
-        k = list(reader.schema.records).index("text")
-        assert reader.units.are_records_checked(k, rows(5, 3, 5))
-        assert not reader.units.are_records_checked(k, rows(3, 4, 5))
-    with ShardReader(shard, verify="always") as reader:
-        assert list(reader.records.values("text", rows(3))) == ["3"]
-        assert not reader.units.are_records_checked(k, rows(3))
-    with ShardReader(shard, verify="off") as reader:
-        assert reader.units.are_records_checked(k, rows(3))
 
 
 def test_a_damaged_record_among_checked_ones_is_refused(own: Path) -> None:
