@@ -239,7 +239,7 @@ from shardio.errors import UnsupportedEnvironment
 n_workers, start_method = int(sys.argv[2]), sys.argv[3]
 most = resource.getrlimit(resource.RLIMIT_NOFILE)
 warnings.simplefilter("ignore", RuntimeWarning)
-for n in (13, 17, 22, 28):
+for n in (12, 17, 22, 28):
     resource.setrlimit(resource.RLIMIT_NOFILE, (n, most[1]))
     try:
         with ShardLoader(
@@ -255,7 +255,7 @@ for n in (13, 17, 22, 28):
 def test_too_few_open_files_are_an_error_that_says_so(folder: str, how: tuple[int, str]) -> None:
     lines = _printed(TOO_FEW_FILES, folder, *map(str, how))
     assert len(lines) == 4
-    assert lines[0] == "13 True"
+    assert lines[0] == "12 True"
     assert all(line.split()[1] in ("True", "100") for line in lines), lines
 
 

@@ -17,7 +17,6 @@ from typing import Final, Literal
 
 from shardio._engine.dispatch.thread_workers import GENERATOR_LOCK, ThreadWorkers, filler_in_main
 from shardio._engine.dispatch.worker import (
-    CANCELLED,
     COUNTERS,
     KEPT,
     STACKS,
@@ -74,7 +73,7 @@ class InlineWorker:
         # raises it as it is. In a worker, it can only be an error of user code.
         calls = UserCalls(passes=(KeyboardInterrupt,))
         filler = filler_in_main(self._batch_spec, view, calls)
-        self._runner.start(filler, fds[CANCELLED], fds[COUNTERS], 0)
+        self._runner.start(filler, fds[COUNTERS], 0)
 
     def use_layout(self, layout: BlockLayout, schemas: Schemas, memory_bytes: int) -> None:
         """Set the layout of batches in blocks."""
@@ -210,7 +209,7 @@ class WorkerBackend:
     ) -> None:
         """Send the workers the files that they share with the main process.
 
-        `fds` are the files MARKS, CANCELLED, COUNTERS and KEPT (see worker.py) in this order,
+        `fds` are the files MARKS, COUNTERS and KEPT (see worker.py) in this order,
         followed by one STACKS file per worker; the caller keeps them open. `tables` are the tables
         of the view, as returned by `share_view`.
         """

@@ -1,4 +1,4 @@
-"""Loading statistics: counters of each worker in shared memory, and a timer of the main process.
+"""Shared memory of a loader's iterations: counters of each worker, and flags of cancellation.
 
 For each iteration over an epoch, every worker has one cache line of shared memory. It adds to the
 counters in this line after every batch. While a trace is recorded, every worker also writes the
@@ -22,13 +22,13 @@ from shardio.order import RankPartition
 # The file consists of lines of 8 words of 8 bytes, each as long as a cache line. The first line is
 # the header, which the main process writes. The counters follow: for each slot (the index of an
 # iteration), one line per worker. Last, each worker has a ring buffer: a line whose first word is
-# the number of records written so far, and then one line per record. Only one worker writes to each
-# line while an iteration runs.
+# the number of records written so far, and then one line per record. While an iteration runs, only
+# one worker writes to each line; the main process only sets the last word of a line of counters.
 #
-# `_FILLED` to `_TRANSFORM` are the indices of the words in a line of counters, and `_N_WORKERS` to
-# `_IS_RECORDING` are the indices of the words in the header.
+# `_FILLED` to `_IS_CANCELLED` are the indices of the words in a line of counters, and `_N_WORKERS`
+# to `_IS_RECORDING` are the indices of the words in the header.
 _LINE: Final = 8
-_FILLED, _FILL, _READY, _BEGAN, _CHECK, _DECODE, _TRANSFORM = range(7)
+_FILLED, _FILL, _READY, _BEGAN, _CHECK, _DECODE, _TRANSFORM, _IS_CANCELLED = range(8)
 _N_WORKERS, _N_SLOTS, _N_RECORDS, _IS_RECORDING = range(4)
 
 N_RECORDS: Final = 512
@@ -60,6 +60,10 @@ class IterationCounters:
         n_workers, n_slots, self._n_records = words[: _N_RECORDS + 1]
         self._first, self._stride = _LINE * (1 + worker), _LINE * n_workers
         self._ring = _LINE * (1 + n_slots * n_workers + worker * (1 + self._n_records))
+
+    def is_cancelled(self, slot: int) -> bool:
+        """Return True if the iteration in `slot` was cancelled."""
+        return self._words[self._first + slot * self._stride + _IS_CANCELLED] != 0
 
     def start(self) -> int:
         """Start timing a batch; return the time to be passed to `add`."""
@@ -120,6 +124,10 @@ class CounterTable:
         self._n_begun = max(self._n_begun, slot + 1)
         self._lines[slot] = 0
         self._lines[slot, :, _BEGAN] = began_ns
+
+    def cancel(self, slot: int) -> None:
+        """Make workers drop the tasks of the iteration in `slot` that they have not begun."""
+        self._lines[slot, :, _IS_CANCELLED] = 1
 
     def record(self, *, is_recording: bool) -> None:
         """Start or stop the recording of the times of every batch that workers fill."""

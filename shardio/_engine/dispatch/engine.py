@@ -24,7 +24,7 @@ from shardio._engine.dispatch.backends import Backend, InlineWorker, StartMethod
 from shardio._engine.dispatch.counters import CounterTable
 from shardio._engine.dispatch.crashes import claim_of_first, crash_error, is_final
 from shardio._engine.dispatch.dispatcher import Dispatcher
-from shardio._engine.dispatch.iterations import Delivered, EpochIteration, IterationTable
+from shardio._engine.dispatch.iterations import N_SLOTS, Delivered, EpochIteration, IterationTable
 from shardio._engine.dispatch.worker import RequestKind, Task, TaskResult, WorkerLost, kept_file
 from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan, Schemas, share_view
 from shardio._engine.filling.filler import may_skip
@@ -228,7 +228,8 @@ class Engine:
         self.view, dataset = view, view.dataset
         marks_fd = create_bitmap_file(dataset.files.n_marks)
         self._fds = [marks_fd]
-        self._fds.extend(self._iterations.share(self._backend.n_workers))
+        self._iterations.counters = CounterTable(N_SLOTS, self._backend.n_workers)
+        self._fds.append(self._iterations.counters.fd)
         self._fds.append(kept_file(self._n_workers))
         self._fds.extend(stack_files(self._n_workers))
         dataset.files.share_marks(np.frombuffer(mmap.mmap(marks_fd, 0), np.uint8))
@@ -455,6 +456,7 @@ class Engine:
             self._dispatcher = None
         while self._fds:
             os.close(self._fds.pop())
-        self._iterations.release()
+        if hasattr(self._iterations, "counters"):
+            self._iterations.counters.close()
         if hasattr(self, "view"):
             self.view.dataset.close()

@@ -1,27 +1,20 @@
 """The table of a loader's running iterations, kept by the main process.
 
-The slot of an iteration is its index in this table. Each slot has a cancellation flag: one byte of
-shared memory, which workers read before they begin a task. The table only keeps the state; `engine`
-and `dispatcher` make the decisions.
+The slot of an iteration is its index in this table. The table only keeps the state; `engine` and
+`dispatcher` make the decisions.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
 from shardio._base.statistics import LoadingStats
 from shardio._engine.dispatch.counters import CounterTable, IterationTimer
 from shardio._engine.dispatch.crashes import SuspectSamples
 from shardio._engine.filling.batch_spec import EpochPlan
-from shardio._workers.processes.shared_memory import reserve_memory_file
 from shardio._workers.tasks.schedule import Schedule
 from shardio.batch.batch import Skipped
 from shardio.batch.layout import BlockLayout
@@ -102,7 +95,6 @@ class IterationTable:
     def __init__(self) -> None:
         self._by_slot: dict[int, EpochIteration] = {}
         self._free_slots = list(range(N_SLOTS))
-        self._words: npt.NDArray[np.uint8] = np.zeros(N_SLOTS, np.uint8)
         self.ended: deque[EpochIteration] = deque()
         """Cancelled iterations that `take_ended` has not yielded yet."""
         self.ahead: EpochIteration | None = None
@@ -112,32 +104,12 @@ class IterationTable:
         self._foreseen: EpochPlan | None = None
         """The plan that the next iteration is expected to have; None if unknown."""
         self.counters: CounterTable
+        """The shared memory of iterations; the engine creates and closes it."""
         self._forgotten = LoadingStats()
         self.n_restarts = 0
         """The number of replaced workers, whether busy or idle."""
         self.is_torn = False
         """True if an exception may have left the state of the engine inconsistent."""
-
-    def share(self, n_workers: int) -> Iterator[int]:
-        """Create and map the file of cancellation flags and the file of counters; yield both.
-
-        The caller owns the files.
-        """
-        fd = reserve_memory_file(N_SLOTS, "the table of iterations")
-        try:
-            self._words = np.frombuffer(mmap.mmap(fd, 0), np.uint8)
-        except BaseException:
-            os.close(fd)
-            raise
-        yield fd
-        self.counters = CounterTable(N_SLOTS, n_workers)
-        yield self.counters.fd
-
-    def release(self) -> None:
-        """Release the shared memory."""
-        self._words = np.zeros(N_SLOTS, np.uint8)
-        if hasattr(self, "counters"):
-            self.counters.close()
 
     def __len__(self) -> int:
         return len(self._by_slot)
@@ -167,7 +139,6 @@ class IterationTable:
                 "iterators that are no longer needed"
             )
         slot = self._free_slots.pop()
-        self._words[slot] = 0
         iteration = self._by_slot[slot] = EpochIteration(slot, plan, schedule, layout)
         iteration.n_handed_over = plan.partition.first_step
         self.counters.begin(slot, iteration.timer.began_ns)
@@ -224,7 +195,7 @@ class IterationTable:
         not after `close`.
         """
         if is_known and not iteration.is_cancelled:
-            self._words[iteration.slot] = 1  # already here: `take_ended` may be called much later
+            self.counters.cancel(iteration.slot)  # `take_ended` may be called much later
         iteration.timer.end()
         self.ended.append(iteration)
 
@@ -234,7 +205,7 @@ class IterationTable:
             iteration = self.ended.popleft()
             if not iteration.is_cancelled:
                 iteration.is_cancelled = True
-                self._words[iteration.slot] = 1
+                self.counters.cancel(iteration.slot)
                 yield iteration
 
     def forget(self, iteration: EpochIteration) -> None:
@@ -263,7 +234,6 @@ class IterationTable:
         self.ahead = None  # it had no iterator, so it was dropped
         # An exception may have come between taking a slot and using it.
         self._free_slots = [slot for slot in range(N_SLOTS) if slot not in self._by_slot]
-        self._words[:] = 0
 
     def stats_of(self, iteration: EpochIteration) -> LoadingStats:
         """Return the figures of an iteration so far. Call it before the slot is used again."""

@@ -51,13 +51,13 @@ unpack = _DESCRIPTOR.unpack_from
 unpack_all = _DESCRIPTOR.iter_unpack
 """Yield the fields of each descriptor in a message without payloads."""
 
-MARKS, CANCELLED, COUNTERS, KEPT, STACKS, TABLES = range(6)
+MARKS, COUNTERS, KEPT, STACKS, TABLES = range(5)
 """Indices of the files that the main process shares with a worker.
 
 MARKS has one byte per unit of the shards (a piece of a file with a hash of its own), which is 1 if
-the unit has been verified. CANCELLED has the cancellation flags of iterations, COUNTERS the
-counters of `CounterTable`, KEPT the reply buffers, and STACKS the stacks that the worker dumps on
-request. From index TABLES on, there is one file for each table of the dataset's view.
+the unit has been verified. COUNTERS is the file of a `CounterTable`, KEPT has the reply buffers,
+and STACKS the stacks that the worker dumps on request. From index TABLES on, there is one file for
+each table of the dataset's view.
 """
 
 
@@ -199,7 +199,6 @@ class TaskRunner:
         self._batch_spec = batch_spec
         self.filler: Filler | None = None
         self._row_by_row: RowByRowFiller | None = None
-        self._cancelled = np.zeros(0, np.uint8)
         self._counters: IterationCounters | None = None
         self.layout: BlockLayout | None = None
         self.plans: dict[int, EpochPlan] = {}
@@ -207,10 +206,9 @@ class TaskRunner:
         self.left_out: LeftOut | None = None
         """The samples that the next task skips; None if the next task is an ordinary one."""
 
-    def start(self, filler: Filler, cancelled_fd: int, counters_fd: int, worker: int) -> None:
-        """Use a filler and the shared files; `worker` is the index of the worker."""
+    def start(self, filler: Filler, counters_fd: int, worker: int) -> None:
+        """Use a filler, and the counters of the worker with index `worker`."""
         self.filler = filler
-        self._cancelled = np.frombuffer(mmap.mmap(cancelled_fd, 0), np.uint8)
         self._counters = IterationCounters(counters_fd, worker)
         if self._batch_spec.skips:
             self._row_by_row = RowByRowFiller(filler, self._batch_spec.seed)
@@ -229,14 +227,14 @@ class TaskRunner:
         Return the fields `status`, `n_rows`, `heap_bytes` and `skips` of the result.
         """
         left_out, self.left_out = self.left_out, None
-        if self._cancelled[slot]:
-            return _CANCELLED, 0, 0, ()
         # Bind the attributes to names, because another thread may call `close` meanwhile.
         filler, row_by_row, counters = self.filler, self._row_by_row, self._counters
         layout = self.layout
         skips: tuple[Skipped, ...] = ()
         if filler is None or counters is None or layout is None:
             raise AssertionError("main sends HELLO and the layout before the first batch")
+        if counters.is_cancelled(slot):
+            return _CANCELLED, 0, 0, ()
         # Only a block with a heap (an area for values whose sizes vary) can grow. If another worker
         # has enlarged the block, the new pages must be mapped here.
         if layout.has_heap:
@@ -251,9 +249,8 @@ class TaskRunner:
         return status, n_rows, heap_bytes, skips
 
     def close(self) -> None:
-        """Release the filler and the shared files. Idempotent."""
+        """Release the filler and the counters. Idempotent."""
         self.filler = self._row_by_row = self._counters = None
-        self._cancelled = np.zeros(0, np.uint8)
 
 
 def work(batch_spec: BatchSpec, channel: Channel) -> None:
@@ -376,7 +373,7 @@ class BatchWorker(Closing):
         view = receive_view(self._dataset, self._batch_spec, fds[TABLES:])
         filler = self._new_filler(view)
         filler.share_steps(n_workers)
-        self._runner.start(filler, fds[CANCELLED], fds[COUNTERS], number)
+        self._runner.start(filler, fds[COUNTERS], number)
 
     def _do(
         self, ask: int, slot: int, block: int, epoch: int, step: int, use: int, n_rows: int
