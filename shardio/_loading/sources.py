@@ -48,10 +48,7 @@ class MapIterator:
         return len(self._mapping if self._sampler is None else self._sampler)  # type: ignore[arg-type]
 
     def iterate_from(self, index: int) -> Iterator[Any]:
-        """Yield the values of the keys from position `index` on.
-
-        The values of earlier keys are not looked up.
-        """
+        """Yield the values from position `index` on, without looking up earlier ones."""
         for place, key in enumerate(self._keys()):
             if place >= index:
                 yield self._mapping[key]
@@ -63,10 +60,9 @@ class MapIterator:
 
 
 class ResumePosition(NamedTuple):
-    """A position in an iteration.
+    """A position in an iteration: after all results of the first `item` items.
 
-    The results yielded so far are all results of the first `item` items, and the first
-    `n_passed_over` results of the item after them.
+    The first `n_passed_over` results of the next item have also been yielded.
     """
 
     item: int = 0
@@ -76,11 +72,7 @@ class ResumePosition(NamedTuple):
 
     @classmethod
     def behind(cls, origin: SourceItem | None) -> Self:
-        """Return the position right after a result.
-
-        `origin` says which items of the source the result was made from. None stands for the end of
-        an iteration, after which the next one starts at the first item.
-        """
+        """Return the position after a result made from `origin`; None is the end: start anew."""
         if origin is None:
             return cls()
         if origin.n_given:  # the item went to a generator function, which may yield more results
@@ -89,10 +81,7 @@ class ResumePosition(NamedTuple):
 
 
 class PipelineSource:
-    """The source of items of an iteration, and the positions in it.
-
-    `name` is the name of the source in messages.
-    """
+    """The source of items of an iteration, called `name` in messages, and the positions in it."""
 
     def __init__(self, name: str, source: Iterable[Any] | AsyncIterable[Any]) -> None:
         refuse_path(name, source)
@@ -118,8 +107,8 @@ class PipelineSource:
     def begin_at(self, position: ResumePosition) -> tuple[Any, ResumePosition]:
         """Return an iterable over the items from a position on, and the position.
 
-        If the source has a `state_dict`, the returned position contains the state of the source,
-        and the iterable yields a SourcePosition for each item.
+        If the source has a `state_dict`, the position contains its state, and the iterable yields a
+        SourcePosition for each item.
         """
         if self._has_state:
             if position.source_state is not None:
@@ -161,12 +150,7 @@ class PipelineSource:
         }
 
     def position_in(self, state: Any) -> ResumePosition:
-        """Return the position in a state.
-
-        Raises:
-            InvalidArgument: the state is invalid or belongs to another source, or an iteration of
-                this source cannot resume.
-        """
+        """Return the position in a state, which must belong to this source."""
         self._check_positions()
         kept = {"version", "item", "n_passed_over", "n_items", "source"}
         if not isinstance(state, Mapping) or set(state) != kept or state["version"] != _VERSION:
@@ -192,7 +176,6 @@ class PipelineSource:
 
 
 def _is_iterable(value: Any) -> bool:
-    # Python iterates an object that has __getitem__ but not __iter__ with the indices 0, 1, ….
-    # Look at the type of the value: hasattr(value, "__iter__") would also be true for a class that
-    # defines __iter__, although only its instances can be iterated.
+    # Python iterates an object that has only __getitem__ by the indices 0, 1, …. Look at the type,
+    # because a class that defines __iter__ has it, but only its instances can be iterated.
     return hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__")

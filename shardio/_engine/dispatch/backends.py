@@ -155,10 +155,7 @@ STARTING_S: Final = 60.0
 """Starting workers delay the timeout of a batch by at most this time."""
 
 _PRELOAD: Final = ("numpy.random", "shardio._engine.dispatch.worker")
-"""The modules that the zygote (the process from which workers are forked) imports.
-
-Otherwise, every worker would import them; numpy.random alone takes 12 ms.
-"""
+"""The modules that the zygote imports for all workers; numpy.random alone takes 12 ms."""
 
 
 StartMethod = Start | Literal["thread"]
@@ -174,10 +171,11 @@ class WorkerBackend:
         self, batch_spec: BatchSpec, n_workers: int, start_method: StartMethod = "zygote"
     ) -> None:
         self.n_workers = n_workers
-        # If there are user functions, worker threads do not begin an epoch ahead: they would run
-        # these functions inside the user's program while it is not iterating over the loader.
         self.goes_ahead = start_method != "thread" or not batch_spec.runs_user_code
-        """True if idle workers may begin the next epoch before the program requests it."""
+        """True if idle workers may begin the next epoch before the program requests it.
+
+        Threads would then run user functions while the program is not iterating over the loader.
+        """
         self._pool: WorkerPool | ThreadWorkers
         if start_method == "thread":
             self._pool = ThreadWorkers(n_workers, batch_spec)
@@ -198,10 +196,7 @@ class WorkerBackend:
 
     @property
     def is_starting(self) -> bool:
-        """True if a worker has not opened the dataset yet.
-
-        False in any case once STARTING_S have passed since a worker was last started.
-        """
+        """True if a worker that was started less than STARTING_S ago has not opened the dataset."""
         return bool(self._starting) and time.monotonic() < self._start_end_s
 
     def send_hello(
@@ -248,11 +243,7 @@ class WorkerBackend:
         self._crash_loop.n_crashes = 0
 
     def give(self, worker: int, task: Task, block: Block | None) -> None:
-        """Queue a task for a worker.
-
-        The next `post` sends the task, and a later `wait` returns the result of the task. `block`
-        is the block to fill; None if the task only computes schemas.
-        """
+        """Queue a task for a worker: fill `block`, or only compute schemas if it is None."""
         if block is not None and worker not in block.known_to:
             self._blocks[block.number] = block
             message = _message(RequestKind.BLOCK, block=block.number)
@@ -271,9 +262,8 @@ class WorkerBackend:
     def wait(self, timeout_s: float | None = None) -> list[TaskResult | WorkerLost]:
         """Wait up to `timeout_s` until a result arrives, or a worker starts or exits.
 
-        Return a `TaskResult` for each reply, and a `WorkerLost` for each worker that has exited.
-        The `WorkerLost` of a worker follows all results of this worker, including the results
-        that were still in its reply buffer.
+        The `WorkerLost` of a worker follows all of its results, including those that were still in
+        its reply buffer.
         """
         found: list[TaskResult | WorkerLost] = []
         for event in self._pool.wait(timeout_s):

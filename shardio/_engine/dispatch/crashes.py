@@ -1,8 +1,7 @@
 """Crash reports: the samples that a crashed worker was reading, and the samples to skip.
 
-The block of a batch holds an origin table with one entry per row of the batch: the shard of the
-sample, the row in this shard, and a status. Before a worker reads samples, it sets their status to
-CLAIMED. After a crash, the table therefore shows which samples the worker was reading.
+Before a worker reads samples, it sets their status in the origin table of the block to CLAIMED.
+After a crash, the table therefore shows which samples the worker was reading.
 
 If samples may be skipped, a sample is skipped once MAX_CRASHES workers have crashed while this
 sample was the only claimed one. Without a transform, a worker claims all samples of a batch at
@@ -31,7 +30,7 @@ _NAMED_SAMPLES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class InFlightRows:
-    """The samples that a worker was reading or transforming."""
+    """The samples that a worker was reading or transforming: its claims."""
 
     text: str
     """A phrase for error messages that describes the samples."""
@@ -150,8 +149,7 @@ def _first_lost(dataset: Dataset, shard: int, claims: InFlightRows, n_bytes: int
 _MAX_IN_VAIN: Final = 2 * MAX_CRASHES + 2
 """A step fails after this number of successive crashes without a newly skipped sample.
 
-The limit allows for the first crash, which does not identify a sample. It also allows for two
-samples at which a worker was killed once from outside, and for a margin.
+The first crash does not identify a sample, and workers may be killed from outside.
 """
 
 

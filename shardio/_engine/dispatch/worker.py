@@ -62,11 +62,7 @@ each table of the dataset's view.
 
 
 class RequestKind(IntEnum):
-    """The kind of a message from the main process.
-
-    Every message begins with a `Task`. Some kinds use the fields of the `Task` for other values
-    than tasks do; the comments name these fields.
-    """
+    """The kind of a message from the main process; the comments name the fields that it uses."""
 
     FILL = 1  # a task: fill a block with a batch
     SCHEMA = 2  # a task: run user code on sample `step` of the view; reply with the schemas
@@ -89,12 +85,11 @@ class Status(IntEnum):
 
 
 class Task(NamedTuple):
-    """A request to fill block `block` with batch `step` of epoch `epoch`.
+    """A request to fill block `block` with batch `step`, or the fields of another message.
 
-    Every other message from the main process begins with the same fields. `ask` is the RequestKind.
-    `slot` is the index of the iteration, and of the iteration's cancellation flag. `use` is the
-    number of tasks that have been sent for this block. The reply repeats `use`, so that the main
-    process notices an outdated reply.
+    `ask` is the RequestKind, and `slot` the index of the iteration. `use` is the number of tasks
+    that have been sent for this block. The reply repeats it, so that the main process notices an
+    outdated reply.
     """
 
     ask: int
@@ -107,11 +102,10 @@ class Task(NamedTuple):
 
 
 class TaskResult(NamedTuple):
-    """The reply to a task.
+    """The reply to a task, after which the block has `n_rows` rows and `heap_bytes` in its heap.
 
-    After the task, the block has `n_rows` rows. It has `heap_bytes` bytes in its heap, the area at
-    the end of a block for values whose sizes vary. A worker sends the fields up to `n_rows`. The
-    error, the schemas or the skipped samples follow as a payload. The main process sets `worker`.
+    A worker sends the fields up to `n_rows`. The error, the schemas or the skipped samples follow
+    as a payload. The main process sets `worker`.
     """
 
     status: int
@@ -128,7 +122,7 @@ class TaskResult(NamedTuple):
 
 
 class WorkerLost(NamedTuple):
-    """The unexpected exit of a worker. Its tasks are lost; another worker has taken its index.
+    """The unexpected exit of a worker, whose index another worker has taken.
 
     `how` is a clause that names the worker and describes its exit; `end` only describes the exit.
     """
@@ -151,9 +145,8 @@ def kept_file(n_workers: int) -> int:
 class ReplyBuffer:
     """The replies to quick tasks that a worker holds back for a moment, to send several at once.
 
-    If the worker crashes, the main process reads them here, so that no finished task is repeated. A
-    repeated task could fail although the first attempt succeeded: if a file was truncated in
-    between, a new worker cannot open the file.
+    If the worker crashes, the main process reads them here. Otherwise, a finished task would be
+    repeated, and could fail: if a file was truncated meanwhile, a new worker cannot open it.
 
     `memory` is a memory map of the file that `kept_file` creates. The first word of a buffer is the
     number of replies in it.
@@ -166,7 +159,7 @@ class ReplyBuffer:
 
     @property
     def is_full(self) -> bool:
-        """True if there is no room for another reply."""
+        """True if no reply can be added."""
         return self._words[_COUNT] == _ROOM
 
     def add(self, answer: bytes) -> None:
@@ -180,9 +173,7 @@ class ReplyBuffer:
     def take(self) -> bytes:
         """Return all replies, concatenated, and empty the buffer."""
         n = self._words[_COUNT]
-        # The count is reset before the replies are sent, because the main process must not receive
-        # a reply twice.
-        self._words[_COUNT] = 0
+        self._words[_COUNT] = 0  # before they are sent: the main process must not get them twice
         return bytes(self._page[DESCRIPTOR_BYTES : (n + 1) * DESCRIPTOR_BYTES])
 
 
@@ -275,8 +266,8 @@ class BatchWorker(Closing):
 
     def __init__(self, batch_spec: BatchSpec, send: Callable[[bytes], None]) -> None:
         self._batch_spec, self._send = batch_spec, send
-        # This opens the generation (the version of the dataset) that the main process has opened,
-        # even if a newer generation has been published since.
+        # The source names the generation (the version of the dataset) that the main process has
+        # opened, even if a newer one has been published since.
         self._dataset: Dataset = batch_spec.source.open()
         self._runner = TaskRunner(batch_spec)
         self._blocks: dict[int, BlockMap] = {}
@@ -332,8 +323,7 @@ class BatchWorker(Closing):
     def _do_all(self, tasks: bytes) -> None:
         """Run tasks one after the other; hold back replies to quick tasks for up to QUICK_NS.
 
-        Replies that were held back are sent in one message. If tasks run user code, each reply is
-        sent immediately, because the user code of the next task may hang.
+        If tasks run user code, each reply is sent immediately, because the next task may hang.
         """
         may_wait = not self._batch_spec.runs_user_code
         end_ns = now_ns() + QUICK_NS
@@ -357,11 +347,7 @@ class BatchWorker(Closing):
     def _accept_hello(
         self, lineage: str, fds: tuple[int, ...], number: int, n_workers: int
     ) -> None:
-        """Map the shared files `fds`, and check that this worker has opened the same dataset.
-
-        `lineage` identifies the dataset that the main process has opened; `number` is the index of
-        this worker.
-        """
+        """Map the shared files `fds`; check that this worker has opened the dataset `lineage`."""
         self._serve_stack_dumps(fds[STACKS])
         self._kept = self._map_replies(fds[KEPT], number)
         if lineage != self._dataset.lineage:

@@ -3,14 +3,11 @@
 A block is a piece of memory for one batch; its heap is the area at its end for values of varying
 size. The content of a batch depends only on the dataset, the BatchSpec, the EpochPlan and the step,
 so every process writes the same bytes. Before the filler reads a sample or calls user code with it,
-it claims the sample: it sets the status of the sample in the block's origin table to CLAIMED. After
-a crash, the table therefore shows which samples the worker was reading.
+it claims the sample: it sets the status of the sample in the block's origin table to CLAIMED.
 
 With on_error="skip", a batch is filled row by row if filling it as a whole has failed or has
-crashed a worker. A sample that fails is replaced by the sample at another position of the epoch.
-This position is drawn at random, with a seed that depends on the position of the failing sample.
-All other samples stay in their rows. If the failure of a sample depends only on the sample, the
-content of such a batch also depends only on the dataset, the BatchSpec, the EpochPlan and the step.
+crashed a worker. A sample that fails is replaced by the sample at another position of the epoch,
+which is drawn with a seed that depends on the position of the failing sample.
 """
 
 from __future__ import annotations
@@ -201,9 +198,7 @@ class Filler:
 
 
 ATTEMPTS: Final = 32
-"""The maximum number of substitutes that are tried for a row.
-
-Even if half of all samples fail, all substitutes fail for only one row in 4 * 10^9.
+"""The maximum number of substitutes for a row. If half of all samples fail, 1 row in 4e9 has none.
 """
 
 _MAX_CHARACTERS: Final = 4000

@@ -62,10 +62,7 @@ _DEPTH: Final = 2
 def plain(made: Any) -> Any:
     """Return a sample or batch that user code has made, with torch tensors converted to arrays.
 
-    A value that is not a mapping is returned unchanged.
-
-    Raises:
-        SchemaError: a value is a masked array, or a tensor that cannot be converted.
+    Raise SchemaError for a masked array, or a tensor that cannot be converted.
     """
     if not isinstance(made, Mapping):
         return made
@@ -93,12 +90,9 @@ def call_keyed(key: int, function: Callable[..., Any], arguments: tuple[Any, ...
 
 
 class UserCalls:
-    """The way to call user functions: how to report their errors, and with which generators.
+    """A way to call user functions: by the function `call`.
 
-    Args:
-        passes: the types of exceptions that are passed on unchanged. All others become a
-            TransformError.
-        call: the function that makes a call.
+    Exceptions become a TransformError, except those of the types `passes`.
     """
 
     def __init__(
@@ -114,10 +108,7 @@ class UserCalls:
         key: int,
         place: Callable[[], str],
     ) -> Any:
-        """Call a user function, with the global generators seeded by `key`; return its result.
-
-        Messages of errors call the function `what` and the samples `place()`.
-        """
+        """Return the result of a user function, which errors call `what`, at samples `place()`."""
         start_ns = now_ns()
         try:
             made = self._call(key, function, arguments)
@@ -138,10 +129,7 @@ def error_at(error: SchemaError, place: str) -> TransformError:
 
 
 def _error_of(what: str, error: BaseException, place: str) -> TransformError:
-    """Return the error of a user function that has raised `error`.
-
-    It has the traceback of `error` without the frames of this package.
-    """
+    """Return the error of a user function that has raised `error`, without our frames."""
     frames = error.__traceback__
     while frames and frames.tb_frame.f_code.co_filename.startswith(_HERE):
         frames = frames.tb_next
@@ -256,8 +244,8 @@ class BatchBuilder:
     def fill(self, batch: BatchRows, fill_rows: FillRows, *, by_row: bool = False) -> int:
         """Fill a block or a scratch block with a batch; return the bytes used in its heap.
 
-        `by_row` is True if `fill_rows` may write other samples in place of failing ones. The values
-        to collate are then read back from the rows that it has written, and not from the dataset.
+        If `by_row` is True, `fill_rows` may replace failing samples. The values to collate are then
+        read back from the rows that it has written, and not from the dataset.
         """
         layout = batch.layout
         if layout.inner is not None:
