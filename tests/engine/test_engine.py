@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from shardio.errors import DatasetCorrupt, InsufficientMemory
 from shardio.order import RankPartition
 from shardio.samples.shard_dataset import DatasetSource
 from shardio.samples.view import RowView
-from tests.loading import TWO_FIELDS, bits, two_fields, write_dataset
+from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
@@ -73,14 +72,6 @@ def _steps(engine: Engine, iteration: EpochIteration) -> list[int]:
     return found
 
 
-@WORKERS
-def test_steps_come_in_order_from_first_to_last(engines: Engines, n_workers: int) -> None:
-    engine = engines(n_workers)
-    assert _steps(engine, engine.iterate(_plan(0))) == list(range(10))
-    assert _steps(engine, engine.iterate(_plan(1, 4, 7))) == [4, 5, 6]
-    assert _steps(engine, engine.iterate(_plan(2, 3, 3))) == []
-
-
 def test_a_task_is_sent_before_the_next_block_is_made(
     engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,27 +92,6 @@ def test_a_task_is_sent_before_the_next_block_is_made(
     note(WorkerBackend, "post", "sent")
     engine.next(engine.iterate(_plan(0)))
     assert events[:8] == ["made", "sent"] * 4  # two workers have two tasks each
-
-
-@WORKERS
-def test_a_block_that_was_not_leased_is_taken_back_before_the_next_batch(
-    engines: Engines, n_workers: int
-) -> None:
-    engine = engines(n_workers, blocks=1)
-    assert _steps(engine, engine.iterate(_plan(0))) == list(range(10))
-    assert len(engine.pool) == 1
-
-
-@WORKERS
-def test_the_last_block_of_the_budget_is_never_leased(engines: Engines, n_workers: int) -> None:
-    engine = engines(n_workers, blocks=3)
-    for epoch in range(3):
-        iteration, leases = engine.iterate(_plan(epoch)), []
-        while engine.next(iteration) is not None:
-            leases.append(engine.lease(iteration))
-        assert sum(lease is not None for lease in leases) == 2
-        assert len(engine.pool) == 3
-        del leases
 
 
 @WORKERS
@@ -275,25 +245,6 @@ def test_another_dataset_in_the_place_of_the_opened_one_is_never_read(tmp_path: 
         for _ in range(3):
             with pytest.raises(DatasetCorrupt, match="another dataset has replaced"):
                 list(loader)
-
-
-def test_blocks_grow_for_workers_and_main_alike(tmp_path: Path) -> None:
-    def swell(sample: dict[str, Any]) -> dict[str, Any]:
-        return {"text": "x" * int(sample["label"]) ** 3}
-
-    path = write_dataset(tmp_path / "set", N, 1, TWO_FIELDS, two_fields(N))
-    found = []
-    for n_workers in (0, 1, 2):
-        with (
-            warnings.catch_warnings(),
-            ShardLoader(
-                path, BATCH, output="numpy", num_workers=n_workers, transform=swell
-            ) as loader,
-        ):
-            warnings.simplefilter("error")
-            found.append([bits(batch) for _ in range(2) for batch in loader])
-    assert found[0] == found[1] == found[2]
-    assert [len(text) for text in found[0][9][4][0][1]] == [i**3 for i in range(90, 100)]
 
 
 def test_what_a_worker_left_of_a_cancelled_pass_is_not_held_against_the_next(

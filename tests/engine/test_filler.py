@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import Array, Batch, ShardDataset
+from shardio import Batch, ShardDataset
 from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan
 from shardio._engine.filling.filler import Filler
 from shardio._workers.processes.blocks import Block
-from shardio.batch.layout import CLAIMED, EMPTY, FILLED, NO_FIELD, BlockLayout
-from shardio.errors import ChecksumMismatch, TransformError
+from shardio.batch.layout import CLAIMED, EMPTY, FILLED, BlockLayout
+from shardio.errors import ChecksumMismatch
 from shardio.order import FullShuffle, RankPartition, Sequential
 from shardio.order.permutation import SampleGenerators
 from shardio.samples.shard_dataset import DatasetSource
 from shardio.samples.view import RowView
 from tests.loading import write_dataset
-from tests.shards import EVERY_FIELD, as_read, every_field_sample, same_in_batch, same_value
+from tests.shards import EVERY_FIELD, same_value
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
@@ -92,19 +92,6 @@ def filling() -> Iterator[Callable[..., Filling]]:
 Make = Callable[..., Filling]
 
 
-def agree(batch: Batch, rows: list[int]) -> bool:
-    """Check that a batch holds these samples of EVERY_FIELD, and names them."""
-    assert batch.indices.tolist() == rows
-    assert batch.valid.all()
-    for name in batch:
-        for value, row in zip(batch[name], rows, strict=True):
-            expected = as_read(every_field_sample(row))[name]
-            is_there = batch.present(name)[rows.index(row)]
-            if is_there == (expected is None) or not same_in_batch(value, expected):
-                return False
-    return True
-
-
 # Without a transform.
 
 
@@ -127,13 +114,6 @@ def test_the_last_batch_leaves_the_rest_of_its_block_empty(
     filled.fill(0, 0)
     assert filled.fill(0, 6).n_rows == 2
     assert filled.statuses() == [FILLED] * 2 + [EMPTY] * 6
-
-
-def test_a_block_grows_as_far_as_its_values_need(dataset: ShardDataset, filling: Make) -> None:
-    filled = filling(dataset, block_rows=50)
-    assert len(filled.block.bytes) == filled.layout.heap
-    assert agree(filled.fill(0, 0), list(range(50)))
-    assert len(filled.block.bytes) > filled.layout.heap
 
 
 def address(array: Any) -> int:
@@ -190,58 +170,6 @@ def test_the_generator_given_is_that_of_the_position(dataset: ShardDataset, fill
         assert np.array_equal(batch["drawn"][i], expected)
 
 
-def test_a_transform_gets_the_fields_asked_for_and_cannot_write_into_them(
-    dataset: ShardDataset, filling: Make
-) -> None:
-    seen = []
-
-    def look(sample: dict[str, Any]) -> dict[str, Any]:
-        seen.append(list(sample))
-        writable = [
-            name
-            for name, value in sample.items()
-            if isinstance(value, np.ndarray) and value.flags.writeable
-        ]
-        return {"writable": writable}
-
-    fields = ("points", "frames", "packed", "note")
-    batch = filling(dataset, transform=look, fields=fields).fill(0, 0)
-    assert seen == [list(fields)] * 9  # the first sample once more, for its schema
-    assert batch["writable"] == [[]] * 8
-
-
-def make_all_kinds(sample: dict[str, Any]) -> dict[str, Any]:
-    i = int(sample["label"])
-    return {
-        "text": "ü" * i,
-        "points": np.full((i % 3, 2), i, ">i2"),  # varies in the source, and therefore here
-        "swapped": np.array([i, -i], ">i4"),
-        "number": i,
-        "json": {"i": [i, None]},
-        "image": sample["frames"][0][::2, ::2],
-        "bits": sample["bits"],
-        "bytes": bytearray([i]) * 3000,
-    }
-
-
-def test_whatever_a_transform_returns_arrives(dataset: ShardDataset, filling: Make) -> None:
-    filled = filling(dataset, transform=make_all_kinds, block_rows=50, seed=2, shuffle=True)
-    before = len(filled.block.bytes)
-    batch = filled.fill(3, 0)
-    assert len(filled.block.bytes) > before, "it grew in the middle"
-    for k, i in enumerate(batch.indices.tolist()):
-        made = make_all_kinds(as_read(every_field_sample(i)))
-        assert batch["text"][k] == made["text"]
-        assert batch["json"][k] == made["json"]
-        assert batch["bytes"][k] == bytes(made["bytes"])
-        assert batch["number"][k] == i
-        for name in ("points", "swapped", "image", "bits"):
-            assert np.array_equal(batch[name][k], made[name])
-            assert batch[name][k].dtype.isnative
-    assert filled.layout.schema["bits"] == Array("bfloat16", (3,))
-    assert batch.valid.all()
-
-
 def test_the_schema_is_that_of_the_first_sample_whoever_asks(
     dataset: ShardDataset, filling: Make
 ) -> None:
@@ -250,56 +178,3 @@ def test_the_schema_is_that_of_the_first_sample_whoever_asks(
 
     filler = filling(dataset, transform=name_it, shuffle=True, seed=6).filler
     assert list(filler.batch_schema()) == ["sample 0"]
-
-
-# Transforms that fail. Sample 20 is number 4 of the second shard, which begins at 16.
-
-
-def failing_at(row: int, error: BaseException) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    def fail(sample: dict[str, Any]) -> dict[str, Any]:
-        if int(sample["label"]) == row:
-            raise error
-        return {"label": sample["label"]}
-
-    return fail
-
-
-def test_the_block_says_which_sample_failed(dataset: ShardDataset, filling: Make) -> None:
-    filled = filling(dataset, transform=failing_at(20, ValueError()))
-    with pytest.raises(TransformError):
-        filled.fill(0, 2)
-    assert filled.statuses() == [FILLED] * 4 + [CLAIMED] + [EMPTY] * 3
-    assert set(filled.layout.origins(filled.block.bytes)["field"].tolist()) == {NO_FIELD}
-
-
-@pytest.mark.parametrize(
-    ("odd_one", "text"),
-    [
-        (
-            {"x": np.zeros(3), "t": ""},
-            r"first sample \(sample 0 of shard 000000-000\.shard\) had float64 of shape \(2,\)",
-        ),
-        ({"x": np.zeros(2), "t": b""}, "expected str, found bytes"),
-        ({"x": np.zeros(2), "t": "\ud800"}, "not valid Unicode"),
-    ],
-    ids=["shape", "bytes", "surrogate"],
-)
-def test_a_later_sample_unlike_the_first_is_named_with_both(
-    dataset: ShardDataset, filling: Make, odd_one: object, text: str
-) -> None:
-    def differ(sample: dict[str, Any]) -> Any:
-        return odd_one if int(sample["label"]) == 20 else {"x": np.zeros(2), "t": ""}
-
-    filled = filling(dataset, transform=differ)
-    filled.fill(0, 0)
-    with pytest.raises(TransformError, match=text) as caught:
-        filled.fill(0, 2)
-    assert "sample 4 of shard 000001-000.shard" in str(caught.value)
-
-
-def test_only_the_fields_asked_for_are_filled_in_their_order(
-    dataset: ShardDataset, filling: Make
-) -> None:
-    batch = filling(dataset, fields=("note", "label")).fill(0, 2)
-    assert list(batch) == ["note", "label"]
-    assert agree(batch, list(range(16, 24)))

@@ -10,38 +10,13 @@ import pytest
 from shardio import ShardLoader
 from shardio._engine.filling.batch_spec import EpochPlan
 from shardio._workers.processes.shared_memory import SharedArray, pack_shared, unpack_shared
-from shardio.order import Order, RankPartition, Sequential
+from shardio.order import RankPartition
 from shardio.order.sampling import Listed, Weighted
-from shardio.order.shuffle import BlockShuffle, ShardShuffle
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 
 def n_open_files(pid: int | str = "self") -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
-
-
-@pytest.mark.parametrize("numbers", [np.arange(5000), np.array([0.5, 2.0]), np.zeros(0, np.int64)])
-def test_what_another_process_gets_is_the_same(numbers: np.ndarray) -> None:
-    made = SharedArray.of(numbers, "a test")
-    got = SharedArray.received(os.dup(made.fd), numbers.dtype.str, len(numbers))
-    for each in (made.array, got.array):
-        assert each.dtype == numbers.dtype
-        assert each.tolist() == numbers.tolist()
-        assert not each.flags.writeable
-
-
-def test_its_descriptors_go_with_it_and_its_numbers_stay_while_they_are_held() -> None:
-    gc.collect()  # what earlier tests left
-    before = n_open_files()
-    made = SharedArray.of(np.arange(10), "a test")
-    assert n_open_files() > before
-    array = made.array
-    del made
-    gc.collect()
-    assert array.tolist() == list(range(10))
-    del array
-    gc.collect()
-    assert n_open_files() == before
 
 
 def test_a_plan_travels_with_its_table_beside_it() -> None:
@@ -55,15 +30,6 @@ def test_a_plan_travels_with_its_table_beside_it() -> None:
         assert (back.epoch, back.partition, type(back.order)) == (3, plan.partition, type(order))
         assert (back.order.n, back.order.origin) == (10, order.origin)
         assert np.array_equal(back.order.table.array, numbers)
-
-
-@pytest.mark.parametrize("order", [Sequential(), BlockShuffle(2, 8), ShardShuffle(2, 8, "0f")])
-def test_a_plan_without_a_table_is_small(order: Order) -> None:
-    plan = EpochPlan(1, RankPartition(10, 0, 4), order)
-    message, fds = pack_shared(plan)
-    assert fds == []
-    assert len(message) < 350
-    assert unpack_shared(message, fds) == plan
 
 
 @pytest.mark.usefixtures("warm_zygote", "quick_disk")

@@ -18,14 +18,11 @@ MIB = 1 << 20
     ("n_workers", "prefetch", "n_bytes", "n_blocks"),
     [
         (0, None, 1, 2),
-        (0, 7, 1, 2),
         (2, 0, 1, 3),
-        (2, 4, 1, 7),
         (2, 4, 9 * MIB, 7),
         (2, None, 9 * MIB, 5),
         (2, None, MIB + 1, 5),
         (2, None, MIB, 27),
-        (8, None, 4096, 75),
         (1, None, 4096, 19),
     ],
 )

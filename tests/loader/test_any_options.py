@@ -26,7 +26,7 @@ from tests.loading import make_loader, whole, write_dataset
 # There are few samples.
 pytestmark = pytest.mark.filterwarnings("ignore:epoch .* has no batch:RuntimeWarning")
 
-N_SETS_OF_OPTIONS = 18
+N_SETS_OF_OPTIONS = 48
 N_SETS_FOR_MIXTURES = 6
 SIZES = (0, 1, 21)
 FIELDS = ("points", "note", "vector", "maybe", "hint", "mask", "boxes", "packed", "camera.id")

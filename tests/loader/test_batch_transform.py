@@ -328,18 +328,6 @@ def test_a_first_batch_that_cannot_be_one_is_refused(folder: str, made: object, 
 
 
 @pytest.mark.parametrize(
-    ("function", "text"),
-    [
-        (3, "batch_transform must be callable; found 3"),
-        (lambda: {}, r"batch_transform must take \(batch\) or \(batch, rng\); it takes \(\)"),
-    ],
-)
-def test_what_is_no_function_of_a_batch_is_refused(folder: str, function: Any, text: str) -> None:
-    with pytest.raises(shardio.InvalidArgument, match=text):
-        _loader(folder, batch_transform=function)
-
-
-@pytest.mark.parametrize(
     ("label", "text"),
     [
         (8, "while it worked on samples 1, 2, 3"),

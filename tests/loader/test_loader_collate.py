@@ -299,24 +299,6 @@ def test_a_function_that_raises_is_named_with_the_samples_of_its_batch(folder: s
 # --- the same, however ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("transform", [None, same])
-@pytest.mark.parametrize(
-    "collate", ["pad", {"points": "ragged", "cloud": "list", "bits": (9,)}, gather]
-)
-def test_collated_batches_are_the_same_bit_for_bit_however_they_are_filled(
-    folder: str, collate: Any, transform: Any
-) -> None:
-    def epochs(**options: Any) -> list[Any]:
-        with _loader(
-            folder, shuffle=True, seed=4, collate=collate, transform=transform, **options
-        ) as loader:
-            return [whole(batch) for _ in range(2) for batch in loader]
-
-    expected = epochs()
-    for options in ({"num_workers": 2}, {"num_workers": 1, "reuse": True}, {"reuse": True}):
-        assert epochs(**options) == expected
-
-
 def test_batches_that_are_held_keep_their_values(folder: str) -> None:
     with _loader(folder, 2, collate="pad", memory_bytes=1 << 16) as loader:
         with pytest.warns(RuntimeWarning, match="batches are copied"):

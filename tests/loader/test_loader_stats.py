@@ -333,22 +333,6 @@ def test_a_ring_keeps_the_latest_batches_of_each_worker() -> None:
         os.close(tallies.fd)
 
 
-def test_lines_of_two_workers_add_up_and_a_new_pass_begins_with_nought() -> None:
-    tallies = CounterTable(n_slots=3, n_workers=2)
-    try:
-        tallies.begin(1, 0)
-        workers = [IterationCounters(tallies.fd, worker) for worker in range(2)]
-        for worker in workers:
-            worker.add(1, 0, worker.start())
-        assert tallies.of(1)[0] == 2
-        assert tallies.of(0).sum() == tallies.of(2).sum() == 0
-        assert tallies.fillings() == []
-        tallies.begin(1, 0)
-        assert tallies.of(1).sum() == 0
-    finally:
-        os.close(tallies.fd)
-
-
 def test_a_lap_tells_the_loops_parts_by_its_moments() -> None:
     timer = IterationTimer(began_ns=1000, ended_ns=1100)
     timer.entered_ns, timer.left_ns, timer.waited_ns = 10 + 60, 40 + 80, 20

@@ -148,12 +148,6 @@ def test_a_state_may_be_loaded_into_a_loader_that_was_used(folder: str) -> None:
         assert {epoch for epoch, _, _ in drawn(made)} == {1}
 
 
-def test_steps_are_numbered_on(folder: str) -> None:
-    with loader(folder) as made:
-        made.load_state_dict(state_after(folder, 5))
-        assert [batch.step for batch in made] == list(range(5, 14))
-
-
 def test_the_state_does_not_grow_with_what_was_consumed(folder: str, tmp_path: Path) -> None:
     few, many = state_after(folder, 1), state_after(folder, 13, n_epochs=3)
     assert few.keys() == many.keys()

@@ -130,12 +130,3 @@ def test_what_fails_of_a_whole_batch_is_raised(folder: str, num_workers: int) ->
 
     with pytest.raises(TransformError, match="no single sample's fault"):
         seen(folder, num_workers, collate="list", batch_transform=fail_of_all)
-
-
-@pytest.mark.parametrize("start_method", ["thread", "spawn"])
-def test_skips_collated_are_the_same_however_workers_start(folder: str, start_method: str) -> None:
-    options: dict[str, Any] = {"transform": fail, "collate": "pad", "batch_transform": double}
-    options["sampler"] = lambda epoch: np.arange(N)[:: 1 - 2 * (epoch % 2)][:30]
-    options["shuffle"] = False
-    expected = seen(folder, 0, **options)
-    assert seen(folder, 3, start_method=start_method, **options) == expected

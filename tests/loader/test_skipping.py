@@ -102,15 +102,6 @@ def raising(make: Callable[[], BaseException]) -> Callable[[], None]:
 # --- what is in a batch ----------------------------------------------------------------------
 
 
-def test_damage_is_an_error_and_with_skip_the_epoch_is_whole(damaged: str) -> None:
-    with (
-        ShardLoader(damaged, BATCH, output="numpy", num_workers=0) as loader,
-        pytest.raises(ChecksumMismatch),
-    ):
-        list(loader)
-    assert len(epochs(damaged, 1)) == N // BATCH
-
-
 @WORKERS
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_no_position_moves_and_what_is_skipped_is_said(
@@ -493,19 +484,6 @@ def test_reasons_longer_than_a_message_all_arrive(tmp_path: Path, num_workers: i
 
 
 # --- beside other options --------------------------------------------------------------------
-
-
-def test_a_state_goes_on_with_the_same_batches(damaged: str) -> None:
-    options: dict[str, Any] = {"shuffle": True, "transform": draw}
-    expected = epochs(damaged, **options)
-    with loading(damaged, **options) as loader:
-        steps = iter(loader)
-        found = [(bits(b), b.valid.tolist(), b.skipped) for b in (next(steps), next(steps))]
-        state = loader.state_dict()
-    with loading(damaged, num_workers=2, **options) as loader:
-        loader.load_state_dict(state)
-        found += [(bits(b), b.valid.tolist(), b.skipped) for _ in range(2) for b in loader]
-    assert found == expected
 
 
 @pytest.mark.parametrize("world_size", [1, 3])

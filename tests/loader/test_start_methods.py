@@ -25,7 +25,6 @@ from shardio._workers.processes import stack_dumps
 from shardio.errors import (
     BatchTimeout,
     ClosedError,
-    TransformError,
 )
 from tests.loading import PATIENCE_S, TWO_FIELDS, bits, two_fields, write_dataset
 
@@ -224,52 +223,6 @@ def test_transforms_in_threads_have_the_global_generators_in_turn(folder: str) -
     assert most == 1
 
 
-def test_transforms_in_threads_that_take_rng_draw_the_same_from_every_generator(
-    folder: str,
-) -> None:
-    def draw_from_all(sample: Sample, rng: np.random.Generator) -> Sample:
-        first = random.random()
-        time.sleep(0.0005)  # others would draw meanwhile
-        return {
-            "label": sample["label"],
-            "drawn": [first, random.random(), np.random.rand(), rng.random()],
-        }
-
-    with _loader(folder, num_workers=0, transform=draw_from_all) as loader:
-        expected = _epoch(loader)
-    with _loader(folder, start_method="thread", num_workers=4, transform=draw_from_all) as loader:
-        assert _epoch(loader) == expected
-
-
-@pytest.mark.parametrize("transform", [draw, draw_globally])
-def test_threads_leave_the_programs_own_generators_as_they_were(
-    folder: str, transform: Callable[..., Sample]
-) -> None:
-    random.seed(1)
-    np.random.seed(1)
-    states = random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
-    with _loader(folder, start_method="thread", transform=transform) as loader:
-        list(loader)
-    assert random.getstate() == states[0]
-    assert np.random.get_state()[1].tolist() == states[1]  # type: ignore[index]
-
-
-def test_a_failure_in_a_thread_is_told_as_in_a_process(folder: str) -> None:
-    def fail(sample: Sample) -> Sample:
-        if sample["label"] == 20:
-            sys.exit("enough")
-        return sample
-
-    told = set()
-    for start_method in ("zygote", "thread"):
-        with _loader(folder, start_method=start_method, transform=fail) as loader:
-            with pytest.raises(TransformError, match="SystemExit: enough") as caught:
-                list(loader)
-            told.add(str(caught.value))
-            assert isinstance(caught.value.__cause__, SystemExit)
-    assert len(told) == 1
-
-
 def _sticking(stuck: threading.Event, free: threading.Event, label: int) -> Callable[..., Sample]:
     """Make a transform that hangs at a sample for as long as `free` is not set."""
 
@@ -352,22 +305,6 @@ def test_closed_loaders_leave_nothing_behind(folder: str, start_method: str, swe
     for _ in range(2):
         use()
     assert (len(os.listdir("/proc/self/fd")), _workers()) == before
-
-
-@pytest.mark.parametrize("start_method", ["zygote", "thread"])
-def test_a_closed_loader_has_no_descriptor(folder: str, start_method: str, swept: None) -> None:
-    with _loader(folder, start_method=start_method):
-        pass  # what lasts as long as this process is there
-    before = len(os.listdir("/proc/self/fd"))
-    with _loader(folder, start_method=start_method) as loader:
-        for _ in loader:
-            pass
-    del _
-    end_s = time.monotonic() + PATIENCE_S  # a thread ends when it comes to it
-    while len(os.listdir("/proc/self/fd")) != before and time.monotonic() < end_s:
-        time.sleep(0.01)
-    assert len(os.listdir("/proc/self/fd")) == before
-    assert loader.stats().total.n_batches
 
 
 def test_a_thread_that_was_given_up_takes_no_answer_of_the_one_that_has_its_number() -> None:
