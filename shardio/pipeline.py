@@ -17,7 +17,6 @@ from shardio._loading.options import OnError, most_skips, one_of, seconds
 from shardio._loading.sources import MapIterator, PipelineSource, ResumePosition
 from shardio._workers.processes.linux import Finalizer, interrupts_held
 from shardio._workers.processes.serialization import shortened
-from shardio._workers.tasks.executors import create_executors
 from shardio._workers.tasks.pipeline_runner import PipelineRunner
 from shardio._workers.tasks.stage import (
     BatchStep,
@@ -69,7 +68,6 @@ class PipelineIterations(Closing):
             line = PipelineRunner(
                 source,
                 self._steps,
-                create_executors=create_executors,
                 n_buffered=self._n_buffered,
                 most_skips=self._most_skips,
                 start=start,

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardio._workers.tasks.executors import create_executors
 from shardio._workers.tasks.pipeline_runner import PipelineRunner
 from shardio._workers.tasks.stage import PipeStep, user_call
 from shardio.errors import ClosedError
@@ -22,9 +21,7 @@ def test_behind_a_failure_the_stages_before_it_begin_nothing_any_more() -> None:
         )
         for thread_group, function in (("a", lambda item: item), ("b", lambda item: 1 // item))
     )
-    with PipelineRunner(
-        [1, 0, 1], [first, second], create_executors=create_executors, n_buffered=3
-    ) as line:
+    with PipelineRunner([1, 0, 1], [first, second], n_buffered=3) as line:
         deadline_s = time.monotonic() + PATIENCE_S
         while not line.stats().stages[-1].n_failed and time.monotonic() < deadline_s:
             time.sleep(0.001)
@@ -42,7 +39,7 @@ def test_the_end_of_a_line_between_a_look_at_it_and_the_wait_is_seen(how: str) -
         held.wait()
         yield 1
 
-    line = PipelineRunner(nothing_yet(), [], create_executors=create_executors, n_buffered=1)
+    line = PipelineRunner(nothing_yet(), [], n_buffered=1)
     look, looks = line._check_open, list[int]()
 
     def look_and_end() -> None:

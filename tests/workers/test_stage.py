@@ -1,23 +1,36 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardio._workers.tasks.stage import ListBatcher, SourceItem, Stage, StageJob, user_call
+from shardio._workers.tasks.stage import (
+    BatchQueue,
+    BatchStep,
+    OutputQueue,
+    SourceItem,
+    Stage,
+    StageJob,
+    user_call,
+)
 
 
 def _entry(i: int) -> tuple[SourceItem, int]:
     return SourceItem(i, i, i, i + 1), i
 
 
-def _stage(concurrency: int = 2, **options: Any) -> Stage:
-    return Stage("stage", user_call("function", lambda item: item), concurrency, **options)
+def _many(item: int) -> Iterator[int]:
+    yield item
 
 
-def _values(stage: Stage | ListBatcher) -> list[Any]:
+def _stage(concurrency: int = 2, function: Any = abs, **options: Any) -> Stage:
+    return Stage("stage", user_call("function", function), concurrency, **options)
+
+
+def _values(stage: Stage) -> list[Any]:
     """Take what is out of a stage."""
     found = [value for _, value in stage.out]
     stage.out.clear()
@@ -65,7 +78,7 @@ def _drive(stage: Stage, n_items: int, draw: Any) -> list[Any]:
 def test_results_come_in_the_order_of_input_whatever_is_ready_first(
     concurrency: int, n_items: int, data: st.DataObject
 ) -> None:
-    stage = _stage(concurrency, in_order=True, yields_many=True)
+    stage = _stage(concurrency, in_order=True, function=_many)
     expected = [(item, i) for item in range(n_items) for i in range(item % 3)]
     assert _drive(stage, n_items, data.draw) == expected
 
@@ -74,7 +87,7 @@ def test_results_come_in_the_order_of_input_whatever_is_ready_first(
 def test_without_order_each_result_comes_once(
     concurrency: int, n_items: int, data: st.DataObject
 ) -> None:
-    stage = _stage(concurrency, yields_many=True)
+    stage = _stage(concurrency, function=_many)
     expected = [(item, i) for item in range(n_items) for i in range(item % 3)]
     assert sorted(_drive(stage, n_items, data.draw)) == expected
 
@@ -110,7 +123,7 @@ def test_in_order_a_slow_job_holds_up_as_many_as_may_be_under_way_and_no_more() 
 
 
 def test_a_generator_that_is_not_its_turn_gives_a_few_results_ahead() -> None:
-    stage = _stage(2, in_order=True, yields_many=True)
+    stage = _stage(2, in_order=True, function=_many)
     for i in range(2):
         stage.put(_entry(i))
     first, second = stage.begin(), stage.begin()
@@ -162,14 +175,15 @@ def test_a_stage_that_is_halted_begins_nothing() -> None:
 def test_what_is_left_at_the_end_is_a_shorter_list_unless_it_is_to_be_dropped_or_an_error_follows(
     drop_last: object, error: Exception | None, expected: list[list[int]]
 ) -> None:
-    batches, found = ListBatcher(2, drop_last=bool(drop_last)), []
+    results = OutputQueue(1)
+    batches = BatchQueue(BatchStep(2, bool(drop_last)), results)
     for i in range(3):
         assert batches.has_room
         batches.put(_entry(i))
-        found += _values(batches)
+    assert not batches.has_room  # the second list needs room in the queue
     batches.end(error)
-    found += _values(batches)
-    assert (found, batches.is_over, batches.last_words) == (expected, True, error)
+    assert [value for _, value in results.entries] == expected
+    assert (results.is_over, results.error) == (True, error)
 
 
 def test_no_more_jobs_begin_than_may_be_under_way() -> None:

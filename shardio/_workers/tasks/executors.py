@@ -8,24 +8,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from shardio._base.statistics import now_ns
 from shardio._workers.processes.linux import files_explained
 from shardio._workers.tasks.calls import FailedCall, ResultChunks
 from shardio._workers.tasks.failure_policy import ErrorBudget
-from shardio._workers.tasks.pipeline_runner import (
-    SOURCE,
-    PipelineRunner,
-    StageExecutor,
-    describe_job,
-)
 from shardio._workers.tasks.stage import PipeStep, Stage, StageJob, UserCall, checked
 from shardio._workers.tasks.task_pool import TaskPool
 from shardio.errors import InsufficientMemory, UnsupportedEnvironment
+
+if TYPE_CHECKING:
+    from shardio._workers.tasks.pipeline_runner import PipelineRunner
+
+SOURCE: Final = "source"
 
 _PATIENCE_S: Final = 5.0
 """The maximum time to wait for a report on workers.
@@ -34,13 +34,28 @@ The thread that drives the workers must first ask them, and they have one second
 """
 
 
+class StageExecutor(ABC):
+    """An executor of the jobs of some stages; owned by the pipeline runner."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Look for jobs, because there may be a new job. Called under the runner's lock."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Start no more jobs; do not wait for running jobs. Called without the runner's lock."""
+
+    def tell(self) -> list[str]:
+        """Return lines that describe the jobs that do not run in threads of this process."""
+        return []
+
+
 def create_executors(
     runner: PipelineRunner, stages: Mapping[Stage, PipeStep | None]
 ) -> dict[Stage, StageExecutor]:
-    """Create the executors of a pipeline's stages.
+    """Create the executor of every stage; `stages` has the steps, and None for the source.
 
-    All async stages share an event loop. A stage that is not async, and whose step names no
-    executor, runs in threads. Stages of the same thread group share their threads.
+    All async stages share an event loop. Stages of the same thread group share their threads.
     """
     found: dict[Stage, StageExecutor] = {}
     asynchronous: list[Stage] = []
@@ -343,7 +358,7 @@ class ProcessExecutor(StageExecutor):
         while not self._runner.is_closed:
             if (asked := self._asked) is not None:
                 self._asked = None  # `tell` runs in one thread at a time, and waits for the answer
-                asked.set_result(task_pool.at_work(lambda number: describe_job(self._jobs[number])))
+                asked.set_result(task_pool.at_work(lambda number: self._jobs[number].named))
             self._put_all(task_pool)
             found = task_pool.take()
             if found is not None:

@@ -14,8 +14,7 @@ import sys
 import threading
 import time
 import traceback
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from textwrap import indent
 from types import FrameType
 from typing import Any, Final
@@ -23,16 +22,18 @@ from typing import Any, Final
 from shardio._base.classes import Closing
 from shardio._base.statistics import PipelineStats, now_ns
 from shardio._workers.processes.linux import interrupts_held, this_process
-from shardio._workers.processes.serialization import add_note, as_failure, shortened
+from shardio._workers.processes.serialization import add_note, as_failure
 from shardio._workers.processes.stack_dumps import shortened as without_ours
+from shardio._workers.tasks.executors import SOURCE, create_executors
 from shardio._workers.tasks.failure_policy import ErrorBudget
 from shardio._workers.tasks.stage import (
+    BatchQueue,
     BatchStep,
     Entry,
-    ListBatcher,
     OutputQueue,
     PipelineStart,
     PipeStep,
+    Receiver,
     SourceItem,
     SourcePosition,
     Stage,
@@ -45,19 +46,18 @@ _NAMED: Final = 4
 """An error report shows the stacks of at most this number of calls, the longest running first."""
 
 
-def late(
-    number: int, timeout_s: float | None, jobs: Sequence[StageJob], elsewhere: Sequence[str] = ()
+def _late(
+    number: int, timeout_s: float | None, jobs: Sequence[StageJob], elsewhere: Sequence[str]
 ) -> BatchTimeout:
     """Return the error for a late result, with the running calls and the stacks of their threads.
 
-    `number` is the index of the result, and `timeout_s` the time that the caller has waited.
     `elsewhere` has lines that describe jobs that do not run in threads of this process.
     """
     lines = [f"result {number} did not arrive within {timeout_s:g} s"]
     at_work = [job for job in jobs if not job.is_suspended]
     frames = sys._current_frames()
     for job in sorted(at_work, key=lambda job: job.began_ns)[:_NAMED]:
-        lines.append(f"{describe_job(job)}, for {(now_ns() - job.began_ns) * 1e-9:.1f} s")
+        lines.append(f"{job.named}, for {(now_ns() - job.began_ns) * 1e-9:.1f} s")
         frame = frames.get(job.thread_id)
         if frame is not None:
             lines.append(indent(_stack(frame), "    "))
@@ -69,13 +69,6 @@ def late(
     return BatchTimeout("\n".join(lines))
 
 
-def describe_job(job: StageJob) -> str:
-    """Return a description of a call."""
-    if job.origin.first < 0:
-        return f"{job.stage.name}, item {job.n_given}"
-    return f"{job} ({shortened(job.item)})"
-
-
 def _stack(frame: FrameType) -> str:
     # `without_ours` expects the output of faulthandler, which has the innermost call first.
     calls = reversed(traceback.extract_stack(frame))
@@ -84,32 +77,6 @@ def _stack(frame: FrameType) -> str:
 
 
 _S_PER_NS: Final = 1e-9
-SOURCE: Final = "source"
-
-
-class StageExecutor(ABC):
-    """An executor of the jobs of some stages; owned by the pipeline runner."""
-
-    @abstractmethod
-    def wake(self) -> None:
-        """Look for jobs, because there may be a new job. Called under the runner's lock."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Start no more jobs; do not wait for running jobs. Called without the runner's lock."""
-
-    def tell(self) -> list[str]:
-        """Return lines that describe the jobs that do not run in threads of this process."""
-        return []
-
-
-ExecutorFactory = Callable[
-    ["PipelineRunner", Mapping[Stage, PipeStep | None]], Mapping[Stage, StageExecutor]
-]
-"""A function that returns the executor of every stage.
-
-Its arguments are the runner, and the step of every stage; the step of the source is None.
-"""
 
 
 class PipelineRunner(Closing):
@@ -120,7 +87,6 @@ class PipelineRunner(Closing):
     Args:
         source: an iterable or async iterable of items, or of SourcePosition objects.
         steps: the functions and batches that follow the source.
-        create_executors: the function of this name in the module `executors`.
         n_buffered: the number of results that may wait for the loop.
         most_skips: the number of failed calls whose items may be skipped; None raises all errors.
         start: the position from which `source` continues, if the iteration resumes an earlier one.
@@ -131,7 +97,6 @@ class PipelineRunner(Closing):
         source: Any,
         steps: Sequence[PipeStep | BatchStep],
         *,
-        create_executors: ExecutorFactory,
         n_buffered: int,
         most_skips: int | None = None,
         start: PipelineStart | None = None,
@@ -142,27 +107,24 @@ class PipelineRunner(Closing):
         self._pid = this_process.pid
         self._error_budget = ErrorBudget(most_skips)
         self._start = start or PipelineStart()
-        self._source = Stage(SOURCE, _iteration(source), 1, yields_many=True)
-        self._stages = [self._source, *(_stage(step) for step in steps)]
+        self._source = Stage(SOURCE, _iteration(source), 1)
+        pipes = [step for step in steps if isinstance(step, PipeStep)]
+        self._stages = [self._source, *map(_stage, pipes)]
         self._results = OutputQueue(n_buffered)
-        self._next = [*self._stages[1:], self._results]
-        for stage in self._active()[1:2]:
+        self._receivers = _receivers(steps, [*self._stages[1:], self._results])
+        for stage in self._stages[1:2]:
             stage.n_passed_over = self._start.n_passed_over
         self._places = {stage: place for place, stage in enumerate(self._stages)}
         self._began_ns, self._waited_ns = now_ns(), 0
         self._final_stats: PipelineStats | None = None
         self._breakdown: Exception | None = None
-        pipes = [step for step in steps if isinstance(step, PipeStep)]
         self._executors = create_executors(
-            self, dict(zip(self._active(), [None, *pipes], strict=True))
+            self, dict(zip(self._stages, [None, *pipes], strict=True))
         )
         with self.lock:
-            self._source.put((SourceItem(-1, -1, None, None), source))
+            self._source.put((SourceItem(-1, self._start.item, None, None), source))
             self._source.end(None)
             self._executors[self._source].wake()
-
-    def _active(self) -> list[Stage]:
-        return [stage for stage in self._stages if isinstance(stage, Stage)]
 
     # --- called by the loop -----------------------------------------------------------------
 
@@ -211,10 +173,10 @@ class PipelineRunner(Closing):
     def _overdue(self, timeout_s: float | None) -> BatchTimeout:
         activity = {stage: hands.tell() for stage, hands in self._executors.items()}
         with self.lock:
-            stages = [stage for stage in self._active() if not activity.get(stage)]
+            stages = [stage for stage in self._stages if not activity.get(stage)]
             jobs = [job for stage in stages for job in stage.running.values()]
             lines = [line for each in activity.values() for line in each]
-            return late(self._results.n_taken, timeout_s, jobs, lines)
+            return _late(self._results.n_taken, timeout_s, jobs, lines)
 
     def _check_open(self) -> None:
         if self._pid != this_process.pid:
@@ -243,9 +205,8 @@ class PipelineRunner(Closing):
             self._results.ring()
         for hands in {id(each): each for each in self._executors.values()}.values():
             hands.close()
-        for stage in self._stages:  # no thread reads the queues of the stages any more
-            stage.clear()
-        self._results.entries.clear()
+        for each in (self._source, *self._receivers):  # no thread reads their queues any more
+            each.clear()
 
     def abandon(self) -> None:
         """Close the runner from a finalizer.
@@ -286,12 +247,10 @@ class PipelineRunner(Closing):
 
     def _supply(self, job: StageJob, value: Any) -> None:
         index = self._start.item + job.n_given
+        before, after = index, index + 1
         if type(value) is SourcePosition:
-            self._source.supply(
-                job, (SourceItem(index, index, value.before, value.after), value.item)
-            )
-        else:
-            self._source.supply(job, (SourceItem(index, index, index, index + 1), value))
+            before, after, value = value
+        self._source.supply(job, (SourceItem(index, index, before, after), value))
 
     def finish(self, job: StageJob, values: Iterable[Any], busy_ns: int) -> None:
         """Accept `values`, the last results of a job, and record the end of the job."""
@@ -311,7 +270,7 @@ class PipelineRunner(Closing):
         """Accept `values`, the last results of a job that then raised `error`."""
         stage = job.stage
         failure = as_failure(error, stage.name)
-        add_note(failure, f"in {self._place_of(job)}")
+        add_note(failure, f"in {job.named}")
         with self.lock:
             if self.is_closed:
                 return
@@ -320,11 +279,6 @@ class PipelineRunner(Closing):
                 stage.give(job, value)
             stage.fail(job, self._refusal(job, failure))
             self._settle(self._places[stage])
-
-    def _place_of(self, job: StageJob) -> str:
-        if job.stage is self._source:
-            return f"{SOURCE}, item {self._start.item + job.n_given}"
-        return f"{job} ({shortened(job.item)})"
 
     def _refusal(self, job: StageJob, failure: Exception) -> Exception | None:
         """Return the error to raise for a failed call; None if its item is skipped."""
@@ -343,38 +297,28 @@ class PipelineRunner(Closing):
             self._settle(place - 1)
 
     def _settle(self, place: int) -> None:
-        """Pass results of a stage on to the next stage, as far as it has room; wake executors.
+        """Pass results of a stage on, as far as the receiver has room; wake executors.
 
-        `place` is the index of the stage. Then do the same for a neighbouring stage that may
-        now pass results on, too.
+        `place` is the index of the stage.
         """
-        places = [place]
-        while places:
-            place = places.pop()
-            stage, after = self._stages[place], self._next[place]
-            if stage.error is not None and not stage.is_halted:
-                for each in self._stages[: place + 1]:
-                    each.is_halted = True
-            has_moved = False
-            while stage.out and after.has_room:
-                after.put(stage.out.popleft())
-                has_moved = True
-            has_ended = not stage.has_reported_end and stage.is_over
-            if has_ended:
-                stage.has_reported_end = True
-                after.end(stage.last_words)
-            if not (has_moved or has_ended):
-                continue
-            if isinstance(after, OutputQueue):
-                after.ring()
-            elif has_ended or isinstance(after, ListBatcher):
-                places.append(place + 1)
-            if isinstance(after, Stage):
-                self._executors[after].wake()
-            if isinstance(stage, Stage):
-                self._executors[stage].wake()
-            else:
-                places.append(place - 1)
+        stage, receiver = self._stages[place], self._receivers[place]
+        if stage.error is not None and not stage.is_halted:
+            for each in self._stages[: place + 1]:
+                each.is_halted = True
+        has_moved = False
+        while stage.out and receiver.has_room:
+            receiver.put(stage.out.popleft())
+            has_moved = True
+        has_ended = not stage.has_reported_end and stage.is_over
+        if has_ended:
+            stage.has_reported_end = True
+            receiver.end(stage.last_words)
+        if has_moved or has_ended:
+            if place + 1 < len(self._stages):
+                self._executors[self._stages[place + 1]].wake()
+                if has_ended:
+                    self._settle(place + 1)
+            self._executors[stage].wake()
 
     def stats(self) -> PipelineStats:
         """Return the figures so far."""
@@ -386,7 +330,7 @@ class PipelineRunner(Closing):
         results = self._results
         waiting_ns = results.waiting_ns + len(results.entries) * now_ns()
         return PipelineStats(
-            stages=tuple(stage.stats(elapsed_ns) for stage in self._active()),
+            stages=tuple(stage.stats(elapsed_ns) for stage in self._stages),
             n_results=results.n_taken,
             skipped=tuple(self._error_budget.skipped),
             waiting_s=self._waited_ns * _S_PER_NS,
@@ -401,9 +345,22 @@ def _iteration(source: Any) -> UserCall:
     return UserCall(iter, "generator")
 
 
-def _stage(step: PipeStep | BatchStep) -> Stage | ListBatcher:
-    if isinstance(step, BatchStep):
-        return ListBatcher(step.n, drop_last=step.drop_last)
-    stage = Stage(step.name, step.call, step.most_under_way, step.in_order, step.call.yields_many)
+def _receivers(
+    steps: Sequence[PipeStep | BatchStep], queues: list[Stage | OutputQueue]
+) -> list[Receiver]:
+    """Return the object that gets the results of each stage."""
+    found: list[Receiver] = []
+    receiver: Receiver = queues.pop()
+    for step in reversed(steps):
+        if isinstance(step, BatchStep):
+            receiver = BatchQueue(step, receiver)
+        else:
+            found.append(receiver)
+            receiver = queues.pop()
+    return [*found, receiver][::-1]
+
+
+def _stage(step: PipeStep) -> Stage:
+    stage = Stage(step.name, step.call, step.most_under_way, step.in_order)
     stage.n_workers = step.concurrency
     return stage

@@ -4,10 +4,9 @@ A pipeline takes the items of a source through steps. A step either calls a func
 or collects items into lists, called batches. The pipeline may start at any position of the source.
 
 A `Stage` is the state of a step that calls a function. A call for one input is called a job. The
-stage is only bookkeeping: it starts no threads and calls no functions. It decides which job may
-start, accepts the results of jobs, and puts the results in order; `pipeline_runner` passes
-them on to the next stage. A `ListBatcher` collects results between two stages. An `OutputQueue` is
-at the end of the pipeline.
+stage starts no threads and calls no functions: it decides which job may start, and puts results in
+order. `pipeline_runner` passes results on to the next stage. An `OutputQueue` is at the end of the
+pipeline. A `BatchQueue` in front of a stage or of the OutputQueue collects results into lists.
 """
 
 from __future__ import annotations
@@ -162,6 +161,8 @@ class SourceItem(NamedTuple):
     source before and after these items. To resume after the result, the source continues from
     `after`. But if a generator yields several results for an item, the source continues from
     `before`, and the first `n_given` results of the generator, up to this result, are skipped.
+
+    The job of the source itself has `first` = -1, and `last` is the index of its first item.
     """
 
     first: int
@@ -193,8 +194,12 @@ class StageJob:
     thread_id: int = 0
     is_suspended: bool = False
 
-    def __str__(self) -> str:
-        return f"{self.stage.name}, {self.origin}"
+    @property
+    def named(self) -> str:
+        """A description of the call for messages."""
+        if self.origin.first < 0:
+            return f"{self.stage.name}, item {self.origin.last + self.n_given}"
+        return f"{self.stage.name}, {self.origin} ({shortened(self.item)})"
 
 
 @dataclass(slots=True, eq=False)
@@ -206,7 +211,6 @@ class Stage:
         call: the function that jobs call; the stage itself never calls it.
         concurrency: the maximum number of jobs in flight, for processes more than `n_workers`.
         in_order: True to deliver results in input order; False to deliver them when they are ready.
-        yields_many: True if a job may have any number of results.
         n_passed_over: the number of results of the first job to skip, because an earlier iteration
             has delivered them.
     """
@@ -215,7 +219,6 @@ class Stage:
     call: UserCall
     concurrency: int
     in_order: bool = False
-    yields_many: bool = False
     n_passed_over: int = 0
     inputs: deque[Entry] = field(default_factory=deque)
     out: deque[Entry] = field(default_factory=deque)  # results that the next stage has not taken
@@ -313,7 +316,7 @@ class Stage:
             self.n_dropped += 1
             return
         origin = job.origin
-        if self.yields_many:
+        if self.call.yields_many:
             if job.step == 0 and job.n_given <= self.n_passed_over:
                 return
             origin = origin._replace(n_given=job.n_given)
@@ -401,54 +404,44 @@ class Stage:
         )
 
 
-class ListBatcher:
-    """A collector of items into lists of `n`, one list at a time.
+class BatchQueue:
+    """A collector in front of a receiver, which gets the items as lists of `n`.
 
     The items that are left at the end form a shorter list. They are dropped if `drop_last` is True,
     or if an error follows.
     """
 
-    def __init__(self, n: int, *, drop_last: bool) -> None:
-        self.out: deque[Entry] = deque()
-        self.error: Exception | None = None
-        self.last_words: Exception | None = None
-        self.has_reported_end = self.is_halted = False
-        self._n, self._drop_last = n, drop_last
+    def __init__(self, step: BatchStep, receiver: Receiver) -> None:
+        self._n, self._drop_last = step
+        self._receiver = receiver
         self._gathered: list[Entry] = []
-        self._is_ended = False
 
     @property
     def has_room(self) -> bool:
-        """True if another item may be added, because no list is waiting."""
-        return not self.out
-
-    @property
-    def is_over(self) -> bool:
-        """True if no more lists will come."""
-        return self._is_ended and not self.out
+        """True if another item may be added; a full list needs room in the receiver."""
+        return len(self._gathered) < self._n - 1 or self._receiver.has_room
 
     def put(self, entry: Entry) -> None:
         """Add an item."""
         self._gathered.append(entry)
         if len(self._gathered) == self._n:
-            self._emit()
+            self._pass_on()
 
     def end(self, error: Exception | None) -> None:
         """Declare that no more items follow; `error`, if any, is passed on after all lists."""
-        self._is_ended, self.last_words = True, error
         if self._gathered and not self._drop_last and error is None:
-            self._emit()
+            self._pass_on()
+        self._receiver.end(error)
 
-    def clear(self) -> None:
-        """Drop all objects of user code."""
-        self.out.clear()
-        self._gathered.clear()
-        self.last_words = None
-
-    def _emit(self) -> None:
+    def _pass_on(self) -> None:
         gathered, self._gathered = self._gathered, []
         first, last = gathered[0][0], gathered[-1][0]
-        self.out.append((last._replace(first=first.first), [item for _, item in gathered]))
+        self._receiver.put((last._replace(first=first.first), [item for _, item in gathered]))
+
+    def clear(self) -> None:
+        """Drop all objects of user code, here and in the receiver."""
+        self._gathered.clear()
+        self._receiver.clear()
 
 
 class OutputQueue:
@@ -474,13 +467,15 @@ class OutputQueue:
         """Add a result."""
         self.entries.append(entry)
         self.waiting_ns -= now_ns()
+        self.ring()
 
     def end(self, error: Exception | None) -> None:
         """Declare that no more results follow; `error`, if any, is raised after the last result."""
         self.is_over, self.error = True, error
+        self.ring()
 
     def take(self) -> Entry | None:
-        """Return a result, or None if there is none; `ring` then announces a result or the end."""
+        """Return a result, or None if there is none; `wait` then waits for a result or the end."""
         if not self.entries:
             self._is_awaited = not self.is_over
             return None
@@ -498,3 +493,11 @@ class OutputQueue:
     def wait(self, timeout_s: float | None) -> bool:
         """Wait for `ring`, without the pipeline's lock; return False after the timeout."""
         return self._bell.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
+
+    def clear(self) -> None:
+        """Drop all objects of user code."""
+        self.entries.clear()
+
+
+Receiver = Stage | BatchQueue | OutputQueue
+"""An object that the results of a stage are put into."""
