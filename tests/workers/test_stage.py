@@ -154,7 +154,7 @@ def test_a_failure_comes_after_all_that_is_before_it_and_nothing_behind_it_begin
     assert stage.error is error
     assert not stage.is_over
     assert _values(stage) == ["first"]
-    assert (stage.is_over, stage.last_words) == (True, error)
+    assert (stage.is_over, stage.error) == (True, error)
 
 
 def test_a_stage_that_is_halted_begins_nothing() -> None:

@@ -1,7 +1,4 @@
-"""Executors of stages: threads, coroutines, worker processes, or a concurrent.futures executor.
-
-A stage is a step of a pipeline. An executor runs the jobs (calls) of a stage.
-"""
+"""Executors of the jobs of stages: threads, coroutines, worker processes, or concurrent.futures."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from shardio._base.statistics import now_ns
 from shardio._workers.processes.linux import files_explained
 from shardio._workers.tasks.calls import FailedCall, ResultChunks
 from shardio._workers.tasks.failure_policy import ErrorBudget
-from shardio._workers.tasks.stage import PipeStep, Stage, StageJob, UserCall, checked
+from shardio._workers.tasks.stage import PipeStep, Stage, StageJob, UserCall
 from shardio._workers.tasks.task_pool import TaskPool
 from shardio.errors import InsufficientMemory, UnsupportedEnvironment
 
@@ -28,10 +25,7 @@ if TYPE_CHECKING:
 SOURCE: Final = "source"
 
 _PATIENCE_S: Final = 5.0
-"""The maximum time to wait for a report on workers.
-
-The thread that drives the workers must first ask them, and they have one second to answer.
-"""
+"""The maximum time to wait for a report on workers, which have one second to answer."""
 
 
 class StageExecutor(ABC):
@@ -81,10 +75,9 @@ def create_executors(
 class ThreadExecutor(StageExecutor):
     """An executor whose threads run the jobs of several stages.
 
-    A thread always takes a job from the last stage of the pipeline that has one. Threads are
-    started on demand. Only one thread is woken at a time; this thread wakes another one if there
-    are more jobs. If the functions are quick, one thread therefore runs all jobs, and no thread is
-    woken in vain.
+    A thread takes a job from the last stage that has one. Only one thread is woken or started at a
+    time; this thread wakes another one if there are more jobs. If the functions are quick, one
+    thread therefore runs all jobs, and no thread is woken in vain.
     """
 
     def __init__(self, runner: PipelineRunner, stages: Sequence[Stage], n_threads: int) -> None:
@@ -137,10 +130,7 @@ class ThreadExecutor(StageExecutor):
             self._runner.break_down(error)
 
     def _next_job(self, bell: threading.Lock, *, is_woken: bool) -> StageJob | None:
-        """Return the next job, or None.
-
-        If there is no job, the caller must wait for `bell`. `wake` releases it when there is a job.
-        """
+        """Return the next job; if there is none, return None, and `wake` releases `bell` later."""
         runner = self._runner
         with runner.lock:
             if is_woken:
@@ -165,7 +155,7 @@ class ThreadExecutor(StageExecutor):
             if call.yields_many:
                 self._go_on(job)
                 return
-            value = checked(call.function(job.item))
+            value = call.checked(job.item)
         except BaseException as error:  # noqa: BLE001  # the user's function may raise anything
             runner.fail(job, error, now_ns() - start_ns)
         else:
@@ -287,10 +277,7 @@ class AsyncExecutor(StageExecutor):
 
 
 class ProcessExecutor(StageExecutor):
-    """An executor that runs one stage in worker processes.
-
-    The executor owns a TaskPool, and a thread that drives the pool.
-    """
+    """An executor of one stage; owns a TaskPool, and a thread that drives the pool."""
 
     def __init__(self, runner: PipelineRunner, stage: Stage, n_workers: int) -> None:
         self._runner, self._stage, self._n_workers = runner, stage, n_workers
@@ -318,10 +305,7 @@ class ProcessExecutor(StageExecutor):
                 self._task_pool.nudge()
 
     def tell(self) -> list[str]:
-        """Return lines that describe each worker's activity.
-
-        If the thread that drives the pool does not answer, the list is empty.
-        """
+        """Return lines that describe each worker's activity; none if the thread is stuck."""
         asked: Future[list[str]] = Future()
         with self._runner.lock:
             if self._task_pool is None:
@@ -401,10 +385,7 @@ class ProcessExecutor(StageExecutor):
 
 
 class _ReportingBudget(ErrorBudget):
-    """An error budget that makes the task pool skip every failed item.
-
-    The budget reports each failure to the pipeline, which skips the item or raises the error.
-    """
+    """An error budget that leaves every failure to the pipeline: it skips the item or raises."""
 
     def __init__(self, report: Callable[[int, BaseException], None]) -> None:
         super().__init__(0)
@@ -455,10 +436,7 @@ class FutureExecutor(ThreadExecutor):
 
 
 def _conclude(runner: PipelineRunner, job: StageJob, value: Any, busy_ns: int) -> None:
-    """Report the end of a job to the pipeline runner.
-
-    `value` is the result or, for a generator, a list of the last results or a `FailedCall`.
-    """
+    """Report the end of a job; `value` is what `_in_one` or the last chunk has returned."""
     if not job.stage.call.yields_many:
         runner.finish(job, (value,), busy_ns)
     elif isinstance(value, FailedCall):
@@ -467,16 +445,10 @@ def _conclude(runner: PipelineRunner, job: StageJob, value: Any, busy_ns: int) -
         runner.finish(job, value, busy_ns)
 
 
-# The following functions are pickled, so they are top-level functions.
-
-
 def _in_one(call: UserCall, name: str, item: Any) -> Any:
-    """Return the result of a call; for a generator, return a list of all results.
-
-    If the generator raises, return a `FailedCall`, which contains the results and the error.
-    """
+    """Return the result of a call; of a generator, a list of all results, or a `FailedCall`."""
     if not call.yields_many:
-        return checked(call.function(item))
+        return call.checked(item)
     found: list[Any] = []
     try:
         found.extend(call.function(item))
@@ -488,5 +460,5 @@ def _in_one(call: UserCall, name: str, item: Any) -> Any:
 def _in_chunks(call: UserCall, name: str, item: Any) -> Any:
     """Return the result of a call, or the `ResultChunks` of a generator."""
     if not call.yields_many:
-        return checked(call.function(item))
+        return call.checked(item)
     return ResultChunks(iter(call.function(item)), name)

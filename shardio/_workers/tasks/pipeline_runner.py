@@ -2,9 +2,9 @@
 
     source ─▶ stage ─▶ batches ─▶ stage ─▶ … ─▶ results ─▶ the loop
 
-No thread drives the pipeline. Each thread of a stage, and the loop itself, passes results on to the
-next stages as far as these have room, and wakes the threads that then have jobs. This is done under
-one lock; user code runs without the lock.
+No thread drives the pipeline. Each thread of a stage, and the loop itself, passes results on as far
+as the next stage has room, and wakes threads that then have jobs. All this happens under one lock;
+user code runs without the lock.
 """
 
 from __future__ import annotations
@@ -42,17 +42,13 @@ from shardio._workers.tasks.stage import (
 )
 from shardio.errors import BatchTimeout, ClosedError, TooManySkipped
 
-_NAMED: Final = 4
-"""An error report shows the stacks of at most this number of calls, the longest running first."""
+_NAMED: Final = 4  # the number of calls in an error report, the longest running first
 
 
 def _late(
     number: int, timeout_s: float | None, jobs: Sequence[StageJob], elsewhere: Sequence[str]
 ) -> BatchTimeout:
-    """Return the error for a late result, with the running calls and the stacks of their threads.
-
-    `elsewhere` has lines that describe jobs that do not run in threads of this process.
-    """
+    """Return the error for a late result; `elsewhere` describes jobs outside of this process."""
     lines = [f"result {number} did not arrive within {timeout_s:g} s"]
     at_work = [job for job in jobs if not job.is_suspended]
     frames = sys._current_frames()
@@ -107,9 +103,14 @@ class PipelineRunner(Closing):
         self._pid = this_process.pid
         self._error_budget = ErrorBudget(most_skips)
         self._start = start or PipelineStart()
-        self._source = Stage(SOURCE, _iteration(source), 1)
+        is_async = hasattr(type(source), "__aiter__")
+        call = UserCall(aiter, "async generator") if is_async else UserCall(iter, "generator")
+        self._source = Stage(SOURCE, call, 1)
         pipes = [step for step in steps if isinstance(step, PipeStep)]
-        self._stages = [self._source, *map(_stage, pipes)]
+        self._stages = [self._source]
+        for step in pipes:
+            limit, n_workers = step.most_under_way, step.concurrency
+            self._stages.append(Stage(step.name, step.call, limit, step.in_order, n_workers))
         self._results = OutputQueue(n_buffered)
         self._receivers = _receivers(steps, [*self._stages[1:], self._results])
         for stage in self._stages[1:2]:
@@ -131,8 +132,8 @@ class PipelineRunner(Closing):
     def take(self, timeout_s: float | None) -> Entry | None:
         """Return the next result and its source items; return None if no more results follow.
 
-        If several threads call this method, one of them waits for a result, and the others wait for
-        their turn. The error of a function is raised after all earlier results were taken.
+        The error of a function is raised after all earlier results were taken. Threads that call
+        this method while another one waits for a result wait for their turn.
         """
         if not self._is_through:
             # Check before locking: in a fork, the lock may be held by a thread that exists only in
@@ -154,10 +155,8 @@ class PipelineRunner(Closing):
                     return entry
                 if self._results.is_over:
                     break
-                if self.is_closed or self._breakdown is not None:
-                    # The runner was closed, or broke down, after `_check_open`. `wait` would block,
-                    # because nothing rings any more. Check again.
-                    continue
+                if self.is_closed or self._breakdown is not None:  # since `_check_open`
+                    continue  # nothing would ring any more: check again instead of waiting
             left_s = None if deadline_s is None else deadline_s - time.monotonic()
             if not self._results.wait(left_s):
                 raise self._overdue(timeout_s)
@@ -209,10 +208,7 @@ class PipelineRunner(Closing):
             each.clear()
 
     def abandon(self) -> None:
-        """Close the runner from a finalizer.
-
-        The finalizer may run in any thread, even in a thread that holds the lock.
-        """
+        """Close the runner from a finalizer, even in a thread that holds the lock."""
         if self.lock.locked():
             _thread.start_new_thread(self._end, ())
         else:
@@ -229,8 +225,8 @@ class PipelineRunner(Closing):
     def give(self, job: StageJob, values: Iterable[Any], busy_ns: int) -> bool:
         """Accept results of a job that has not ended; return True if the job may go on now.
 
-        Otherwise, suspend the job: `Stage.begin` will return it again when there is room for more
-        results. If the runner is closed, only return False.
+        Otherwise the job is suspended, and `Stage.begin` will return it again; or, if the runner is
+        closed, it is over.
         """
         stage = job.stage
         with self.lock:
@@ -297,10 +293,7 @@ class PipelineRunner(Closing):
             self._settle(place - 1)
 
     def _settle(self, place: int) -> None:
-        """Pass results of a stage on, as far as the receiver has room; wake executors.
-
-        `place` is the index of the stage.
-        """
+        """Pass results of stage `place` on, as far as the receiver has room; wake executors."""
         stage, receiver = self._stages[place], self._receivers[place]
         if stage.error is not None and not stage.is_halted:
             for each in self._stages[: place + 1]:
@@ -312,7 +305,7 @@ class PipelineRunner(Closing):
         has_ended = not stage.has_reported_end and stage.is_over
         if has_ended:
             stage.has_reported_end = True
-            receiver.end(stage.last_words)
+            receiver.end(stage.error or stage.end_error)
         if has_moved or has_ended:
             if place + 1 < len(self._stages):
                 self._executors[self._stages[place + 1]].wake()
@@ -339,12 +332,6 @@ class PipelineRunner(Closing):
         )
 
 
-def _iteration(source: Any) -> UserCall:
-    if hasattr(type(source), "__aiter__"):
-        return UserCall(aiter, "async generator")
-    return UserCall(iter, "generator")
-
-
 def _receivers(
     steps: Sequence[PipeStep | BatchStep], queues: list[Stage | OutputQueue]
 ) -> list[Receiver]:
@@ -358,9 +345,3 @@ def _receivers(
             found.append(receiver)
             receiver = queues.pop()
     return [*found, receiver][::-1]
-
-
-def _stage(step: PipeStep) -> Stage:
-    stage = Stage(step.name, step.call, step.most_under_way, step.in_order)
-    stage.n_workers = step.concurrency
-    return stage

@@ -45,6 +45,16 @@ class UserCall:
         """True if a call yields any number of values."""
         return self.kind in ("generator", "async generator")
 
+    def checked(self, item: Any) -> Any:
+        """Return the result of a function; raise TransformError if it is a coroutine."""
+        value = self.function(item)
+        if type(value) is CoroutineType:
+            value.close()
+            raise TransformError(
+                "it returned a coroutine: define it with `async def`, so that it is awaited"
+            )
+        return value
+
 
 def user_call(name: str, function: Any) -> UserCall:
     """Return the UserCall for a function, or for the look-up in an object such as a mapping."""
@@ -56,30 +66,16 @@ def user_call(name: str, function: Any) -> UserCall:
                 f"found {shortened(function)}"
             )
         return UserCall(look_up, "function")
-    return UserCall(function, _kind(function))
-
-
-def _kind(function: Callable[..., Any]) -> Kind:
     # For an object that is callable, look also at `__call__`. For a class, do not.
     method = None if isinstance(function, type) else getattr(function, "__call__", None)  # noqa: B004
     for each in (function, method):
         if inspect.iscoroutinefunction(each):
-            return "coroutine"
+            return UserCall(function, "coroutine")
         if inspect.isasyncgenfunction(each):
-            return "async generator"
+            return UserCall(function, "async generator")
         if inspect.isgeneratorfunction(each):
-            return "generator"
-    return "function"
-
-
-def checked(value: Any) -> Any:
-    """Return `value`, the result of a function; raise TransformError if it is a coroutine."""
-    if type(value) is CoroutineType:
-        value.close()
-        raise TransformError(
-            "it returned a coroutine: define it with `async def`, so that it is awaited"
-        )
-    return value
+            return UserCall(function, "generator")
+    return UserCall(function, "function")
 
 
 Where = Literal["process"] | Executor | None
@@ -97,17 +93,13 @@ def checked_where(executor: Any) -> Where:
 
 
 class PipeStep(NamedTuple):
-    """A step that calls a function for every item.
-
-    Steps with the same `thread_group` share threads. The number of these threads is the highest
-    `concurrency` of the steps.
-    """
+    """A step that calls a function for every item."""
 
     call: UserCall
     name: str
     concurrency: int
     in_order: bool
-    thread_group: str
+    thread_group: str  # steps of one group share as many threads as the highest `concurrency`
     executor: Where = None
 
     @property
@@ -119,10 +111,10 @@ class PipeStep(NamedTuple):
 
 
 class BatchStep(NamedTuple):
-    """A step that collects items into lists of `n`; a shorter last list is kept or dropped."""
+    """A step that collects items into lists of `n`."""
 
     n: int
-    drop_last: bool
+    drop_last: bool  # drop a shorter last list
 
 
 class SourcePosition(NamedTuple):
@@ -137,14 +129,10 @@ class SourcePosition(NamedTuple):
 
 
 class PipelineStart(NamedTuple):
-    """The position where a pipeline resumes.
+    """The position where a pipeline resumes."""
 
-    `item` is the index of the first item. `n_passed_over` is the number of results of this item to
-    skip, because an earlier iteration has delivered them.
-    """
-
-    item: int = 0
-    n_passed_over: int = 0
+    item: int = 0  # the index of the first item
+    n_passed_over: int = 0  # the results of this item that an earlier iteration has delivered
 
 
 _AHEAD: Final = 16
@@ -182,10 +170,10 @@ Entry = tuple[SourceItem, Any]  # a result, preceded by the items of the source 
 
 @dataclass(slots=True, eq=False)
 class StageJob:
-    """A call that is running or suspended; `step` is the index of its input in the stage."""
+    """A call that is running or suspended."""
 
     stage: Stage
-    step: int
+    step: int  # the index of the input in the stage
     origin: SourceItem
     item: Any
     results: Any = None  # a generator; for a worker process, the item's index in the task pool
@@ -204,29 +192,20 @@ class StageJob:
 
 @dataclass(slots=True, eq=False)
 class Stage:
-    """The state of one stage.
-
-    Args:
-        name: the name in errors and figures.
-        call: the function that jobs call; the stage itself never calls it.
-        concurrency: the maximum number of jobs in flight, for processes more than `n_workers`.
-        in_order: True to deliver results in input order; False to deliver them when they are ready.
-        n_passed_over: the number of results of the first job to skip, because an earlier iteration
-            has delivered them.
-    """
+    """The state of one stage."""
 
     name: str
     call: UserCall
-    concurrency: int
-    in_order: bool = False
-    n_passed_over: int = 0
+    concurrency: int  # the maximum number of jobs in flight, for processes more than `n_workers`
+    in_order: bool = False  # deliver results in the order of the inputs, not of completion
+    n_workers: int = 1  # the number of jobs that can run at the same time
+    n_passed_over: int = 0  # results of the first job that an earlier iteration has delivered
     inputs: deque[Entry] = field(default_factory=deque)
     out: deque[Entry] = field(default_factory=deque)  # results that the next stage has not taken
     running: dict[int, StageJob] = field(default_factory=dict)
     error: Exception | None = None  # if set, the stage has failed, and `out` has the last results
     has_reported_end: bool = False
     is_halted: bool = False  # this or a later stage has failed, so no more jobs may start
-    n_workers: int = 1  # the number of jobs that can run at the same time
     n_in: int = 0
     n_supplied: int = 0
     n_out: int = 0
@@ -242,7 +221,7 @@ class Stage:
     _held: dict[int, list[Entry]] = field(default_factory=dict)
     _is_ended: bool = False
     _has_failed: bool = False
-    _end_error: Exception | None = None
+    end_error: Exception | None = None
 
     @property
     def has_room(self) -> bool:
@@ -256,11 +235,6 @@ class Stage:
             return False
         return self.error is not None or (self._is_ended and self._next_step >= self.n_in)
 
-    @property
-    def last_words(self) -> Exception | None:
-        """The error that the next stage gets after all results of this stage."""
-        return self.error or self._end_error
-
     def put(self, entry: Entry) -> None:
         """Add an input."""
         self.inputs.append(entry)
@@ -269,14 +243,12 @@ class Stage:
 
     def end(self, error: Exception | None) -> None:
         """Declare that no more inputs follow; `error`, if any, is passed on after all results."""
-        self._is_ended, self._end_error = True, error
+        self._is_ended, self.end_error = True, error
 
     @property
     def has_work(self) -> bool:
         """True if `begin` would return a job."""
-        if self.is_halted:
-            return False
-        return self._may_begin or (bool(self._suspended) and self._resumable() is not None)
+        return not self.is_halted and (self._may_begin or self._resumable() is not None)
 
     @property
     def _may_begin(self) -> bool:
@@ -289,13 +261,15 @@ class Stage:
 
     def _resumable(self) -> int | None:
         """Return the step of a suspended generator that may resume."""
+        if not self._suspended:
+            return None
         return next((s for s in self._suspended if self._may_give(s, is_next=False)), None)
 
     def begin(self) -> StageJob | None:
         """Return a suspended job to resume, else a new job; None if there is none."""
         if self.is_halted:
             return None
-        if self._suspended and (step := self._resumable()) is not None:
+        if (step := self._resumable()) is not None:
             job = self._suspended.pop(step)
             job.is_suspended, job.began_ns = False, now_ns()
             return job
@@ -312,15 +286,13 @@ class Stage:
     def give(self, job: StageJob, value: Any) -> None:
         """Accept a result of a job; the result None means that the item is dropped."""
         job.n_given += 1
+        origin = job.origin
         if value is None:
             self.n_dropped += 1
-            return
-        origin = job.origin
-        if self.call.yields_many:
-            if job.step == 0 and job.n_given <= self.n_passed_over:
-                return
-            origin = origin._replace(n_given=job.n_given)
-        self._add(job.step, (origin, value))
+        elif not self.call.yields_many:
+            self._add(job.step, (origin, value))
+        elif job.step or job.n_given > self.n_passed_over:
+            self._add(job.step, (origin._replace(n_given=job.n_given), value))
 
     def supply(self, job: StageJob, entry: Entry) -> None:
         """Accept an item from the source."""
@@ -351,11 +323,7 @@ class Stage:
         return len(self.out) < (_MAX_OUT if is_next else 1)
 
     def fail(self, job: StageJob, error: Exception | None) -> None:
-        """Record that a job has failed.
-
-        If `error` is None, the job's item is skipped. Otherwise the stage fails, as soon as the
-        results of the job are due.
-        """
+        """Record that a job has failed; with `error`, the stage fails after the job's results."""
         self.n_failed += 1
         # No new jobs may start after an error, because later results are not delivered.
         self._has_failed = self._has_failed or error is not None
@@ -385,7 +353,7 @@ class Stage:
         """Drop all objects of user code, and all errors: tracebacks refer to such objects."""
         for each in (self.inputs, self.out, self.running, self._suspended, self._held, self._done):
             each.clear()
-        self.error = self._end_error = None
+        self.error = self.end_error = None
         self._next_step = self.n_in
 
     def stats(self, elapsed_ns: int) -> StageStats:
@@ -405,10 +373,9 @@ class Stage:
 
 
 class BatchQueue:
-    """A collector in front of a receiver, which gets the items as lists of `n`.
+    """A collector in front of a receiver, which gets the items as lists.
 
-    The items that are left at the end form a shorter list. They are dropped if `drop_last` is True,
-    or if an error follows.
+    A shorter list at the end is dropped if the step says so, or if an error follows.
     """
 
     def __init__(self, step: BatchStep, receiver: Receiver) -> None:
