@@ -343,7 +343,7 @@ def load(loader: Loader, items: Iterable[Any]) -> Generator[Any, None, None]:
             the item.
     """
     _check_loader(loader)
-    task_pool = InlinePool(loader.load, is_called=_named(loader, "load"))
+    task_pool = InlinePool(loader.load, name=_named(loader, "load"))
     return _values(task_pool, loader, _iterator(items), None)
 
 
@@ -394,11 +394,11 @@ def load_with_workers(
     n_bytes = _count_or_none("memory_bytes", memory_bytes, 1)
     in_order = one_of("order", order, get_args(ItemOrder)) == "input"
     how: Start = one_of("start_method", start_method, get_args(Start))
-    most, is_called = most_skips(on_error, max_skips), _named(loader, "load")
+    most, name = most_skips(on_error, max_skips), _named(loader, "load")
 
     def begin() -> TaskPool | InlinePool:
         if not n_workers:
-            return InlinePool(loader.load, max_skips=most, is_called=is_called)
+            return InlinePool(loader.load, max_skips=most, name=name)
         return TaskPool(
             loader.load,
             n_workers,
@@ -407,7 +407,7 @@ def load_with_workers(
             memory_bytes=n_bytes,
             max_skips=most,
             start_method=how,
-            is_called=is_called,
+            name=name,
         )
 
     return ItemIteration(begin, loader, items, seconds("timeout_s", timeout_s))

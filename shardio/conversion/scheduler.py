@@ -187,7 +187,7 @@ def run_in_workers(
         depth=1,
         in_order=False,
         preload=[__name__],
-        is_called="the conversion",
+        name="the conversion",
         on_crash=lambda _, position, died: UnitCrash(position, died),
         held_fds=lock_fds,
     ) as pool:

@@ -24,7 +24,7 @@ from typing import IO, Any, Final
 
 import numpy as np
 
-from shardio._workers.tasks.calls import note_place
+from shardio._workers.tasks.calls import note_part
 from shardio.conversion.converter import OUTCOMES, Converter, Input, Outcome
 from shardio.conversion.inputs import InputState, input_hash, input_states
 from shardio.conversion.journal import (
@@ -90,7 +90,7 @@ def _convert(unit: Unit, job: ConversionJob, folder: Path) -> Generator[InputDon
     skipped, done, stopped = dict(unit.skipped), [], False
     with _RollingShardWriter(str(folder), job) as shards:
         for position, source in enumerate(unit.inputs, unit.first):
-            note_place(position - unit.first)
+            note_part(position - unit.first)
             with SampleBuffer(str(folder)) as buffer:
                 states, content = input_states(source), ""
                 if position in skipped:
@@ -111,7 +111,7 @@ def _convert(unit: Unit, job: ConversionJob, folder: Path) -> Generator[InputDon
                     content,
                 )
                 done.append(InputDone(unit.number, position, report))
-            note_place(None)
+            note_part(None)
             yield done[-1]
             if outcome.kind == "broken" and job.stop_at_broken:
                 stopped = True

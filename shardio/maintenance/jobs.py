@@ -172,7 +172,7 @@ def _run_in_workers(
         n_workers,
         in_order=False,
         preload=[__name__, preload],
-        is_called="the job",
+        name="the job",
     ) as pool:
         while n_done < len(items):
             while n_left := len(items) - pool.n_put:

@@ -81,14 +81,14 @@ def unpack_error(packed: bytes) -> BaseException:
     return found
 
 
-def pack_failure(error: BaseException, is_called: str) -> bytes:
+def pack_failure(error: BaseException, name: str) -> bytes:
     """Pack an exception and its traceback for `unpack_failure`.
 
-    `is_called` is what messages call the function that raised the exception.
+    `name` is what messages call the function that raised the exception.
     """
     frames = error.__traceback__
     text = "".join(traceback.format_exception(type(error), error, frames and frames.tb_next))
-    return pickle.dumps((pack_error(as_failure(error, is_called)), text))
+    return pickle.dumps((pack_error(as_failure(error, name)), text))
 
 
 def unpack_failure(failure: bytes | memoryview, where: str) -> BaseException:
@@ -102,7 +102,7 @@ def unpack_failure(failure: bytes | memoryview, where: str) -> BaseException:
     return error
 
 
-def as_failure(error: BaseException, is_called: str) -> Exception:
+def as_failure(error: BaseException, name: str) -> Exception:
     """Return `error`, or a TransformError in its place if `error` would end a process or a loop.
 
     SystemExit, for example, would end a process, and StopIteration would end a loop.
@@ -111,7 +111,7 @@ def as_failure(error: BaseException, is_called: str) -> Exception:
         return error
     text = text_of(error)
     message = f": {text}" if text else ""
-    failure = TransformError(f"{is_called} raised {type(error).__name__}{message}")
+    failure = TransformError(f"{name} raised {type(error).__name__}{message}")
     failure.__cause__ = error
     return failure
 

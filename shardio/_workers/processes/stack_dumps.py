@@ -1,6 +1,6 @@
 """Reports on workers: the step that each worker is executing, and Python stacks after a timeout.
 
-A step is the index of an item or batch. A worker may also record a place: the index of the part of
+A step is the index of an item or batch. A worker may also record a part: the index of the part of
 the item on which the worker is working. On a signal, a worker writes the stacks of its threads to a
 file that it shares with the main process. The signal handler is C code, so it works wherever the
 Python code of the worker hangs.
@@ -52,13 +52,13 @@ class StepFiles(Closing):
         return None if step < 0 else step
 
     def take(self, worker: int) -> tuple[int | None, int | None]:
-        """Return the step and the place that a worker had recorded when it exited; clear both.
+        """Return the step and the part that a worker had recorded when it exited; clear both.
 
         A number that the worker had not recorded is None.
         """
-        step, place = self.of(worker), int(self._steps[worker, 1]) - 1
+        step, part = self.of(worker), int(self._steps[worker, 1]) - 1
         self._steps[worker] = 0
-        return step, None if place < 0 else place
+        return step, None if part < 0 else part
 
     def close(self) -> None:
         """Close the files. Idempotent."""
@@ -71,7 +71,7 @@ class StepFiles(Closing):
 def map_steps(fd: int) -> Steps:
     """Map the step file, an array with two numbers per worker.
 
-    The numbers are the current step plus 1 and the current place plus 1. A 0 stands for none.
+    The numbers are the current step plus 1 and the current part plus 1. A 0 stands for none.
     """
     return np.frombuffer(mmap.mmap(fd, 0), np.uint64).reshape(-1, 2)
 

@@ -167,7 +167,7 @@ def pack_call(kind: CallRequest, block: int = 0, step: int = 0, n_passed_over: i
 
 
 def call_for_main(
-    function: Callable[[Any], Any], most_bytes: int, is_called: str, channel: Channel
+    function: Callable[[Any], Any], most_bytes: int, name: str, channel: Channel
 ) -> None:
     """Call the function for one item after another until the main process closes the channel.
 
@@ -175,12 +175,12 @@ def call_for_main(
         function: a function that returns a value for an item, or `ResultChunks`, whose chunks are
             sent one by one.
         most_bytes: the maximum size of a block.
-        is_called: the name of the function in messages.
+        name: the name of the function in messages.
         channel: the channel of this worker; its first descriptor is the file for `map_steps`.
     """
     yield_to_main()
     keep_freed_memory()
-    caller = _Caller(function, most_bytes, is_called, channel)
+    caller = _Caller(function, most_bytes, name, channel)
     at_work = _here.line = map_steps(channel.fds[0])[channel.index]
     while (received := channel.recv_fds()) is not None:
         message, fds = received
@@ -193,7 +193,7 @@ def call_for_main(
             at_work[0] = step + 1
             with pack_message(caller.answer(unpack_message(message, fds))) as parcel:
                 channel.send(*parcel)
-            # Clear step and place, so that no later crash is attributed to the answered item.
+            # Clear step and part, so that no later crash is attributed to the answered item.
             at_work[0] = at_work[1] = 0
 
 
@@ -204,23 +204,19 @@ class _Here:
 _here: Final = _Here()
 
 
-def note_place(place: int | None) -> None:
-    """Record which part of the current item this worker is working on.
-
-    `place` is the index of the part, or None. If the worker crashes, the crash is attributed to
-    this part.
-    """
+def note_part(part: int | None) -> None:
+    """Record the index of the part of its item that this worker is working on, for crash reports."""
     if _here.line is not None:
-        _here.line[1] = 0 if place is None else place + 1
+        _here.line[1] = 0 if part is None else part + 1
 
 
 class _Caller:
     """The state of one worker: the function, and the blocks that it has received."""
 
     def __init__(
-        self, function: Callable[[Any], Any], most_bytes: int, is_called: str, channel: Channel
+        self, function: Callable[[Any], Any], most_bytes: int, name: str, channel: Channel
     ) -> None:
-        self._function, self._most_bytes, self._is_called = function, most_bytes, is_called
+        self._function, self._most_bytes, self._name = function, most_bytes, name
         self._channel, self._pid = channel, this_process.pid
         self._packer, self.blocks = ValuePacker(), dict[int, BlockMap]()
         self._suspended: dict[int, ResultChunks] = {}
@@ -247,7 +243,7 @@ class _Caller:
             self._put(found, self.blocks[number])
         except BaseException as error:  # noqa: BLE001  # sent to the main process, even SystemExit
             self._suspended.pop(step, None)
-            failure = pack_failure(error, self._is_called)
+            failure = pack_failure(error, self._name)
             taken_ns = now_ns() - start_ns
             return ANSWER.pack(CallOutcome.FAILED, 0, number, step, 0, taken_ns) + failure
         return ANSWER.pack(CallOutcome.IN_BLOCK, n_results, number, step, found.n_bytes, taken_ns)
@@ -272,12 +268,12 @@ class _Caller:
     def _put(self, found: PackedValue, block: BlockMap) -> None:
         if found.n_bytes > self._most_bytes:
             raise InsufficientMemory(
-                f"the result of {self._is_called} has {found.n_bytes} bytes; memory_bytes allows "
+                f"the result of {self._name} has {found.n_bytes} bytes; memory_bytes allows "
                 f"{self._most_bytes}: raise it, or return less at a time"
             )
         if (n_lacking := found.n_bytes - block.backed_bytes()) > 0:
             # Check here although `grow` checks, too: the message of `grow` would name a batch.
-            what = f"the bytes that {self._is_called} returned"
+            what = f"the bytes that {self._name} returned"
             require(n_lacking, what, "return less, or load fewer at a time")
         block.grow(found.n_bytes)
         write_value(found, block.bytes.data)
@@ -305,9 +301,9 @@ class InlinePool(Closing):
         function: Callable[[Any], Any],
         *,
         max_skips: int | None = None,
-        is_called: str = "the function",
+        name: str = "the function",
     ) -> None:
-        self._function, self._is_called = function, is_called
+        self._function, self._name = function, name
         self.error_budget = ErrorBudget(max_skips)
         self._waiting: list[tuple[Any, Any]] = []
         self.n_put = self._n_taken = self._calling_ns = 0
@@ -358,7 +354,7 @@ class InlinePool(Closing):
         except KeyboardInterrupt:  # Ctrl-C, not an error of the item
             raise
         except BaseException as raised:  # noqa: BLE001  # even sys.exit, as in a worker
-            error = as_failure(raised, self._is_called)
+            error = as_failure(raised, self._name)
             add_note(error, f"in this process, item {number} ({shortened(item)})")
             if not self.error_budget.forgives(error):
                 raise error  # noqa: B904  # `as_failure` has set its cause
@@ -376,7 +372,7 @@ class InlinePool(Closing):
     def overdue(self, timeout_s: float) -> BatchTimeout:
         """Return the error for a value that was not ready in time."""
         slow = self.n_put - 1
-        return BatchTimeout(f"item {slow} of {self._is_called} took over {timeout_s:g} s")
+        return BatchTimeout(f"item {slow} of {self._name} took over {timeout_s:g} s")
 
     def close(self) -> None:
         """Drop the queued item."""

@@ -325,7 +325,7 @@ class ProcessExecutor(StageExecutor):
                 self._n_workers,
                 most_items=stage.concurrency,
                 in_order=False,  # the stage puts the results in order, if needed
-                is_called=stage.name,
+                name=stage.name,
             ) as task_pool:
                 task_pool.error_budget = _ReportingBudget(self._fail)
                 with self._runner.lock:

@@ -58,9 +58,9 @@ class Schedule:
         self._before = [0] * n_workers  # each worker's tasks of the previous iteration
         self._tasks: list[dict[int, int]] = [{} for _ in range(n_workers)]  # worker: step -> block
         self._loads = [self._full - depth] * n_workers
-        # `_lows[i]` is the load up to which worker i may soon be idle. `_leads[i]` is the number by
-        # which the load of worker i may exceed the least load when the worker gets its next step.
-        self._lows, self._leads = [self._full - 1] * n_workers, [0] * n_workers
+        # Worker i may soon be idle at a load of up to `_low_loads[i]`. When it gets its next step, its
+        # load may exceed the least load by up to `_max_leads[i]`.
+        self._low_loads, self._max_leads = [self._full - 1] * n_workers, [0] * n_workers
         self._n_low = n_workers
         self._ready: dict[int, int] = {}
         self._failed: dict[int, BaseException] = {}
@@ -152,11 +152,11 @@ class Schedule:
             self._next_assigned = step + 1
         worker = step % len(loads)
         load = loads[worker]
-        if load > least + self._leads[worker] or load >= self._full:
+        if load > least + self._max_leads[worker] or load >= self._full:
             worker, load = loads.index(least), least
         self._tasks[worker][step] = block
         loads[worker] = load + 1
-        self._n_low -= load == self._lows[worker]
+        self._n_low -= load == self._low_loads[worker]
         self.n_in_flight += 1
         return worker, step, block
 
@@ -168,7 +168,7 @@ class Schedule:
         self._ready[step] = self._tasks[worker].pop(step)  # the code of `_answered`, for speed
         self.n_in_flight -= 1
         self._loads[worker] = load = self._loads[worker] - 1
-        self._n_low += load == self._lows[worker]
+        self._n_low += load == self._low_loads[worker]
         if is_quick is not self._is_quick[worker]:
             self._change_depth(worker, is_quick=is_quick)
 
@@ -183,8 +183,8 @@ class Schedule:
         self._is_quick[worker] = is_quick
         full, depth = self._full, QUICK_DEPTH if is_quick else self._base_depth
         self._update_load(worker, depth)
-        self._lows[worker] = full - depth // 2 if is_quick else full - 1
-        self._leads[worker] = depth // 4 if is_quick else 0
+        self._low_loads[worker] = full - depth // 2 if is_quick else full - 1
+        self._max_leads[worker] = depth // 4 if is_quick else 0
         self._count_low()
 
     def _update_load(self, worker: int, depth: int) -> None:
@@ -192,7 +192,7 @@ class Schedule:
         self._loads[worker] = self._full - depth + n_tasks
 
     def _count_low(self) -> None:
-        self._n_low = sum(n <= low for n, low in zip(self._loads, self._lows, strict=True))
+        self._n_low = sum(n <= low for n, low in zip(self._loads, self._low_loads, strict=True))
 
     def failed(self, worker: int, step: int, error: BaseException) -> None:
         """Record that a step failed; `deliver` raises the error when it is the step's turn."""
@@ -212,7 +212,7 @@ class Schedule:
         block = self._tasks[worker].pop(step)
         self.n_in_flight -= 1
         self._loads[worker] = load = self._loads[worker] - 1
-        self._n_low += load == self._lows[worker]
+        self._n_low += load == self._low_loads[worker]
         return block
 
     def tasks_of(self, worker: int) -> dict[int, int]:

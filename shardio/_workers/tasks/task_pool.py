@@ -84,7 +84,7 @@ class PendingCall:
             blocks.give_back(self.block)
             self.block = None
 
-    def value(self, blocks: ValueBlocks, is_called: str, *, is_last: bool) -> Any:
+    def value(self, blocks: ValueBlocks, name: str, *, is_last: bool) -> Any:
         """Return the value of the function.
 
         The block stays leased as long as the arrays of the value exist. `is_last` is True if no
@@ -98,7 +98,7 @@ class PendingCall:
             return read_value(memory)
         except Exception as error:
             raise TransformError(
-                f"what {is_called} returned for {self.named} cannot be unpickled in this process: "
+                f"what {name} returned for {self.named} cannot be unpickled in this process: "
                 f"{type(error).__name__}: {text_of(error)}"
             ) from error
 
@@ -127,9 +127,9 @@ class TaskPool(Closing):
         max_skips: the number of items that may fail and be skipped; None raises the first failure.
         start_method: the way to start workers, see `Start`.
         preload: the names of modules to import before workers start.
-        is_called: the name of the function in messages.
+        name: the name of the function in messages.
         on_crash: a function that is called when a worker has crashed on an item. Its arguments are
-            the item, the index of the part of the item (see `note_place`) and the worker's exit. It
+            the item, the index of the part of the item (see `note_part`) and the worker's exit. It
             returns a value for the item, or None to try the item again in another worker.
         held_fds: descriptors that workers keep open, such as the descriptor of a lock.
     """
@@ -146,11 +146,11 @@ class TaskPool(Closing):
         max_skips: int | None = None,
         start_method: Start = "zygote",
         preload: Sequence[str] = (),
-        is_called: str = "the function",
+        name: str = "the function",
         on_crash: Callable[[Any, int | None, WorkerExit], Any] | None = None,
         held_fds: Sequence[int] = (),
     ) -> None:
-        self._is_called, self._in_order, self._n_workers = is_called, in_order, n_workers
+        self._name, self._in_order, self._n_workers = name, in_order, n_workers
         self._most_items = DEPTH * n_workers + 2 if most_items is None else most_items
         self._on_crash = on_crash
         budget = default_budget() if memory_bytes is None else memory_bytes
@@ -165,7 +165,7 @@ class TaskPool(Closing):
         self._has_ended = False
         self._blocks = ValueBlocks(n_workers + 1, budget)
         self._step_files = StepFiles()
-        target = partial(call_for_main, function, budget, is_called)
+        target = partial(call_for_main, function, budget, name)
         try:
             with files_explained():
                 self._pool = WorkerPool(
@@ -244,12 +244,12 @@ class TaskPool(Closing):
         self._send_waiting()
         if self._parts:
             part = self._parts.popleft()
-            return part.step, part.value(self._blocks, self._is_called, is_last=False)
+            return part.step, part.value(self._blocks, self._name, is_last=False)
         while (step := self._delivered()) is not None:
             call = self._calls.pop(step)
             if call.error is None:
                 is_last = self._schedule.is_given_out
-                return step, call.value(self._blocks, self._is_called, is_last=is_last)
+                return step, call.value(self._blocks, self._name, is_last=is_last)
             self._n_skipped += 1
             self.error_budget.skip(step, call.item, call.error)
         return None
@@ -294,7 +294,7 @@ class TaskPool(Closing):
     def overdue(self, timeout_s: float) -> BatchTimeout:
         """Return the error for a late value, with the activity of every worker."""
         which = f"item {self._schedule.next_step}" if self._in_order else "any item"
-        first = f"{which} of {self._is_called} did not arrive within {timeout_s:g} s"
+        first = f"{which} of {self._name} did not arrive within {timeout_s:g} s"
         return BatchTimeout("\n".join([first, *self.at_work(lambda step: self._calls[step].named)]))
 
     def at_work(self, named: Callable[[int], str]) -> list[str]:
@@ -340,7 +340,7 @@ class TaskPool(Closing):
         outcome, n_results, _, step, n_bytes, taken_ns = ANSWER.unpack_from(answer)
         if outcome == CallOutcome.FORKED:
             raise TransformError(
-                f"{self._is_called} returned twice for item {step}: from worker {worker}, and "
+                f"{self._name} returned twice for item {step}: from worker {worker}, and "
                 "from a process that was forked there; end it with os._exit"
             )
         call = self._calls[step]
@@ -373,18 +373,16 @@ class TaskPool(Closing):
     def _on_worker_exit(self, died: WorkerExit) -> None:
         """Replace a worker that has exited; assign its unanswered items again, or give them up."""
         worker, how = died.worker, died.manner
-        step, place = self._step_files.take(worker)
+        step, part = self._step_files.take(worker)
         if text := self._last_words.pop(worker, ""):
-            raise TransformError(
-                f"{self._is_called} cannot be loaded in a worker; {how}:\n\n{text}"
-            )
+            raise TransformError(f"{self._name} cannot be loaded in a worker; {how}:\n\n{text}")
         if step is None:  # a crash on an item is counted below, for the item
             self._crash_loop.count(how)
         tasks = self._schedule.tasks_of(worker)
         if step is not None and step in tasks and not self._calls[step].is_suspended:
             call = self._calls[step]
             call.n_crashes += 1
-            value = None if self._on_crash is None else self._on_crash(call.item, place, died)
+            value = None if self._on_crash is None else self._on_crash(call.item, part, died)
             if value is not None:
                 call.give_back(self._blocks)
                 call.memory = memoryview(pack_value(value).to_bytes())
@@ -407,7 +405,7 @@ class TaskPool(Closing):
 
     def _died(self, step: int, how: str) -> WorkerDied:
         return WorkerDied(
-            f"{MAX_CRASHES} workers crashed on {self._calls[step].named} in {self._is_called}; "
+            f"{MAX_CRASHES} workers crashed on {self._calls[step].named} in {self._name}; "
             f"the last: {how}"
         )
 
