@@ -8,6 +8,7 @@ iterator over the loaded values; their arrays are in shared memory.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -20,7 +21,7 @@ from shardio._workers.processes.limits import usable_cpus
 from shardio._workers.processes.linux import Finalizer
 from shardio._workers.processes.serialization import add_note, shortened
 from shardio._workers.processes.worker_main import Start
-from shardio._workers.tasks.calls import InlinePool, SingleCaller
+from shardio._workers.tasks.calls import InlinePool
 from shardio._workers.tasks.schedule import DEPTH
 from shardio._workers.tasks.task_pool import TaskPool
 from shardio.errors import ClosedError, InvalidArgument, TransformError
@@ -85,9 +86,7 @@ class ItemIteration(Closing, Generator[Any, None, None]):
         self._body: Generator[Any, None, None] | None = None
         self._end: Callable[[], object] | None = None
         self._is_over = self._is_closed = self._is_within = False
-        self._single_caller = SingleCaller(
-            "another thread is waiting for an item of this iteration"
-        )
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
         self._begin()
@@ -118,19 +117,19 @@ class ItemIteration(Closing, Generator[Any, None, None]):
             InvalidArgument: another thread is inside this call, or the call is nested because the
                 source of items has requested an item of this iteration.
         """
-        # If a second thread enters, it gets an error, and the call of the first thread continues.
-        with self._single_caller:
-            return self._next()
-
-    def _next(self) -> Any:
-        if self._is_over:
-            raise StopIteration
-        body = self._begin()
+        if not self._lock.acquire(blocking=False):
+            raise InvalidArgument("another thread is waiting for an item of this iteration")
         try:
-            return next(body)
-        except BaseException:
-            self._finish()
-            raise
+            if self._is_over:
+                raise StopIteration
+            body = self._begin()
+            try:
+                return next(body)
+            except BaseException:
+                self._finish()
+                raise
+        finally:
+            self._lock.release()
 
     def throw(self, *raised: Any) -> Any:
         """End the iteration, and raise the given exception."""
@@ -343,7 +342,7 @@ def load(loader: Loader, items: Iterable[Any]) -> Generator[Any, None, None]:
             the item.
     """
     _check_loader(loader)
-    task_pool = InlinePool(loader.load, name=_named(loader, "load"))
+    task_pool = InlinePool(loader.load, _named(loader, "load"))
     return _values(task_pool, loader, _iterator(items), None)
 
 
@@ -398,7 +397,7 @@ def load_with_workers(
 
     def begin() -> TaskPool | InlinePool:
         if not n_workers:
-            return InlinePool(loader.load, max_skips=most, name=name)
+            return InlinePool(loader.load, name, most)
         return TaskPool(
             loader.load,
             n_workers,

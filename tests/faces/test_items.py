@@ -290,7 +290,7 @@ def test_whoever_asks_while_it_starts_or_waits_is_refused_and_it_goes_on() -> No
 
     def begin() -> InlinePool:
         ask("it starts")
-        return InlinePool(lambda item: item)
+        return InlinePool(abs, "abs")
 
     def source() -> Generator[int, None, None]:
         yield 0

@@ -4,10 +4,9 @@ A call is a message with a header of 32 bytes and a pickled item. An answer is a
 header of 32 bytes, followed by the result if the result is small. A larger result is written to the
 block (of shared memory) that the header of the call names; see `values`.
 
-If the function is a generator, its results are sent in chunks, and the main process requests one
-chunk after another. A chunk is a list of results, or a `FailedCall` if the generator has raised.
-Each result is pickled as soon as it is yielded, because the generator may afterwards write to the
-same array again.
+If the function is a generator, the main process requests one chunk of its results after another: a
+list, or a `FailedCall` if the generator has raised. Each result is pickled as soon as it is
+yielded, because the generator may afterwards write to the same array again.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from __future__ import annotations
 import os
 import pickle
 import struct
-import threading
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import Any, Final
@@ -26,7 +24,6 @@ import numpy.typing as npt
 from shardio._base.classes import Closing
 from shardio._base.statistics import ItemStats, now_ns
 from shardio._workers.processes.blocks import BlockMap
-from shardio._workers.processes.limits import require
 from shardio._workers.processes.linux import keep_freed_memory, this_process, yield_to_main
 from shardio._workers.processes.serialization import (
     ValuePickler,
@@ -44,8 +41,8 @@ from shardio._workers.processes.worker_main import (
     unpack_message,
 )
 from shardio._workers.tasks.failure_policy import ErrorBudget
-from shardio._workers.tasks.values import PackedValue, ValuePacker, write_value
-from shardio.errors import BatchTimeout, InsufficientMemory, InvalidArgument
+from shardio._workers.tasks.values import ValuePacker, write_to_block
+from shardio.errors import BatchTimeout, InsufficientMemory
 
 # A chunk ends after _MAX results, after _MAX_BYTES of pickled results, or after _MAX_NS. A result
 # with an array of at least _ALONE_BYTES is a chunk of its own.
@@ -71,7 +68,7 @@ def _broken(found: list[Any], failure: bytes, name: str) -> FailedCall:
 
 
 class _Pickled:
-    """A result that was pickled as soon as the generator had yielded it."""
+    """A result that is pickled already."""
 
     def __init__(self, pickled: bytes) -> None:
         self._pickled = pickled
@@ -93,19 +90,18 @@ class ResultChunks:
     def take(self) -> list[Any] | FailedCall:
         """Return the next results; the list is empty only if the generator has no more."""
         found: list[Any] = []
-        end_ns = now_ns() + _MAX_NS
         try:
-            self._gather(found, end_ns)
+            self._gather(found)
         except BaseException as error:  # noqa: BLE001  # the user's function may raise anything
             self.is_over = True
             return FailedCall(found, error, self._name)
         return found
 
-    def _gather(self, found: list[Any], end_ns: int) -> None:
+    def _gather(self, found: list[Any]) -> None:
         if self._large:
             found.append(self._large.pop())
             return
-        n_bytes = 0
+        n_bytes, end_ns = 0, now_ns() + _MAX_NS
         while len(found) < _MAX and n_bytes < _MAX_BYTES and (now_ns() < end_ns or not found):
             value = next(self._results, _END)
             if value is _END:
@@ -118,25 +114,17 @@ class ResultChunks:
             if not apart:
                 found.append(_Pickled(pickled))
                 n_bytes += len(pickled)
-            elif found:
-                self._large.append(value)
-                return
             else:
-                found.append(value)
+                (self._large if found else found).append(value)
                 return
 
 
-CALL: Final = struct.Struct("<HHIQQQ")
-"""The header of a request: kind, 0, index of the block, step, number of results to skip, 0.
+HEADER: Final = struct.Struct("<HHIQQQ")
+"""The header of each message; a step is the index of an item.
 
-The step is the index of the item. In a request of the kind CALL, the item follows the header.
-"""
-ANSWER: Final = struct.Struct("<HHIQQQ")
-"""The header of an answer: outcome, number of results, index of the block, step, number of bytes in
-the block, nanoseconds spent in the function.
-
-If a generator will yield more results, the second number is the number of results in this answer;
-otherwise it is 0.
+A request has: kind, 0, index of the block, step, number of results to skip, 0. An answer has:
+outcome, number of results if the generator will yield more (else 0), index of the block, step,
+number of bytes in the block, nanoseconds spent in the function.
 """
 
 MAX_INLINE_BYTES: Final = 32 << 10
@@ -163,7 +151,7 @@ class CallOutcome(IntEnum):
 
 def pack_call(kind: CallRequest, block: int = 0, step: int = 0, n_passed_over: int = 0) -> bytes:
     """Pack the header of a message from the main process."""
-    return CALL.pack(kind, 0, block, step, n_passed_over, 0)
+    return HEADER.pack(kind, 0, block, step, n_passed_over, 0)
 
 
 def call_for_main(
@@ -171,20 +159,17 @@ def call_for_main(
 ) -> None:
     """Call the function for one item after another until the main process closes the channel.
 
-    Args:
-        function: a function that returns a value for an item, or `ResultChunks`, whose chunks are
-            sent one by one.
-        most_bytes: the maximum size of a block.
-        name: the name of the function in messages.
-        channel: the channel of this worker; its first descriptor is the file for `map_steps`.
+    The function returns a value, or `ResultChunks`, whose chunks are sent one by one; messages call
+    it `name`. A block has at most `most_bytes`. The channel's first descriptor is the step file.
     """
+    global _at_work
     yield_to_main()
     keep_freed_memory()
     caller = _Caller(function, most_bytes, name, channel)
-    at_work = _here.line = map_steps(channel.fds[0])[channel.index]
+    at_work = _at_work = map_steps(channel.fds[0])[channel.index]
     while (received := channel.recv_fds()) is not None:
         message, fds = received
-        request_kind, _, number, step, *_ = CALL.unpack_from(message)
+        request_kind, _, number, step, *_ = HEADER.unpack_from(message)
         if request_kind == CallRequest.HELLO:
             answer_with_stacks(fds[0])
         elif request_kind == CallRequest.BLOCK:
@@ -197,17 +182,13 @@ def call_for_main(
             at_work[0] = at_work[1] = 0
 
 
-class _Here:
-    line: npt.NDArray[np.uint64] | None = None  # this worker's two numbers in the step file
-
-
-_here: Final = _Here()
+_at_work: npt.NDArray[np.uint64] | None = None  # this worker's two numbers in the step file
 
 
 def note_part(part: int | None) -> None:
-    """Record the index of the part of its item that this worker is working on, for crash reports."""
-    if _here.line is not None:
-        _here.line[1] = 0 if part is None else part + 1
+    """Record which part of its item this worker is working on, in case it crashes."""
+    if _at_work is not None:
+        _at_work[1] = 0 if part is None else part + 1
 
 
 class _Caller:
@@ -223,7 +204,7 @@ class _Caller:
 
     def answer(self, message: bytes) -> bytes:
         """Start or resume the call that `message` requests, and return the answer."""
-        request_kind, _, number, step, n_passed_over, _ = CALL.unpack_from(message)
+        request_kind, _, number, step, n_passed_over, _ = HEADER.unpack_from(message)
         start_ns = now_ns()
         try:
             if request_kind == CallRequest.GO_ON:
@@ -238,15 +219,22 @@ class _Caller:
             taken_ns = now_ns() - start_ns
             found = self._packer.pack(value)
             if found.n_bytes <= MAX_INLINE_BYTES:
-                head = ANSWER.pack(CallOutcome.INLINE, n_results, number, step, 0, taken_ns)
+                head = HEADER.pack(CallOutcome.INLINE, n_results, number, step, 0, taken_ns)
                 return head + found.to_bytes()
-            self._put(found, self.blocks[number])
+            if found.n_bytes > self._most_bytes:
+                raise InsufficientMemory(
+                    f"the result of {self._name} has {found.n_bytes} bytes; memory_bytes allows "
+                    f"{self._most_bytes}: raise it, or return less at a time"
+                )
+            what = f"the bytes that {self._name} returned"
+            hint = "return less, or load fewer at a time"
+            write_to_block(found, self.blocks[number], what, hint)
         except BaseException as error:  # noqa: BLE001  # sent to the main process, even SystemExit
             self._suspended.pop(step, None)
             failure = pack_failure(error, self._name)
             taken_ns = now_ns() - start_ns
-            return ANSWER.pack(CallOutcome.FAILED, 0, number, step, 0, taken_ns) + failure
-        return ANSWER.pack(CallOutcome.IN_BLOCK, n_results, number, step, found.n_bytes, taken_ns)
+            return HEADER.pack(CallOutcome.FAILED, 0, number, step, 0, taken_ns) + failure
+        return HEADER.pack(CallOutcome.IN_BLOCK, n_results, number, step, found.n_bytes, taken_ns)
 
     def _next_chunk(self, step: int, chunks: ResultChunks) -> tuple[Any, int]:
         """Return the next results of a generator, and their number, or 0 if no more will follow."""
@@ -262,46 +250,15 @@ class _Caller:
             return function()
         finally:
             if this_process.pid != self._pid:  # a fork; only the worker may answer
-                self._channel.send(ANSWER.pack(CallOutcome.FORKED, 0, 0, step, 0, 0))
+                self._channel.send(HEADER.pack(CallOutcome.FORKED, 0, 0, step, 0, 0))
                 os._exit(1)
-
-    def _put(self, found: PackedValue, block: BlockMap) -> None:
-        if found.n_bytes > self._most_bytes:
-            raise InsufficientMemory(
-                f"the result of {self._name} has {found.n_bytes} bytes; memory_bytes allows "
-                f"{self._most_bytes}: raise it, or return less at a time"
-            )
-        if (n_lacking := found.n_bytes - block.backed_bytes()) > 0:
-            # Check here although `grow` checks, too: the message of `grow` would name a batch.
-            what = f"the bytes that {self._name} returned"
-            require(n_lacking, what, "return less, or load fewer at a time")
-        block.grow(found.n_bytes)
-        write_value(found, block.bytes.data)
-
-
-class SingleCaller:
-    """A context manager that one caller at a time may enter; a second caller gets an error."""
-
-    def __init__(self, refusal: str) -> None:
-        self._refusal, self._lock = refusal, threading.Lock()
-
-    def __enter__(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            raise InvalidArgument(self._refusal)
-
-    def __exit__(self, *raised: object) -> None:
-        self._lock.release()
 
 
 class InlinePool(Closing):
     """A `TaskPool` for num_workers=0, with room for one item; `take` calls the function."""
 
     def __init__(
-        self,
-        function: Callable[[Any], Any],
-        *,
-        max_skips: int | None = None,
-        name: str = "the function",
+        self, function: Callable[[Any], Any], name: str, max_skips: int | None = None
     ) -> None:
         self._function, self._name = function, name
         self.error_budget = ErrorBudget(max_skips)

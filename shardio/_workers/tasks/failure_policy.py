@@ -1,8 +1,8 @@
 """The policy for items that fail and for workers that crash; all work in workers follows it.
 
 A worker that crashes is replaced, and its items are tried again. An item that has crashed
-MAX_CRASHES workers is not tried again: it is skipped if that is allowed, or else reported. If
-workers crash one after another without completing anything, the work ends with an error.
+MAX_CRASHES workers is skipped if that is allowed, or else reported. If workers crash one after
+another without completing anything, the work ends with an error.
 """
 
 from __future__ import annotations
@@ -13,11 +13,8 @@ from shardio._base.statistics import SkippedItem
 from shardio._workers.processes.serialization import shortened, text_of
 from shardio.errors import ClosedError, InsufficientMemory, TooManySkipped, UnsupportedEnvironment
 
-_NOT_OF_AN_ITEM: Final = (UnsupportedEnvironment, ClosedError, InsufficientMemory)
-
-
 MAX_CRASHES: Final = 2
-"""The number of crashes after which an item is reported or skipped instead of tried again."""
+_NOT_OF_AN_ITEM: Final = (UnsupportedEnvironment, ClosedError, InsufficientMemory)
 
 
 class CrashLoop:
@@ -28,20 +25,14 @@ class CrashLoop:
         self.n_crashes = 0  # the owner resets it whenever a worker completes something
 
     def count(self, how: str) -> None:
-        """Count a crash; raise UnsupportedEnvironment after about two restarts of each worker.
-
-        `how` is the description of the crash for the message.
-        """
+        """Count a crash, described by `how`; raise UnsupportedEnvironment if there are too many."""
         self.n_crashes += 1
         if self.n_crashes > self._most:
             raise UnsupportedEnvironment(f"workers crash before they do anything: {how}")
 
 
 class ErrorBudget:
-    """The items that were skipped, and the number `most` of items that may be skipped.
-
-    If `most` is None, no item may be skipped.
-    """
+    """The items that were skipped; at most `most` items may be, and with None no item."""
 
     def __init__(self, most: int | None) -> None:
         self.most = most

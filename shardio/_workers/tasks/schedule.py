@@ -4,9 +4,9 @@ A step is one batch or item. Workers execute steps as tasks and write the result
 of shared memory. Steps, workers and blocks are represented by their indices. The schedule decides
 which worker executes a step with which block; its owner sends the tasks.
 
-Steps are assigned in order. `deliver` delivers them in order, `deliver_any` as they become ready.
-Each block has one of these states: free; in flight, which means that a worker has it for a step;
-lost, which means that the worker has exited and the step must be executed again; ready; delivered.
+Steps are assigned in order. `deliver` delivers them in order, `deliver_any` as they become ready. A
+block is free; or in flight, when a worker has it for a step; or lost, when the worker has exited and
+the step must be executed again; or ready; or delivered.
 """
 
 from __future__ import annotations
@@ -39,10 +39,7 @@ Assignment = tuple[int, int, int]
 class Schedule:
     """The bookkeeping of one iteration over the steps in `range(first, last)`.
 
-    Args:
-        first, last: the range of steps to deliver; `last` is ENDLESS if the end is unknown.
-        n_workers: the number of workers.
-        depth: the number of tasks that a worker may have at a time, unless it is quick.
+    `last` is ENDLESS if the end is unknown. A worker that is not quick has at most `depth` tasks.
 
     The load of a worker is `_full` minus the number of further tasks that the worker may have. The
     loads of quick and slow workers are thus comparable. A worker whose load is `_full` gets no
@@ -58,8 +55,8 @@ class Schedule:
         self._before = [0] * n_workers  # each worker's tasks of the previous iteration
         self._tasks: list[dict[int, int]] = [{} for _ in range(n_workers)]  # worker: step -> block
         self._loads = [self._full - depth] * n_workers
-        # Worker i may soon be idle at a load of up to `_low_loads[i]`. When it gets its next step, its
-        # load may exceed the least load by up to `_max_leads[i]`.
+        # Worker i may soon be idle at a load of up to `_low_loads[i]`. Its next step goes to another
+        # worker if its load exceeds the least load by more than `_max_leads[i]`.
         self._low_loads, self._max_leads = [self._full - 1] * n_workers, [0] * n_workers
         self._n_low = n_workers
         self._ready: dict[int, int] = {}
@@ -95,10 +92,7 @@ class Schedule:
 
     @property
     def is_low(self) -> bool:
-        """True if a worker may soon be idle.
-
-        Otherwise, sending can wait until several tasks share a message.
-        """
+        """True if a worker may soon be idle; else, several tasks may wait to share a message."""
         return self._n_low > 0
 
     @property
@@ -119,10 +113,7 @@ class Schedule:
         return found
 
     def set_backlog(self, n_tasks: list[int]) -> None:
-        """Set the number of tasks of the previous iteration that each worker still has.
-
-        These tasks are part of the worker's load.
-        """
+        """Set the number of the previous iteration's tasks that are still part of each load."""
         self._before = n_tasks
         for worker, is_quick in enumerate(self._is_quick):
             self._update_load(worker, QUICK_DEPTH if is_quick else self._base_depth)
@@ -135,10 +126,9 @@ class Schedule:
         self.n_circulating += 1
 
     def assign(self) -> Assignment:
-        """Assign the next step to a worker with few tasks.
+        """Assign the next step to a worker; there must be a step, a block and a worker with room.
 
-        There must be a step, a block and a worker with room. Step `s` goes to worker
-        `s % n_workers`, unless that worker has fallen behind.
+        Step `s` goes to worker `s % n_workers`, unless that worker has fallen behind.
         """
         loads = self._loads
         least = min(loads)
@@ -161,10 +151,7 @@ class Schedule:
         return worker, step, block
 
     def done(self, worker: int, step: int, *, is_quick: bool = False) -> None:
-        """Record that a worker has filled the block of a step.
-
-        `is_quick` is True if the task was quick; the worker then counts as quick.
-        """
+        """Record that a worker has filled the block of a step, and whether the task was quick."""
         self._ready[step] = self._tasks[worker].pop(step)  # the code of `_answered`, for speed
         self.n_in_flight -= 1
         self._loads[worker] = load = self._loads[worker] - 1
@@ -175,8 +162,7 @@ class Schedule:
     def _change_depth(self, worker: int, *, is_quick: bool) -> None:
         """Record that a worker has become quick or slow.
 
-        A slow worker gets fewer tasks than a quick one. With as many, it would delay all steps that
-        come after its own steps.
+        With as many tasks as a quick worker, a slow one would delay all later steps.
         """
         if self._base_depth == 1:  # one task at a time, even for a quick worker
             return
@@ -220,10 +206,10 @@ class Schedule:
         return dict(self._tasks[worker])
 
     def deliver(self) -> int | None:
-        """Return the block of the next step; return None if the step is not ready.
+        """Return the block of the next step, which the caller passes to `free` later.
 
-        The block belongs to the caller until the caller passes the block to `free`. If the step has
-        failed, raise its error once; the iteration is then over.
+        Return None if the step is not ready. If it has failed, raise its error once; the iteration
+        is then over.
         """
         block = self._ready.pop(self.next_step, None)
         if block is not None:
@@ -239,8 +225,8 @@ class Schedule:
     def deliver_any(self) -> tuple[int, int] | None:
         """Return the step that became ready first, and its block; do not use with `deliver`.
 
-        If no step is ready and a step has failed, raise the error of that step; the iteration is
-        then over. Return None if no step is ready, or if the iteration is over.
+        Return None if no step is ready. If one has failed, raise its error instead; the iteration
+        is then over.
         """
         if self.is_over:
             return None

@@ -1,8 +1,8 @@
 """A pool that calls one function in worker processes for item after item: the main process's side.
 
-The owner of a TaskPool drives the pool: the owner puts items while there is room, takes values that
-are ready, and waits otherwise. The pool has no thread of its own. Large values travel in blocks of
-shared memory. A step is the index of an item.
+The pool has no thread of its own: its owner puts items while there is room, takes values that are
+ready, and waits otherwise. Large values travel in blocks of shared memory. A step is the index of
+an item.
 
         main                                                          worker
   A  put ── Schedule.assign ── BLOCK (once each), CALL: step, block ▶ the function
@@ -32,7 +32,7 @@ from shardio._workers.processes.worker_main import (
     unpack_message,
 )
 from shardio._workers.processes.worker_pool import Failed, Message, WorkerExit, WorkerPool
-from shardio._workers.tasks.calls import ANSWER, CallOutcome, CallRequest, call_for_main, pack_call
+from shardio._workers.tasks.calls import HEADER, CallOutcome, CallRequest, call_for_main, pack_call
 from shardio._workers.tasks.failure_policy import MAX_CRASHES, CrashLoop, ErrorBudget
 from shardio._workers.tasks.schedule import DEPTH, ENDLESS, QUICK_NS, Schedule
 from shardio._workers.tasks.values import ValueBlocks, pack_value, read_value
@@ -42,13 +42,12 @@ from shardio.errors import BatchTimeout, TransformError, WorkerDied
 class PendingCall:
     """An item that was put, and the state of the call for it.
 
-    `step` is the index of the item. `item` is shown in messages; `request` is the pickled argument
-    of the function. The block belongs to the pool's `ValueBlocks`.
+    `item` is shown in messages; `request` is the pickled argument of the function.
     """
 
     def __init__(self, step: int, item: Any, request: bytes) -> None:
         self.step, self.item, self.request = step, item, request
-        self.block: Block | None = None
+        self.block: Block | None = None  # borrowed from the pool's `ValueBlocks`
         self.n_bytes, self.n_crashes = 0, 0
         self.memory: memoryview | None = None  # the value, if it came with the answer
         self.error: BaseException | None = None  # the reason why the item is skipped
@@ -63,20 +62,13 @@ class PendingCall:
         return f"item {self.step} ({shortened(self.item)})"
 
     def split(self, n_results: int) -> PendingCall:
-        """Return a separate object for the results that have just arrived; more will follow.
-
-        `n_results` is the number of these results. The returned object takes over the block.
-        """
-        part = PendingCall(self.step, self.item, b"")
-        part.block, part.n_bytes, part.memory = self.block, self.n_bytes, self.memory
+        """Return an object, with the block, for n_results that have just arrived; more follow."""
+        chunk = PendingCall(self.step, self.item, b"")
+        chunk.block, chunk.n_bytes, chunk.memory = self.block, self.n_bytes, self.memory
         self.block = self.memory = None
         self.n_given += n_results
         self.is_suspended = True
-        return part
-
-    def lose(self) -> None:
-        """Record that the item's worker has exited."""
-        self.worker, self.is_begun = None, False
+        return chunk
 
     def give_back(self, blocks: ValueBlocks) -> None:
         """Return the item's block to the pool."""
@@ -85,10 +77,9 @@ class PendingCall:
             self.block = None
 
     def value(self, blocks: ValueBlocks, name: str, *, is_last: bool) -> Any:
-        """Return the value of the function.
+        """Return the value of the function, whose arrays lease the block.
 
-        The block stays leased as long as the arrays of the value exist. `is_last` is True if no
-        further item needs a block.
+        `is_last` is True if no further item needs a block.
         """
         memory: Bytes | memoryview = memoryview(b"") if self.memory is None else self.memory
         if self.block is not None:
@@ -157,7 +148,7 @@ class TaskPool(Closing):
         self.error_budget = ErrorBudget(max_skips)  # the owner may record further skipped items
         self._schedule = Schedule(0, ENDLESS, n_workers, depth)
         self._calls: dict[int, PendingCall] = {}
-        self._parts: deque[PendingCall] = deque()  # chunks of generators that have more results
+        self._chunks: deque[PendingCall] = deque()  # chunks of generators that have more results
         self._resumed: deque[tuple[int, int]] = deque()  # (worker, step) of generators to resume
         self.n_put = self._n_skipped = self._n_bytes = self._calling_ns = 0
         self._n_restarts, self._crash_loop = 0, CrashLoop(n_workers)
@@ -222,9 +213,7 @@ class TaskPool(Closing):
         named = request if item is None else item
         self._calls[self.n_put] = PendingCall(self.n_put, named, packed_request)
         self.n_put += 1
-        # Each item counts as a block of the schedule. The item gets an actual block when it is
-        # sent.
-        self._schedule.free(0)
+        self._schedule.free(0)  # a place holder: the item gets an actual block when it is sent
         self._send_waiting()
         return self.n_put - 1
 
@@ -238,13 +227,13 @@ class TaskPool(Closing):
     def take(self) -> tuple[int, Any] | None:
         """Return the index and value of a finished item, or None, without waiting.
 
-        If an item has failed and may not be skipped, raise its error, with a note that names the
-        item. If two workers crashed on the item, the error is WorkerDied. The pool is then over.
+        Raise the error of an item that may not be skipped, with a note that names the item, or
+        WorkerDied if two workers crashed on it. The pool is then over.
         """
         self._send_waiting()
-        if self._parts:
-            part = self._parts.popleft()
-            return part.step, part.value(self._blocks, self._name, is_last=False)
+        if self._chunks:
+            chunk = self._chunks.popleft()
+            return chunk.step, chunk.value(self._blocks, self._name, is_last=False)
         while (step := self._delivered()) is not None:
             call = self._calls.pop(step)
             if call.error is None:
@@ -295,16 +284,18 @@ class TaskPool(Closing):
         """Return the error for a late value, with the activity of every worker."""
         which = f"item {self._schedule.next_step}" if self._in_order else "any item"
         first = f"{which} of {self._name} did not arrive within {timeout_s:g} s"
-        return BatchTimeout("\n".join([first, *self.at_work(lambda step: self._calls[step].named)]))
+        lines = self.at_work(lambda step: self._calls[step].named)
+        return BatchTimeout("\n".join([first, *lines]))
 
     def at_work(self, named: Callable[[int], str]) -> list[str]:
         """Return lines that describe each worker's activity; `named(i)` describes item i."""
         workers = self._pool.named_stacks(self._step_files.stacks)
-        return describe_workers(workers, lambda w: [named(i) for i in self._begun_by(w)])
 
-    def _begun_by(self, worker: int) -> list[int]:
-        tasks = self._schedule.tasks_of(worker)
-        return [step for step in tasks if not self._calls[step].is_suspended]
+        def tasks_of(worker: int) -> list[str]:
+            steps = self._schedule.tasks_of(worker)
+            return [named(step) for step in steps if not self._calls[step].is_suspended]
+
+        return describe_workers(workers, tasks_of)
 
     def _send_waiting(self) -> None:
         """Send waiting items to workers with room, as long as there are blocks."""
@@ -337,7 +328,7 @@ class TaskPool(Closing):
             self._pool.send(worker, *parcel)
 
     def _take_answer(self, worker: int, answer: bytes) -> None:
-        outcome, n_results, _, step, n_bytes, taken_ns = ANSWER.unpack_from(answer)
+        outcome, n_results, _, step, n_bytes, taken_ns = HEADER.unpack_from(answer)
         if outcome == CallOutcome.FORKED:
             raise TransformError(
                 f"{self._name} returned twice for item {step}: from worker {worker}, and "
@@ -357,7 +348,7 @@ class TaskPool(Closing):
             call.n_bytes = n_bytes
             self._n_bytes += n_bytes
         if n_results:
-            self._parts.append(call.split(n_results))
+            self._chunks.append(call.split(n_results))
             return
         self._schedule.done(worker, step, is_quick=taken_ns < QUICK_NS)
 
@@ -389,12 +380,13 @@ class TaskPool(Closing):
                 self._schedule.done(worker, step)
                 del tasks[step]
             elif call.n_crashes == MAX_CRASHES:
-                self._fail(worker, step, self._died(step, how))
+                crashes = f"{MAX_CRASHES} workers crashed on {call.named} in {self._name}"
+                self._fail(worker, step, WorkerDied(f"{crashes}; the last: {how}"))
                 del tasks[step]
         for each in tasks:
             call = self._calls[each]
             call.give_back(self._blocks)
-            call.lose()
+            call.worker, call.is_begun = None, False
         self._resumed = deque(each for each in self._resumed if each[0] != worker)
         self._schedule.lost(worker)
         self._blocks.forget(worker)
@@ -402,12 +394,6 @@ class TaskPool(Closing):
         with files_explained():
             self._pool.restart(worker)
         self._send_hello(worker)
-
-    def _died(self, step: int, how: str) -> WorkerDied:
-        return WorkerDied(
-            f"{MAX_CRASHES} workers crashed on {self._calls[step].named} in {self._name}; "
-            f"the last: {how}"
-        )
 
     def close(self) -> None:
         """End the workers, even busy ones. Values that were taken stay valid. Idempotent."""

@@ -10,11 +10,10 @@ follows the pickle. Each of these buffers starts at a multiple of 64 bytes:
 
 `ValueBlocks` is the main process's pool of the blocks to which workers write values. A worker of a
 TaskPool receives a block with each item. A worker that iterates a dataset by itself requests a
-block when it has a large sample and no block. From then on, the main process sends the worker a few
-blocks in advance, as far as memory allows. For this, the main process has a `BlockLender`, and the
-worker has `LentBlocks`. A block belongs to a worker until the content of the block is handed over
-to the loop. Then it belongs to the arrays that are views of the block. When the last of these
-arrays is gone, the block may be sent to any worker.
+block when it has a large sample and no block; from then on, the main process (`BlockLender`) sends
+the worker (`LentBlocks`) a few blocks in advance, as far as memory allows. A block belongs to a
+worker until its content is handed over to the loop. Then it belongs to the arrays that are views of
+it; when the last of these is gone, the block may be sent to any worker.
 """
 
 from __future__ import annotations
@@ -54,10 +53,7 @@ class PackedValue(NamedTuple):
 
 
 class ValuePacker:
-    """A packer of values, for one thread.
-
-    The memory of arrays of at least `least_bytes` is not copied; smaller arrays are in the pickle.
-    """
+    """A packer of values, for one thread; arrays below `least_bytes` are copied to the pickle."""
 
     def __init__(self, least_bytes: int = 0) -> None:
         self._pickler = ValuePickler(least_bytes)
@@ -90,6 +86,18 @@ def write_value(packed: PackedValue, target: memoryview) -> None:
         target[start : start + buffer.nbytes] = buffer
 
 
+def write_to_block(packed: PackedValue, block: BlockMap, what: str, hint: str) -> None:
+    """Write a packed value to a block, which grows if needed; errors begin and end with the texts.
+
+    Raises InsufficientMemory if there is no memory for the value.
+    """
+    # Check here although `grow` checks, too: the message of `grow` would name a batch.
+    if (n_lacking := packed.n_bytes - block.backed_bytes()) > 0:
+        require(n_lacking, what, hint)
+    block.grow(packed.n_bytes)
+    write_value(packed, block.bytes.data)
+
+
 def read_value(memory: Bytes | bytes | memoryview, start: int = 0) -> Any:
     """Return the value at `start` in memory; its arrays are views that keep the memory alive.
 
@@ -112,10 +120,7 @@ def read_value(memory: Bytes | bytes | memoryview, start: int = 0) -> Any:
 
 
 def _places(sizes: Sequence[int], end: int) -> list[int]:
-    """Return the offset of each buffer, and finally the offset of the end of the last buffer.
-
-    `sizes` are the sizes of the buffers. The first one starts at `end` or at most 63 bytes later.
-    """
+    """Return the offset of each buffer behind `end`, and finally where the last buffer ends."""
     places = []
     for n_bytes in sizes:
         start = -(-end // _ALIGNMENT) * _ALIGNMENT
@@ -129,17 +134,14 @@ _N_RECENT: Final = 32  # the number of recent values from which the size of bloc
 
 
 class ValueBlocks(Closing):
-    """A pool of blocks that grow with the values.
+    """A pool of blocks that grow with the values; `memory_bytes` is the budget for all blocks.
 
-    A block has one of three states: it is idle; it is in use, from `take` until `give_back` or
-    `hand_over`; or it is leased, as long as user code refers to content that was handed over. If
-    the budget allows, a block keeps its memory, which has the size of its largest value so far.
+    A block is idle; or in use, from `take` until `give_back` or `hand_over`; or leased, as long as
+    user code refers to content that was handed over. If the budget allows, a block keeps its
+    memory, which has the size of its largest value so far.
 
-    Args:
-        n_enough: the number of blocks that suffice for the workers. While more blocks than this are
-            in use, `hand_over` never copies. With None, the number of blocks in use
-            does not matter.
-        memory_bytes: the budget for all blocks.
+    While more than `n_enough` blocks are in use, `hand_over` never copies, because these suffice
+    for the workers. With None, the number of blocks in use does not matter.
     """
 
     def __init__(self, n_enough: int | None, memory_bytes: int) -> None:
@@ -157,7 +159,7 @@ class ValueBlocks(Closing):
 
     @property
     def n_leased(self) -> int:
-        """The number of blocks that are leased."""
+        """The number of leased blocks."""
         self._pool.take_back_returned(None)
         return len(self._pool) - self._pool.n_idle - self._n_under_way
 
@@ -169,9 +171,8 @@ class ValueBlocks(Closing):
     def take(self, *, is_needed: bool = False) -> Block | None:
         """Return a block for a value; return None if the pool is closed, or has none to spare.
 
-        The budget limits the number of blocks in use. With `is_needed`, the limit may be exceeded;
-        a caller needs this if otherwise no value could be finished. Raises InsufficientMemory if
-        there is no memory for a block that is needed.
+        The budget limits the number of blocks in use. With `is_needed`, the limit may be exceeded:
+        otherwise no value could be finished.
         """
         pool = self._pool
         pool.take_back_returned(None)
@@ -202,8 +203,8 @@ class ValueBlocks(Closing):
     def hand_over(self, block: Block, n_bytes: int, *, is_spare: bool) -> Bytes:
         """Return the first n_bytes of a block: the leased memory of the block, or a copy.
 
-        The content is copied if a lease would leave too few blocks for the workers. `is_spare` is
-        True if the workers do not need the block; the content is then never copied.
+        The content is copied if a lease would leave too few blocks for the workers, but not if
+        `is_spare` is True: the workers do not need the block.
         """
         pool = self._pool
         if self._n_enough is not None and self._n_under_way > min(self._n_enough, self._most):
@@ -224,10 +225,7 @@ class ValueBlocks(Closing):
         return memory
 
     def forget(self, worker: int) -> None:
-        """Record that a worker has exited.
-
-        The process that replaces it has not received the descriptors of any blocks.
-        """
+        """Record that a worker has exited: its successor has no descriptors of blocks."""
         for number in range(len(self._pool)):
             self._pool[number].known_to.discard(worker)
 
@@ -239,6 +237,8 @@ class ValueBlocks(Closing):
 
 _FEW: Final = 4  # the initial number of blocks per worker: one is filled, others are in flight
 _HELD: Final = 2  # any loop holds two samples, the current and the next; these are not copied
+
+SendBlock = Callable[[int, int, Sequence[int]], object]
 
 
 class BlockLender(Closing):
@@ -259,21 +259,20 @@ class BlockLender(Closing):
         self._were_held_up.add(worker)
 
     def grant_more(self) -> None:
-        """Double the number of blocks of the workers that have lacked a block.
+        """Double the number of blocks of workers that have lacked one, as the loop has waited long.
 
-        Call this after the loop has waited long for a sample. If a dataset yields many samples at
-        once and then none for a while, more blocks let its workers work ahead. For other datasets,
-        few blocks are faster, because few blocks fit in the CPU cache.
+        If a dataset yields many samples at once and then none for a while, workers can then work
+        ahead. For other datasets, few blocks are faster, because few fit in the CPU cache.
         """
         for worker in self._were_held_up:
             self._n_each[worker] *= 2
         self._were_held_up.clear()
 
-    def give(self, send: Callable[[int, int, Sequence[int]], object]) -> None:
+    def give(self, send: SendBlock) -> None:
         """Send blocks to the workers that have requested one and have too few.
 
         `send` is called with a worker, the index of a block, and a list with the descriptor of the
-        block. The list is empty if the worker already has the descriptor.
+        block unless the worker has it.
         """
         for worker in self._n_each:
             # Give each worker one block even beyond the budget, because the blocks of other workers
@@ -284,14 +283,8 @@ class BlockLender(Closing):
             while len(self._of_worker[worker]) < n and self._give(worker, send):
                 pass
 
-    def _give(
-        self,
-        worker: int,
-        send: Callable[[int, int, Sequence[int]], object],
-        *,
-        is_needed: bool = False,
-    ) -> bool:
-        """Send a block; return False if none is available."""
+    def _give(self, worker: int, send: SendBlock, *, is_needed: bool = False) -> bool:
+        """Send a block if one is available; return True if so."""
         block = self._blocks.take(is_needed=is_needed)
         if block is None:
             return False
@@ -303,8 +296,7 @@ class BlockLender(Closing):
     def hand_over(self, worker: int, number: int, n_bytes: int) -> Bytes:
         """Return the content of a worker's block: the leased memory of the block, or a copy.
 
-        The content is copied if the loop holds more samples than memory allows and this block is
-        the only one of the worker.
+        It is copied if the loop holds too many samples and the worker has no other block.
         """
         block = self._of_worker[worker].pop(number)
         self._blocks.see(block, n_bytes)
@@ -340,28 +332,20 @@ class LentBlocks:
         return bool(self._idle)
 
     def add(self, number: int, fds: Sequence[int]) -> None:
-        """Add a block that the main process has sent.
-
-        The first time, `fds` contains the descriptor of the block; later, `fds` is empty.
-        """
+        """Add a block that the main process has sent; the first time, `fds` has its descriptor."""
         if fds:
             self._fds[number] = fds[0]
         self._idle.append(number)
 
     def fill(self, packed: PackedValue) -> int:
-        """Write a value to a block, and return the index of the block.
+        """Write a value to a block, which then belongs to the main process; return its index.
 
-        The block then belongs to the main process. If there is no memory for the value, the block
-        stays in this object.
+        If there is no memory for the value, the block stays in this object.
         """
         number = self._idle[-1]
         # Map the block only now, so that an error is reported as the error of this sample.
         if number not in self._maps:
             self._maps[number] = BlockMap(self._fds[number])
-        block = self._maps[number]
-        if (n_lacking := packed.n_bytes - block.backed_bytes()) > 0:
-            what, hint = "the arrays of a sample", "let the dataset give smaller samples"
-            require(n_lacking, what, hint)
-        block.grow(packed.n_bytes)
-        write_value(packed, block.bytes.data)
+        what, hint = "the arrays of a sample", "let the dataset give smaller samples"
+        write_to_block(packed, self._maps[number], what, hint)
         return self._idle.pop()
