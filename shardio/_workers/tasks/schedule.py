@@ -5,8 +5,8 @@ of shared memory. Steps, workers and blocks are represented by their indices. Th
 which worker executes a step with which block; its owner sends the tasks.
 
 Steps are assigned in order. `deliver` delivers them in order, `deliver_any` as they become ready. A
-block is free; or in flight, when a worker has it for a step; or lost, when the worker has exited and
-the step must be executed again; or ready; or delivered.
+block is free; or in flight, when a worker has it for a step; or lost, when the worker has exited
+and the step must be executed again; or ready; or delivered.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Schedule:
         self._before = [0] * n_workers  # each worker's tasks of the previous iteration
         self._tasks: list[dict[int, int]] = [{} for _ in range(n_workers)]  # worker: step -> block
         self._loads = [self._full - depth] * n_workers
-        # Worker i may soon be idle at a load of up to `_low_loads[i]`. Its next step goes to another
-        # worker if its load exceeds the least load by more than `_max_leads[i]`.
+        # Worker i may soon be idle at a load of up to `_low_loads[i]`. Its next step goes to
+        # another worker if its load exceeds the least load by more than `_max_leads[i]`.
         self._low_loads, self._max_leads = [self._full - 1] * n_workers, [0] * n_workers
         self._n_low = n_workers
         self._ready: dict[int, int] = {}
