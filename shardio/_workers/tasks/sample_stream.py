@@ -24,7 +24,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from shardio._base.callers import caller_stacklevel
 from shardio._base.classes import Closing
@@ -74,24 +74,13 @@ class _Sender:
         self.n_owed = 0  # the bytes that were handed over, and for which no credit was sent yet
         self.last_words = ""
 
-    @property
-    def counted(self) -> str:
-        """A description of the number of samples that the worker has sent."""
-        message = f", and {self.n_skipped} skipped" if self.n_skipped else ""
-        return f"{self.n_arrived - self.n_skipped} samples{message}"
-
 
 class SampleStream(Closing):
     """An iterator over the samples of all workers, in order of arrival; owns the workers.
 
     Threads may share the iterator. All resources are released when the iterator is exhausted, fails
-    or is closed.
-
-    Args:
-        dataset: the dataset, which every worker iterates.
-        prefix: the beginning of the path of the socket's folder, see `check_prefix`.
-        most_bytes: the maximum number of bytes in flight from all workers together.
-        say: a function that is called with a line of text for each event.
+    or is closed. At most `most_bytes` are in flight from all workers together. `say` is called with
+    a line of text for each event.
     """
 
     def __init__(
@@ -114,11 +103,9 @@ class SampleStream(Closing):
         self._owned: list[Closing] = []  # the pool and the receiver, in the order of closing
         held = self._owned, self._block_lender, self._stacks
         self._finalizer = Finalizer(self, _let_go, self._pid, *held, self._lock)
-        # The workers that have not finished.
-        self._going = dict(enumerate(_Sender() for _ in range(n_workers)))
-        # Messages that arrived before the exit of a worker was handled.
-        self._saved: deque[bytes] = deque()
-        self._loss: WorkerExit | None = None
+        self._going = {worker: _Sender() for worker in range(n_workers)}  # who has not finished
+        self._saved: deque[bytes] = deque()  # messages that arrived before a crash was handled
+        self._loss: WorkerExit | None = None  # the crash
         self._look_at_s = 0.0
         self._least_credit_bytes = most_bytes // n_workers // _CREDITS
         self._is_over = False
@@ -137,8 +124,7 @@ class SampleStream(Closing):
             raise
         self._say(self._receiver.address)
 
-    def __iter__(self) -> SampleStream:
-        """Return itself."""
+    def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
@@ -154,8 +140,7 @@ class SampleStream(Closing):
         except BaseException as error:  # Ctrl-C included
             if self._is_over and isinstance(error, ClosedError):  # another thread saw the end
                 raise StopIteration from None
-            # If the iteration was closed elsewhere, every further call raises ClosedError.
-            if self._finalizer.alive:
+            if self._finalizer.alive:  # else it was closed, and every call raises ClosedError
                 self._is_over = True
             self.close()
             raise
@@ -185,10 +170,7 @@ class SampleStream(Closing):
         raise StopIteration
 
     def _take(self) -> bytes | None:
-        """Return the next message, or None.
-
-        If a worker has crashed, raise WorkerDied after its last message.
-        """
+        """Return the next message, or None; raise WorkerDied after the last one of a crash."""
         now_s = time.monotonic()
         if now_s > self._look_at_s and self._loss is None:
             self._look_at_s = now_s + _LOOK_EVERY_S
@@ -275,7 +257,9 @@ class SampleStream(Closing):
         sender = self._going[worker]
         if sender.last_words:  # a fork of the worker has sent them: the worker itself is alive
             raise TransformError(sender.last_words)
-        self._say(f"worker {worker} has finished: {sender.counted}")
+        skipped = f", and {sender.n_skipped} skipped" if sender.n_skipped else ""
+        n_samples = sender.n_arrived - sender.n_skipped
+        self._say(f"worker {worker} has finished: {n_samples} samples{skipped}")
         if sender.ended_with_a_skip:
             warnings.warn(
                 f"worker {worker} ended after sample {sender.n_arrived - 1} of it "
@@ -331,10 +315,7 @@ class SampleStream(Closing):
         self._lend()
 
     def _has_come_to_its_end(self, exited: int) -> bool:
-        """Receive all messages that arrive soon; save them for the loop.
-
-        Return True if they include the final message of the worker `exited`.
-        """
+        """Save all messages that arrive soon; return True if one is the worker's final message."""
         end_s = time.monotonic() + _MAX_S
         poll = select.poll()
         poll.register(self._receiver, select.POLLIN)
@@ -348,12 +329,12 @@ class SampleStream(Closing):
         return any(kind in ends and worker == exited for kind, worker, _ in heads)
 
     def _overdue(self) -> Exception:
-        workers = self._pool.named_stacks(self._stacks)
-        return timeout_error("a sample", self._is_of, self._timeout_s, workers, self._at_work)
+        def tasks_of(worker: int) -> list[str]:
+            sender = self._going.get(worker)
+            return [] if sender is None else [f"{sender.n_arrived} samples of which have arrived"]
 
-    def _at_work(self, worker: int) -> list[str]:
-        sender = self._going.get(worker)
-        return [] if sender is None else [f"{sender.n_arrived} samples of which have arrived"]
+        workers = self._pool.named_stacks(self._stacks)
+        return timeout_error("a sample", self._is_of, self._timeout_s, workers, tasks_of)
 
 
 def _let_go(

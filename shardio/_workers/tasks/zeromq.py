@@ -1,7 +1,6 @@
 """Samples over ZeroMQ: the sockets, the messages, and the worker that sends them.
 
-A worker iterates a whole dataset and sends every sample as soon as the worker's credit allows. Each
-sample is one ZeroMQ message; the thread of ZeroMQ writes several messages at a time. A message is
+A worker iterates a whole dataset and sends each sample as one message:
 
     head     kind, index of the worker, index of the sample   2 x uint32, uint64
     payload  the sample as packed by `values`; or, for a large sample, the index of a block (of
@@ -56,11 +55,7 @@ def zeromq(user: str = "MultiLoader") -> ModuleType:
 
 
 def check_prefix(prefix: Any) -> str:
-    """Return the absolute path of `prefix`, the beginning of the path of a socket's folder.
-
-    Raises InvalidArgument if the parent of that folder does not exist, or if the path of the socket
-    would be too long.
-    """
+    """Return the absolute path of `prefix`, the beginning of the path of a socket's folder."""
     if not isinstance(prefix, str | os.PathLike):
         raise InvalidArgument(f"prefix must be the beginning of a path; found {prefix!r}")
     whole = os.path.abspath(os.fspath(prefix) + "x" * _RANDOM_LETTERS)
@@ -79,16 +74,9 @@ def check_prefix(prefix: Any) -> str:
 class Receiver(Closing):
     """A ZeroMQ socket that receives samples; only one thread at a time may use it.
 
-    The socket has a name only while the constructor runs. Workers connect by the descriptor
-    `path_fd`, which refers to the socket even after the name is removed. Thus no other process can
-    connect, and no name is left behind if this process is killed later.
-
-    Args:
-        prefix: the prefix of the socket's folder, as returned by `check_prefix`.
-        n_senders: the number of processes that will connect.
-
-    Raises:
-        UnsupportedEnvironment: the limit on open files is too low.
+    The socket has a name, which begins with `prefix`, only while the constructor runs. Workers
+    connect by the descriptor `path_fd`, which refers to the socket even after the name is removed.
+    Thus no other process can connect, and no name is left behind if this process is killed later.
     """
 
     def __init__(self, prefix: str, n_senders: int) -> None:
@@ -111,10 +99,7 @@ class Receiver(Closing):
             raise
 
     def fileno(self) -> int:
-        """Return a descriptor that becomes readable when a message arrives.
-
-        Poll it only after `take` has returned None.
-        """
+        """Return a descriptor to poll after `take` has returned None."""
         fd: int = self._socket.fileno()
         return fd
 
@@ -144,15 +129,10 @@ HEAD: Final = struct.Struct("<IIQ")
 PLACE: Final = struct.Struct("<QQ")  # the index of a block, and the size of the sample in it
 WORD: Final = struct.Struct("<QQ")  # from the main process to a worker: a Command and a number
 WANT: Final = b"?"  # the message by which a worker requests a block for a large sample
+# Larger samples are sent in blocks: one of 70 KiB takes 31 µs in a block, and 41 µs in a message.
 MIN_IN_BLOCK_BYTES: Final = 64 << 10
-"""The minimum size of samples that are sent in a block.
-
-A sample of 70 KiB takes 31 µs in a block, and 41 µs in a message.
-"""
-_MIN_APART_BYTES: Final = 4 << 10
-"""The minimum size of arrays that are pickled out of band: below this, the pickle is faster."""
-OVERHEAD_BYTES: Final = 256
-"""The number of bytes of credit that a message takes in addition to the size of the sample."""
+_MIN_APART_BYTES: Final = 4 << 10  # smaller arrays are faster in the pickle than out of band
+OVERHEAD_BYTES: Final = 256  # the credit that a message takes in addition to the sample
 
 
 class MessageKind(IntEnum):
@@ -199,15 +179,10 @@ def send_all(
     may_skip: bool,  # noqa: FBT001  # `functools.partial` binds it by position
     channel: Channel,
 ) -> None:
-    """Iterate the dataset in a worker and send its samples.
+    """Iterate the dataset in a worker and send its samples, at most `most_bytes` in flight.
 
-    Args:
-        dataset: the dataset, iterated once.
-        n_workers: the number of workers.
-        most_bytes: the maximum number of bytes in flight from this worker.
-        may_skip: True if the iteration continues after a sample that failed.
-        channel: the channel of this worker. Its descriptors are the stack files of all workers,
-            followed by the `path_fd` of the receiver.
+    With `may_skip`, continue after a sample that failed. The descriptors of the channel are the
+    stack files of all workers, followed by the `path_fd` of the receiver.
     """
     global _here
     yield_to_main()
@@ -228,17 +203,11 @@ def send_all(
 
 
 class MainExited(BaseException):
-    """The main process has closed the channel.
-
-    The class derives from BaseException, so that user code does not catch it as an Exception.
-    """
+    """The main process has closed the channel; no Exception, which user code might catch."""
 
 
 class SampleSender:
-    """A sender of the samples of one worker; the credit limits the bytes that are in flight.
-
-    The socket and the channel are borrowed.
-    """
+    """A sender of the samples of one worker; borrows the socket and the channel."""
 
     def __init__(self, socket: Any, channel: Channel, most_bytes: int, *, may_skip: bool) -> None:
         self._socket, self._channel, self._most_bytes = socket, channel, most_bytes
@@ -260,15 +229,12 @@ class SampleSender:
             self._send(MessageKind.END)
 
     def await_goodbye(self) -> None:
-        """Wait until the main process has received all messages.
-
-        If the worker exited earlier, messages could be lost.
-        """
+        """Wait until the main process has received all messages: an exit could lose some."""
         while self._receive_command() != Command.GOODBYE:
             pass
 
     def _send_next(self, samples: Iterator[Any]) -> bool:
-        """Send the next sample, or the dataset's exception; return False if there is no more."""
+        """Send the next sample, or the exception in its place; return False if there is none."""
         try:
             # Do not use a `for` loop. The loop would be started again after each skipped sample,
             # and would never end if the `__iter__` of the iterator restarts the iteration.
