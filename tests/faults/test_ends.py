@@ -77,8 +77,8 @@ time.sleep(1000)
 def test_a_fork_that_ends_takes_no_worker_along(stage: Scene) -> None:
     then = """
 def echo(channel):
-    while (message := channel.recv()) is not None:
-        channel.send(message)
+    while (received := channel.recv()) is not None:
+        channel.send(received[0])
 
 pool = WorkerPool(2, echo)
 fork_pid = os.fork()

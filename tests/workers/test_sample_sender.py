@@ -161,7 +161,7 @@ def test_a_worker_says_how_many_samples_it_sent_and_stays_until_main_has_them(
     sender.send_samples("abc")
     sender.await_goodbye()
     assert sent.heads[-1] == (MessageKind.END, 3)
-    assert channel.recv() == b"more"
+    assert channel.recv() == (b"more", ())
 
 
 @pytest.mark.parametrize(

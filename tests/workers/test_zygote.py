@@ -199,8 +199,8 @@ def test_a_new_crew_after_the_loss_of_the_zygote_gets_a_new_one(warm_zygote: int
 
 def test_after_the_loss_of_the_zygote_every_worker_is_dead_and_can_be_restarted() -> None:
     def echo(channel: Channel) -> None:
-        while (message := channel.recv()) is not None:
-            channel.send(message)
+        while (received := channel.recv()) is not None:
+            channel.send(received[0])
 
     def answers(pool: WorkerPool) -> set[Event]:
         events: set[Event] = set()

@@ -18,13 +18,13 @@ N = 20_000
 
 
 def _echo(channel: Channel) -> None:
-    while (message := channel.recv()) is not None:
-        channel.send(message)
+    while (received := channel.recv()) is not None:
+        channel.send(received[0])
 
 
 def _flood(channel: Channel) -> None:
-    while (message := channel.recv()) is not None:
-        for _ in range(int(message)):
+    while (received := channel.recv()) is not None:
+        for _ in range(int(received[0])):
             channel.send(b"x" * 32)
 
 

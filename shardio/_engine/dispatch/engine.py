@@ -35,10 +35,11 @@ from shardio._workers.processes.linux import (
     explain_files,
     files_explained,
     interrupts_held,
+    memory_file,
     this_process,
 )
 from shardio._workers.processes.shared_memory import SharedArray, create_bitmap_file
-from shardio._workers.processes.stack_dumps import stack_files, timeout_error
+from shardio._workers.processes.stack_dumps import timeout_error
 from shardio._workers.tasks.schedule import Schedule
 from shardio.batch.layout import BlockLayout
 from shardio.errors import (
@@ -231,7 +232,7 @@ class Engine:
         self._iterations.counters = CounterTable(N_SLOTS, self._backend.n_workers)
         self._fds.append(self._iterations.counters.fd)
         self._fds.append(kept_file(self._n_workers))
-        self._fds.extend(stack_files(self._n_workers))
+        self._fds.extend(memory_file() for _ in range(self._n_workers))
         dataset.files.share_marks(np.frombuffer(mmap.mmap(marks_fd, 0), np.uint8))
         self.view, self._tables = share_view(view)
         self._backend.send_hello(self.view, self._fds, self._tables)

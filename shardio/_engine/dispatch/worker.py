@@ -257,7 +257,7 @@ def work(batch_spec: BatchSpec, channel: Channel) -> None:
     yield_to_main()
     keep_freed_memory()
     worker = BatchWorker(batch_spec, send)
-    while (received := channel.recv_fds()) is not None:
+    while (received := channel.recv()) is not None:
         worker.take(*received)
 
 

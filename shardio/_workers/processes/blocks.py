@@ -1,17 +1,14 @@
 """Blocks of shared memory, the pool that owns them, and leases on blocks.
 
-Workers write batches and other values to blocks. A block is an anonymous memory file. The file has
-no name, so it cannot be left behind, and processes send each other its descriptor. The main process
-creates and owns all blocks.
+Workers write batches and other values to blocks. A block is an anonymous memory file, so it cannot
+be left behind; processes send each other its descriptor. The main process creates all blocks.
 
 While user code refers to the content of a block, the block is *leased*. The lease is an array over
-the whole block; every array that user code has received from the block is a view of this array and
-keeps it alive. (NumPy sets the `base` of a view of a view to the array at the end of the chain.
-For all views of a leased block, this is the array over the whole block, because its own `base` is a
-memory map and not an array.) When
-the last view is gone, the callback of a weak reference appends the reference to a deque, and the
-pool later takes the block back. The callback does nothing else, because it may run in any thread at
-any time.
+the whole block. Every array that user code has received from the block is a view of this array and
+keeps it alive: NumPy sets the `base` of a view of a view to the last array of the chain, and the
+`base` of the lease is a memory map. When the last view is gone, the callback of a weak reference
+appends the reference to a deque, and the pool later takes the block back. The callback does nothing
+else, because it may run in any thread at any time.
 """
 
 from __future__ import annotations
@@ -51,10 +48,10 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class BlockMap:
-    """A memory map of a block's file, renewed when the file has grown.
+    """A memory map of a block's file, renewed when the file has grown; borrows the descriptor.
 
-    The descriptor `fd` is borrowed. Views of an earlier, smaller map stay valid, because both maps
-    share the pages. `most` is the maximum size of the block in bytes; None means no maximum.
+    Views of an earlier, smaller map stay valid, because both maps share the pages. `most` is the
+    maximum size of the block in bytes, or None.
     """
 
     def __init__(self, fd: int, most: int | None = None) -> None:
@@ -74,19 +71,12 @@ class BlockMap:
         return min(status.st_size, status.st_blocks * _STAT_BLOCK)
 
     def note_growth(self, n_bytes: int | None = None) -> None:
-        """Map the file again if it has become longer than the map.
-
-        `n_bytes` is a length that the file has at least. With None, the kernel is asked for the
-        length.
-        """
+        """Map the file again if it is longer than the map; with None, ask for its length."""
         if (os.fstat(self._fd).st_size if n_bytes is None else n_bytes) > len(self.bytes):
             self._map()
 
     def grow(self, n_bytes: int, better: int = 0) -> None:
-        """Allocate memory for the first n_bytes of the file, or for `better` bytes if that is more.
-
-        If `better` exceeds the maximum size of the block or of a file, it is first reduced to that.
-        """
+        """Allocate memory for the first n_bytes, or for `better` bytes if more and allowed."""
         size = self.backed_bytes()
         if n_bytes > size:
             if self._most is not None:
@@ -125,8 +115,7 @@ class Block(BlockMap):
     def trim(self, n_bytes: int) -> None:
         """Free the memory behind the first n_bytes; call `grow` before that part is used again.
 
-        The file keeps its length. Maps of the file therefore stay valid; the freed part reads as
-        zeros.
+        The file keeps its length, so maps of it stay valid; the freed part reads as zeros.
         """
         first = -(-n_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         n_behind = len(self.bytes) - first
@@ -136,10 +125,7 @@ class Block(BlockMap):
 
 
 class _Lease(weakref.ref[Any]):
-    """A weak reference to the array of a lease; its callback records the end of the lease.
-
-    This takes a third of the time of `weakref.finalize`.
-    """
+    """A weak reference to the array of a lease, in a third of the time of `weakref.finalize`."""
 
     __slots__ = ("memory", "number")
 
@@ -148,22 +134,19 @@ class _Lease(weakref.ref[Any]):
 
 
 class BlockPool:
-    """A pool that creates and owns blocks.
+    """A pool that creates and owns blocks, whose initial size is `block_bytes`.
 
-    Args:
-        block_bytes: the size of a new block.
-        budget: the limit, in bytes, for all blocks together. `make` creates further blocks only
-            within this limit, `make_extra` also beyond it.
-        is_trimmed: True to free the memory of a block that is returned while all blocks together
-            exceed the budget. `grow` must be called before such a block is written to again.
+    `make` creates blocks only if all together stay within `budget` bytes, `make_extra` also beyond
+    it. With `is_trimmed`, a block that is returned while all together exceed the budget loses its
+    memory, and `grow` must be called before it is written to again.
     """
 
     def __init__(self, block_bytes: int, budget: int, *, is_trimmed: bool = False) -> None:
         self.block_bytes = block_bytes
         self._budget, self._is_trimmed = budget, is_trimmed
         self.n_bytes = 0  # the memory of all blocks together
-        # In each process, a block takes at most two descriptors: one for the file, and one that
-        # Python keeps for the map. All blocks together thus take at most a quarter of the limit.
+        # A block takes two descriptors in a process, that of the file and that of Python's map. All
+        # blocks together thus take at most a quarter of the limit.
         self._most = max(2, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
         self._blocks: list[Block] = []
         self._idle: list[int] = []
@@ -196,13 +179,11 @@ class BlockPool:
 
         The first block is created regardless of the budget.
         """
-        if not self._blocks:
-            return self.make_extra()
-        if not self._has_budget:
-            return None
         try:
-            return self.make_extra()
+            return self.make_extra() if not self._blocks or self._has_budget else None
         except InsufficientMemory:
+            if not self._blocks:
+                raise
             return None
 
     def make_extra(self) -> int:
@@ -264,7 +245,7 @@ class BlockPool:
         return leased
 
     def copy(self, number: int, n_bytes: int) -> Bytes:
-        """Return a copy of the first n_bytes of a block, in memory that is leased like a block."""
+        """Return a copy of the first n_bytes of a block, leased like a block."""
         require(n_bytes, "copies of batches, because all blocks are held by batches still in use")
         memory = mmap.mmap(-1, n_bytes)
         np.frombuffer(memory, np.uint8)[:] = self._blocks[number].bytes[:n_bytes]
@@ -275,10 +256,7 @@ class BlockPool:
         return leased
 
     def take_back_returned(self, settle: Callable[[], None] | None) -> None:
-        """Take back the blocks and copies whose leases have ended.
-
-        If there are any, `settle` is called before they are taken back, unless `settle` is None.
-        """
+        """Take back the blocks and copies whose leases have ended; if any, first call `settle`."""
         # Only the owner takes leases from the deque, in one thread at a time. Other threads append.
         if n_returned := len(self._returned):
             if settle is not None:

@@ -1,11 +1,9 @@
-"""Seed, save and restore the global random generators of Python, NumPy and torch.
+"""Seed, save and restore the global random generators of Python, NumPy and torch (of the CPU).
 
-torch has a generator for each device. This module handles only the generator of the CPU, and never
-imports torch itself. If torch is not imported yet, the seed is kept until user code imports torch,
-and the generator is seeded at the end of that import. Therefore, the first numbers that user code
-draws from torch do not depend on when torch was imported. Seeding the generator object directly
-takes 1 µs; `torch.manual_seed` takes 110 µs, because it also queues seeds for devices that are not
-initialized.
+This module never imports torch. If torch is not imported yet, the seed is kept, and the generator
+is seeded at the end of the import: the first numbers that user code draws from torch do not depend
+on when torch was imported. Seeding the generator object directly takes 1 µs; `torch.manual_seed`
+takes 110 µs, because it also queues seeds for devices that are not initialized.
 """
 
 from __future__ import annotations
@@ -21,11 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 States = tuple[Any, Any, Any]
-"""The states of Python's, NumPy's and torch's generators.
-
-If torch is not imported, the third item is the seed that torch's generator will get at the end of
-the import, or None if there is no such seed.
-"""
+"""The states of Python's, NumPy's and torch's generators; if torch is not imported, its seed."""
 
 
 def seed_generators(key: int) -> None:
@@ -38,9 +32,8 @@ def seed_generators(key: int) -> None:
 def seed_generators_of_worker() -> None:
     """Seed the generators of a new worker process from the system's entropy.
 
-    Without this, NumPy's generators of all workers would have the state that they inherit from the
-    zygote, and torch's generators would have the state with which torch always starts. Python
-    reseeds its own generator after a fork.
+    NumPy's generators would inherit the state of the zygote's, and torch's would have the state
+    with which torch always starts. Python reseeds its own generator after a fork.
     """
     np.random.seed()
     _seed_torch(int.from_bytes(os.urandom(8), "little"))
@@ -56,9 +49,8 @@ def generator_states() -> States:
 def restore_generators(states: States) -> None:
     """Restore the states that `generator_states` returned.
 
-    If torch was imported after `generator_states` was called, torch's generator is seeded with the
-    seed that was waiting for torch when `generator_states` was called. If no seed was waiting,
-    torch's generator gets the state of a new generator.
+    If torch was imported since then, its generator gets the seed that was waiting for torch, or the
+    state of a new generator.
     """
     random.setstate(states[0])
     np.random.set_state(states[1])
@@ -86,10 +78,7 @@ def _seed_torch(seed: int) -> None:
 
 
 class _TorchImport:
-    """A finder on `sys.meta_path` that seeds torch's generator once torch is imported.
-
-    The finder is installed only while `seed` is set.
-    """
+    """A finder on `sys.meta_path`, while `seed` is set, that seeds torch when it is imported."""
 
     seed: int | None = None
 
@@ -118,10 +107,7 @@ class _TorchImport:
         return None
 
     def _extend(self, loader: Any) -> None:
-        """Make `loader` seed torch's generator after the next module that it executes (torch).
-
-        After later modules, `loader` does not seed the generator again.
-        """
+        """Make `loader` seed torch's generator after the next module that it executes, torch."""
 
         def execute_and_seed(module: ModuleType) -> None:
             del loader.exec_module  # remove this function, which hides the method of the class

@@ -1,13 +1,11 @@
 """The limits on CPUs and memory of this process.
 
-Linux organizes processes in a tree of control groups. The group of this process and each of the
-group's ancestors can set a limit, so all of them are read. The kernel's interface to the groups has
-two versions, and both are supported. In several functions, `root` is the root of the file system;
-tests pass another folder to simulate other machines.
+The control group of this process and each of its ancestors can set a limit. The kernel's interface
+to control groups has two versions, and both are read. `root` is the root of the file system; tests
+pass another folder to simulate other machines.
 
-If a process allocates more memory than its control group allows, the process gets no error: the
-kernel kills it. `require` is therefore called before an allocation, and raises an error that
-contains the required and the available number of bytes.
+If a process allocates more memory than its control group allows, the kernel kills the process. Call
+`require` before an allocation: it raises an error instead.
 """
 
 from __future__ import annotations
@@ -32,23 +30,23 @@ class CgroupLevel(NamedTuple):
 def levels(controller: str, root: str = "/") -> list[CgroupLevel]:
     """Return the control groups that may limit this process, from its own group to the root.
 
-    `controller` is "cpu" or "memory". A group of version 2 is included even if the controller is
-    not enabled in the group. In that case, the folder of the group lacks the controller's files.
+    `controller` is "cpu" or "memory". If it is not enabled in a group of version 2, the folder of
+    the group lacks the controller's files.
     """
-    places = _group_paths(read_text(os.path.join(root, "proc/self/cgroup")), controller)
-    found = []
+    groups = _own_groups(read_text(os.path.join(root, "proc/self/cgroup")), controller)
+    found: list[CgroupLevel] = []
     for line in read_text(os.path.join(root, "proc/self/mountinfo")).splitlines():
         left, _, right = line.partition(" - ")
         mount, kind = left.split(), right.split()
         if len(mount) < 5 or len(kind) < 3:
             continue
-        version = _version(kind[0], kind[2].split(","), controller)
-        if version in places:
+        version = 2 if kind[0] == "cgroup2" else 1
+        if kind[0] == "cgroup" and controller not in kind[2].split(","):
+            continue
+        if kind[0].startswith("cgroup") and version in groups:
             mounted_group, mount_point = (_unescape(text) for text in mount[3:5])
-            top = os.path.join(root, mount_point.lstrip("/"))
-            below = _relative_group(places[version], mounted_group)
-            found += [CgroupLevel(version, folder) for folder in _ancestor_folders(top, below)]
-            del places[version]  # a second mount of the same tree adds nothing
+            folder = os.path.join(root, mount_point.lstrip("/"))
+            found += reversed(_levels_below(version, folder, groups.pop(version), mounted_group))
     return found
 
 
@@ -67,39 +65,31 @@ def read_number(path: str) -> int | None:
     return int(text) if text.lstrip("-").isdigit() else None
 
 
-def _group_paths(text: str, controller: str) -> dict[int, str]:
+def _own_groups(text: str, controller: str) -> dict[int, str]:
     """Return {version: group of this process}; `text` has lines `id:controllers:group`."""
-    places = {}
+    groups = {}
     for line in text.splitlines():
         number, _, rest = line.partition(":")
         controllers, _, group = rest.partition(":")
         if number == "0" and not controllers:
-            places[2] = group
+            groups[2] = group
         elif controller in controllers.split(","):
-            places[1] = group
-    return places
+            groups[1] = group
+    return groups
 
 
-def _version(kind: str, options: list[str], controller: str) -> int:
-    if kind == "cgroup2":
-        return 2
-    return 1 if kind == "cgroup" and controller in options else 0
+def _levels_below(version: int, folder: str, group: str, mounted_group: str) -> list[CgroupLevel]:
+    """Return the levels from `mounted_group`, whose folder is the mount point, down to `group`.
 
-
-def _relative_group(group: str, mounted_group: str) -> str:
-    """Return the path of `group` relative to `mounted_group`; "" if both are the same group.
-
-    `mounted_group` is the group whose folder is the mount point. In a container, this is often the
-    group of the process itself. The kernel shows a group outside of the container's view as
-    `/../…`. In that case, only the mounted group can be read, and the result is "".
+    In a container, both are often the same group. The kernel shows a group outside of the
+    container's view as `/../…`; then only the mounted group can be read.
     """
+    found = [CgroupLevel(version, folder)]
     below = os.path.relpath(group, mounted_group)
-    return "" if below == "." or below.startswith("..") or "/.." in group else below
-
-
-def _ancestor_folders(top: str, below: str) -> list[str]:
-    parts = below.split("/") if below else []
-    return [os.path.join(top, *parts[:n]) for n in range(len(parts), -1, -1)]
+    if below != "." and not below.startswith("..") and "/.." not in group:
+        for name in below.split("/"):
+            found.append(CgroupLevel(version, os.path.join(found[-1].folder, name)))
+    return found
 
 
 def _unescape(text: str) -> str:
@@ -107,11 +97,7 @@ def _unescape(text: str) -> str:
 
 
 def usable_cpus() -> int:
-    """Return the number of CPUs that this process may use.
-
-    This is the number of CPUs in the affinity of the process or, if lower, the quota of its control
-    groups.
-    """
+    """Return the number of CPUs that the affinity and the control groups of this process allow."""
     n_allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     n_cpus, n_quota = n_allowed or 1, quota_cpus()
     return n_cpus if n_quota is None else min(n_cpus, n_quota)
@@ -122,24 +108,17 @@ def quota_cpus(root: str = "/") -> int | None:
 
     A fraction is rounded up, because one busy process cannot use a quota of 1.5 CPUs, but two can.
     """
-    quotas = (_quota_us(level) for level in levels("cpu", root))
-    counts = [max(1, -(-quota // period)) for quota, period in quotas if quota > 0 and period > 0]
+    counts = []
+    for version, folder in levels("cpu", root):
+        if version == 2:
+            words = read_text(f"{folder}/cpu.max").split()
+        else:
+            names = "cpu.cfs_quota_us", "cpu.cfs_period_us"
+            words = [read_text(f"{folder}/{name}").strip() for name in names]
+        if len(words) == 2 and all(word.isdigit() for word in words):  # "max" and -1 mean no quota
+            quota_us, period_us = map(int, words)
+            counts.append(max(1, -(-quota_us // max(1, period_us))))
     return min(counts, default=None)
-
-
-def _quota_us(level: CgroupLevel) -> tuple[int, int]:
-    """Return the CPU time that a group may use per period, and the period, in microseconds.
-
-    If the group has no quota, one of the numbers is 0 or negative.
-    """
-    if level.version == 2:
-        quota, _, period = read_text(f"{level.folder}/cpu.max").partition(" ")
-        period = period.strip()
-        is_set = quota.isdigit() and period.isdigit()
-        return (int(quota), int(period)) if is_set else (0, 0)
-    quota_us = read_number(f"{level.folder}/cpu.cfs_quota_us")
-    period_us = read_number(f"{level.folder}/cpu.cfs_period_us")
-    return quota_us or 0, period_us or 0
 
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -160,9 +139,9 @@ class MemoryLimit(NamedTuple):
 def available_bytes() -> int:
     """Return the number of bytes that this process can safely allocate now.
 
-    Several limits are compared, and the lowest number counts: the available memory of the machine
-    and of each control group (the page cache counts as available), the address space that RLIMIT_AS
-    leaves, and the memory that the kernel's limit on committed memory leaves.
+    This is the least of the available memory of the machine and of each control group (the page
+    cache counts as available), the address space that RLIMIT_AS leaves, and the memory that the
+    kernel's limit on committed memory leaves.
     """
     return _tightest().n_bytes
 
@@ -173,18 +152,14 @@ def default_budget() -> int:
 
 
 def require(n_bytes: int, what: str, hint: str = _DEFAULT_HINT) -> None:
-    """Raise InsufficientMemory unless n_bytes are available.
-
-    The message begins with `what`, a noun that is preferably a plural, and ends with `hint`.
-    """
+    """Raise InsufficientMemory unless n_bytes are available for `what`, a plural."""
     _require_within(_tightest(), n_bytes, what, hint)
 
 
 def require_page_cache(n_bytes: int, what: str, hint: str) -> None:
     """Raise InsufficientMemory unless n_bytes are available for the page cache.
 
-    Limits on address space and committed memory are not checked, because cached pages do not count
-    towards them.
+    Cached pages do not count towards the limits on address space and committed memory.
     """
     _require_within(_least(page_cache_limits()), n_bytes, what, hint)
 
@@ -243,14 +218,10 @@ def _commit_limits(root: str) -> list[MemoryLimit]:
 
 
 def _group_limit(level: CgroupLevel) -> MemoryLimit | None:
-    """Return the memory that is available in a control group; None if the group has no limit.
-
-    This is the limit, minus the memory in use, plus the page cache, which the kernel can reclaim.
-    """
+    """Return the limit minus the memory in use, except page cache; None if there is no limit."""
     folder = level.folder
     if level.version == 2:
-        # Above the limit "high", the kernel slows the process down. For a loader, this is as bad as
-        # being killed.
+        # Above "high", the kernel slows the process down, which is as bad as killing it.
         caps = [read_number(f"{folder}/memory.{name}") for name in ("max", "high")]
         usage = "memory.current"
         cache: tuple[str, ...] = ("active_file", "inactive_file", "slab_reclaimable")

@@ -41,10 +41,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class _ThisProcess:
-    """A cache of this process's id, which is updated in a fork.
-
-    Calling os.getpid() for each batch would be slow.
-    """
+    """A cache of this process's id, updated in a fork: os.getpid() for each batch is slow."""
 
     def __init__(self) -> None:
         self.note_pid()
@@ -59,10 +56,7 @@ this_process = _ThisProcess()
 
 @contextlib.contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Defer Ctrl-C until the end of a `with` block, which must be short.
-
-    Only the main thread needs this, because Python handles Ctrl-C in no other thread.
-    """
+    """Defer Ctrl-C, which Python handles in the main thread, to the end of a short `with` block."""
     with _handler_held(lambda handler, given: handler(*given)):
         # Change the signal mask only while `_handler_held` records interrupts. The kernel may still
         # deliver the signal to another thread; without the recording, Python would then raise
@@ -78,8 +72,7 @@ class Finalizer(weakref.finalize):  # type: ignore[type-arg]  # not subscriptabl
     """A `weakref.finalize` that does not swallow Ctrl-C.
 
     Python discards every exception that is raised while an object is garbage-collected. If Ctrl-C
-    arrives while a garbage collection runs the finalizer, the signal is therefore sent again
-    afterwards. If the finalizer is called explicitly, Ctrl-C interrupts it like any other function.
+    arrives while a garbage collection runs the finalizer, the signal is sent again afterwards.
     """
 
     __slots__ = ()
@@ -122,10 +115,7 @@ class _HeldInterrupts(list[Given]):
 
 @contextlib.contextmanager
 def _handler_held(then: Callable[[Handler, Given], object]) -> Iterator[None]:
-    """Record interrupts during a `with` block; then call `then` for each of them.
-
-    `then` gets the program's handler of SIGINT and the arguments for that handler. In threads other
-    than the main thread, nothing is recorded.
+    """Record interrupts during a `with` block; then call `then` with handler and arguments of each.
 
     It is not enough to block the signal in the main thread: the kernel would deliver the signal to
     another thread, such as one of NumPy's, and Python would call the handler in the main thread.
@@ -179,8 +169,7 @@ def check_files(n_files: int) -> None:
 def open_pidfd(pid: int) -> int:
     """Open a descriptor that becomes readable when the process exits; the caller owns it.
 
-    Raises ProcessLookupError if there is no such process, and UnsupportedEnvironment if the kernel
-    does not support such descriptors.
+    Raises ProcessLookupError if there is no such process.
     """
     if not hasattr(os, "pidfd_open"):
         raise _missing_call("pidfd_open", f"this is {sys.platform}")
@@ -193,14 +182,11 @@ def open_pidfd(pid: int) -> int:
         raise _missing_call("pidfd_open", str(error)) from error
 
 
-def has_ended(pidfd: int, timeout_s: float | None = 0.0) -> bool:
-    """Wait up to `timeout_s` for the exit of a process; return True if the process has exited.
-
-    If `timeout_s` is None, there is no limit.
-    """
+def has_ended(pidfd: int, timeout_s: float = 0.0) -> bool:
+    """Wait up to `timeout_s` for the exit of a process; return True if the process has exited."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))
+    return bool(poll.poll(max(0.0, timeout_s) * 1000))
 
 
 def end_process(pidfd: int) -> None:
@@ -212,8 +198,7 @@ def end_process(pidfd: int) -> None:
 def memory_file(*parts: bytes) -> int:
     """Create an anonymous file in memory that contains `parts`; the caller owns the descriptor.
 
-    Read the file with `os.pread`, because the descriptor's position is at the end of the file, and
-    all processes that have the descriptor share this position.
+    Read it with `os.pread`: all processes share the descriptor's position, the end of the file.
     """
     if not hasattr(os, "memfd_create"):
         raise _missing_call("memfd_create", f"this is {sys.platform}")
@@ -235,20 +220,14 @@ def memory_file(*parts: bytes) -> int:
 
 
 def resize_memory_file(fd: int, n_bytes: int, what: str) -> None:
-    """Set the length of a memory file; a page takes memory only once it is touched.
-
-    `what` is the purpose of the file, for error messages.
-    """
+    """Set the length of a memory file for `what`; a page takes memory only once it is touched."""
     with file_limit_explained(n_bytes, what):
         os.ftruncate(fd, n_bytes)
 
 
 @contextlib.contextmanager
 def file_limit_explained(n_bytes: int, what: str) -> Iterator[None]:
-    """Raise InsufficientMemory if the `with` block fails because of RLIMIT_FSIZE.
-
-    `n_bytes` is the size of the memory file, and `what` its purpose; the message contains both.
-    """
+    """Raise InsufficientMemory if RLIMIT_FSIZE prevents a memory file of n_bytes for `what`."""
     try:
         yield
     except OSError as error:
@@ -264,8 +243,7 @@ def file_limit_explained(n_bytes: int, what: str) -> Iterator[None]:
 def die_with_parent(parent_pid: int) -> None:
     """Ask the kernel to kill this process when its parent exits; exit if the parent has exited.
 
-    The kernel would also kill this process if only the *thread* exited that has forked it. The
-    parent must therefore have a single thread.
+    The parent must have a single thread, because the exit of the forking *thread* counts.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent_pid:  # the parent exited before prctl: there will be no signal
@@ -290,11 +268,10 @@ def yield_to_main() -> None:
 def keep_freed_memory() -> None:
     """Keep up to 128 MiB of freed memory in this process for reuse.
 
-    By default, glibc returns the memory of an array of 128 KiB or more to the kernel when the array
-    is freed. The kernel must then zero every page of the next array. If each sample allocates two
-    arrays of 600 KB, zeroing takes nine tenths of the time. The memory of arrays above
-    32 MiB is still returned. Settings of malloc in the environment take precedence. Without glibc's
-    `mallopt`, nothing is changed.
+    By default, glibc returns the memory of an array of 128 KiB or more to the kernel, which must
+    then zero every page of the next array. If each sample allocates two arrays of 600 KB, zeroing
+    takes nine tenths of the time. The memory of arrays above 32 MiB is still returned. Settings of
+    malloc in the environment take precedence.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if "glibc.malloc." in tunables or not _OF_MALLOC.isdisjoint(os.environ):
@@ -305,10 +282,7 @@ def keep_freed_memory() -> None:
 
 
 def read_umask() -> int:
-    """Return this process's umask.
-
-    os.umask() would change the umask to read it, also for the other threads.
-    """
+    """Return this process's umask; os.umask() would change it meanwhile, in all threads."""
     with open("/proc/self/status", "rb") as status:
         for line in status:
             if line.startswith(b"Umask:"):

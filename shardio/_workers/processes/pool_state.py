@@ -1,9 +1,8 @@
 """The state of a worker pool: its kernel objects, the events on them, and their release.
 
-The state is an object of its own, because a finalizer must be able to release it after the
-WorkerPool has been garbage-collected. Received events stay in the state until `WorkerPool.wait`
-returns them, and every step that handles them can be repeated. A KeyboardInterrupt at any moment
-thus neither loses nor duplicates an event.
+A finalizer releases the state after the WorkerPool has been garbage-collected. Received events stay
+in the state until `WorkerPool.wait` returns them, and every step that handles them can be repeated.
+A KeyboardInterrupt at any moment thus neither loses nor duplicates an event.
 """
 
 from __future__ import annotations
@@ -55,10 +54,9 @@ class Message(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The failure of a worker; a WorkerExit for the worker follows.
+    """The traceback of a worker's function, or why its process was not started.
 
-    Either the pool's function raised or could not be unpickled, and `text` is the traceback; or the
-    process could not be started, and `text` is the reason.
+    A WorkerExit for the worker follows.
     """
 
     worker: int
@@ -68,10 +66,9 @@ class Failed(NamedTuple):
 class WorkerExit(NamedTuple):
     """The exit of a worker's process: its last event.
 
-    If the process was killed by a signal, `signal` is its number. If the process exited by itself,
-    `exit_code` is 0 if the pool's function returned, and 1 if the function raised; in the latter
-    case, a Failed event precedes this event. Both attributes are None if the process could not be
-    started. `pid` is None in that case, and also if the zygote exited before it reported the start.
+    The process was killed by `signal`, or exited by itself: `exit_code` is 0 if the pool's function
+    returned, and 1 if it raised, after a Failed event. Both are None if the process could not be
+    started. `pid` is None in that case, and if the zygote exited before it reported the start.
     """
 
     worker: int
@@ -106,7 +103,7 @@ class WorkerHandle:
     def __init__(self, index: int, end: socket.socket) -> None:
         self.index = index
         self.end = end
-        # An endless iterator of (index, result of `recvmsg`). Each `next` calls `recvmsg` once.
+        # An endless iterator of (index, result of `recvmsg`).
         received = map(end.recvmsg, *map(repeat, _RECEIVE_NOW))
         self.arrivals: Iterator[Arrival] = zip(repeat(index), received, strict=False)
         self.pid: int | None = None
@@ -149,11 +146,13 @@ class PoolState:
         self.is_closed = False
         self._by_fd: dict[int, WorkerHandle] = {}
 
-    def add_zygote(self) -> None:
-        """Watch the zygote and the session of the pool."""
-        if self.zygote is not None and self.session is not None:
-            self.epoll.register(self.session, _READABLE)
-            self.epoll.register(self.zygote.pidfd, _READABLE)
+    def add_session(self, session: socket.socket, zygote_pidfd: int) -> None:
+        """Replace the session with the zygote; watch both."""
+        if self.session is not None:
+            self.session.close()
+        self.session = session
+        self.epoll.register(session, _READABLE)
+        self.epoll.register(zygote_pidfd, _READABLE)
 
     def add(self, worker: WorkerHandle) -> None:
         """Watch the channel of a worker."""
@@ -166,10 +165,9 @@ class PoolState:
         self.epoll.register(self.wakeup, _READABLE)
 
     def gather(self, timeout_s: float | None) -> list[Event]:
-        """Wait until there is an event, and return all events.
+        """Wait until there is an event, and return all; none after a timeout, a wakeup or a close.
 
-        The list is empty after a timeout or a wakeup, or if the pool is being closed. The events
-        stay in `intake` and `exited`, and the caller must clear both lists.
+        The events stay in `intake` and `exited`, and the caller must clear both lists.
         """
         end_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -240,8 +238,7 @@ class PoolState:
             os.close(fd)
 
     def _receive(self, worker: WorkerHandle) -> None:
-        # A single call in C receives the message and stores it in the list. No signal handler can
-        # run between these two steps, so no message is lost.
+        # A single call in C receives the message and stores it: no signal handler runs in between.
         try:
             self.intake.extend(islice(worker.arrivals, 1))
         except (BlockingIOError, ConnectionResetError):
@@ -344,20 +341,15 @@ class PoolState:
         self._by_fd.pop(worker.end.fileno(), None)
 
     def _ignore(self, source: socket.socket | int | None) -> None:
-        """Stop watching a descriptor.
-
-        Closing the descriptor would not be enough if a fork of this process has a copy of it.
-        """
+        """Stop watching a descriptor; a close would not do if a fork of this process has a copy."""
         if source is not None:
             with contextlib.suppress(FileNotFoundError):
                 self.epoll.unregister(source)
 
     def end(self) -> None:
-        """End the workers, wait until they have exited, and close everything.
+        """End the workers, wait until they have exited, and close everything; not in a fork.
 
         Idle workers exit when their channel is shut down; other workers are killed after GRACE_S.
-        In a fork of the process that created the pool, this method does nothing: when the fork
-        exits, the workers of its parent must continue.
         """
         if os.getpid() != self.owner_pid:
             return
@@ -375,10 +367,9 @@ class PoolState:
                 self._let_go()
 
     def _shut_sockets(self) -> None:
-        """Shut down the main process's side of every socket.
+        """Shut down the main process's side of every socket, which ends a `wait` in another thread.
 
-        This also ends a `wait` in another thread. Closing the sockets would not be enough, because
-        the other side does not notice a `close` while a fork of this process has a copy.
+        The other side would not notice a `close` while a fork of this process has a copy.
         """
         ends = [(worker.end, socket.SHUT_RDWR) for worker in self.workers]
         if self.session is not None:
@@ -406,10 +397,7 @@ class PoolState:
             os.close(zygote_pidfd)
 
     def _is_over(self, zygote_pidfd: int, timeout_s: float) -> bool:
-        """Read the zygote's last replies; return True if the session ended within `timeout_s`.
-
-        The zygote ends the session when all workers of the pool have exited.
-        """
+        """Wait up to `timeout_s` until the zygote ends the session, after the last worker."""
         if self.session is None:
             return True
         poll = select.poll()
@@ -433,10 +421,7 @@ class PoolState:
         return False
 
     def _note_starts(self) -> None:
-        """Record the pidfds of workers that were started since the last `wait`.
-
-        Other replies are dropped.
-        """
+        """Record the pidfds of workers that were started since the last `wait`."""
         while self.replies:
             data, ancillary, flags, _ = self.replies[0]
             kind, index, pid, _, _ = REPLY.unpack(data) if data else (0, 0, 0, 0, 0)

@@ -1,9 +1,8 @@
 """Reports on workers: the step that each worker is executing, and Python stacks after a timeout.
 
-A step is the index of an item or batch. A worker may also record a part: the index of the part of
-the item on which the worker is working. On a signal, a worker writes the stacks of its threads to a
-file that it shares with the main process. The signal handler is C code, so it works wherever the
-Python code of the worker hangs.
+A step is the index of an item or batch. A worker may also record the index of the part of the item
+on which it is working. On a signal, a worker writes the stacks of its threads to a file that it
+shares with the main process. The handler is C code, so it works wherever the Python code hangs.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import faulthandler
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from textwrap import indent
 from typing import Final
@@ -29,10 +28,7 @@ Steps = npt.NDArray[np.uint64]
 
 
 class StepFiles(Closing):
-    """The files to which workers write their steps and stacks.
-
-    `open` creates the files; this object owns them until `close`.
-    """
+    """The files to which workers write their steps and stacks; owns them until `close`."""
 
     def __init__(self) -> None:
         self.stacks: list[int] = []  # for each worker, the descriptor of the file for its stacks
@@ -41,7 +37,7 @@ class StepFiles(Closing):
 
     def open(self, n_workers: int) -> int:
         """Create the files; return the descriptor of the step file, which this object owns."""
-        self.stacks.extend(stack_files(n_workers))
+        self.stacks.extend(memory_file() for _ in range(n_workers))
         self._fds.append(memory_file(bytes(16 * n_workers)))
         self._steps = map_steps(self._fds[0])
         return self._fds[0]
@@ -52,10 +48,7 @@ class StepFiles(Closing):
         return None if step < 0 else step
 
     def take(self, worker: int) -> tuple[int | None, int | None]:
-        """Return the step and the part that a worker had recorded when it exited; clear both.
-
-        A number that the worker had not recorded is None.
-        """
+        """Return and clear the step and the part that a worker had recorded; None if it had not."""
         step, part = self.of(worker), int(self._steps[worker, 1]) - 1
         self._steps[worker] = 0
         return step, None if part < 0 else part
@@ -69,21 +62,13 @@ class StepFiles(Closing):
 
 
 def map_steps(fd: int) -> Steps:
-    """Map the step file, an array with two numbers per worker.
-
-    The numbers are the current step plus 1 and the current part plus 1. A 0 stands for none.
-    """
+    """Map the step file: for each worker, its current step plus 1 and part plus 1, or 0."""
     return np.frombuffer(mmap.mmap(fd, 0), np.uint64).reshape(-1, 2)
 
 
 _PATIENCE_S: Final = 1.0
 _QUIET_S: Final = 0.02  # if the files have not grown for this time, the stacks are complete
 _OURS: Final = str(Path(__file__).parents[2] / "_")  # the paths of private modules begin with this
-
-
-def stack_files(n_workers: int) -> Iterator[int]:
-    """Create a file for the stacks of each worker; the caller owns the descriptors."""
-    return (memory_file() for _ in range(n_workers))
 
 
 def answer_with_stacks(fd: int) -> None:
@@ -110,10 +95,7 @@ def timeout_error(
 def describe_workers(
     workers: Sequence[tuple[str, str]], tasks_of: Callable[[int], list[str]]
 ) -> list[str]:
-    """Return lines that describe the activity of every worker.
-
-    The arguments are the same as those of `timeout_error`.
-    """
+    """Return lines that describe the activity of every worker, as in `timeout_error`."""
     lines = []
     for worker, (who, stacks) in enumerate(workers):
         tasks = "; ".join(tasks_of(worker)) or "without a task"
@@ -122,13 +104,10 @@ def describe_workers(
 
 
 def ask_for_stacks(fds: Sequence[int], send: Callable[[int, int], bool]) -> list[str]:
-    """Return the stacks of all workers, without the frames of shardio that called user code.
+    """Return the stacks of all workers, the innermost frame first, without those of `shortened`.
 
-    In each stack, the innermost frame comes first.
-
-    Worker i writes its stacks to the file `fds[i]`. All workers get the signal at the same time,
-    and must answer within `_PATIENCE_S`. `send(i, signal)` sends the signal to worker i, and
-    returns False if the worker has no process.
+    Worker i writes its stacks to the file `fds[i]` within `_PATIENCE_S`. `send(i, signal)` sends
+    the signal to worker i, and returns False if the worker has no process.
     """
     for fd in fds:  # processes share the position at which the worker writes: reset it too
         os.ftruncate(fd, 0)

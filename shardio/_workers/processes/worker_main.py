@@ -3,12 +3,11 @@
 A channel is a SOCK_SEQPACKET socket pair. The kernel keeps message boundaries, each process notices
 when the other exits, and the sockets have no names in the file system.
 
-Messages that may be too long for the socket consist of a header of DESCRIPTOR_BYTES bytes and a
-payload. If such a message is too long, `pack_message` moves the payload to a memory file. The
-message then consists of the header and one more byte, and carries the descriptor of the file.
+If a message (a header of DESCRIPTOR_BYTES and a payload) is too long for the socket, `pack_message`
+moves the payload to a memory file; the header and one more byte carry the file's descriptor.
 
-A new worker is a fork of the zygote, or a new interpreter. This module imports nothing slow,
-because the main process and the zygote import it.
+A new worker is a fork of the zygote, or a new interpreter. The main process and the zygote import
+this module, so it imports nothing slow.
 """
 
 from __future__ import annotations
@@ -38,16 +37,15 @@ LOST_FDS = int(socket.MSG_CTRUNC)
 Ancillary = list[tuple[int, int, bytes]]
 Received = tuple[bytes, Ancillary, int, object]
 
-# The arguments of `recvmsg`: the room for a message, the room for its descriptors, and a flag by
-# which an exec closes the received descriptors.
+# The arguments of `recvmsg`; an exec closes the received descriptors.
 RECEIVE = (MAX_MESSAGE_BYTES, socket.CMSG_SPACE(4 * MAX_FDS), socket.MSG_CMSG_CLOEXEC)
 
 
 class Channel:
     """The worker's side of its channel to the main process.
 
-    The worker owns the socket, which is closed when the process exits. `index` is the index of the
-    worker in its pool; `fds` are duplicates of the descriptors that the pool was created with.
+    `index` is the index of the worker in its pool; `fds` are duplicates of the descriptors that the
+    pool was created with.
     """
 
     __slots__ = ("_recvmsg", "_send", "_socket", "fds", "index")
@@ -74,23 +72,14 @@ class Channel:
         else:
             self._send(message)
 
-    def recv(self) -> bytes | None:
-        """Wait for a message without descriptors; return None if the pool was closed."""
-        data, ancillary, flags, _ = self._receive()
-        if ancillary or flags & LOST_FDS:
-            n_fds = len(unpack_fds(ancillary, flags))
-            raise InvalidArgument(
-                f"worker {self.index} received {n_fds} file descriptors through Channel.recv(); "
-                "receive messages that carry descriptors with recv_fds()"
-            )
-        return data or None
-
-    def recv_fds(self) -> tuple[bytes, tuple[int, ...]] | None:
-        """Wait for a message and its descriptors, which the caller then owns.
-
-        Return None if the pool was closed.
-        """
-        data, ancillary, flags, _ = self._receive()
+    def recv(self) -> tuple[bytes, tuple[int, ...]] | None:
+        """Wait for a message, and descriptors to own; return None if the pool was closed."""
+        try:
+            data, ancillary, flags, _ = self._recvmsg(*RECEIVE)
+        except ConnectionResetError:
+            # The kernel raises this once if the main process closed its socket before it had read
+            # all messages of this worker. Messages that the main process sent are still queued.
+            data, ancillary, flags, _ = self._recvmsg(*RECEIVE)
         if ancillary or flags & LOST_FDS:
             return (data, unpack_fds(ancillary, flags)) if data else None
         return (data, ()) if data else None
@@ -99,14 +88,6 @@ class Channel:
         """Send the text of an exception, as an empty message with a memory file."""
         fd = memory_file(text.encode("utf-8", "backslashreplace"))
         socket.send_fds(self._socket, [b""], [fd])
-
-    def _receive(self) -> Received:
-        try:
-            return self._recvmsg(*RECEIVE)
-        except ConnectionResetError:
-            # The kernel raises this once if the main process closed its socket before it had read
-            # all messages of this worker. Messages that the main process sent are still queued.
-            return self._recvmsg(*RECEIVE)
 
 
 def check_message(message: bytes, fds: Sequence[int]) -> None:
@@ -134,16 +115,12 @@ def unpack_fds(ancillary: Ancillary, flags: int) -> tuple[int, ...]:
     return tuple(fds)
 
 
-DESCRIPTOR_BYTES: Final = 32
-"""The length of the header at the start of each task and each reply."""
+DESCRIPTOR_BYTES: Final = 32  # the length of the header of each task and each reply
 
 
 @contextlib.contextmanager
 def pack_message(parcel: bytes) -> Iterator[tuple[bytes, tuple[int, ...]]]:
-    """Yield a message to send, and its file descriptors, which are closed after the `with` block.
-
-    `parcel` is a header and a payload of any length.
-    """
+    """Yield a message with the header and payload of `parcel`, and its file descriptors."""
     if len(parcel) <= MAX_MESSAGE_BYTES:
         yield parcel, ()
         return
@@ -186,17 +163,16 @@ def preload(names: tuple[str, ...]) -> None:
     for name in names:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    # Exempt the present objects from garbage collection. Otherwise, a collection in a worker would
-    # write to all of them, and the kernel would copy their pages. Do not collect garbage before
-    # this call: only 500 of 36,000 objects are garbage, and finding them takes 12 ms.
+    # Exempt the present objects from garbage collection, which would write to all of them, so that
+    # the kernel would copy their pages. Do not collect garbage before this call: only 500 of 36,000
+    # objects are garbage, and finding them takes 12 ms.
     gc.freeze()
 
 
 def execute(index: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
     """Replace the program of this fork of the zygote by a new interpreter.
 
-    Settings of the process survive, such as ignored signals, and the kernel's order to kill the
-    process when its parent exits.
+    Ignored signals stay, and so does the kernel's order to kill the process with its parent.
     """
     for fd in fds:
         os.set_inheritable(fd, True)
@@ -222,8 +198,7 @@ def begin(index: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
 def run(index: int, fds: _Fds) -> NoReturn:
     """Run the pool's function in this worker, report a failure to the main process, and exit.
 
-    `fds` are the descriptors of the channel and of the file that contains the function, followed by
-    duplicates of the descriptors that the pool was created with.
+    `fds` are the channel, the file that contains the function, and those for `Channel.fds`.
     """
     name_process("shardio-worker")
     gc.enable()
@@ -231,8 +206,7 @@ def run(index: int, fds: _Fds) -> NoReturn:
     channel = Channel(index, socket.socket(fileno=channel_fd), tuple(given))
     code = 0
     try:
-        # Import these late. They import NumPy and cloudpickle, but this module must be imported
-        # quickly.
+        # Import these late, because they import NumPy and cloudpickle.
         from shardio._workers.processes.global_generators import seed_generators_of_worker
         from shardio._workers.processes.serialization import unpack
 

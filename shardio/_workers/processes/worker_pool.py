@@ -42,13 +42,10 @@ class WorkerPool(Closing):
     """A pool of `n_workers` processes that each run `target(channel)`; `close` ends them.
 
     `target` is pickled by cloudpickle. `fds` are duplicated, and every worker has the duplicates in
-    `channel.fds`. `preload` names modules that the zygote imports before it forks workers. `start`
-    is the start method, see `Start`. Messages may be sent immediately: they wait in the socket
-    until the worker runs. `send`, `wait` and `restart` must not run in two threads at once. A pool
-    is also closed when it is garbage-collected, or when the interpreter exits.
-
-    Raises InvalidArgument if `target` cannot be pickled, and UnsupportedEnvironment if processes
-    cannot be started here.
+    `channel.fds`. `preload` names modules that the zygote imports before it forks workers. Messages
+    may be sent at once: they wait in the socket until the worker runs. `send`, `wait` and `restart`
+    must not run in two threads at once. A pool is also closed when it is garbage-collected, or when
+    the interpreter exits.
     """
 
     def __init__(
@@ -95,9 +92,9 @@ class WorkerPool(Closing):
     def send(self, index: int, message: bytes, fds: Sequence[int] = ()) -> None:
         """Send a message of 1 to MAX_MESSAGE_BYTES bytes to worker `index`, without blocking.
 
-        If the socket has no room, a later call of `wait` sends the message. The caller still owns
-        `fds`. A message to a worker that has exited is dropped. Once `wait` has returned the
-        WorkerExit of the worker, `send` raises WorkerDied instead.
+        If the socket has no room, a later `wait` sends the message. The caller still owns `fds`. A
+        message to a worker that has exited is dropped until `wait` has returned the WorkerExit;
+        after that, `send` raises WorkerDied.
         """
         held = self._held
         if held.is_closing or this_process.pid != held.owner_pid:
@@ -153,7 +150,7 @@ class WorkerPool(Closing):
         """Wait for events and return them; after `timeout_s` or a `nudge`, there may be none.
 
         All messages of a worker come before its WorkerExit. Raises ClosedError if the pool is
-        closed before or during the wait, and UnsupportedEnvironment if no worker can be started.
+        closed meanwhile.
         """
         held = self._held
         if held.is_closing or this_process.pid != held.owner_pid:
@@ -162,8 +159,7 @@ class WorkerPool(Closing):
             events = [] if held.is_closing else held.gather(timeout_s)
         if not events:
             self._check_usable()  # another thread or a signal handler may have closed the pool
-        # From here until the caller has the events, no function is called. No KeyboardInterrupt can
-        # therefore occur after the events are removed from the state.
+        # No function is called from here on, so no KeyboardInterrupt can lose the events.
         held.intake, held.exited = [], []
         return events
 
@@ -181,10 +177,9 @@ class WorkerPool(Closing):
             held.workers[index] = self._start(index)
 
     def close(self) -> None:
-        """End all workers, even busy ones; all have exited when this method returns.
+        """End all workers, even busy ones, and wait for it. Idempotent, and callable in any thread.
 
-        A worker that does not exit by itself within GRACE_S is killed. Idempotent, and callable in
-        any thread.
+        A worker that does not exit by itself within GRACE_S is killed.
         """
         with interrupts_held():
             self._held.end()  # if another thread is closing the pool, wait for that thread
@@ -201,12 +196,8 @@ class WorkerPool(Closing):
             raise ClosedError("the workers were stopped by close()")
 
     def _acquire_zygote(self) -> None:
-        held = self._held
-        held.zygote = acquire()
-        if held.session is not None:
-            held.session.close()
-        held.session = held.zygote.open_session(self._preload)
-        held.add_zygote()
+        zygote = self._held.zygote = acquire()
+        self._held.add_session(zygote.open_session(self._preload), zygote.pidfd)
 
     def _start(self, index: int) -> WorkerHandle:
         """Request a worker from the zygote, which replies once the process is started."""

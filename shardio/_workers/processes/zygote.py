@@ -1,9 +1,8 @@
 """The zygote: a small single-threaded process that forks workers for the main process.
 
-The zygote is started by exec, so it has none of the main process's threads, locks or memory. The
-zygote imports NumPy and the codecs once, and forking a worker then takes only a few milliseconds.
-The zygote never imports the user's `__main__` or tinygrad. The class `Zygote` is the main process's
-handle for the zygote's process.
+The zygote is started by exec, so it has none of the main process's threads, locks or memory. It
+imports NumPy and the codecs once, and forking a worker then takes only a few milliseconds. It never
+imports the user's `__main__` or tinygrad. The class `Zygote` is the main process's handle for it.
 
 The main process and the zygote share a socket pair, called *control*. Every pool has another socket
 pair, called its *session*: through it, the main process requests workers, and the zygote reports
@@ -22,9 +21,9 @@ of the session. The workers have GRACE_S to exit by themselves; then the zygote 
 the last exit, the zygote shuts down its side of the session, too. When the main process exits, for
 any reason, the zygote exits, and the kernel kills the workers.
 
-The main process has one zygote for all its pools. `acquire` starts the zygote for the first pool,
-and `release` ends the zygote after the last pool. Both may be called in any thread. A finalizer may
-call `release` even while `acquire` or `release` is running in the same thread.
+The main process has one zygote for all its pools: `acquire` starts it for the first one, and
+`release` ends it after the last. Both may be called in any thread. A finalizer may call `release`
+even while `acquire` or `release` is running in the same thread.
 """
 
 from __future__ import annotations
@@ -105,9 +104,7 @@ class _Session:
         self.workers: dict[int, tuple[int, int]] = {}  # pidfd: (index in the pool, pid)
         self.replies: deque[tuple[bytes, list[int]]] = deque()  # replies that are not sent yet
         self.is_ending = False  # True once the main process has closed the pool
-        # The monotonic time at which workers that are still running are killed; None if the pool is
-        # not being closed, or if the workers have been killed.
-        self.kill_at_s: float | None = None
+        self.kill_at_s: float | None = None  # the time to kill workers that are still running
 
 
 class _Zygote:
@@ -227,8 +224,8 @@ class _Zygote:
         self._close_if_over(session)
 
     def _reply(self, session: _Session, data: bytes, pidfd: int | None = None) -> None:
-        # Send a duplicate of the pidfd: the reply may wait for room in the socket, and the zygote
-        # may close the pidfd in the meantime, because the worker has exited.
+        # Send a duplicate: while the reply waits for room, the worker may exit, and its pidfd
+        # close.
         session.replies.append((data, [] if pidfd is None else [os.dup(pidfd)]))
         self._flush(session)
 
@@ -248,8 +245,7 @@ class _Zygote:
         self._watch(session)
 
     def _watch(self, session: _Session) -> None:
-        # After the main process has shut down its side, the session's socket is always readable
-        # (end of file). EPOLLIN would therefore wake the zygote again and again.
+        # Once the main process has shut down its side, the socket is always readable (end of file).
         mask = select.EPOLLET if session.is_ending else select.EPOLLIN
         self.epoll.modify(session.socket, mask | (select.EPOLLOUT if session.replies else 0))
 
@@ -288,10 +284,9 @@ _CONTROL_FD, _MAIN_PIDFD = 3, 4
 
 
 class Zygote:
-    """The main process's handle for a zygote. Only `acquire` creates handles.
+    """The main process's handle for a zygote; `pidfd` becomes readable when the zygote exits.
 
-    `pidfd` becomes readable when the zygote exits. The constructor takes only 0.6 ms, because it
-    does not wait until the zygote has imported its modules.
+    The constructor takes 0.6 ms: it does not wait until the zygote has imported its modules.
     """
 
     def __init__(self) -> None:
@@ -321,10 +316,7 @@ class Zygote:
         self._control = ours
 
     def open_session(self, preload: tuple[str, ...]) -> socket.socket:
-        """Open a session for one pool, and return its socket, which the caller then owns.
-
-        `preload` names modules to import before workers are forked.
-        """
+        """Open a session for one pool, and return its socket, which the caller then owns."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             names = " ".join(preload).encode()
@@ -346,10 +338,7 @@ class Zygote:
         return ended.si_status if ended and ended.si_code == os.CLD_EXITED else None
 
     def unsuitable(self, when: str) -> UnsupportedEnvironment:
-        """Return the error to raise if the zygote ended before it could start workers.
-
-        The message of the error contains "ended {when}".
-        """
+        """Return the error for a zygote that ended before it could start workers."""
         return UnsupportedEnvironment(
             f"the process that starts workers ended {when}; its output on standard error shows "
             "why; num_workers=0 needs no such process"
@@ -380,9 +369,8 @@ def acquire() -> Zygote:
 def release(zygote: Zygote) -> None:
     """Record that a user of `zygote` no longer needs it; after the last user, end the process.
 
-    If this was the last user, the process has ended when this function returns. Exception: while
-    another call of `acquire` or `release` holds the lock, this function returns at once, and the
-    other call ends the process before returning.
+    The process has ended when this function returns; but if another call of `acquire` or `release`
+    holds the lock, when that call returns.
     """
     _released.append(zygote)
     _settle()
@@ -391,8 +379,7 @@ def release(zygote: Zygote) -> None:
 def _settle() -> None:
     """Handle queued releases; if other code holds the lock, leave them to that code.
 
-    Never wait for the lock: this may be called by a finalizer that has interrupted the code that
-    holds the lock.
+    Never wait for the lock: a finalizer may call this in the midst of the code that holds it.
     """
     global _current
     while _released and _lock.acquire(blocking=False):
@@ -421,8 +408,7 @@ def _spawn(control_fd: int, main_pidfd: int) -> int:
     environ = dict(os.environ)
     for name in _SINGLE_THREAD:
         environ.setdefault(name, "1")
-    # Duplicate both descriptors to numbers of at least 10. Otherwise, DUP2 to the first target
-    # could overwrite the source of the second.
+    # Duplicate both to numbers from 10 up, so that DUP2 to one target overwrites no source.
     sources = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (control_fd, main_pidfd)]
     try:
         return os.posix_spawn(
@@ -434,8 +420,7 @@ def _spawn(control_fd: int, main_pidfd: int) -> int:
                 (os.POSIX_SPAWN_DUP2, sources[0], _CONTROL_FD),
                 (os.POSIX_SPAWN_DUP2, sources[1], _MAIN_PIDFD),
             ],
-            # Block SIGINT until the zygote ignores this signal. Otherwise, Ctrl-C would kill the
-            # zygote during its imports.
+            # Block SIGINT until the zygote ignores it: Ctrl-C would kill it during its imports.
             setsigmask=[signal.SIGINT],
         )
     finally:

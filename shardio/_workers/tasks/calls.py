@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import pickle
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import Any, Final
@@ -42,7 +43,7 @@ from shardio._workers.processes.worker_main import (
 )
 from shardio._workers.tasks.failure_policy import ErrorBudget
 from shardio._workers.tasks.values import ValuePacker, write_to_block
-from shardio.errors import BatchTimeout, InsufficientMemory
+from shardio.errors import BatchTimeout, InsufficientMemory, InvalidArgument
 
 # A chunk ends after _MAX results, after _MAX_BYTES of pickled results, or after _MAX_NS. A result
 # with an array of at least _ALONE_BYTES is a chunk of its own.
@@ -167,7 +168,7 @@ def call_for_main(
     keep_freed_memory()
     caller = _Caller(function, most_bytes, name, channel)
     at_work = _at_work = map_steps(channel.fds[0])[channel.index]
-    while (received := channel.recv_fds()) is not None:
+    while (received := channel.recv()) is not None:
         message, fds = received
         request_kind, _, number, step, *_ = HEADER.unpack_from(message)
         if request_kind == CallRequest.HELLO:
@@ -252,6 +253,20 @@ class _Caller:
             if this_process.pid != self._pid:  # a fork; only the worker may answer
                 self._channel.send(HEADER.pack(CallOutcome.FORKED, 0, 0, step, 0, 0))
                 os._exit(1)
+
+
+class SingleCaller:
+    """A context manager that one caller at a time may enter; a second caller gets an error."""
+
+    def __init__(self, refusal: str) -> None:
+        self._refusal, self._lock = refusal, threading.Lock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise InvalidArgument(self._refusal)
+
+    def __exit__(self, *raised: object) -> None:
+        self._lock.release()
 
 
 class InlinePool(Closing):

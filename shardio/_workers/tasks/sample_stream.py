@@ -29,9 +29,9 @@ from typing import Any, Final, Self
 from shardio._base.callers import caller_stacklevel
 from shardio._base.classes import Closing
 from shardio._workers.processes.blocks import Bytes
-from shardio._workers.processes.linux import Finalizer, interrupts_held, this_process
+from shardio._workers.processes.linux import Finalizer, interrupts_held, memory_file, this_process
 from shardio._workers.processes.serialization import text_of, unpack_failure
-from shardio._workers.processes.stack_dumps import stack_files, timeout_error
+from shardio._workers.processes.stack_dumps import timeout_error
 from shardio._workers.processes.worker_main import Start
 from shardio._workers.processes.worker_pool import Failed, WorkerExit, WorkerPool
 from shardio._workers.tasks.failure_policy import ErrorBudget
@@ -97,7 +97,7 @@ class SampleStream(Closing):
     ) -> None:
         self._is_of, self._pid = type(dataset).__name__, this_process.pid
         self._timeout_s, self._error_budget, self._say = timeout_s, error_budget, say
-        self._stacks = list(stack_files(n_workers))
+        self._stacks = [memory_file() for _ in range(n_workers)]
         self._lock = threading.RLock()  # a ZeroMQ socket must be used by one thread at a time
         self._block_lender = BlockLender(n_workers, most_bytes)
         self._owned: list[Closing] = []  # the pool and the receiver, in the order of closing

@@ -298,7 +298,7 @@ class SampleSender:
 
     def _receive_command(self) -> Command:
         """Wait for a command from the main process, and carry it out."""
-        received = self._channel.recv_fds()
+        received = self._channel.recv()
         if received is None:
             raise MainExited
         message, fds = received
