@@ -6,7 +6,7 @@ import os
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, get_args
+from typing import Any, Final, get_args
 
 from shardio._base.classes import Closing
 from shardio._base.statistics import SkippedItem
@@ -25,14 +25,6 @@ __all__ = ["MultiLoader", "WorkerInfo", "worker_info"]
 
 _BUDGET_BYTES: Final = 256 << 20
 _MAX_WORKERS: Final = 250
-
-
-class _Far(NamedTuple):
-    """The addresses of servers, the folder of this client's keys, and options for the servers."""
-
-    address: str | Sequence[str] | None
-    keys: str | os.PathLike[str] | None
-    options: dict[str, Any]
 
 
 class MultiLoader(Closing):
@@ -106,7 +98,7 @@ class MultiLoader(Closing):
     ) -> None:
         zeromq()
         refuse_path("dataset", dataset)
-        self._far = _Far(address, keys, dict(options or {}))
+        self._address, self._keys, self._options = address, keys, dict(options or {})
         self._servers: RemoteSamples | None = None
         self._epoch = 0
         if address is not None:
@@ -135,17 +127,17 @@ class MultiLoader(Closing):
         self._start: Start = one_of("start_method", start_method, get_args(Start))
         self._most_skips = most_skips(on_error, max_skips)
         if address is not None and self._most_skips is not None:
-            self._far.options.update(on_error="skip", max_skips=self._most_skips)
+            self._options.update(on_error="skip", max_skips=self._most_skips)
         self._error_budget = ErrorBudget(self._most_skips)
         self._iterations: weakref.WeakSet[SampleStream] = weakref.WeakSet()
 
     def __repr__(self) -> str:
-        source = self._far.address if self.dataset is None else type(self.dataset).__name__
+        source = self._address if self.dataset is None else type(self.dataset).__name__
         return f"MultiLoader({source}, workers={self.workers})"
 
     def __iter__(self) -> Iterator[Any]:
         """Start workers that iterate the dataset; with `address`, begin the servers' next epoch."""
-        if self._far.address is not None:
+        if self._address is not None:
             return self._next_epoch()
         if not self.nokill:
             self.kill()
@@ -159,7 +151,7 @@ class MultiLoader(Closing):
                 timeout_s=self._timeout_s,
                 start=self._start,
                 error_budget=self._error_budget,
-                say=_say if self.verbose else _say_nothing,
+                say=_say if self.verbose else _ignore,
             )
         except InvalidArgument as error:
             raise InvalidArgument(
@@ -172,14 +164,14 @@ class MultiLoader(Closing):
     def _next_epoch(self) -> Iterator[Any]:
         """Yield the samples of the servers' next epoch."""
         if self._servers is None or not self._servers.is_ours:
-            address, keys, options = self._far
+            address = self._address
             self._servers = RemoteSamples(
                 [address] if isinstance(address, str) else list(address or ()),
-                options,
-                keys=keys,
+                self._options,
+                keys=self._keys,
                 memory_bytes=self._memory_bytes,
                 timeout_s=self._timeout_s,
-                say=_say if self.verbose else _say_nothing,
+                say=_say if self.verbose else _ignore,
             )
         self._epoch += 1
         return self._servers.epoch(self._epoch - 1)
@@ -215,5 +207,5 @@ def _say(line: str) -> None:
     sys.stderr.write(f"# {line}\n")
 
 
-def _say_nothing(line: str) -> None:
-    """Print nothing."""
+def _ignore(line: str) -> None:
+    pass

@@ -1,16 +1,14 @@
 """Run jobs on the machines of a Ray cluster; the only module that imports Ray.
 
-A job is a call of a function with one argument. If a machine is lost, its jobs are repeated on
-other machines, although the lost machine may still be running them. Each run of a job must
-therefore write to new files of its own, and the process that submits the jobs decides which run
-counts.
+A job is a call of a function with one argument. The jobs of a lost machine are repeated on other
+machines, although it may still be running them. Each run of a job must therefore write to new files
+of its own, and the process that submits the jobs decides which run counts.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-import pickle
 import platform
 import socket
 import threading
@@ -25,11 +23,11 @@ from typing import Any, Final, Literal, Self, TypeVar, get_args
 from shardio._base.callers import caller_stacklevel
 from shardio._base.classes import Closing
 from shardio._base.version import __version__
+from shardio._workers.processes.serialization import pack_error, unpack_error
 from shardio._workers.tasks.failure_policy import MAX_CRASHES
 from shardio.errors import (
     InvalidArgument,
     ShardioError,
-    TransformError,
     UnsupportedEnvironment,
     WorkerDied,
     install_hint,
@@ -50,10 +48,7 @@ def ray_module() -> Any:
 
 
 def connect(ray: Any, address: str | None) -> None:
-    """Connect to the cluster at `address`, or start Ray on this machine.
-
-    Ray's logs and usage reports are disabled.
-    """
+    """Connect to the cluster at `address`, or start Ray here, without logs and usage reports."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     place = address or os.environ.get("RAY_ADDRESS") or "local"
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
@@ -72,10 +67,7 @@ def connect(ray: Any, address: str | None) -> None:
 
 
 def _refuse_silence(place: str) -> None:
-    """Raise OSError if `place` is a host and port that do not accept connections.
-
-    Ray would wait for minutes.
-    """
+    """Raise OSError if a host and port accept no connections; Ray would wait for minutes."""
     host, _, port = place.removeprefix("ray://").rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), _PATIENCE_S).close()
@@ -98,8 +90,8 @@ _WATCH_S: Final = 0.5
 def do_job(held: list[Any], sees: str, version: str, value: Any) -> Any:
     """Run a job; return its result, or the exception that it raised.
 
-    `held` is a list that contains Ray's reference to the function. `sees` is a path that must exist
-    on this machine. `version` is the version of shardio on the machine that submits the jobs.
+    `held` contains Ray's reference to the function. The path `sees` must exist on this machine, and
+    shardio must have this `version`.
     """
     try:
         _end_with(os.getppid())
@@ -120,28 +112,12 @@ def do_job(held: list[Any], sees: str, version: str, value: Any) -> Any:
     except Exception as error:  # noqa: BLE001  # the process that submits jobs raises the error
         if not isinstance(error, ShardioError | OSError):  # these errors need no traceback
             error.add_note(f"on machine {platform.node()}:\n{traceback.format_exc()}")
-        return _portable(error)
-
-
-def _portable(error: Exception) -> Exception:
-    """Return `error`; if it cannot be pickled and unpickled, return an error with its text."""
-    import cloudpickle  # type: ignore[import-untyped]
-
-    try:
-        again = pickle.loads(cloudpickle.dumps(error))  # pickled here, never stored data
-    except Exception:  # noqa: BLE001  # user classes may raise anything
-        again = None
-    if isinstance(again, Exception):
-        return error
-    return TransformError("".join(traceback.format_exception_only(error)).strip())
+        return unpack_error(pack_error(error))
 
 
 @functools.lru_cache(1)
 def _function(reference: Any) -> Callable[[Any], Any]:
-    """Return the function to which Ray's `reference` refers.
-
-    The function is unpickled once per process, so that it keeps its state between jobs.
-    """
+    """Return Ray's object, unpickled once per process: a function keeps its state between jobs."""
     found: Callable[[Any], Any] = ray_module().get(reference)
     return found
 
@@ -150,8 +126,7 @@ def _function(reference: Any) -> Callable[[Any], Any]:
 def _end_with(parent: int) -> None:
     """End this process when its parent, Ray's process on this machine, exits.
 
-    Otherwise, Ray would wait for the end of the job, and the process that submits the jobs would
-    wait for Ray.
+    Otherwise, Ray would wait for the end of the job.
     """
 
     def watch() -> None:
@@ -180,10 +155,9 @@ R = TypeVar("R")
 class Engine:
     """The place where work is done: processes on this machine, or a Ray cluster.
 
-    `address` is the address of the cluster, as for `ray.init`; by default, it is the value of the
-    environment variable RAY_ADDRESS. Without an address, Ray is started on this machine and stopped
-    at the end. `gpus` is the number of GPUs per job, or a fraction of one GPU. In the job, the
-    environment variable CUDA_VISIBLE_DEVICES contains the indices of these GPUs.
+    `address` is that of `ray.init`, by default RAY_ADDRESS from the environment. Without one, Ray
+    is started on this machine and stopped at the end. `gpus` is the number of GPUs per job, or a
+    fraction of one GPU; in the job, CUDA_VISIBLE_DEVICES has their indices.
     """
 
     name: EngineName = "local"
@@ -219,13 +193,9 @@ LOCAL: Final = Engine()
 class Cluster(Closing):
     """A connection to a Ray cluster for the time of a `with` block.
 
-    Jobs that are running at the end of the block are cancelled. If the program was already
-    connected to Ray before the block, that connection is used, and stays open.
-
-    Args:
-        engine: the engine that specifies the cluster.
-        sees: a path that must exist on every machine.
-        n_at_once: the number of jobs at a time; by default twice the number of CPUs of the cluster.
+    Jobs that are running at the end of the block are cancelled. An earlier connection of the
+    program is used, and stays open. The path `sees` must exist on every machine. By default, twice
+    as many jobs run at once as the cluster has CPUs.
     """
 
     def __init__(
@@ -275,13 +245,12 @@ class Cluster(Closing):
             name_of: a function that returns a description of the job with a given index.
 
         If a job raises, its exception is raised. Raises WorkerDied if one job has crashed too many
-        processes or lost too many machines, and UnsupportedEnvironment if a machine lacks what jobs
-        need.
+        processes or lost too many machines.
         """
         self._refuse_lack_of_gpus()
         remote = self._ray.remote(num_cpus=1, num_gpus=self._engine.gpus, max_retries=0)
-        # Pass the reference in a list. If the reference itself were an argument, Ray would replace
-        # it by the function, and would unpickle the function for each job.
+        # In a list, because Ray would replace the reference by the function, unpickled for each
+        # job.
         held = [self._ray.put(function)]
         do = functools.partial(remote(do_job).remote, held, self._sees, __version__)
         self._submit, self._name_of, self._dead = do, name_of, self._dead_nodes()
@@ -313,7 +282,7 @@ class Cluster(Closing):
     def _next_done(self) -> Any:
         """Wait until a job is done, and return its reference; return None if a machine is lost.
 
-        The machines are checked here, because Ray may notice the loss of a connection much later.
+        Ray itself may notice the loss of a connection much later.
         """
         while True:
             done, _ = self._ray.wait(list(self._running), num_returns=1, timeout=_LOOK_S)
@@ -347,10 +316,7 @@ class Cluster(Closing):
         return {node["NodeID"] for node in self._ray.nodes() if not node["Alive"]}
 
     def _repeat_all(self) -> None:
-        """Submit all running jobs again, because each of them may be lost.
-
-        The first result of each job counts.
-        """
+        """Submit all running jobs again, as each may be lost; the first result of each counts."""
         self._dead |= self._dead_nodes()
         n_may_be_lost = max(MAX_LOST, sum(node["Alive"] for node in self._ray.nodes()))
         for number, value in {number: value for number, value in self._running.values()}.items():
@@ -365,10 +331,7 @@ class Cluster(Closing):
             raise WorkerDied(f"{MAX_LOST} machines were lost on {self._name_of(number)}") from error
 
     def _refuse_lack_of_gpus(self) -> None:
-        """Raise UnsupportedEnvironment if no machine has enough GPUs for a job.
-
-        Ray would wait for such a machine without a message.
-        """
+        """Raise UnsupportedEnvironment if no machine has the GPUs; Ray would wait in silence."""
         there = [node["Resources"].get("GPU", 0) for node in self._ray.nodes() if node["Alive"]]
         if self._engine.gpus > max(there, default=0):
             raise UnsupportedEnvironment(
@@ -377,7 +340,7 @@ class Cluster(Closing):
             )
 
     def _room(self) -> int:
-        """Return the number of jobs that may run now, which depends on the current machines."""
+        """Return the number of jobs that may run on the current machines."""
         if self._n_at_once is not None:
             return self._n_at_once
         return _AHEAD * max(1, int(self._ray.cluster_resources().get("CPU", 1)))

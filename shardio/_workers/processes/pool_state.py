@@ -417,18 +417,8 @@ class PoolState:
             if not reply[0]:
                 return True
             self.replies.append(reply)
-            self._note_starts()
+            self._handle_replies()
         return False
-
-    def _note_starts(self) -> None:
-        """Record the pidfds of workers that were started since the last `wait`."""
-        while self.replies:
-            data, ancillary, flags, _ = self.replies[0]
-            kind, index, pid, _, _ = REPLY.unpack(data) if data else (0, 0, 0, 0, 0)
-            if kind == STARTED:
-                (self.workers[index].pidfd,) = unpack_fds(ancillary, flags)
-                self.workers[index].pid = pid
-            self.replies.popleft()
 
     def _kill(self) -> None:
         for worker in self.workers:
@@ -438,7 +428,7 @@ class PoolState:
     def _let_go(self) -> None:
         # The error means that the descriptors ran out, which has been reported already.
         with contextlib.suppress(UnsupportedEnvironment):
-            self._note_starts()
+            self._handle_replies()  # for the pidfds of workers that were started since
         self._kill()
         if self.zygote is not None:
             release(self.zygote)

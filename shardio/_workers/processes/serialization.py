@@ -1,21 +1,19 @@
 """Serialization between the main process and its workers: functions, values and exceptions.
 
-An exception that can be unpickled keeps its class; any other exception becomes a TransformError
-with the same text. A function is sent in a memory file, together with the environment of the main
-process: `sys.path`, working directory, environment variables, arguments and umask. Large arrays are
-pickled out of band, so that their memory is copied only once. Everything that is unpickled here
-comes from this program's own processes, never from stored data.
+A function is sent in a memory file, together with the environment of the main process: `sys.path`,
+working directory, environment variables, arguments and umask. Large arrays are pickled out of band,
+so that their memory is copied only once. Everything that is unpickled here comes from this
+program's own processes, never from stored data.
 """
 
 from __future__ import annotations
 
 import copyreg
 import functools
-import importlib.machinery
 import io
+import mmap
 import os
 import pickle
-import struct
 import sys
 import threading
 import traceback
@@ -29,11 +27,11 @@ import cloudpickle  # type: ignore[import-untyped]  # it has no annotations
 import numpy as np
 
 from shardio._workers.processes.linux import memory_file, read_umask
-from shardio._workers.processes.worker_main import MAX_MESSAGE_BYTES
+from shardio._workers.processes.worker_main import DESCRIPTOR_BYTES, MAX_MESSAGE_BYTES
 from shardio.errors import InvalidArgument, TransformError
 
-MAX_ERROR_BYTES: Final = MAX_MESSAGE_BYTES - 32
-"""The maximum length of a packed error; it is sent in a message with a header of 32 bytes."""
+MAX_ERROR_BYTES: Final = MAX_MESSAGE_BYTES - DESCRIPTOR_BYTES
+"""The maximum length of a packed error, which a message carries behind its header."""
 
 
 def pack_error(error: BaseException) -> bytes:
@@ -47,7 +45,10 @@ def pack_error(error: BaseException) -> bytes:
         packed = _pickle_error(error, cause)
         if packed is not None and len(packed) <= limit:
             return packed
-    text = _described(error)
+    if isinstance(error, TransformError):
+        text = str(error)
+    else:
+        text = "".join(traceback.format_exception_only(error)).strip()
     if len(text) > limit // 8:
         text = f"{text[: limit // 16]}\n[…]\n{text[-limit // 16 :]}"
     return pickle.dumps((TransformError(text), None))
@@ -64,13 +65,6 @@ def _pickle_error(error: BaseException, cause: BaseException | None) -> bytes | 
     return packed if are_errors else None
 
 
-def _described(error: BaseException) -> str:
-    """Return an exception's type and message; for a TransformError, only the message."""
-    if isinstance(error, TransformError):
-        return str(error)
-    return "".join(traceback.format_exception_only(type(error), error)).strip()
-
-
 def unpack_error(packed: bytes) -> BaseException:
     """Return the exception that a worker has packed with `pack_error`, together with its cause."""
     try:
@@ -82,20 +76,14 @@ def unpack_error(packed: bytes) -> BaseException:
 
 
 def pack_failure(error: BaseException, name: str) -> bytes:
-    """Pack an exception and its traceback for `unpack_failure`.
-
-    `name` is what messages call the function that raised the exception.
-    """
+    """Pack an exception that the function `name` has raised, and its traceback."""
     frames = error.__traceback__
     text = "".join(traceback.format_exception(type(error), error, frames and frames.tb_next))
     return pickle.dumps((pack_error(as_failure(error, name)), text))
 
 
 def unpack_failure(failure: bytes | memoryview, where: str) -> BaseException:
-    """Return the exception in `failure`, with the traceback from the worker as a note.
-
-    `where` describes, for the note, where the exception was raised: the worker and the item.
-    """
+    """Return the exception in `failure`; a note has `where` it was raised, and the traceback."""
     packed_error, text = pickle.loads(failure)
     error = unpack_error(packed_error)
     add_note(error, f"in {where}:\n\n{text}")
@@ -103,10 +91,7 @@ def unpack_failure(failure: bytes | memoryview, where: str) -> BaseException:
 
 
 def as_failure(error: BaseException, name: str) -> Exception:
-    """Return `error`, or a TransformError in its place if `error` would end a process or a loop.
-
-    SystemExit, for example, would end a process, and StopIteration would end a loop.
-    """
+    """Return `error`; if it would end a process or a loop (SystemExit, StopIteration), wrap it."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
         return error
     text = text_of(error)
@@ -117,10 +102,7 @@ def as_failure(error: BaseException, name: str) -> Exception:
 
 
 def add_note(error: BaseException, note: str) -> None:
-    """Add a note to an exception, even if the exception is, for example, a frozen dataclass.
-
-    `error.add_note` would fail for such an exception, because its attributes cannot be set.
-    """
+    """Add a note to an exception, even if it is a frozen dataclass, where `add_note` would fail."""
     vars(error).setdefault("__notes__", []).append(note)
 
 
@@ -142,21 +124,18 @@ def shortened(value: Any) -> str:
 
 
 _PROTOCOL: Final = 5
-
-
 _MAX_REUSED: Final = 64 << 10
 """The maximum size of a pickle, in bytes, after which its pickler is used again.
 
-A pickler never shrinks the table of objects that it has seen, and clears the whole table after each
-value. After a value with a million objects, each clearing takes 19 ms.
+A pickler never shrinks its table of objects. After a value with a million objects, each clearing of
+the table takes 19 ms.
 """
 
 
 class ValuePickler:
-    """A pickler of values that leaves the memory of large arrays out of the pickle.
+    """A pickler of values that leaves the memory of arrays of at least `least_bytes` out.
 
-    An array is large if it has at least `least_bytes` bytes. Creating a pickler takes 1.4 µs, so
-    each thread keeps one pickler for all its values.
+    Creating a pickler takes 1.4 µs, so each thread keeps one for all its values.
     """
 
     def __init__(self, least_bytes: int) -> None:
@@ -178,9 +157,8 @@ class ValuePickler:
     def dumps(self, value: Any) -> tuple[bytes, list[pickle.PickleBuffer]]:
         """Return the pickle of a value, and the memory of its large arrays, which is not copied.
 
-        `pickle.loads` takes this memory as `buffers`; each buffer is contiguous. If pickle does not
-        support the value, cloudpickle is used. Raises any exception that parts of the value raise
-        when they are pickled.
+        `pickle.loads` takes this memory as `buffers`. If pickle does not support the value,
+        cloudpickle is used. Parts of the value may raise any exception.
         """
         if copyreg.dispatch_table != self._reducers:
             self._reducers = copyreg.dispatch_table.copy()
@@ -222,10 +200,7 @@ class _CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle h
 
 
 def _reduce_array(least_bytes: int, array: Any) -> Any:
-    """Reduce an array to its shape, dtype and memory, in half of the time that NumPy takes.
-
-    If these three do not determine the array, NumPy reduces it.
-    """
+    """Reduce an array to shape, dtype and memory, in half of the time that NumPy takes."""
     if type(array) is np.memmap:  # send an ordinary array with the values of the memory map
         array = array.view(np.ndarray)
     dtype, flags = array.dtype, array.flags
@@ -245,17 +220,13 @@ def _reduce_array(least_bytes: int, array: Any) -> Any:
     return np.ndarray, args if is_c else (*args, 0, None, "F")
 
 
-# The head of the memory file: the size of the pickled environment, which follows the head. The
-# pickled function follows the environment.
-_HEADER = struct.Struct("<Q")
-
-# `pickled` adds modules to cloudpickle's list of modules to pickle by value, and removes them
-# afterwards. It holds this lock meanwhile, because the whole process shares the list.
+# Held while cloudpickle's list of modules to pickle by value, which the whole process shares, has
+# entries of `pickled`.
 _registry_lock = threading.Lock()
 
 
 def pack(target: Callable[..., object]) -> int:
-    """Write `target` and this process's environment to a memory file; return its descriptor.
+    """Write this process's environment and `target` to a memory file; return its descriptor.
 
     The caller owns the descriptor. Functions and classes of `__main__`, and of modules that are not
     found through `sys.path`, are pickled by value; all others are pickled by name. Raises
@@ -265,23 +236,19 @@ def pack(target: Callable[..., object]) -> int:
     # user's function or dataset, and the partial calls a function of shardio.
     known = target.args[0] if isinstance(target, partial) and target.args else target
     packed = pickled(target, "make those inside the function", known)
-    surroundings = pickle.dumps(
-        {
-            "sys_path": [os.fspath(entry) for entry in sys.path],
-            "cwd": _cwd(),
-            "environ": dict(os.environ),
-            "argv": list(sys.argv),
-            "umask": read_umask(),
-        }
-    )
-    return memory_file(_HEADER.pack(len(surroundings)), surroundings, packed)
+    try:
+        cwd = os.getcwd()
+    except FileNotFoundError:  # the folder was deleted; workers keep their own folder
+        cwd = None
+    path = [os.fspath(entry) for entry in sys.path]
+    environment = (path, cwd, dict(os.environ), list(sys.argv), read_umask())
+    return memory_file(pickle.dumps(environment), packed)
 
 
 def pickled(value: object, hint: str, known: object = None) -> bytes:
     """Pickle a value; functions and classes are pickled by name or by value, as in `pack`.
 
-    Raises InvalidArgument if something cannot be pickled. The message ends with `hint`. If `known`
-    is given, the message shows `known` in place of `value`.
+    If something cannot be pickled, an InvalidArgument shows `known` or the value, and `hint`.
     """
     buffer = io.BytesIO()
     with _registry_lock:
@@ -300,52 +267,20 @@ def pickled(value: object, hint: str, known: object = None) -> bytes:
 
 
 def unpack(fd: int) -> Callable[..., Any]:
-    """Read a file that `pack` has written: apply the environment, and return the function.
-
-    The file is read by offset, because all workers share the position of the descriptor.
-    """
-    stored = _read_all(fd)
-    (n_bytes,) = _HEADER.unpack_from(stored)
-    start = _HEADER.size
-    _apply_environment(**pickle.loads(stored[start : start + n_bytes]))
-    target: Callable[..., Any] = pickle.loads(stored[start + n_bytes :])
+    """Read a file that `pack` has written: apply the environment, and return the function."""
+    # Map the file, because all workers share the position of the descriptor.
+    with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as stored:
+        sys.path[:], cwd, environ, sys.argv[:], umask = pickle.load(stored)
+        os.umask(umask)
+        for name in os.environ.keys() - environ.keys():
+            del os.environ[name]
+        for name, value in environ.items():
+            if os.environ.get(name) != value:
+                os.environ[name] = value
+        if cwd is not None:
+            os.chdir(cwd)
+        target: Callable[..., Any] = pickle.load(stored)
     return target
-
-
-def _apply_environment(
-    sys_path: list[str], cwd: str | None, environ: dict[str, str], argv: list[str], umask: int
-) -> None:
-    """Apply the main process's environment.
-
-    Environment variables that already have the right value in this process are not set again.
-    """
-    sys.path[:] = sys_path
-    sys.argv[:] = argv
-    os.umask(umask)
-    for name in os.environ.keys() - environ.keys():
-        del os.environ[name]
-    for name, value in environ.items():
-        if os.environ.get(name) != value:
-            os.environ[name] = value
-    if cwd is not None:
-        os.chdir(cwd)
-
-
-def _cwd() -> str | None:
-    try:
-        return os.getcwd()
-    except FileNotFoundError:  # the folder was deleted; workers keep their own folder
-        return None
-
-
-def _read_all(fd: int) -> memoryview:
-    n_bytes = os.fstat(fd).st_size
-    stored = bytearray(n_bytes)
-    view = memoryview(stored)
-    done = 0
-    while done < n_bytes:
-        done += os.preadv(fd, [view[done:]], done)
-    return view
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
@@ -355,24 +290,20 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
-        self._importable: dict[str, bool] = {}
+        self._looked_up = set[str]()  # modules
         self._registered: list[Any] = []
 
     def reducer_override(self, obj: Any) -> Any:
         """Register the module of `obj` if needed; cloudpickle then pickles by name or by value."""
         if isinstance(obj, FunctionType | type):
             name = getattr(obj, "__module__", None)
-            if isinstance(name, str) and name not in self._importable:
-                self._importable[name] = _is_importable(name)
-                if not self._importable[name]:
-                    self._register(name)
+            if isinstance(name, str) and name not in self._looked_up:
+                self._looked_up.add(name)
+                by_value = cloudpickle.list_registry_pickle_by_value()
+                if name not in by_value and not _is_importable(name):
+                    cloudpickle.register_pickle_by_value(sys.modules[name])
+                    self._registered.append(sys.modules[name])
         return super().reducer_override(obj)
-
-    def _register(self, name: str) -> None:
-        module = sys.modules[name]
-        if name not in cloudpickle.list_registry_pickle_by_value():
-            cloudpickle.register_pickle_by_value(module)
-            self._registered.append(module)
 
     def forget_modules(self) -> None:
         """Undo this pickler's registrations in cloudpickle."""
@@ -382,10 +313,8 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
 
 
 def _is_importable(name: str) -> bool:
-    """Return True if a new process with this `sys.path` would find the module `name`.
-
-    `importlib.util.find_spec` cannot be used here, because it first looks in `sys.modules`.
-    """
+    """Return True if a new process with this `sys.path` would find the module `name`."""
+    # `importlib.util.find_spec` would first look in `sys.modules`.
     if name == "__main__" or name not in sys.modules:
         return True  # cloudpickle itself handles both cases
     parent, _, _ = name.rpartition(".")
@@ -394,10 +323,5 @@ def _is_importable(name: str) -> bool:
         if not _is_importable(parent):
             return False
         path = getattr(sys.modules.get(parent), "__path__", None)
-    return any(_can_find(finder, name, path) for finder in sys.meta_path)
-
-
-def _can_find(finder: Any, name: str, path: Any) -> bool:
-    find_spec = getattr(finder, "find_spec", None)
-    spec: importlib.machinery.ModuleSpec | None = find_spec(name, path) if find_spec else None
-    return spec is not None
+    finders = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
+    return any(finder.find_spec(name, path) is not None for finder in finders)

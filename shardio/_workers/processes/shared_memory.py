@@ -1,9 +1,8 @@
 """Memory files, in large pages if the kernel supports them, and arrays that all workers map.
 
-A block of shared memory can be allocated in pages of 2 MiB in a seventh of the time that pages of
-4 KiB take. Copies to and from the block are faster, too, because the CPU can cache the addresses of
-only a limited number of pages. Linux 6.1 and later turns small pages into large pages on request
-(`MADV_COLLAPSE`). If the kernel refuses the request, the memory keeps its small pages.
+Allocating pages of 2 MiB takes a seventh of the time of pages of 4 KiB, and copies are faster, too,
+because the CPU can cache the addresses of only a limited number of pages. Linux 6.1 and later turns
+small pages into large pages on request (`MADV_COLLAPSE`).
 """
 
 from __future__ import annotations
@@ -29,17 +28,9 @@ from shardio._workers.processes.linux import resize_memory_file
 from shardio.errors import InsufficientMemory
 from shardio.storage.file_access import map_over
 
-LARGE_BYTES: Final = 2 << 20
-"""The size of a large page on machines whose small pages have 4 KiB.
-
-If small pages have another size, the kernel refuses requests for large pages.
-"""
-
+LARGE_BYTES: Final = 2 << 20  # a large page, if small ones have 4 KiB; else the kernel refuses
+# The bytes per request: many, because each one makes all CPUs return the pages they have reserved.
 _STEP_BYTES: Final = 16 * LARGE_BYTES
-"""The number of bytes per request for large pages.
-
-The number is high, because every request makes all CPUs return the pages that they have reserved.
-"""
 _MAX_NS: Final = 10_000_000
 """If a large page takes longer than this, the process requests no more large pages.
 
@@ -50,20 +41,15 @@ But if the memory is fragmented, the kernel must first move other pages, which t
 _MAP_NORESERVE: Final = 0x4000
 _MADV_POPULATE_WRITE: Final = 23
 _MADV_COLLAPSE: Final = 25
-
-
 _F_ADD_SEALS: Final = 1033
 _F_SEAL_SHRINK: Final = 2
 _MFD_NOEXEC_SEAL: Final = 8
 
 
 class _KernelSupport:
-    """A flag of this process, `is_asked`: True if the kernel is asked for large pages.
+    """The state of this process's requests for large pages."""
 
-    The flag is False once the kernel has refused a request, or has taken too long.
-    """
-
-    is_asked = True
+    is_asked = True  # False once the kernel has refused a request, or has taken too long
 
 
 def take_large_pages(fd: int, n_bytes: int) -> None:
@@ -90,8 +76,8 @@ def take_large_pages(fd: int, n_bytes: int) -> None:
 def map_whole(fd: int, n_bytes: int, n_backed: int) -> tuple[mmap.mmap, int]:
     """Map a memory file; return the map, and the offset in the map at which the file starts.
 
-    The pages of the first `n_backed` bytes are mapped at once instead of on first access. The file
-    starts at a multiple of the size of large pages if the address space has room for that.
+    The pages of the first `n_backed` bytes are mapped at once instead of on first access. If the
+    address space has room, the file starts at a multiple of LARGE_BYTES.
     """
     try:
         memory, first = _map_aligned(fd, n_bytes) if n_bytes >= LARGE_BYTES else _map_plain(fd)
@@ -108,10 +94,9 @@ def _map_plain(fd: int) -> tuple[mmap.mmap, int]:
 
 
 def _map_aligned(fd: int, n_bytes: int) -> tuple[mmap.mmap, int]:
-    """Map a file at a multiple of LARGE_BYTES; return the map, and the file's offset in the map.
+    """Map a file at a multiple of LARGE_BYTES, over a part of a larger anonymous map.
 
-    Python's mmap cannot choose the address. The file is therefore mapped over a part of a larger
-    anonymous map, and both are unmapped together.
+    Return the map, and the file's offset in it; Python's mmap cannot choose the address.
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     memory = mmap.mmap(-1, n_bytes + LARGE_BYTES, flags)
@@ -122,10 +107,10 @@ def _map_aligned(fd: int, n_bytes: int) -> tuple[mmap.mmap, int]:
 
 
 def reserve_memory_file(n_bytes: int, what: str) -> int:
-    """Create an anonymous memory file and allocate its n_bytes; the caller owns the descriptor.
+    """Create a memory file of n_bytes for `what`, all allocated; the caller owns the descriptor.
 
     The file is sealed against shrinking, so that no process can remove pages that another process
-    has mapped. `what` is the purpose of the file, for error messages.
+    has mapped.
     """
     # Check first: the kernel kills a process that exceeds the memory limit of its control group.
     require(n_bytes, what)
@@ -155,10 +140,7 @@ def _new_memory_file(n_bytes: int, what: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def refusals_explained(n_bytes: int, what: str) -> Iterator[None]:
-    """Raise InsufficientMemory if the `with` block fails because the kernel refuses memory.
-
-    `n_bytes` is the size of the memory, and `what` its purpose; the message contains both.
-    """
+    """Raise InsufficientMemory if the kernel refuses n_bytes for `what` in the `with` block."""
     try:
         yield
     except OSError as error:
@@ -170,24 +152,20 @@ def refusals_explained(n_bytes: int, what: str) -> Iterator[None]:
         ) from error
 
 
-_MAX_RESERVED: Final = 64 << 20
-"""The maximum number of marks (see `create_bitmap_file`) whose memory is allocated in advance."""
+_MAX_RESERVED: Final = 64 << 20  # files with more marks are not allocated in advance
 
 
 def sparse_memory_file(n_bytes: int, what: str) -> int:
     """Create a memory file, owned by the caller, whose pages take memory when they are touched.
 
-    If no memory is left when a page is touched, the kernel kills the process.
+    If there is none left then, the kernel kills the process.
     """
     with _new_memory_file(n_bytes, what) as fd:
         return fd
 
 
 def create_bitmap_file(n_marks: int) -> int:
-    """Create a memory file for the marks of verified units; the caller owns the descriptor.
-
-    A unit is a part of a shard that has a hash. It has one byte in the file, called the mark.
-    """
+    """Create a memory file with a byte per verified unit (a part of a shard that has a hash)."""
     create = reserve_memory_file if n_marks <= _MAX_RESERVED else sparse_memory_file
     return create(max(1, n_marks), "the marks of verified units")
 
@@ -245,20 +223,16 @@ class _SharingUnpickler(pickle.Unpickler):
 
 
 def pack_shared(value: Any) -> tuple[bytes, list[int]]:
-    """Return a message that contains a value, and the descriptors of the value's shared arrays.
-
-    The arrays own the descriptors.
-    """
+    """Return a message that contains a value, and the descriptors that its shared arrays own."""
     pickler = _SharingPickler(file := io.BytesIO())
     pickler.dump(value)
     return file.getvalue(), [array.fd for array in pickler.found]
 
 
 def unpack_shared(message: bytes, fds: Sequence[int]) -> Any:
-    """Restore a value that the main process has packed with `pack_shared`.
+    """Restore a value that the main process has packed; its shared arrays take over `fds`.
 
-    The shared arrays of the value take ownership of `fds`. The message must not be stored data,
-    because unpickling can execute code.
+    The message must not be stored data, because unpickling can execute code.
     """
     return _SharingUnpickler(message, fds).load()
 
