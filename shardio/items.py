@@ -134,10 +134,7 @@ class ItemIteration(Closing, Generator[Any, None, None]):
         return super().throw(*raised)
 
     def _finish(self) -> None:
-        """End the iteration, and stop the workers.
-
-        Also shut the loader down, unless the end of a `with` block will do this.
-        """
+        """End the iteration and the workers; the end of a `with` block shuts the loader down."""
         self._is_over = True
         if self._is_within and self._task_pool is not None:
             self._body = None
@@ -170,59 +167,48 @@ def _values(
 ) -> Generator[Any, None, None]:
     """Load each item of a source; yield the results of `post_process`."""
     feed = _Feed(task_pool, loader, source)
-    ready: list[tuple[int, Any]] = []
-    while _await_next(task_pool, feed, ready, timeout_s):
-        # Do not bind the value to a variable: the variable would keep the value alive until the
-        # next value is loaded.
-        yield _post_process(loader, feed.given, *ready.pop())
+    while feed.await_next(timeout_s):
+        # Bind no value to a variable, which would keep it alive until the next one is loaded.
+        yield feed.post_process(*feed.ready.pop())
     if feed.failures:
         # Keep no other reference to the exception, because its traceback refers to this frame.
         raise feed.failures.pop()
 
 
-def _await_next(
-    task_pool: TaskPool | InlinePool,
-    feed: _Feed,
-    ready: list[tuple[int, Any]],
-    timeout_s: float | None,
-) -> bool:
-    """Wait for the next loaded item, and append it to `ready`.
-
-    Return False, without an item, at the end of the iteration.
-    """
-    begin_s, left_s = time.monotonic(), timeout_s
-    feed.fill()
-    while (found := task_pool.take()) is None:
-        if task_pool.is_over:
-            return False
-        if timeout_s is not None:
-            left_s = begin_s + timeout_s - time.monotonic()
-            if left_s <= 0:
-                raise task_pool.overdue(timeout_s)
-        task_pool.wait(left_s)
-        feed.fill()
-    ready.append(found)
-    return True
-
-
 class _Feed:
-    """A feeder that puts the items of a source into a pool."""
+    """A feeder that puts the items of a source into a pool, and takes what was loaded."""
 
     def __init__(
         self, task_pool: TaskPool | InlinePool, loader: Loader, source: Iterator[Any]
     ) -> None:
         self._task_pool, self._loader, self._source = task_pool, loader, source
-        self.given: dict[int, Any] = {}
-        """The items that are being loaded, by their indices."""
+        self._given: dict[int, Any] = {}  # the items that are being loaded, by their indices
+        self.ready: list[tuple[int, Any]] = []  # index and value of the next loaded item
+        # The exception that the source, `make_request` or the pool has raised. It is raised again
+        # after the values of all earlier items were yielded.
         self.failures: list[Exception] = []
-        """The exception that occurred when the latest item was put into the pool, if there is one.
 
-        The source, `make_request` or the pool has raised it. `_values` raises it again after the
-        values of all earlier items were yielded.
-        """
+    def await_next(self, timeout_s: float | None) -> bool:
+        """Wait until an item is ready; return False at the end of the iteration."""
+        task_pool, begin_s, left_s = self._task_pool, time.monotonic(), timeout_s
+        self._fill()
+        while (found := task_pool.take()) is None:
+            if task_pool.is_over:
+                return False
+            if timeout_s is not None:
+                left_s = begin_s + timeout_s - time.monotonic()
+                if left_s <= 0:
+                    raise task_pool.overdue(timeout_s)
+            task_pool.wait(left_s)
+            self._fill()
+        self.ready.append(found)
+        return True
 
-    def fill(self) -> None:
-        """Put items into the pool as long as the pool has room."""
+    def post_process(self, number: int, response: Any) -> Any:
+        item = self._given.pop(number)
+        return _call_method(self._loader, "post_process", response, number, item)
+
+    def _fill(self) -> None:
         while self._task_pool.has_room:
             try:
                 self._put_next()
@@ -241,16 +227,12 @@ class _Feed:
             add_note(error, f"in the source, item {number}")
             raise
         request = _call_method(self._loader, "make_request", item, number, item)
-        self.given[number] = item
+        self._given[number] = item
         try:
             self._task_pool.put(request, item)
         except Exception as error:
             add_note(error, f"in the request of item {number} ({shortened(item)})")
             raise
-
-
-def _post_process(loader: Loader, given: dict[int, Any], number: int, response: Any) -> Any:
-    return _call_method(loader, "post_process", response, number, given.pop(number))
 
 
 def _call_method(loader: Loader, method: str, argument: Any, number: int, item: Any) -> Any:
@@ -280,10 +262,7 @@ def _iterator(items: Any) -> Iterator[Any]:
 
 
 def _end(task_pool: TaskPool | InlinePool, loader: Any, owner_pid: int) -> None:
-    """Stop the workers, and then shut the loader down.
-
-    Do nothing in a forked child, because the workers and the loader belong to process `owner_pid`.
-    """
+    """Stop the workers, and then shut the loader down; do nothing in a fork of `owner_pid`."""
     if os.getpid() == owner_pid:
         try:
             task_pool.close()

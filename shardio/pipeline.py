@@ -34,8 +34,6 @@ __all__ = ["DataLoader", "MapIterator", "Pipeline", "PipelineStats", "StageStats
 
 Order = Literal["completion", "input"]
 _BUFFER: Final = 3
-
-
 _UNUSED: Final = PipelineStats((), 0, (), 0.0, 0.0, 0.0)
 
 
@@ -48,7 +46,7 @@ class PipelineIterations(Closing):
         self._supply, self._most_skips = supply, n_skips
         self._n_buffered, self._timeout_s = n_buffered, timeout_s
         self._steps: tuple[PipeStep | BatchStep, ...] = ()
-        self._lines: weakref.WeakSet[PipelineRunner] = weakref.WeakSet()
+        self._runners: weakref.WeakSet[PipelineRunner] = weakref.WeakSet()
         self._latest: PipelineRunner | None = None
         self._is_closed = False
 
@@ -58,23 +56,19 @@ class PipelineIterations(Closing):
         note: Callable[[SourceItem | None], None],
         start: PipelineStart | None = None,
     ) -> Iterator[Any]:
-        """Start an iteration over `source`.
-
-        For each result, the iterator calls `note` with a SourceItem, which says from which items
-        the result was made. At the end, it calls `note` with None.
-        """
+        """Start an iteration over `source`; see `_Iteration` for `note`."""
         self._check_open()
         with interrupts_held():
-            line = PipelineRunner(
+            runner = PipelineRunner(
                 source,
                 self._steps,
                 n_buffered=self._n_buffered,
                 most_skips=self._most_skips,
                 start=start,
             )
-            found = _Iteration(line, self._timeout_s, note)
-        self._lines.add(line)
-        self._latest = line
+            found = _Iteration(runner, self._timeout_s, note)
+        self._runners.add(runner)
+        self._latest = runner
         return found
 
     def _check_open(self) -> None:
@@ -82,35 +76,30 @@ class PipelineIterations(Closing):
             raise ClosedError(f"this {type(self).__name__} was closed")
 
     def stats(self) -> PipelineStats:
-        """Return the figures of the latest iteration.
-
-        Before the first iteration, all figures are 0 or empty.
-        """
+        """Return the figures of the latest iteration; before the first, all are 0 or empty."""
         return _UNUSED if self._latest is None else self._latest.stats()
 
     def close(self) -> None:
         """End all running iterations, and allow no further ones. Idempotent."""
         self._is_closed = True
-        for line in list(self._lines):
-            line.close()
+        for runner in list(self._runners):
+            runner.close()
 
 
 class _Iteration:
-    """An iterator over the results of a PipelineRunner.
+    """An iterator over the results of a PipelineRunner, which it ends.
 
-    When the iterator is exhausted, fails or is garbage-collected, it ends the runner. For each
-    result, it calls `note` with the SourceItem of the result; at the end, it calls `note` with
-    None.
+    For each result, it calls `note` with the SourceItem of the result; at the end, with None.
     """
 
     def __init__(
         self,
-        line: PipelineRunner,
+        runner: PipelineRunner,
         timeout_s: float | None,
         note: Callable[[SourceItem | None], None],
     ) -> None:
-        self._take, self._timeout_s, self._note = line.take, timeout_s, note
-        self._close = Finalizer(self, line.abandon)
+        self._take, self._timeout_s, self._note = runner.take, timeout_s, note
+        self._close = Finalizer(self, runner.abandon)
 
     def __iter__(self) -> Self:
         return self
@@ -141,10 +130,7 @@ def _piped(
     name: str | None = None,
     thread_group: str = "threads",
 ) -> PipeStep:
-    """Return a step that calls `function`; check the function and all options.
-
-    `argument` is the name of the parameter that has the function as its value.
-    """
+    """Return a step that calls `function`, the value of parameter `argument`; check all options."""
     call = user_call(argument, function)
     if not isinstance(name, str | None):
         raise InvalidArgument(f"name must be a string; found {shortened(name)}")
@@ -163,7 +149,6 @@ def _piped(
 
 
 def _one_for_one(step: PipeStep) -> PipeStep:
-    """Return the step; raise InvalidArgument if the step may yield several results for an item."""
     if step.call.yields_many:
         raise InvalidArgument(
             f"{step.name} must return one result; only the preprocessor may be a generator function"
@@ -364,8 +349,7 @@ class DataLoader(PipelineIterations):
             steps.append(_one_for_one(step))
         self._steps = tuple(steps)
         self._position, self._loaded = ResumePosition(), ResumePosition()
-        # An object that identifies the iteration whose position `state_dict` returns.
-        self._current: object = None
+        self._current: object = None  # identifies the iteration whose position counts
 
     def __iter__(self) -> Iterator[Any]:
         """Start an iteration over `src`, or resume at the position given to `load_state_dict`.
