@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import inspect
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,36 +32,6 @@ def test_parameters_and_defaults_are_those_of_the_document() -> None:
     assert (source.name, source.kind) == ("src", source.POSITIONAL_OR_KEYWORD)
     assert all(each.kind is each.KEYWORD_ONLY for each in others)
     assert {each.name: each.default for each in others[: len(DOCUMENTED)]} == DOCUMENTED
-
-
-def _function(item: int) -> int:
-    return item * 10
-
-
-def _generator(item: int) -> Iterator[int]:
-    yield item * 10
-
-
-async def _async_function(item: int) -> int:
-    return item * 10
-
-
-async def _async_generator(item: int) -> AsyncIterator[int]:
-    yield item * 10
-
-
-@pytest.mark.parametrize("preprocessor", [_function, _generator, _async_function, _async_generator])
-def test_a_preprocessor_is_a_function_or_a_generator_async_or_not(preprocessor: Any) -> None:
-    loader = DataLoader(range(5), preprocessor=preprocessor, output_order="input")
-    assert list(loader) == [0, 10, 20, 30, 40]
-
-
-def test_a_source_is_iterable_or_async_iterable() -> None:
-    async def source() -> AsyncIterator[int]:
-        for item in range(5):
-            yield item
-
-    assert list(DataLoader(source())) == list(DataLoader(i for i in range(5))) == list(range(5))
 
 
 def test_an_aggregator_is_a_function_of_a_list_async_or_not() -> None:

@@ -8,7 +8,7 @@ import select
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import pytest
 
 from shardio import MultiLoader, WorkerDied
 from shardio._workers.processes.blocks import Block, Bytes
-from shardio._workers.processes.worker_pool import Message, WorkerExit
+from shardio._workers.processes.worker_pool import Message
 from shardio._workers.tasks.values import ValueBlocks
 from shardio._workers.tasks.zeromq import WANT, Receiver, zeromq
 from shardio.errors import TransformError, UnsupportedEnvironment
@@ -145,17 +145,6 @@ def test_a_worker_that_wanted_a_block_and_has_come_to_its_end_since_is_sent_none
     loader.close()
 
 
-def test_a_death_while_the_others_get_ready_is_told_as_such(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    loader: Any = iter(MultiLoader(Endless(), 2))
-    monkeypatch.setattr(loader._receiver, "take", lambda: None)
-    death = WorkerExit(1, 7, 9, None)
-    monkeypatch.setattr(loader._pool, "wait", lambda timeout_s: [death])
-    with pytest.raises(WorkerDied, match=r"signal 9 \(SIGKILL\), after 0 samples of it"):
-        next(loader)
-
-
 def test_too_few_files_for_the_workers_are_an_error_and_do_not_end_the_program(
     tmp_path: Path,
 ) -> None:
@@ -192,15 +181,6 @@ def test_a_worker_that_is_killed_is_noticed(dataset: Any, n_workers: int, after:
 def test_a_sample_that_cannot_be_sent_is_an_error_that_names_it(sample: Any, how: str) -> None:
     with pytest.raises(TransformError, match=f"sample 1 of worker 0 cannot be {how}"):
         list(MultiLoader(Made([0, sample]), 1))
-
-
-def test_a_full_dev_shm_concerns_nobody_as_nothing_lies_there() -> None:
-    class Maps:
-        def __iter__(self) -> Iterator[object]:
-            lines = Path("/proc/self/maps").read_text().splitlines()
-            yield [line for line in lines if "/dev/shm" in line], np.zeros(100_000)
-
-    assert [lying_there for lying_there, _ in MultiLoader(Maps(), 2)] == [[], []]
 
 
 def test_an_empty_dataset_is_an_empty_iteration() -> None:

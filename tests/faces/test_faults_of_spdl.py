@@ -63,11 +63,6 @@ def test_what_is_before_an_error_in_the_order_of_input_is_delivered_first() -> N
 # --- if every item fails, there is an empty list and a normal end -----------------------------
 
 
-def test_if_every_item_fails_that_is_an_error() -> None:
-    with pytest.raises(ValueError, match="is odd"):
-        list(DataLoader([1, 3, 5], preprocessor=_odd_ones_out))
-
-
 # --- no limit can be set ----------------------------------------------------------------------
 
 

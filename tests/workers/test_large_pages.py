@@ -136,19 +136,6 @@ def test_a_kernel_that_takes_long_is_not_asked_again(
     assert clock[0] == ns * (20 if is_asked_again else 16)
 
 
-@pytest.mark.parametrize("number", [errno.ENOMEM, errno.ENOSPC])
-def test_a_file_that_cannot_be_written_to_beforehand_is_reserved_as_before(
-    monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    def refuse(*_: object) -> NoReturn:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, "pwrite", refuse)
-    fd = reserve_memory_file(LARGE_BYTES, "a test")
-    assert os.fstat(fd).st_blocks * 512 >= LARGE_BYTES
-    os.close(fd)
-
-
 def test_a_block_takes_the_last_addresses_there_are() -> None:
     code = f"""
 import os, resource
@@ -174,20 +161,3 @@ def test_a_block_is_mapped_where_there_are_addresses_but_not_the_number_of_maps(
     block.bytes[-1] = 7
     assert os.pread(block.fd, 1, 2 * LARGE_BYTES - 1) == b"\7"
     os.close(block.fd)
-
-
-def test_addresses_are_given_back_with_the_last_view() -> None:
-    def mapped() -> int:
-        return sum(
-            1 for line in Path("/proc/self/maps").read_text().splitlines() if "memfd" in line
-        )
-
-    before = mapped()
-    block = Block(0, 3 * LARGE_BYTES)
-    view = block.bytes[5:]
-    os.close(block.fd)
-    assert mapped() == before + 1
-    del block
-    assert mapped() == before + 1
-    del view
-    assert mapped() == before

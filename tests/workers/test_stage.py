@@ -92,19 +92,6 @@ def test_without_order_each_result_comes_once(
     assert sorted(_drive(stage, n_items, data.draw)) == expected
 
 
-def test_nothing_begins_while_a_result_is_not_taken() -> None:
-    stage = _stage(2)
-    for i in range(3):
-        stage.put(_entry(i))
-    job = stage.begin()
-    assert job is not None
-    stage.give(job, "x")
-    stage.finish(job)
-    assert (stage.has_work, stage.begin()) == (False, None)
-    assert _values(stage) == ["x"]
-    assert stage.has_work
-
-
 def test_in_order_a_slow_job_holds_up_as_many_as_may_be_under_way_and_no_more() -> None:
     stage = _stage(2, in_order=True)
     for i in range(9):
@@ -122,24 +109,6 @@ def test_in_order_a_slow_job_holds_up_as_many_as_may_be_under_way_and_no_more() 
     assert _values(stage) == [0, 1, 2, 3]
 
 
-def test_a_generator_that_is_not_its_turn_gives_a_few_results_ahead() -> None:
-    stage = _stage(2, in_order=True, function=_many)
-    for i in range(2):
-        stage.put(_entry(i))
-    first, second = stage.begin(), stage.begin()
-    assert first is not None and second is not None
-    n_given = 0
-    while True:
-        stage.give(second, n_given)
-        n_given += 1
-        if not stage.may_go_on(second):
-            break
-    assert (n_given, second.is_suspended, stage.has_work) == (16, True, False)
-    stage.finish(first)
-    assert _values(stage) == list(range(16))
-    assert stage.begin() is second
-
-
 def test_a_failure_comes_after_all_that_is_before_it_and_nothing_behind_it_begins() -> None:
     stage = _stage(2, in_order=True)
     for i in range(3):
@@ -155,13 +124,6 @@ def test_a_failure_comes_after_all_that_is_before_it_and_nothing_behind_it_begin
     assert not stage.is_over
     assert _values(stage) == ["first"]
     assert (stage.is_over, stage.error) == (True, error)
-
-
-def test_a_stage_that_is_halted_begins_nothing() -> None:
-    stage = _stage()
-    stage.put(_entry(0))
-    stage.is_halted = True
-    assert (stage.has_work, stage.begin()) == (False, None)
 
 
 @pytest.mark.parametrize(
@@ -184,10 +146,3 @@ def test_what_is_left_at_the_end_is_a_shorter_list_unless_it_is_to_be_dropped_or
     batches.end(error)
     assert [value for _, value in results.entries] == expected
     assert (results.is_over, results.error) == (True, error)
-
-
-def test_no_more_jobs_begin_than_may_be_under_way() -> None:
-    stage = _stage(2)
-    for i in range(5):
-        stage.put(_entry(i))
-    assert [stage.begin() is not None for _ in range(3)] == [True, True, False]

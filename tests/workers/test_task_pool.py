@@ -65,18 +65,6 @@ def values(function: Callable[[Any], Any], items: Iterable[Any], **options: Any)
 # --- what comes back ------------------------------------------------------------------------
 
 
-def test_arrays_lie_in_blocks_and_stay_what_they_are_after_the_flow_has_ended() -> None:
-    def load(item: int) -> tuple[Any, ...]:
-        return np.full((300, 301), item, np.uint8), np.full(item * 1000, item, ">f4"), str(item)
-
-    kept = values(load, range(40))
-    for item, (picture, series, text) in enumerate(kept):
-        assert not picture.flags.owndata
-        assert (picture == item).all()
-        assert series.tolist() == [item] * (item * 1000)
-        assert text == str(item)
-
-
 def test_items_and_values_may_be_longer_than_a_message() -> None:
     items = [os.urandom(n) for n in (10, 65_000, 70_000, 300_000)]
     assert values(lambda item: item + b"!", items) == [item + b"!" for item in items]
@@ -311,17 +299,6 @@ def test_a_generator_that_waits_for_memory_when_its_worker_dies_goes_on_once(
     assert found == {0: [*range(100)], 1: [*range(100)]}
 
 
-def test_a_nudge_from_another_thread_ends_a_wait() -> None:
-    with TaskPool(lambda item: item, 1) as flow:
-        nudger = threading.Timer(0.01, flow.nudge)
-        end_s = time.monotonic() + PATIENCE_S
-        nudger.start()
-        flow.wait(PATIENCE_S)  # there is nothing else to come
-        assert time.monotonic() < end_s
-        nudger.join()
-    flow.nudge()  # of what is closed: nothing
-
-
 def test_a_nudge_is_remembered_and_takes_no_answer_away() -> None:
     with TaskPool(lambda item: item, 1) as flow:
         flow.nudge()
@@ -359,9 +336,3 @@ def test_a_worker_that_dies_idle_costs_nothing() -> None:
                 flow.wait(PATIENCE_S)
         os.kill(pid, signal.SIGKILL)
         assert next(found)[1] != pid
-
-
-def test_a_function_that_cannot_be_pickled_is_refused() -> None:
-    lock = threading.Lock()
-    with pytest.raises(InvalidArgument, match=r"^<function .*> cannot be sent to worker processes"):
-        TaskPool(lambda item: lock, 1)

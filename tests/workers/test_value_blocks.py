@@ -63,19 +63,6 @@ def test_a_single_value_far_larger_than_others_is_forgotten(blocks: ValueBlocks)
     assert n_that_can_be_taken(blocks) > 4
 
 
-def test_what_is_handed_over_keeps_its_block_and_then_gives_it_back(blocks: ValueBlocks) -> None:
-    value = blocks.hand_over(filled(blocks, MIB), MIB, is_spare=False)
-    assert (len(value), int(value.min())) == (MIB, 7)
-    place = value.ctypes.data
-    block = blocks.take()
-    assert block is not None
-    assert block.bytes.ctypes.data != place
-    blocks.give_back(block)
-    del value
-    places = {filled(blocks, MIB).bytes.ctypes.data for _ in range(2)}
-    assert place in places
-
-
 def test_the_last_blocks_are_handed_over_and_never_copied() -> None:
     with ValueBlocks(3, MIB) as blocks:
         held = []

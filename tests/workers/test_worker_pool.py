@@ -210,21 +210,6 @@ def test_an_exception_is_reported_with_its_traceback_before_the_death(
     assert (died.signal, died.exit_code) == (None, 1)
 
 
-def test_a_function_that_cannot_be_unpickled_is_reported() -> None:
-    class Bomb:
-        def __reduce__(self) -> tuple[Callable[..., object], tuple[str]]:
-            return exec, ("raise LookupError('no such thing here')",)
-
-        def __call__(self, channel: Channel) -> None:
-            pass
-
-    with WorkerPool(2, Bomb()) as pool:
-        events = _until_dead(pool)
-    texts = [event.text for event in events if isinstance(event, Failed)]
-    assert len(texts) == 2
-    assert all("LookupError: no such thing here" in text for text in texts)
-
-
 @pytest.mark.usefixtures("swept")
 def test_a_function_that_cannot_be_pickled_is_refused_and_nothing_is_left_open() -> None:
     before = _open_fds()
@@ -232,11 +217,6 @@ def test_a_function_that_cannot_be_pickled_is_refused_and_nothing_is_left_open()
     with pytest.raises(InvalidArgument, match="cannot be sent to worker processes.*lock"):
         WorkerPool(1, lambda channel: lock.acquire())
     assert _open_fds() == before
-
-
-def test_a_pool_without_workers_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="n_workers is 0"):
-        WorkerPool(0, _echo())
 
 
 def test_the_name_of_a_worker_that_is_being_started_has_no_process() -> None:

@@ -25,7 +25,6 @@ from shardio._workers.processes.stack_dumps import ask_for_stacks
 from shardio._workers.processes.worker_main import (
     EXECUTE,
     FORK,
-    MAX_FDS,
     MAX_MESSAGE_BYTES,
     Channel,
     Start,
@@ -57,10 +56,6 @@ class WorkerPool(Closing):
         preload: Sequence[str] = (),
         start: Start = "zygote",
     ) -> None:
-        if n_workers < 1:
-            raise InvalidArgument(f"n_workers is {n_workers}; a pool has at least 1 worker")
-        if len(fds) > MAX_FDS - 2:
-            raise InvalidArgument(f"{len(fds)} fds; a pool can be given at most {MAX_FDS - 2}")
         self._preload = tuple(preload)
         self._action = EXECUTE if start == "spawn" else FORK
         self._held = PoolState()

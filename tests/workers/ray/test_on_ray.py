@@ -87,14 +87,6 @@ def test_a_node_that_is_lost_costs_only_what_it_was_at(
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
 
 
-def test_it_stops_at_the_first_broken_input(nodes: Nodes, lines: Path, tmp_path: Path) -> None:
-    write(lines, {"b/3.txt": "three !"})
-    here = convert(lines, tmp_path / "here", on_error="stop")
-    there = convert_there(nodes, lines, tmp_path / "there", on_error="stop")
-    assert contents(tmp_path / "there") == contents(tmp_path / "here")
-    assert outcomes(there) == outcomes(here)
-
-
 @pytest.mark.parametrize("first", ["local", "ray"])
 def test_either_engine_goes_on_with_what_the_other_has_finished(
     nodes: Nodes, lines: Path, tmp_path: Path, first: str, monkeypatch: pytest.MonkeyPatch
@@ -292,18 +284,6 @@ def test_a_job_that_ends_its_process_once_is_done_again(nodes: Nodes, tmp_path: 
 def test_a_job_that_ends_two_processes_is_named(nodes: Nodes, tmp_path: Path) -> None:
     with pytest.raises(WorkerDied, match="2 processes ended on job 0"):
         run(nodes, lambda number: os.kill(os.getpid(), signal.SIGKILL), tmp_path)
-
-
-def test_machines_that_cannot_take_part_are_named(
-    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(UnsupportedEnvironment, match="does not see .*nowhere: source and dataset"):
-        run(nodes, abs, tmp_path / "nowhere")
-    monkeypatch.setattr(ray_cluster, "__version__", "0")
-    with pytest.raises(
-        UnsupportedEnvironment, match="has shardio .*, this one 0: install the same"
-    ):
-        run(nodes, abs, tmp_path)
 
 
 def test_an_address_where_nothing_answers_is_named(tmp_path: Path) -> None:

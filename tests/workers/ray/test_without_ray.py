@@ -277,34 +277,11 @@ def test_a_cluster_without_machines_is_waited_for_and_that_is_said_once(
     assert len(told) == 1
 
 
-def test_machines_that_were_there_meanwhile_are_waited_for_anew(
-    ray: StandIn, tmp_path: Path
-) -> None:
-    opened = Cluster(Engine("ray"), sees=tmp_path)
-    with pytest.warns(RuntimeWarning, match="waiting for a machine") as told:
-        for ray.n_alive in (1, 0, 0, 1, 0):
-            opened._warn_of_waiting()
-    assert len(told) == 2
-
-
 def test_machines_that_only_take_long_are_waited_for_in_silence(
     ray: StandIn, tmp_path: Path
 ) -> None:
     ray.n_waits = 3
     assert squares(tmp_path) == ALL
-
-
-def test_a_machine_with_gpus_that_is_gone_is_said_to_be_waited_for(
-    ray: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened = Cluster(Engine("ray", gpus=1), sees=tmp_path)
-    monkeypatch.setattr(opened, "_refuse_lack_of_gpus", lambda: None)  # it was there then
-    monkeypatch.setattr(
-        ray, "nodes", lambda: [{"NodeID": "a", "Alive": True, "Resources": {"CPU": 9.0}}]
-    )
-    ray.n_waits, jobs = 1, iter([(0, 3)])
-    with opened, pytest.warns(RuntimeWarning, match="has a CPU and gpus=1 for a job now"):
-        assert list(opened.run(abs, lambda: next(jobs, None), str)) == [(0, 3)]
 
 
 def test_a_cluster_of_other_versions_is_refused_with_both(ray: StandIn, tmp_path: Path) -> None:
