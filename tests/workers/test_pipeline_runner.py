@@ -3,32 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from shardio._workers.tasks.pipeline_runner import PipelineRunner
-from shardio._workers.tasks.stage import PipeStep, user_call
 from shardio.errors import ClosedError
 from tests.loading import PATIENCE_S
-
-
-def test_behind_a_failure_the_stages_before_it_begin_nothing_any_more() -> None:
-    first, second = (
-        PipeStep(
-            user_call("function", function), "function", 1, in_order=True, thread_group=thread_group
-        )
-        for thread_group, function in (("a", lambda item: item), ("b", lambda item: 1 // item))
-    )
-    with PipelineRunner([1, 0, 1], [first, second], n_buffered=3) as line:
-        deadline_s = time.monotonic() + PATIENCE_S
-        while not line.stats().stages[-1].n_failed and time.monotonic() < deadline_s:
-            time.sleep(0.001)
-        assert [stage.is_halted for stage in line._stages] == [True, True, True]
-        assert line.take(None) is not None
-        with pytest.raises(ZeroDivisionError):
-            line.take(None)
 
 
 @pytest.mark.parametrize("how", ["break_down", "close"])

@@ -103,12 +103,6 @@ def test_results_before_a_failure_come_with_it(bad: Any, error: type[Exception])
     assert isinstance(broken.error, error)
 
 
-def test_results_that_main_has_already_are_passed_over() -> None:
-    of = ResultChunks(iter(range(200)), "it")
-    of.n_passed_over = 150
-    assert _arrived(of.take()) == list(range(150, 200))
-
-
 def test_a_failure_among_those_that_main_has_already_comes_alone() -> None:
     def fail() -> Iterator[int]:
         yield 0

@@ -441,24 +441,3 @@ def test_a_crew_that_is_collected_ends_its_workers(kind: str) -> None:
     del pool, cycle
     gc.collect()
     assert _all_ended(pidfds)
-
-
-def test_close_in_another_thread_ends_a_wait() -> None:
-    pool = WorkerPool(1, _stuck("asleep"))
-    _events(pool, 1)
-    inside = threading.Event()
-    errors = []
-
-    def wait() -> None:
-        inside.set()
-        try:
-            pool.wait()
-        except ClosedError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    inside.wait(PATIENCE_S)
-    pool.close()
-    thread.join(PATIENCE_S)
-    assert len(errors) == 1

@@ -295,9 +295,6 @@ class PipelineRunner(Closing):
     def _settle(self, place: int) -> None:
         """Pass results of stage `place` on, as far as the receiver has room; wake executors."""
         stage, receiver = self._stages[place], self._receivers[place]
-        if stage.error is not None and not stage.is_halted:
-            for each in self._stages[: place + 1]:
-                each.is_halted = True
         has_moved = False
         while stage.out and receiver.has_room:
             receiver.put(stage.out.popleft())

@@ -205,7 +205,6 @@ class Stage:
     running: dict[int, StageJob] = field(default_factory=dict)
     error: Exception | None = None  # if set, the stage has failed, and `out` has the last results
     has_reported_end: bool = False
-    is_halted: bool = False  # this or a later stage has failed, so no more jobs may start
     n_in: int = 0
     n_supplied: int = 0
     n_out: int = 0
@@ -248,7 +247,7 @@ class Stage:
     @property
     def has_work(self) -> bool:
         """True if `begin` would return a job."""
-        return not self.is_halted and (self._may_begin or self._resumable() is not None)
+        return self._may_begin or self._resumable() is not None
 
     @property
     def _may_begin(self) -> bool:
@@ -261,14 +260,12 @@ class Stage:
 
     def _resumable(self) -> int | None:
         """Return the step of a suspended generator that may resume."""
-        if not self._suspended:
+        if not self._suspended or self.error is not None:
             return None
         return next((s for s in self._suspended if self._may_give(s, is_next=False)), None)
 
     def begin(self) -> StageJob | None:
         """Return a suspended job to resume, else a new job; None if there is none."""
-        if self.is_halted:
-            return None
         if (step := self._resumable()) is not None:
             job = self._suspended.pop(step)
             job.is_suspended, job.began_ns = False, now_ns()
