@@ -137,7 +137,8 @@ class PoolState:
         self.workers: list[WorkerHandle] = []
         self.zygote: Zygote | None = None
         self.session: socket.socket | None = None
-        self.wakeup: WakeupEvent | None = None
+        self.wakeup = WakeupEvent()
+        self.epoll.register(self.wakeup, _READABLE)
         self.own_fds: list[int] = []  # the file with the function, then the fds for the workers
         self.replies: deque[Received] = deque()  # replies of the zygote that are not handled yet
         self.intake: list[Arrival] = []  # messages of workers that are not returned yet
@@ -158,11 +159,6 @@ class PoolState:
         """Watch the channel of a worker."""
         self._by_fd[worker.end.fileno()] = worker
         self.epoll.register(worker.end, _READABLE)
-
-    def add_wakeup(self) -> None:
-        """Create and watch a wakeup event."""
-        self.wakeup = WakeupEvent()
-        self.epoll.register(self.wakeup, _READABLE)
 
     def gather(self, timeout_s: float | None) -> list[Event]:
         """Wait until there is an event, and return all; none after a timeout, a wakeup or a close.
@@ -202,7 +198,7 @@ class PoolState:
 
     def _handle_other(self, fd: int) -> bool:
         """Handle a readable descriptor that is not a worker's; return True for the wakeup event."""
-        if self.wakeup is not None and fd == self.wakeup.fileno():
+        if fd == self.wakeup.fileno():
             self.wakeup.clear()
             return True
         if self.session is not None and fd == self.session.fileno():
@@ -444,8 +440,7 @@ class PoolState:
         self.intake, self.exited, self.own_fds = [], [], []
         if self.session is not None:
             self.session.close()
-        if self.wakeup is not None:
-            self.wakeup.close()
+        self.wakeup.close()
         self.epoll.close()
 
 

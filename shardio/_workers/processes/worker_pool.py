@@ -132,14 +132,9 @@ class WorkerPool(Closing):
         names = [f"worker {i}{process}" for i, process in enumerate(known)]
         return list(zip(names, ask_for_stacks(fds, self.signal), strict=True))
 
-    def enable_nudge(self) -> None:
-        """Allow `nudge` to end a wait. Call this in the thread that waits, before any `nudge`."""
-        self._held.add_wakeup()
-
     def nudge(self) -> None:
         """Make the current or next `wait` return the events so far; callable in any thread."""
-        if self._held.wakeup is not None:
-            self._held.wakeup.ring()
+        self._held.wakeup.ring()
 
     def wait(self, timeout_s: float | None = None) -> list[Event]:
         """Wait for events and return them; after `timeout_s` or a `nudge`, there may be none.

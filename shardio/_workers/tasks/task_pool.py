@@ -170,7 +170,6 @@ class TaskPool(Closing):
             _let_go(None, self._blocks, self._step_files)
             raise
         self._end = Finalizer(self, _let_go, self._pool, self._blocks, self._step_files)
-        self._pool.enable_nudge()
         for worker in range(n_workers):
             self._send_hello(worker)
 
