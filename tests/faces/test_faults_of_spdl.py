@@ -50,16 +50,6 @@ def test_an_error_in_a_function_is_raised_with_its_items(
     assert caught.value.__notes__ == [f"in {argument}, {note}"]
 
 
-def test_what_is_before_an_error_in_the_order_of_input_is_delivered_first() -> None:
-    found = []
-    with pytest.raises(ValueError, match="7 is odd"):
-        for item in DataLoader(
-            [0, 2, 4, 6, 7, 8], preprocessor=_odd_ones_out, output_order="input"
-        ):
-            found.append(item)
-    assert found == [0, 2, 4, 6]
-
-
 # --- if every item fails, there is an empty list and a normal end -----------------------------
 
 

@@ -23,7 +23,7 @@ from shardio._workers.ray_cluster import Cluster, Engine
 from shardio.errors import UnsupportedEnvironment, WorkerDied
 from shardio.maintenance import add_column, compute_stats, verify_dataset
 from shardio_tools import cli
-from tests.lines import Lines, contents, convert, install, note_reads, outcomes, write
+from tests.lines import Lines, contents, convert, install, outcomes, write
 from tests.workers.ray.conftest import Nodes, written_to
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -85,29 +85,6 @@ def test_a_node_that_is_lost_costs_only_what_it_was_at(
     loser.join()
     nodes.end_silent()
     assert contents(tmp_path / "there") == contents(tmp_path / "here")
-
-
-@pytest.mark.parametrize("first", ["local", "ray"])
-def test_either_engine_goes_on_with_what_the_other_has_finished(
-    nodes: Nodes, lines: Path, tmp_path: Path, first: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    convert(lines, tmp_path / "whole")
-    out, one_by_one = tmp_path / "out", {"workers": 1}
-    there = {"engine": "ray", "address": nodes.address}
-    begin, go_on = ({}, there) if first == "local" else (there, {"workers": 0})
-    was = (lines / "top.txt").stat()
-    (lines / "top.txt").write_text("bug")
-    os.utime(lines / "top.txt", ns=(was.st_atime_ns, was.st_mtime_ns))
-    with pytest.raises(WorkerDied, match="a mistake in the converter"):
-        convert(lines, out, **one_by_one, **begin)
-    assert os.listdir(out) == [".conversion"]
-    assert not [name for name in os.listdir(out / ".conversion") if name.startswith("attempts")]
-    (lines / "top.txt").write_text("seven")
-    os.utime(lines / "top.txt", ns=(was.st_atime_ns, was.st_mtime_ns))
-    read = note_reads(monkeypatch)
-    convert(lines, out, resume=True, **{**one_by_one, **go_on})
-    assert contents(out) == contents(tmp_path / "whole")
-    assert "a/1.txt" not in read
 
 
 def test_items_are_converted_there_too(nodes: Nodes, tmp_path: Path) -> None:
