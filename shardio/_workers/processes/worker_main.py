@@ -48,14 +48,10 @@ class Channel:
     pool was created with.
     """
 
-    __slots__ = ("_recvmsg", "_send", "_socket", "fds", "index")
-
     def __init__(self, index: int, end: socket.socket, fds: tuple[int, ...]) -> None:
         self.index = index
         self.fds = fds
         self._socket = end
-        self._send = end.send
-        self._recvmsg = end.recvmsg
 
     def fileno(self) -> int:
         """Return the descriptor to poll; it is readable if `recv` would not block."""
@@ -66,20 +62,20 @@ class Channel:
 
         The caller still owns `fds`. Raises BrokenPipeError if the pool was closed.
         """
-        if fds or not 0 < len(message) <= MAX_MESSAGE_BYTES:
-            check_message(message, fds)
+        check_message(message, fds)
+        if fds:
             socket.send_fds(self._socket, [message], list(fds))
         else:
-            self._send(message)
+            self._socket.send(message)
 
     def recv(self) -> tuple[bytes, tuple[int, ...]] | None:
         """Wait for a message, and descriptors to own; return None if the pool was closed."""
         try:
-            data, ancillary, flags, _ = self._recvmsg(*RECEIVE)
+            data, ancillary, flags, _ = self._socket.recvmsg(*RECEIVE)
         except ConnectionResetError:
             # The kernel raises this once if the main process closed its socket before it had read
             # all messages of this worker. Messages that the main process sent are still queued.
-            data, ancillary, flags, _ = self._recvmsg(*RECEIVE)
+            data, ancillary, flags, _ = self._socket.recvmsg(*RECEIVE)
         if ancillary or flags & LOST_FDS:
             return (data, unpack_fds(ancillary, flags)) if data else None
         return (data, ()) if data else None

@@ -25,7 +25,6 @@ from shardio._workers.processes.stack_dumps import ask_for_stacks
 from shardio._workers.processes.worker_main import (
     EXECUTE,
     FORK,
-    MAX_MESSAGE_BYTES,
     Channel,
     Start,
     Target,
@@ -92,11 +91,9 @@ class WorkerPool(Closing):
         after that, `send` raises WorkerDied.
         """
         held = self._held
-        if held.is_closing or this_process.pid != held.owner_pid:
-            self._check_usable()
+        self._check_usable()
         worker = held.workers[index]
-        if fds or not 0 < len(message) <= MAX_MESSAGE_BYTES:
-            check_message(message, fds)
+        check_message(message, fds)
         if worker.ended is not None:
             if worker in held.exited:
                 return
@@ -143,8 +140,7 @@ class WorkerPool(Closing):
         closed meanwhile.
         """
         held = self._held
-        if held.is_closing or this_process.pid != held.owner_pid:
-            self._check_usable()
+        self._check_usable()
         with held.lock:
             events = [] if held.is_closing else held.gather(timeout_s)
         if not events:
