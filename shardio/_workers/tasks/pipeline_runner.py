@@ -115,7 +115,7 @@ class PipelineRunner(Closing):
         self._receivers = _receivers(steps, [*self._stages[1:], self._results])
         for stage in self._stages[1:2]:
             stage.n_passed_over = self._start.n_passed_over
-        self._places = {stage: place for place, stage in enumerate(self._stages)}
+        self._index_of = {stage: index for index, stage in enumerate(self._stages)}
         self._began_ns, self._waited_ns = now_ns(), 0
         self._final_stats: PipelineStats | None = None
         self._breakdown: Exception | None = None
@@ -238,7 +238,7 @@ class PipelineRunner(Closing):
                     self._supply(job, value)
                 else:
                     stage.give(job, value)
-            self._settle(self._places[stage])
+            self._settle(self._index_of[stage])
             return stage.may_go_on(job)
 
     def _supply(self, job: StageJob, value: Any) -> None:
@@ -258,7 +258,7 @@ class PipelineRunner(Closing):
             for value in values:
                 stage.give(job, value)
             stage.finish(job)
-            self._settle(self._places[stage])
+            self._settle(self._index_of[stage])
 
     def fail(
         self, job: StageJob, error: BaseException, busy_ns: int, values: Iterable[Any] = ()
@@ -274,7 +274,7 @@ class PipelineRunner(Closing):
             for value in values:
                 stage.give(job, value)
             stage.fail(job, self._refusal(job, failure))
-            self._settle(self._places[stage])
+            self._settle(self._index_of[stage])
 
     def _refusal(self, job: StageJob, failure: Exception) -> Exception | None:
         """Return the error to raise for a failed call; None if its item is skipped."""
@@ -288,13 +288,13 @@ class PipelineRunner(Closing):
 
     def settle_before(self, stage: Stage) -> None:
         """Pass waiting results on to `stage`, which now has room. Called under the lock."""
-        place = self._places[stage]
-        if place:
-            self._settle(place - 1)
+        index = self._index_of[stage]
+        if index:
+            self._settle(index - 1)
 
-    def _settle(self, place: int) -> None:
-        """Pass results of stage `place` on, as far as the receiver has room; wake executors."""
-        stage, receiver = self._stages[place], self._receivers[place]
+    def _settle(self, index: int) -> None:
+        """Pass results of stage `index` on, as far as the receiver has room; wake executors."""
+        stage, receiver = self._stages[index], self._receivers[index]
         has_moved = False
         while stage.out and receiver.has_room:
             receiver.put(stage.out.popleft())
@@ -304,10 +304,10 @@ class PipelineRunner(Closing):
             stage.has_reported_end = True
             receiver.end(stage.error or stage.end_error)
         if has_moved or has_ended:
-            if place + 1 < len(self._stages):
-                self._executors[self._stages[place + 1]].wake()
+            if index + 1 < len(self._stages):
+                self._executors[self._stages[index + 1]].wake()
                 if has_ended:
-                    self._settle(place + 1)
+                    self._settle(index + 1)
             self._executors[stage].wake()
 
     def stats(self) -> PipelineStats:
