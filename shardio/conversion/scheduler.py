@@ -188,7 +188,7 @@ def run_in_workers(
         in_order=False,
         preload=[__name__],
         name="the conversion",
-        on_crash=lambda _, position, died: UnitCrash(position, died),
+        on_crash=UnitCrash,
         held_fds=lock_fds,
     ) as pool:
         run = _UnitScheduler(next_unit, job, pool)

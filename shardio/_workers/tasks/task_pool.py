@@ -119,9 +119,9 @@ class TaskPool(Closing):
         start_method: the way to start workers, see `Start`.
         preload: the names of modules to import before workers start.
         name: the name of the function in messages.
-        on_crash: a function that is called when a worker has crashed on an item. Its arguments are
-            the item, the index of the part of the item (see `note_part`) and the worker's exit. It
-            returns a value for the item, or None to try the item again in another worker.
+        on_crash: a function that returns the value of an item on which a worker has crashed, from
+            the index of the part of the item (see `note_part`) and the worker's exit. By default,
+            the item is tried again.
         held_fds: descriptors that workers keep open, such as the descriptor of a lock.
     """
 
@@ -138,7 +138,7 @@ class TaskPool(Closing):
         start_method: Start = "zygote",
         preload: Sequence[str] = (),
         name: str = "the function",
-        on_crash: Callable[[Any, int | None, WorkerExit], Any] | None = None,
+        on_crash: Callable[[int | None, WorkerExit], Any] | None = None,
         held_fds: Sequence[int] = (),
     ) -> None:
         self._name, self._in_order, self._n_workers = name, in_order, n_workers
@@ -372,10 +372,9 @@ class TaskPool(Closing):
         if step is not None and step in tasks and not self._calls[step].is_suspended:
             call = self._calls[step]
             call.n_crashes += 1
-            value = None if self._on_crash is None else self._on_crash(call.item, part, died)
-            if value is not None:
+            if self._on_crash is not None:
                 call.give_back(self._blocks)
-                call.memory = memoryview(pack_value(value).to_bytes())
+                call.memory = memoryview(pack_value(self._on_crash(part, died)).to_bytes())
                 self._schedule.done(worker, step)
                 del tasks[step]
             elif call.n_crashes == MAX_CRASHES:
