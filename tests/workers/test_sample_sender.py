@@ -18,7 +18,6 @@ from shardio._workers.tasks import values
 from shardio._workers.tasks.values import pack_value
 from shardio._workers.tasks.zeromq import (
     HEAD,
-    OVERHEAD_BYTES,
     PLACE,
     WORD,
     Command,
@@ -48,34 +47,15 @@ def ends() -> Iterator[tuple[socket.socket, Channel]]:
         yield main, Channel(0, worker, ())
 
 
-def sent_by(
-    channel: Channel, samples: Iterable[Any], most_bytes: int = 1 << 30, *, may_skip: bool = False
-) -> Sent:
+def sent_by(channel: Channel, samples: Iterable[Any], *, may_skip: bool = False) -> Sent:
     """Return what a worker sends until main has gone."""
     sent = Sent()
-    sender = SampleSender(sent, channel, most_bytes, may_skip=may_skip)
+    sender = SampleSender(sent, channel, 1 << 30, may_skip=may_skip)
     try:
         sender.send_samples(samples)
     except MainExited:
         sent.append((None, len(sent), b""))
     return sent
-
-
-COST = pack_value("x").n_bytes + OVERHEAD_BYTES
-
-
-@pytest.mark.parametrize("n_credits", [0, 3])
-def test_a_worker_sends_as_much_as_there_is_room_for(
-    ends: tuple[socket.socket, Channel], n_credits: int
-) -> None:
-    main, channel = ends
-    for _ in range(n_credits):
-        main.send(WORD.pack(Command.CREDIT, 2 * COST))
-    main.shutdown(socket.SHUT_WR)
-    sent = sent_by(channel, ["x"] * 40, 10 * COST + 5)
-    n = 10 + 2 * n_credits
-    assert sent.heads[:-1] == [(MessageKind.SAMPLE, number) for number in range(n)]
-    assert sent[-1][0] is None  # main has gone
 
 
 def test_a_large_sample_waits_for_a_block_until_main_has_gone(
