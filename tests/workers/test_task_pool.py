@@ -303,8 +303,11 @@ def test_a_nudge_is_remembered_and_takes_no_answer_away() -> None:
     with TaskPool(lambda item: item, 1) as flow:
         flow.nudge()
         flow.nudge()
-        flow.wait(PATIENCE_S)
+        end_s = time.monotonic() + PATIENCE_S
+        flow.wait(PATIENCE_S)  # there is nothing else to come
+        assert time.monotonic() < end_s
         assert list(drive(flow, range(3))) == [(i, i) for i in range(3)]
+    flow.nudge()  # of what is closed: nothing
 
 
 @pytest.mark.usefixtures("swept")
