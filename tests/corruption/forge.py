@@ -17,25 +17,9 @@ import numpy as np
 import zstandard
 
 from shardio.errors import ShardioError
-from shardio.format.checksum import (
-    block_hashes,
-    chunk_hashes,
-    content_id,
-    hash_bytes,
-    pack_hashes,
-)
+from shardio.format.checksum import chunk_hashes, hash_bytes, pack_hashes
 from shardio.format.codecs import Codec
-from shardio.format.layout import (
-    NO_FIELD,
-    PAGE,
-    Header,
-    Kind,
-    Section,
-    pack_table,
-    padded,
-    unpack_header,
-    unpack_table,
-)
+from shardio.format.layout import NO_FIELD, PAGE, Header, Kind, Section, unpack_header
 from shardio.format.schema import Schema
 from shardio.format.sections import ENTRY, ENTRY_DTYPE, pack_entry
 from shardio.format.types import Array, Audio, Bytes, EncodedImage, Image, Json, List, Text, Video
@@ -43,9 +27,9 @@ from shardio.format.types.streams import STREAM_DTYPE, EncodedStream
 from shardio.maintenance.verify.shard import verify_bytes
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardWriter
+from tests.fuzz.parts import Key, Parts
 from tests.shards import made_stream
 
-Key = tuple[int, int, int]
 INDEX: Key = (Kind.INDEX, NO_FIELD, 0)
 PAYLOAD: Key = (Kind.PAYLOAD, NO_FIELD, 0)
 SCHEMA: Key = (Kind.SCHEMA, NO_FIELD, 0)
@@ -191,25 +175,23 @@ def content_of(path: Path, schema: Schema, samples: Iterable[dict[str, Any]]) ->
 
 @dataclass
 class Forgery:
-    """A shard taken apart: change `sections`, `contents` and `header_changes`, then `seal`."""
+    """A shard taken apart, by the keys of its sections: change the attributes, then `seal`."""
 
     header: Header
     sections: dict[Key, Section]
     contents: dict[Key, bytes]
     header_changes: dict[str, Any] = field(default_factory=dict)
     table_changes: dict[Key, dict[str, Any]] = field(default_factory=dict)
-    rehash: bool = True
     rehash_chunks: bool = True
 
     @classmethod
     def of(cls, content: bytes | bytearray) -> Forgery:
         """Take a sound shard apart."""
+        parts = Parts.of(bytes(content))
+        keys = [section.key for section in parts.sections]
         header = unpack_header(bytes(content[:PAGE]), "shard")
-        end = header.table_offset + header.table_size
-        table = unpack_table(bytes(content[header.table_offset : end]), header, "shard")
-        sections = {s.key: s for s in table}
-        contents = {k: bytes(content[s.offset : s.offset + s.size]) for k, s in sections.items()}
-        return cls(header, sections, contents)
+        sections = dict(zip(keys, parts.sections, strict=True))
+        return cls(header, sections, dict(zip(keys, parts.contents, strict=True)))
 
     @property
     def schema(self) -> Schema:
@@ -257,30 +239,17 @@ class Forgery:
 
     def seal(self) -> bytes:
         """Put it together again, with all hashes right but for those that were changed."""
-        if self.rehash:
-            self._hash_columns()
-            if self.rehash_chunks:
-                self._hash_chunks()
-            self._hash_payload()
-        for key in [k for k in self.sections if k[0] == Kind.BLOCK_HASHES]:
-            target = (key[2], key[1], 0)
-            if target in self.contents:
-                hashes = pack_hashes(block_hashes(memoryview(self.contents[target])))
-                self.contents[key] = hashes
-                self._set(target, hash=hash_bytes(hashes))
-                self._set(key, hash=hash_bytes(hashes), count=len(hashes) // 8)
-        for key, content in self.contents.items():
-            if key[0] == Kind.SCHEMA or key[0] >= 0x8000:
-                self._set(key, hash=hash_bytes(content))
-        return self._laid_out()
-
-    def _set(self, key: Key, **changes: Any) -> None:
-        self.sections[key] = dataclasses.replace(self.sections[key], **changes)
-
-    def _hash_columns(self) -> None:
-        for name in self.schema.columns:
-            hashes = self.contents[self.column(name, Kind.COLUMN_HASHES)]
-            self._set(self.column(name), hash=hash_bytes(hashes))
+        if self.rehash_chunks:
+            self._hash_chunks()
+        keys, changes = list(self.sections), self.table_changes
+        return Parts(
+            self.header.n_samples,
+            self.header.required,
+            list(self.sections.values()),
+            [self.contents[key] for key in keys],
+            header=self.header_changes,
+            table={i: changes[key] for i, key in enumerate(keys) if key in changes},
+        ).seal()
 
     def _hash_chunks(self) -> None:
         """Rehash the chunks of streams whose first chunk is where it was, and their entries."""
@@ -298,31 +267,6 @@ class Forgery:
                 if at + len(packed) <= len(self.contents[key]):
                     self.change(key, at, packed)
                     self.change_entry(name, row, hash_=hash_bytes(packed))
-
-    def _hash_payload(self) -> None:
-        if INDEX in self.contents:
-            entries = np.frombuffer(self.contents[INDEX], ENTRY_DTYPE)
-            self._set(PAYLOAD, hash=hash_bytes(entries["hash"].tobytes()))
-
-    def _laid_out(self) -> bytes:
-        place, body, table = PAGE, b"", []
-        for key, section in self.sections.items():
-            content = self.contents[key]
-            fitting = dataclasses.replace(section, offset=place, size=len(content))
-            table.append(dataclasses.replace(fitting, **self.table_changes.get(key, {})))
-            body += content.ljust(padded(len(content)), b"\0")
-            place += padded(len(content))
-        packed = pack_table(table)
-        header = dataclasses.replace(
-            self.header,
-            file_size=place + padded(len(packed)) + PAGE,
-            table_offset=place,
-            table_size=len(packed),
-            table_hash=hash_bytes(packed),
-            id=content_id(packed),
-        )
-        page = dataclasses.replace(header, **self.header_changes).pack()
-        return page + body + packed.ljust(padded(len(packed)), b"\0") + page
 
 
 def read_everything(path: Path, verify: Any = "first") -> list[dict[str, Any]] | ShardioError:

@@ -122,7 +122,7 @@ def behind_the_schema(forgery: Forgery) -> None:
 def drop(key: tuple[int, int, int]) -> Change:
     def change(forgery: Forgery) -> None:
         del forgery.sections[key], forgery.contents[key]
-        forgery.rehash = False
+        forgery.rehash_chunks = False
 
     return change
 
@@ -131,7 +131,7 @@ def set_schema(content: object) -> Change:
     def change(forgery: Forgery) -> None:
         raw = content if isinstance(content, bytes) else compact(content)
         forgery.contents[SCHEMA] = raw
-        forgery.rehash = False
+        forgery.rehash_chunks = False
 
     return change
 
