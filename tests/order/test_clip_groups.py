@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardio.order.clip_groups import ClipGrouping, ClipGroupOrder, ClipGroups, spread_groups
+from shardio.order.clip_groups import ClipGrouping, ClipGroupOrder, ClipGroups
 
 Numbers = npt.NDArray[np.int64]
 COUNTS = st.lists(st.integers(0, 40), min_size=1, max_size=30).filter(any)
@@ -111,16 +111,6 @@ def test_a_batch_has_at_most_k_clips_of_a_video(n_videos: int, k: int, most: flo
     assert np.mean(shares) <= most
 
 
-def test_bundles_of_a_video_lie_at_least_half_a_part_from_each_other() -> None:
-    videos, starts = np.repeat(np.arange(50), 20), np.arange(1000)
-    for key in range(20):
-        turn = spread_groups(videos, starts, key)
-        assert np.array_equal(np.sort(turn), starts)
-        for video in range(50):
-            at = np.flatnonzero(videos[turn] == video)
-            assert np.diff(at).min() > 10  # 50 if they were as far from each other as they can
-
-
 def test_what_came_later_changes_nothing_in_an_epoch_that_had_begun() -> None:
     before, after = np.cumsum([18, 3, 40]), np.cumsum([18, 3, 40, 7, 90])
     grown = ClipGrouping(4, [after])
@@ -130,8 +120,3 @@ def test_what_came_later_changes_nothing_in_an_epoch_that_had_begun() -> None:
     )
     assert np.array_equal(found, expected)
     assert grown.groups(158).counts.sum() > grown.groups(61).counts.sum()
-
-
-def test_one_clip_in_a_bundle_is_a_shuffle_of_clips() -> None:
-    found = whole([500, 500], 1)
-    assert 0 < np.count_nonzero(np.diff(found) == 1) < 10

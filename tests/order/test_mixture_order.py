@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardio.errors import InvalidArgument
-from shardio.order import FullShuffle, RankPartition, Sequential
+from shardio.order import FullShuffle, Sequential
 from shardio.order.mixture_order import (
     SPAN,
     WHOLE,
@@ -158,18 +158,6 @@ def test_blocks_keep_to_windows_of_each_source() -> None:
     assert not (np.diff(fully.reshape(-1, 4)) == 1).all()
 
 
-@pytest.mark.parametrize("world_size", [1, 3, 7])
-def test_the_slices_of_all_ranks_together_are_the_order_of_the_mixture(world_size: int) -> None:
-    made = mixture_sizes([5, 2, 1], [900, 800, 30])
-    expected, n = whole(made), made.n_positions
-    found = np.full(n, -1)
-    for rank in range(world_size):
-        partition = RankPartition(n, 0, 4, rank, world_size)
-        positions = partition.positions(0, partition.last_step)
-        found[positions] = order(made).at(positions)
-    assert found.tolist() == expected.tolist()
-
-
 def test_the_first_places_of_a_mixture_are_what_they_were() -> None:
     made = mixture_sizes([5, 2, 1], [70_000, 50, 9])
     first, blocks = (
@@ -212,33 +200,6 @@ def test_a_place_in_a_span_has_each_source_by_its_weight_and_says_nothing_of_the
         likely = quotas[a] * (quotas[b] - (a == b)) / (SPAN * (SPAN - 1))
         deviation = (pairs[a, b] - n_spans * likely) / math.sqrt(n_spans * likely)
         assert abs(deviation) < 5
-
-
-@pytest.mark.parametrize("weights", [[1, 1], [7, 1]])
-def test_ranks_of_small_batches_have_every_source_in_proportion(weights: list[float]) -> None:
-    made = mixture_sizes(weights, [70_000, 10_000], "stop")
-    for batch_size in (1, 2):
-        for rank in range(4):
-            partition = RankPartition(made.n_positions, 0, batch_size, rank, 4)
-            positions = partition.positions(0, min(partition.last_step, 4000))
-            share = (order(made).draws(positions)[0] == 1).mean()
-            likely = weights[1] / sum(weights)
-            # At most as far off as when every position draws for itself.
-            deviation = math.sqrt(likely * (1 - likely) / len(positions))
-            assert abs(share - likely) < 5 * deviation
-
-
-def test_samples_of_a_source_are_uniform_at_every_place() -> None:
-    made = mixture_sizes([1, 2], [50, 40], "repeat")
-    n_seeds = 2000
-    found = np.stack([whole(made, seed=seed) for seed in range(n_seeds)])
-    for first, size in ((0, 50), (50, 40)):
-        of_source = np.where((found >= first) & (found < first + size), found - first, -1)
-        for place in (0, 1, 37, found.shape[1] - 1):
-            counts = np.bincount(of_source[:, place][of_source[:, place] >= 0], minlength=size)
-            expected = counts.sum() / size
-            chi = ((counts - expected) ** 2 / expected).sum()
-            assert chi < size - 1 + 5 * math.sqrt(2 * (size - 1))
 
 
 def test_rounds_say_nothing_of_each_other_and_sources_neither() -> None:

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from shardio.order.permutation import (
     SORTED_MAX,
@@ -117,11 +115,6 @@ def test_a_samples_generator_draws_what_it_always_drew(
 # Permutations.
 
 
-@pytest.mark.parametrize("n", [0, 1, 2, 3])
-def test_the_smallest_orders_hold_every_row(n: int) -> None:
-    assert is_permutation(whole(n), n)
-
-
 # Where the grid of the network changes its shape: squares, and products of neighbours.
 EDGES = sorted(
     {
@@ -139,12 +132,6 @@ def test_an_epoch_above_the_sorted_sizes_has_every_row_once(n: int) -> None:
     assert is_permutation(permute(np.arange(n), n, derive_key(n)), n)
 
 
-@given(n=st.integers(2, 5000), key=st.integers(0, (1 << 64) - 1))
-@settings(max_examples=100, deadline=None)
-def test_the_network_permutes_small_domains_too(n: int, key: int) -> None:
-    assert is_permutation(permute(np.arange(n), n, key), n)
-
-
 @pytest.mark.parametrize(
     "n",
     [(1 << 32) - 1, 1 << 32, (1 << 32) + 1, 65537**2, 65537**2 + 1, (1 << 40) + 7, 1 << 48],
@@ -159,17 +146,12 @@ def test_huge_orders_repeat_no_row_and_stay_in_range(n: int) -> None:
     assert len(np.unique(found)) == len(positions)
 
 
-def test_positions_may_be_asked_for_in_any_order() -> None:
+def test_positions_may_be_given_in_any_order_and_are_left_as_they_were() -> None:
     n = 70_000
-    shuffled = np.random.default_rng(0).permutation(n)
-    in_order = permute(np.arange(n), n, 3)
-    assert np.array_equal(permute(shuffled, n, 3), in_order[shuffled])
-
-
-def test_the_positions_given_are_left_as_they_were() -> None:
-    positions = np.arange(100)
-    permute(positions, 70_000, 3)
-    assert np.array_equal(positions, np.arange(100))
+    given = np.random.default_rng(0).permutation(n)
+    positions = given.copy()
+    assert np.array_equal(permute(positions, n, 3), permute(np.arange(n), n, 3)[given])
+    assert np.array_equal(positions, given)
 
 
 # How well they are mixed. Everything is fixed, so these tests cannot fail by chance.
@@ -184,13 +166,6 @@ def test_seeds_of_any_size_are_kept_apart(a: int, b: int) -> None:
 def chi_square_per_cell(counts: npt.NDArray[Any]) -> float:
     expected = counts.sum() / counts.size
     return float(((counts - expected) ** 2).sum() / expected / counts.size)
-
-
-@pytest.mark.parametrize("n", [1000, 100_000])
-def test_two_epochs_are_unrelated(n: int) -> None:
-    first, second = whole(n, 3, 0), whole(n, 3, 1)
-    assert (first == second).sum() < 10
-    assert abs(np.corrcoef(first, second)[0, 1]) < 5 / math.sqrt(n)
 
 
 def excess_of_differences(rows: npt.NDArray[np.int64], distance: int) -> float:
