@@ -108,15 +108,3 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("cpu_device") and not cpu_device_works():
         pytest.skip("needs tinygrad's CPU device, which needs clang")
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    skipped = terminalreporter.getreports("skipped")
-    # A module that skips itself has a report without keywords.
-    marks = ((report.nodeid, getattr(report, "keywords", ())) for report in skipped)
-    names = [name for name, keywords in marks if "cpu_device" in keywords]
-    if not names:
-        return
-    terminalreporter.write_sep("=", f"{len(names)} tests did not run: they need clang", yellow=True)
-    for name in names:
-        terminalreporter.write_line(name)

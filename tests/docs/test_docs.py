@@ -23,27 +23,18 @@ import pytest
 import shardio
 from shardio import errors
 from shardio_tools import cli, sample_clips
-from tests.warm import command_line, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LANGUAGES = {"python": ["python", "-"], "sh": ["bash", "-euo", "pipefail", "-s"]}
 MAKES_DATASET = "shardio convert videos/ out/\n"
 
-# Blocks that are not run: their page, how they begin, and why.
-NOT_RUN = {
-    ("README.md", "tools/demo"): "sets up an environment, and runs this very suite",
-    (
-        "docs/contributing/README.md",
-        "tools/test",
-    ): "sets up an environment, and runs this very suite",
-}
+# Blocks that are not run, because they set up an environment and run this very suite: their page,
+# and how they begin.
+NOT_RUN = {("README.md", "tools/demo"), ("docs/contributing/README.md", "tools/test")}
 
 # Packages that the extra `dev` does without: blocks that import them run where they are installed.
 NOT_EVERYWHERE = ("torch", "jax", "ray", "webdataset")
-
-# What programs begin with. Nothing of shardio: what a block does not import, it is to lack.
-LOADED = ["av", "cloudpickle", "numpy", "rich", "tinygrad", "xxhash", "zstandard"]
 
 # What warns of itself, and of nothing of ours: webdataset leaves tar files to be collected.
 WARNS = {"webdataset": "error,ignore::ResourceWarning"}
@@ -79,18 +70,15 @@ def lacking(block: Block) -> str | None:
     return next((package for package in imported(block) if find_spec(package) is None), None)
 
 
-def reason_not_to_run(page: Path, block: Block) -> str | None:
-    if package := lacking(block):
-        return f"needs {package}"
-    for (name, beginning), reason in NOT_RUN.items():
-        if page.relative_to(ROOT).as_posix() == name and block.code.startswith(beginning):
-            return reason
-    return None
-
-
 def runnable(page: Path) -> list[Block]:
-    found = [block for block in blocks(page) if block.language in LANGUAGES]
-    return [block for block in found if not reason_not_to_run(page, block)]
+    name = page.relative_to(ROOT).as_posix()
+    beginnings = tuple(beginning for owner, beginning in NOT_RUN if owner == name)
+    return [
+        block
+        for block in blocks(page)
+        if block.language in LANGUAGES and not lacking(block)
+        if not beginnings or not block.code.startswith(beginnings)
+    ]
 
 
 def cases() -> Iterator[object]:
@@ -121,46 +109,28 @@ def dataset(videos: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return an environment in which `shardio` and `python` are on PATH, as after an installation.
 
-    Both are forks of processes that have loaded the slow imports. tinygrad runs without its
-    self-checks and without its search for faster kernels.
+    tinygrad runs without its self-checks and without its search for faster kernels.
     """
     programs = tmp_path_factory.mktemp("bin")
     places = [str(ROOT), str(ROOT / "converters"), str(ROOT / "tools")]
-    made = {
+    write_program(programs / "python", [sys.executable])
+    write_program(programs / "shardio", [sys.executable, "-m", "shardio"])
+    return {
         **os.environ,
         "PATH": os.pathsep.join([str(programs), os.environ["PATH"]]),
         "PYTHONPATH": os.pathsep.join(places),
-        "PYTHONWARNINGS": "error",
         "NOOPT": "1",
         "SHARDIO_CACHE": str(programs / "cache"),
         "SPEC": "0",
     }
-    python, shardio = programs / "python.socket", programs / "shardio.socket"
-    write_program(programs / "python", command_line(python))
-    write_program(programs / "shardio", [*command_line(shardio), "-m", "shardio"])
-    with serving(python, LOADED, made), serving(shardio, ["shardio_tools.cli"], made):
-        yield made
 
 
 def write_program(path: Path, command: list[str]) -> None:
     path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
     path.chmod(0o755)
-
-
-def _warnings_for(block: Block) -> str:
-    return next((WARNS[name] for name in imported(block) if name in WARNS), "error")
-
-
-def command(block: Block) -> list[str]:
-    """Return the command that runs a block.
-
-    It is a new interpreter if warnings must differ from those at the start.
-    """
-    is_loaded = block.language != "python" or _warnings_for(block) == "error"
-    return LANGUAGES[block.language] if is_loaded else [sys.executable, "-"]
 
 
 @pytest.mark.parametrize("page", list(cases()))
@@ -172,11 +142,12 @@ def test_every_block_of_a_page_runs(
     if not any(MAKES_DATASET in block.code for block in found):
         shutil.copytree(dataset, tmp_path / "out")
     for block in found:
+        warnings = next((WARNS[name] for name in imported(block) if name in WARNS), "error")
         done = subprocess.run(
-            command(block),
+            LANGUAGES[block.language],
             input=block.code,
             cwd=tmp_path,
-            env={**environment, "PYTHONWARNINGS": _warnings_for(block)},
+            env={**environment, "PYTHONWARNINGS": warnings},
             capture_output=True,
             text=True,
             check=False,

@@ -114,15 +114,3 @@ def test_the_diff_of_an_order_is_that_of_the_order_that_is_tested() -> None:
 def test_the_page_has_an_example_for_each_section() -> None:
     titles = re.findall(r"^## Add (.+)$", PAGE.read_text(), re.M)
     assert sorted(titles) == sorted(EXAMPLES)
-
-
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("from shardio import Audio", {"Audio", "shardio.Audio"}),
-        ("x = FieldType.AUDIO", {"x", "FieldType", "AUDIO", "FieldType.AUDIO"}),
-        ('"""Of Audio."""\nx = "jax"', {"x", "'jax'"}),
-    ],
-)
-def test_words_are_those_of_code_and_not_of_docstrings(source: str, expected: set[str]) -> None:
-    assert words(ast.parse(source)) == expected
