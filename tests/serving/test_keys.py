@@ -18,15 +18,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "keys"
 
 
-def test_a_client_has_what_it_needs_and_the_server_knows_it(folder: Path) -> None:
-    found = client_keys(folder / "client")
-    server = server_keys(folder)
-    assert found is not None
-    assert found.public == zeromq().curve_public(found.secret)
-    assert found.server == zeromq().curve_public(server.secret)
-    assert server.knows(found.public) and not server.knows(found.server)
-
-
 def test_secrets_are_for_their_owner_alone_and_are_not_shown(folder: Path) -> None:
     secrets = [folder / "server.secret", folder / "client" / "client.secret"]
     assert [path.stat().st_mode & 0o777 for path in secrets] == [0o600, 0o600]
@@ -40,8 +31,9 @@ def test_secrets_are_for_their_owner_alone_and_are_not_shown(folder: Path) -> No
 def test_another_client_is_known_to_the_same_server_at_once(folder: Path) -> None:
     server = server_keys(folder)
     second = client_keys(make_keys(folder, "second"))
-    assert second is not None and second.server == zeromq().curve_public(server.secret)
-    assert server.knows(second.public)
+    assert second is not None and second.public == zeromq().curve_public(second.secret)
+    assert second.server == zeromq().curve_public(server.secret)
+    assert server.knows(second.public) and not server.knows(second.server)
     (folder / "clients" / "second.public").unlink()
     assert not server.knows(second.public)
 

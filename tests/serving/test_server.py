@@ -52,7 +52,6 @@ def _loads(path: str, server: Server) -> None:
 @pytest.mark.parametrize(
     ("bind", "options", "said"),
     [
-        ("tcp://0.0.0.0:5555", {}, "without keys to anybody"),
         ("tcp://*:5555", {}, "without keys to anybody"),
         ("tcp://[::]:5555", {}, "without keys to anybody"),
         (FREE, {"num_workers": -1}, "num_workers"),
@@ -94,7 +93,6 @@ def test_bytes_that_are_no_zeromq_do_not_disturb_it(path: str, server: Server) -
 @pytest.mark.parametrize(
     "frames",
     [
-        [b""],
         [b"{"],
         [pickle.dumps(print)],
         [pack("open")],
@@ -104,7 +102,7 @@ def test_bytes_that_are_no_zeromq_do_not_disturb_it(path: str, server: Server) -
         [b"{}"] * 40,
         [os.urandom(1 << 20)],
     ],
-    ids=range(9),
+    ids=range(8),
 )
 def test_messages_that_are_none_are_dropped(peer: Any, server: Server, frames: list[bytes]) -> None:
     before = server.n_garbled
@@ -126,13 +124,12 @@ def test_a_message_larger_than_any_is_not_even_received(
     "options",
     [
         {"transform": "x"},
-        {"clip": {"a": 1}},
         {"clip": {"around": "x", "lead": 10**400}},
         {"batch_size": {}, "sampler": [[1], "x"]},
         {"sound": {"seconds": "1e999999999"}},
         {"seed": -1},
     ],
-    ids=range(6),
+    ids=range(5),
 )
 def test_options_that_no_loader_takes_are_answered_and_leave_nothing(
     peer: Any, server: Server, options: dict[str, Any]
@@ -141,12 +138,6 @@ def test_options_that_no_loader_takes_are_answered_and_leave_nothing(
     assert _only_beats(_hear(peer, '"failed"'))
     peer.send(pack("close"))
     wait_until(lambda: not server.sessions)
-
-
-def test_who_has_no_session_is_told_so(peer: Any) -> None:
-    peer.send(pack("stop", number=1))
-    assert peer.poll(PATIENCE_S * 1000)
-    assert peer.recv() == pack("no_session")
 
 
 @pytest.mark.parametrize("garbled", ["credit", "iterate", "check"])
