@@ -13,7 +13,7 @@ import shardio
 from shardio import InvalidArgument
 from shardio._base.statistics import LoadingStats
 from shardio.measuring import Figures, Limit, conclude, measure_loading
-from shardio.measuring.measure import cached_share, copy_bytes_per_s, idle_share
+from shardio.measuring.measure import cached_share, idle_share
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -74,12 +74,6 @@ def figures(
             Limit.STORAGE,
             "75% of the files was not in the page cache",
             id="storage",
-        ),
-        pytest.param(
-            figures(cached_share=0.0),
-            Limit.STORAGE,
-            "100% of the files was not in the page cache",
-            id="cold",
         ),
         pytest.param(figures(cached_share=1.0), Limit.READING, "reading 100%", id="cached"),
         pytest.param(figures(checking_s=12.0), Limit.HASHING, "hashing 63%", id="hashing"),
@@ -228,11 +222,6 @@ def test_an_empty_dataset_cannot_be_measured(tmp_path: Path) -> None:
     empty = write_dataset(tmp_path / "set", 0, 1, TWO_FIELDS, [])
     with pytest.raises(InvalidArgument, match="no batch to measure"):
         measure_loading(empty, n_workers=[0], seconds=0.01)
-
-
-def test_copies_are_timed_for_blocks_of_any_size() -> None:
-    assert copy_bytes_per_s(2, 10, seconds=0.01) > 0
-    assert copy_bytes_per_s(1, 200 << 20, seconds=0.001) > 0
 
 
 def test_what_has_just_been_written_lies_in_the_page_cache(tmp_path: Path) -> None:

@@ -295,7 +295,7 @@ def read_bytes(tmp_path: Path, content: bytes, verify: str = "first") -> Any:
     return read_everything(path, verify)
 
 
-def codes_of(content: bytes) -> list[str]:
+def codes_of(content: bytes | bytearray | memoryview) -> list[str]:
     """Return the codes of the findings in a shard in memory."""
     return [finding.code for finding in verify_bytes(memoryview(content), "r.shard").findings]
 

@@ -33,7 +33,7 @@ from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary
 from shardio.storage.file_access import Access
 from shardio.storage.fs import to_checksummed_json
-from tests.corruption.forge import SMALL, read_everything, small_samples
+from tests.corruption.forge import SMALL, codes_of, read_bytes, read_everything, small_samples
 from tests.fuzz.mutate import records_of, set_records
 from tests.fuzz.parts import Parts
 from tests.fuzz.seeds import shard_of
@@ -60,16 +60,6 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return shard_of(tmp_path_factory.mktemp("sound"), SCHEMA, SAMPLES)
 
 
-def codes_of(content: bytes) -> list[str]:
-    return [finding.code for finding in verify_bytes(memoryview(content), "c.shard").findings]
-
-
-def read(tmp_path: Path, content: bytes) -> Any:
-    path = tmp_path / "c.shard"
-    path.write_bytes(content)
-    return read_everything(path)
-
-
 def contents_of(parts: Parts, kind: Kind, field: int = NO_FIELD) -> tuple[int, bytes]:
     place = parts.find(kind, field)
     assert place is not None
@@ -93,7 +83,7 @@ def test_a_header_page_that_is_not_zero_behind_its_hash_is_refused(
 ) -> None:
     content = bytearray(sound)
     content[PAGE - 1] = content[-1] = 1
-    error = read(tmp_path, bytes(content))
+    error = read_bytes(tmp_path, bytes(content))
     assert isinstance(error, ShardCorrupt)
     assert (error.code, error.section, error.offset) == ("padding", "header", PAGE - 1)
 
@@ -116,23 +106,15 @@ def swap_entries(parts: Parts) -> None:
 def swap_bytes(i: int, j: int) -> Callable[[Parts], None]:
     def change(parts: Parts) -> None:
         place, payload = contents_of(parts, Kind.PAYLOAD)
-        old = records_of(parts)
-        records = [*old]
-        records[i], records[j] = old[j], old[i]
-        assert len(old[i][0]) == len(old[j][0])
-        parts.contents[place] = _laid_out(parts, records, payload)
+        (a, n, *_), (b, m, *_) = (
+            struct.unpack_from("<QI", contents_of(parts, Kind.INDEX)[1], 32 * k) for k in (i, j)
+        )
+        assert a < b and n == m
+        between = payload[a + n : b]
+        swapped = payload[b : b + n] + between + payload[a : a + n]
+        parts.contents[place] = payload[:a] + swapped + payload[b + n :]
 
     return change
-
-
-def _laid_out(parts: Parts, records: list[tuple[bytes, int, int]], payload: bytes) -> bytes:
-    """Return the payload with other records in the places that the index gives."""
-    _, index = contents_of(parts, Kind.INDEX)
-    content = bytearray(payload)
-    for i, (stored, _, _) in enumerate(records):
-        (offset,) = struct.unpack_from("<Q", index, 32 * i)
-        content[offset : offset + len(stored)] = stored
-    return bytes(content)
 
 
 SWAPS: dict[str, tuple[Callable[[Parts], None], str]] = {
@@ -151,7 +133,7 @@ def test_what_was_swapped_after_writing_does_not_match_its_hash(
     change, section = SWAPS[what]
     change(parts)
     parts.hashes = parts.blocks = False
-    error = read(tmp_path, parts.seal())
+    error = read_bytes(tmp_path, parts.seal())
     assert isinstance(error, ChecksumMismatch)
     found = verify_bytes(memoryview(parts.seal()), "c.shard").findings
     assert {(f.code, f.section) for f in found} >= {("checksum", section)}
@@ -191,7 +173,7 @@ def test_records_swapped_with_all_hashes_right_are_another_shard_with_another_id
     set_records(parts, SCHEMA, records)
     content = parts.seal()
     assert codes_of(content) == [] and content_id(content) != content_id(sound)
-    found = read(tmp_path, content)
+    found = read_bytes(tmp_path, content)
     assert [sample["name"] for sample in found] == ["name 1", "name 0", "name 2"]
     assert same_sample(found[2], SAMPLES[2])
 
@@ -374,7 +356,7 @@ def test_a_bitmap_or_dictionary_that_breaks_a_rule_is_refused_or_found(
 ) -> None:
     content, reader_code, code = optional_cases(tmp_path)[what]
     assert code in codes_of(content)
-    found = read(tmp_path, content)
+    found = read_bytes(tmp_path, content)
     assert getattr(found, "code", "") == reader_code
     assert isinstance(found, ShardCorrupt) is bool(reader_code)
 

@@ -21,6 +21,7 @@ from tests.corruption.forge import (
     SMALL,
     VICTIMS,
     Forgery,
+    codes_of,
     content_of,
     read_everything,
     small_samples,
@@ -34,15 +35,6 @@ N_HEADER = HEADER.size + HEADER_HASH.size
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> bytearray:
     return content_of(tmp_path_factory.mktemp("small") / "s.shard", SMALL, small_samples())
-
-
-def findings_in(content: bytes | bytearray | memoryview) -> list[str]:
-    return [finding.code for finding in verify_bytes(memoryview(content), "s.shard").findings]
-
-
-def is_intact(found: list[dict[str, object]]) -> bool:
-    wanted = small_samples()
-    return len(found) == len(wanted) and all(map(same_sample, found, wanted))
 
 
 def parts_of(content: bytearray) -> list[tuple[int, int, int]]:
@@ -99,12 +91,12 @@ def test_some_bits_of_media_and_of_all_that_says_where_they_are(name: str, tmp_p
 def test_an_intact_shard_has_no_findings_and_is_read_whole(
     small: bytearray, tmp_path: Path
 ) -> None:
-    assert findings_in(small) == []
+    assert codes_of(small) == []
     path = tmp_path / "s.shard"
     path.write_bytes(small)
     found = read_everything(path)
     assert not isinstance(found, ShardioError)
-    assert is_intact(found)
+    assert all(map(same_sample, found, small_samples())) and len(found) == len(small_samples())
 
 
 def test_every_bit_of_headers_and_table_and_one_of_every_byte_with_a_meaning(
@@ -194,7 +186,7 @@ def test_a_shard_cut_short_is_refused_at_every_length(small: bytearray, tmp_path
     for length in (n for n in lengths if n < len(small)):
         os.truncate(path, length)
         assert isinstance(read_everything(path), ShardioError), length
-        assert length == 0 or findings_in(memoryview(small)[:length]), length
+        assert length == 0 or codes_of(memoryview(small)[:length]), length
 
 
 @pytest.mark.parametrize("n_bytes", [1, 100, 4095, 4096, 8192])
@@ -205,14 +197,14 @@ def test_bytes_after_the_end_are_refused(
     path = tmp_path / "s.shard"
     path.write_bytes(bytes(small) + bytes([byte]) * n_bytes)
     assert "bytes after its end" in str(read_everything(path))
-    assert findings_in(path.read_bytes()) == ["file_size"]
+    assert codes_of(path.read_bytes()) == ["file_size"]
 
 
 def test_a_shard_behind_itself_is_refused(small: bytearray, tmp_path: Path) -> None:
     path = tmp_path / "s.shard"
     path.write_bytes(small + small)
     assert isinstance(read_everything(path), ShardioError)
-    assert findings_in(small + small) == ["file_size"]
+    assert codes_of(small + small) == ["file_size"]
 
 
 @pytest.mark.parametrize("size", [1, 100, 4095, 4096, 10_000])
@@ -221,14 +213,14 @@ def test_a_file_of_one_byte_over_and_over_is_refused(tmp_path: Path, size: int, 
     path = tmp_path / "s.shard"
     path.write_bytes(bytes([byte]) * size)
     assert isinstance(read_everything(path), ShardioError)
-    assert findings_in(path.read_bytes())
+    assert codes_of(path.read_bytes())
 
 
 def test_all_data_is_still_checked_where_one_header_page_is_lost(small: bytearray) -> None:
     damaged = bytearray(small)
     damaged[:4096] = bytes(4096)
     damaged[4096 + 130] ^= 1  # in the second row of the column
-    assert set(findings_in(damaged)) >= {"incomplete", "checksum"}
+    assert set(codes_of(damaged)) >= {"incomplete", "checksum"}
 
 
 def test_the_audit_goes_on_after_a_finding(small: bytearray) -> None:

@@ -49,14 +49,6 @@ def test_one_kind_of_damage_can_be_chosen_and_what_is_missed_is_an_error(
     assert text.count(" in ") == 1
 
 
-def test_all_shards_are_damaged_unless_some_are_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert flip(monkeypatch, "--what", "flips", "--step", "60007") == 0
-    text = capsys.readouterr().out
-    assert re.findall(r"(\w+): a shard of", text) == ["small", "videos", "sound", "all"]
-
-
 def test_random_shards_are_damaged_until_the_time_is_over(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -263,11 +262,8 @@ def test_levels_become_floats_of_mean_0_and_deviation_1() -> None:
     found = changed(Normalize(mean, std), pixels)
     assert found.dtype == np.float32 and found.shape == pixels.shape
     np.testing.assert_allclose(found, (pixels / 255 - mean) / std, atol=1e-5)
-
-
-def test_one_number_stands_for_all_channels() -> None:
-    found = changed(Normalize(0.5, 0.25), picture())
-    np.testing.assert_allclose(found, (picture() / 255 - 0.5) / 0.25, atol=1e-5)
+    found = changed(Normalize(0.5, 0.25), pixels)  # of all channels
+    np.testing.assert_allclose(found, (pixels / 255 - 0.5) / 0.25, atol=1e-5)
 
 
 def test_floats_may_be_of_half_the_size() -> None:
@@ -394,38 +390,24 @@ def test_a_loader_gives_the_same_draws_with_any_number_of_workers(tmp_path: Path
     assert (found[0][0] != found[0][1]).any()
 
 
-@named
-def test_a_transform_travels_to_workers(transform: Any) -> None:
-    again = pickle.loads(pickle.dumps(transform))
-    np.testing.assert_array_equal(changed(again, picture(), 3), changed(transform, picture(), 3))
-
-
 # --- what a constructor refuses -------------------------------------------------------------
 
 NONSENSE: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
     (RandomResizedCrop, (0,), {}, "size must be .*found 0"),
     (RandomResizedCrop, ((8, 8, 8),), {}, "size must be"),
-    (RandomResizedCrop, (8.0,), {}, "size must be"),
     (RandomResizedCrop, (8,), {"scale": (0.5, 0.1)}, "scale must be two numbers"),
     (RandomResizedCrop, (8,), {"scale": (0.5, 1.5)}, "scale must be .* to 1"),
-    (RandomResizedCrop, (8,), {"scale": (0.0, 1.0)}, "scale must be"),
     (RandomResizedCrop, (8,), {"ratio": (0, 1)}, "ratio must be"),
-    (RandomResizedCrop, (8,), {"ratio": 1.0}, "ratio must be"),
     (RandomResizedCrop, (8,), {"fields": []}, "fields must be"),
     (HorizontalFlip, (1.1,), {}, "p must be a probability"),
     (HorizontalFlip, (float("nan"),), {}, "p must be a probability"),
-    (HorizontalFlip, ("often",), {}, "p must be a probability"),
-    (HorizontalFlip, (), {"fields": 3}, "fields must be"),
     (HorizontalFlip, (), {"fields": ["a", 3]}, "fields must be"),
     (ColorJitter, (-0.1,), {}, "brightness must be from 0 up"),
     (ColorJitter, (), {"contrast": (2, 1)}, "contrast must be two numbers"),
-    (ColorJitter, (), {"saturation": (-1, 1)}, "saturation must be two numbers"),
     (ColorJitter, (), {"hue": 0.6}, "hue must be two numbers from -0.5 to 0.5"),
-    (ColorJitter, (), {"hue": -0.1}, "hue must be"),
     (Normalize, ((0, 0), 1), {}, "mean must be"),
     (Normalize, (float("nan"), 1), {}, "mean must be"),
     (Normalize, (0, (1, 0, 1)), {}, "std must be above 0"),
-    (Normalize, (0, "x"), {}, "std must be"),
     (Normalize, (0, 1), {"dtype": "float64"}, "dtype must be"),
     (Compose, (), {}, "one or more transforms"),
     (Compose, ([HorizontalFlip()],), {}, "takes functions of a sample"),
