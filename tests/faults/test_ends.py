@@ -35,47 +35,18 @@ def ready(pool):
 
 START = "pool = ready(WorkerPool(2, work))\n"
 
-
-def _program(then: str, busy: str = "asleep") -> list[str]:
-    return ["-c", PROGRAM.format(busy=BUSY[busy], then=then)]
-
-
-def test_ctrl_c_while_the_zygote_starts_reaches_main_alone(stage: Scene) -> None:
-    then = """
-pool = WorkerPool(1, work)
-os.killpg(0, signal.SIGINT)
-"""
-    main = stage.start(
-        _program(
-            f"try:{then.replace(chr(10), chr(10) + '    ')}\n"
-            "except KeyboardInterrupt: ready(pool); print('up', flush=True)"
-        )
-    )
-    assert line(main) == "up"
-    assert main.wait(PATIENCE_S) == 0
-    assert stage.left_after() == {}
-
-
-@pytest.mark.parametrize("busy", BUSY)
-def test_close_works_while_a_fork_of_main_holds_every_socket(stage: Scene, busy: str) -> None:
-    then = (
-        START
-        + """
-fork_pid = os.fork()
-if not fork_pid:
-    time.sleep(1000)
-pool.close()
-print(fork_pid, flush=True)
-time.sleep(1000)
-"""
-    )
-    main = stage.start(_program(then, busy))
-    fork_pid = int(line(main))
-    assert stage.left_after(but={main.pid, fork_pid}) == {}
-
-
-def test_a_fork_that_ends_takes_no_worker_along(stage: Scene) -> None:
-    then = """
+ENDS = {
+    "Ctrl-C while the zygote starts reaches main alone": (
+        """
+try:
+    pool = WorkerPool(1, work)
+    os.killpg(0, signal.SIGINT)
+except KeyboardInterrupt: ready(pool); print('up', flush=True)
+""",
+        ["up"],
+    ),
+    "a fork that ends takes no worker along": (
+        """
 def echo(channel):
     while (received := channel.recv()) is not None:
         channel.send(received[0])
@@ -93,16 +64,10 @@ if not fork_pid:
 os.waitpid(fork_pid, 0)
 pool.send(1, b"still here")
 print(pool.wait()[0].data.decode(), flush=True)
-"""
-    main = stage.start(_program(then))
-    assert line(main) == "ClosedError True"
-    assert line(main) == "still here"
-    assert main.wait(PATIENCE_S) == 0
-    assert stage.left_after() == {}
-
-
-def test_a_fork_of_main_can_have_a_crew_of_its_own(stage: Scene) -> None:
-    then = (
+""",
+        ["ClosedError True", "still here"],
+    ),
+    "a fork of main can have a pool of its own": (
         START
         + """
 if not os.fork():
@@ -111,38 +76,49 @@ if not os.fork():
     os._exit(0)
 os.wait()
 ready(WorkerPool(1, work))
-"""
-    )
-    main = stage.start(_program(then, "idle"))
-    assert line(main) == "closed"
-    assert main.wait(PATIENCE_S) == 0
-    assert stage.left_after() == {}
-
-
-def test_a_crew_outlives_the_thread_that_made_it(stage: Scene) -> None:
-    then = """
-crews = []
-thread = threading.Thread(target=lambda: crews.append(ready(WorkerPool(2, work))))
+""",
+        ["closed"],
+    ),
+    "a pool outlives the thread that made it": (
+        """
+pools = []
+thread = threading.Thread(target=lambda: pools.append(ready(WorkerPool(2, work))))
 thread.start()
 thread.join()
-print(crews[0].wait(0.5), flush=True)
-"""
-    main = stage.start(_program(then))
-    assert line(main) == "[]"
+print(pools[0].wait(0.5), flush=True)
+""",
+        ["[]"],
+    ),
+    "a daemon thread in wait does not hold up the end": (
+        START + "threading.Thread(target=pool.wait, daemon=True).start()",
+        [],
+    ),
+}
+"""Programs, and the lines that they print."""
+
+
+@pytest.mark.parametrize("what", ENDS)
+def test_a_program_ends_in_order(stage: Scene, what: str) -> None:
+    then, expected = ENDS[what]
+    main = stage.start(["-c", PROGRAM.format(busy=BUSY["asleep"], then=then)])
+    assert [line(main) for _ in expected] == expected
     assert main.wait(PATIENCE_S) == 0
     assert stage.left_after() == {}
 
 
-def test_a_daemon_thread_in_wait_does_not_hold_up_the_end(stage: Scene) -> None:
-    then = (
-        START
-        + """
-threading.Thread(target=pool.wait, daemon=True).start()
+@pytest.mark.parametrize("busy", BUSY)
+def test_close_works_while_a_fork_of_main_holds_every_socket(stage: Scene, busy: str) -> None:
+    then = """
+fork_pid = os.fork()
+if not fork_pid:
+    time.sleep(1000)
+pool.close()
+print(fork_pid, flush=True)
+time.sleep(1000)
 """
-    )
-    main = stage.start(_program(then))
-    main.wait(PATIENCE_S)
-    assert stage.left_after() == {}
+    main = stage.start(["-c", PROGRAM.format(busy=BUSY[busy], then=START + then)])
+    fork_pid = int(line(main))
+    assert stage.left_after(but={main.pid, fork_pid}) == {}
 
 
 SHIPPED = """

@@ -53,27 +53,26 @@ def _assert_prints(stage: Scene, arguments: list[str], *expected: str, stdin: st
     assert stage.left_after() == {}
 
 
+@pytest.mark.parametrize("how", ["a file", "standard input", "the command line", "a notebook"])
 @pytest.mark.parametrize(
     "transform",
     ["prepare", 'lambda sample: {"label": sample["label"] + shift}'],
     ids=["function", "lambda"],
 )
 def test_a_script_without_an_import_guard_works(
-    stage: Scene, tmp_path: Path, folder: str, transform: str
+    stage: Scene, tmp_path: Path, folder: str, transform: str, how: str
 ) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(UNGUARDED.format(folder=folder, transform=transform))
-    _assert_prints(stage, [str(script)], "imported", TOTAL)
-
-
-def test_a_script_on_standard_input_works(stage: Scene, folder: str) -> None:
-    script = UNGUARDED.format(folder=folder, transform="prepare")
-    _assert_prints(stage, ["-"], "imported", TOTAL, stdin=script)
-
-
-def test_a_program_on_the_command_line_works(stage: Scene, folder: str) -> None:
-    script = UNGUARDED.format(folder=folder, transform="prepare")
-    _assert_prints(stage, ["-c", script], "imported", TOTAL)
+    script = UNGUARDED.format(folder=folder, transform=transform)
+    place = tmp_path / "script.py"
+    place.write_text(script)
+    arguments = {
+        "a file": [str(place)],
+        "standard input": ["-"],
+        "the command line": ["-c", script],
+        "a notebook": ["-c", f"exec({script!r})"],
+    }[how]
+    stdin = script if how == "standard input" else ""
+    _assert_prints(stage, arguments, "imported", TOTAL, stdin=stdin)
 
 
 def test_a_transform_may_live_in_a_module_or_package_beside_the_script(
@@ -92,13 +91,6 @@ def test_a_transform_may_live_in_a_module_or_package_beside_the_script(
         "import beside\n" + UNGUARDED.format(folder=folder, transform="beside.prepare")
     )
     _assert_prints(stage, [str(script)], "imported", TOTAL)
-
-
-def test_a_transform_may_come_from_code_that_was_executed_as_in_a_notebook(
-    stage: Scene, folder: str
-) -> None:
-    cell = UNGUARDED.format(folder=folder, transform="prepare")
-    _assert_prints(stage, ["-c", f"exec({cell!r})"], "imported", TOTAL)
 
 
 def test_a_program_that_runs_threads_and_holds_locks_works(stage: Scene, folder: str) -> None:
