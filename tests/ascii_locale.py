@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 LATIN: Final = b"lat\xe9"
 """A name that is not UTF-8."""
 
-# Runs each command in a fork of what has the command line loaded. Its output goes to files, as
-# pipes that nobody reads would hold it up.
-_ONE_AFTER_THE_OTHER = """
-import json, os, runpy, sys
-import shardio_tools.cli
-assert sys.getfilesystemencoding() == "ascii"
-for number, arguments in enumerate(json.load(open(sys.argv[1], "rb"))):
-    pid = os.fork()
-    if pid == 0:
-        for fd, name in (1, "out"), (2, "err"):
-            os.dup2(os.open(f"{sys.argv[1]}.{number}.{name}", os.O_CREAT | os.O_WRONLY), fd)
-        sys.argv[1:] = [os.fsdecode(each.encode("latin-1")) for each in arguments]
-        runpy.run_module("shardio", run_name="__main__")
-    with open(f"{sys.argv[1]}.{number}.code", "w") as file:
-        file.write(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
-"""
 
-
-@dataclass(frozen=True)
-class Ran:
+class Ran(NamedTuple):
     """A command's exit code and output."""
 
     code: int
@@ -42,7 +22,9 @@ class Ran:
     err: str
 
 
-def run_python(code: str, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def run_python(
+    code: str, *arguments: str | bytes, folder: Path
+) -> subprocess.CompletedProcess[bytes]:
     """Run a Python program in `folder`, in an ASCII locale."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("LC_", "LANG", "PYTHON"))}
     locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -52,23 +34,14 @@ def run_python(code: str, *arguments: str, folder: Path) -> subprocess.Completed
         cwd=folder,
         env={**inherited, **locale, "PYTHONPATH": path},
         capture_output=True,
-        encoding="utf-8",
         timeout=240,
         check=False,
     )
 
 
-def run_commands(commands: Sequence[Sequence[str | bytes]], folder: Path, notes: Path) -> list[Ran]:
-    """Run commands one after the other in `folder`; `notes` names a file for their output."""
-    place = notes / "commands"
-    raw = [[os.fsencode(each) for each in command] for command in commands]
-    place.write_text(json.dumps([[each.decode("latin-1") for each in one] for one in raw]))
-    done = run_python(_ONE_AFTER_THE_OTHER, str(place), folder=folder)
-    assert done.returncode == 0, done.stderr
-    return [
-        Ran(
-            int(Path(f"{place}.{number}.code").read_text()),
-            *(Path(f"{place}.{number}.{name}").read_text("ascii") for name in ("out", "err")),
-        )
-        for number in range(len(commands))
-    ]
+def run_command(command: Sequence[str | bytes], folder: Path) -> Ran:
+    """Run a command in `folder`."""
+    code = "import sys, runpy\nassert sys.getfilesystemencoding() == 'ascii'\n"
+    code += "runpy.run_module('shardio', run_name='__main__')"
+    done = run_python(code, *command, folder=folder)
+    return Ran(done.returncode, done.stdout.decode("ascii"), done.stderr.decode("ascii"))

@@ -12,7 +12,7 @@ import pytest
 import shardio
 from shardio._base.file_names import original_name, stored_name, utf8_name
 from shardio.measuring import measure_stored
-from tests.ascii_locale import LATIN, Ran, run_commands, run_python
+from tests.ascii_locale import LATIN, Ran, run_command, run_python
 from tests.media_made import scene, write_video
 
 CONVERT = ("--workers", "0", "--frames", "4", "--size", "16")
@@ -56,9 +56,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ran(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
-    done = run_commands([*COMMANDS.values()], folder, tmp_path_factory.mktemp("notes"))
-    return dict(zip(COMMANDS, done, strict=True))
+def ran(folder: Path) -> dict[str, Ran]:
+    return {name: run_command(command, folder) for name, command in COMMANDS.items()}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -123,8 +122,8 @@ def test_a_path_that_the_locale_cannot_express_is_refused_with_the_way_out(
     (tmp_path / "a.txt").touch()
     code = f"import shardio\ntry:\n    {call}\nexcept ValueError as error:\n    print(ascii(error))"
     done = run_python(code.encode("ascii", "backslashreplace").decode(), folder=tmp_path)
-    assert done.stdout.startswith(f'InvalidArgument("{what} is ')
-    assert "ascii, cannot encode; set PYTHONUTF8=1" in done.stdout
+    assert done.stdout.startswith(f'InvalidArgument("{what} is '.encode())
+    assert b"ascii, cannot encode; set PYTHONUTF8=1" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 import zarr
 
 from shardio.dataset.manifest import load
-from tests.ascii_locale import Ran, run_commands
+from tests.ascii_locale import Ran, run_command
 
 MADE = Path(__file__).parent / "made"
 
@@ -74,9 +74,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ran(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
-    commands = [("convert", kind, f"{kind}-ß", "--kind", kind, "--workers", "0") for kind in KINDS]
-    return dict(zip(KINDS, run_commands(commands, folder, folder), strict=True))
+def ran(folder: Path) -> dict[str, Ran]:
+    options = ("--workers", "0")
+    return {
+        kind: run_command(("convert", kind, f"{kind}-ß", "--kind", kind, *options), folder)
+        for kind in KINDS
+    }
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -78,7 +78,7 @@ class Feeder:
         """Feed one input."""
         if self._judge is None:  # late: libFuzzer takes the signal at its own start
             self._judge = Judge()
-        self._write_current(target, content)
+        os.pwrite(self._current, f"{target} {len(content)}\n".encode() + content, 0)
         verdict = self._judge.judge(self.targets[target], content)
         tally = self.tally
         tally.n_inputs += 1
@@ -91,10 +91,6 @@ class Feeder:
         if time.monotonic() >= self._next_tally:
             self.write_tally()
         return verdict
-
-    def _write_current(self, target: str, content: bytes) -> None:
-        front = f"{target} {len(content)}\n".encode()
-        os.pwrite(self._current, front + content, 0)
 
     def _note(self, target: str, content: bytes, problem: str) -> None:
         self.tally.n_found += 1

@@ -158,7 +158,7 @@ class ShardMutator:
             "table": _change_table,
             "sections": _change_sections,
             "schema": _change_schema,
-            "index": _change_index,
+            "index": lambda rng, parts, _: _change_numbers(rng, parts, (Kind.INDEX, Kind.SHAPES)),
             "streams": _change_streams,
             "records": _change_records,
             "columns": _change_columns,
@@ -243,10 +243,6 @@ def _change_schema(rng: random.Random, parts: Parts, schema: Schema) -> None:
         return
     value = change_json(rng, json.loads(schema.to_json()))
     parts.contents[place] = dumped(rng, value)
-
-
-def _change_index(rng: random.Random, parts: Parts, schema: Schema) -> None:
-    _change_numbers(rng, parts, (Kind.INDEX, Kind.SHAPES))
 
 
 def _change_streams(rng: random.Random, parts: Parts, schema: Schema) -> None:

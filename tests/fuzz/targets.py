@@ -11,6 +11,7 @@ import os
 import shutil
 import zlib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -325,97 +326,76 @@ def feed_record(content: bytes) -> str:
     return "sound"
 
 
-class LabelsFile:
-    """Reads labels, CSV or JSON Lines by the first byte, and gives them to the files they name."""
-
-    def __init__(self, folder: Path) -> None:
-        self._paths = (folder / "labels.csv", folder / "labels.jsonl")
-
-    def __call__(self, content: bytes) -> str:
-        """Feed one input."""
-        path = self._paths[content[0] % 2 if content else 0]
-        path.write_bytes(content[1:])
-        try:
-            labels = read_labels(str(path))
-            listing = apply_labels(
-                Listing(tuple(Input(n, n, 1, -1) for n in labels), ()), labels, "here"
-            )
-        except ShardioError as error:
-            return outcome_of(error)
-        named = [listing.classes[source.label] for source in listing.inputs]
-        if named != list(labels.values()):
-            raise PromiseBroken("a file has another class than its label says")
-        return "sound" if labels else "empty"
+def feed_labels(folder: Path, content: bytes) -> str:
+    """Read labels, CSV or JSON Lines by the first byte, and give them to the files they name."""
+    path = folder / ("labels.jsonl" if content and content[0] % 2 else "labels.csv")
+    path.write_bytes(content[1:])
+    try:
+        labels = read_labels(str(path))
+        inputs = Listing(tuple(Input(n, n, 1, -1) for n in labels), ())
+        listing = apply_labels(inputs, labels, "here")
+    except ShardioError as error:
+        return outcome_of(error)
+    named = [listing.classes[source.label] for source in listing.inputs]
+    if named != list(labels.values()):
+        raise PromiseBroken("a file has another class than its label says")
+    return "sound" if labels else "empty"
 
 
-class JournalFolder:
-    """Reads what an interrupted conversion left: the plan, or by the first byte a unit's record."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder / "journal"
-        self._folder.mkdir()
-
-    def __call__(self, content: bytes) -> str:
-        """Feed one input."""
-        is_plan = not content or content[0] % 2 == 0
-        (self._folder / (PLAN_FILE if is_plan else RECORD_FILE)).write_bytes(content[1:])
-        try:
-            if not is_plan:
-                return "kept" if read_record(self._folder, Unit(0, 0, ())) else "made anew"
-            if plan := read_plan(self._folder):
-                check_same_settings(plan, {"machine": "x86_64"}, self._folder, "or not")
-        except ShardioError as error:
-            return outcome_of(error)
-        return "sound"
+def feed_journal(folder: Path, content: bytes) -> str:
+    """Read what an interrupted conversion left: the plan, or by the first byte a unit's record."""
+    is_plan = not content or content[0] % 2 == 0
+    (folder / (PLAN_FILE if is_plan else RECORD_FILE)).write_bytes(content[1:])
+    try:
+        if not is_plan:
+            return "kept" if read_record(folder, Unit(0, 0, ())) else "made anew"
+        if plan := read_plan(folder):
+            check_same_settings(plan, {"machine": "x86_64"}, folder, "or not")
+    except ShardioError as error:
+        return outcome_of(error)
+    return "sound"
 
 
-class PartFile:
-    """Reads a list that lies in a part: of shards, or by the first byte of inputs.
+def feed_part(folder: Path, content: bytes) -> str:
+    """Read a list that lies in a part: of shards, or by the first byte of inputs.
 
     The second byte is how many entries a generation says that it has. What is accepted must be in
     the one form it is stored in, and be what the JSON of a generation may list as well.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self._place = folder / "part" / GENERATIONS / "000001.json"
-        self._place.parent.mkdir(parents=True)
-
-    def __call__(self, content: bytes) -> str:
-        """Feed one input."""
-        if len(content) < 2:
-            return "too short"
-        kind, count, stored = (SHARDS, INPUTS)[content[0] % 2], content[1], content[2:]
-        part = ExternalList(self._place.with_suffix(f".{kind}"), "", len(stored), max(1, count))
-        try:
-            known = self._inputs(part, stored) if kind == INPUTS else self._shards(part, stored)
-        except ShardioError as error:
-            return outcome_of(error)
-        if known != stored:
-            raise PromiseBroken(f"a part of {kind} in another than its one form was accepted")
-        return "sound"
-
-    def _shards(self, part: ExternalList, stored: bytes) -> bytes:
-        found = ShardList(part, stored)
-        entries = [found[k] for k in range(len(found))]
-        if parse_shards(describe_shards(entries, {}), self._place) != tuple(found):
-            raise PromiseBroken("shards of a part are others than a generation could list")
-        return pack_shards(entries)
-
-    def _inputs(self, part: ExternalList, stored: bytes) -> bytes:
-        part.path.write_bytes(stored)
-        named = replace(part, id=content_id(stored).hex())
-        return pack_inputs(list(InputList(named)))
+    if len(content) < 2:
+        return "too short"
+    kind, count, stored = (SHARDS, INPUTS)[content[0] % 2], content[1], content[2:]
+    place = folder / "000001.json"
+    part = ExternalList(place.with_suffix(f".{kind}"), "", len(stored), max(1, count))
+    try:
+        if kind == INPUTS:
+            part.path.write_bytes(stored)
+            known = pack_inputs(list(InputList(replace(part, id=content_id(stored).hex()))))
+        else:
+            found = ShardList(part, stored)
+            entries = [found[k] for k in range(len(found))]
+            if parse_shards(describe_shards(entries, {}), place) != tuple(found):
+                raise PromiseBroken("shards of a part are others than a generation could list")
+            known = pack_shards(entries)
+    except ShardioError as error:
+        return outcome_of(error)
+    if known != stored:
+        raise PromiseBroken(f"a part of {kind} in another than its one form was accepted")
+    return "sound"
 
 
 def targets(folder: Path) -> dict[str, Target]:
     """All targets by name; those that need files keep them in `folder`."""
+    journal, part = folder / "journal", folder / "part" / GENERATIONS
+    for place in (journal, part):
+        place.mkdir(parents=True)
     return {
         "shard": ShardFile(folder),
         "dataset": DatasetFolder(folder),
         "schema": feed_schema,
         "record": feed_record,
-        "labels": LabelsFile(folder),
-        "journal": JournalFolder(folder),
-        "part": PartFile(folder),
+        "labels": partial(feed_labels, folder),
+        "journal": partial(feed_journal, journal),
+        "part": partial(feed_part, part),
         "converter": ConverterFiles(folder),
     }
