@@ -75,12 +75,6 @@ def test_fields_are_what_was_given_or_lists_of_values_made_once() -> None:
         batch["other"]
 
 
-def test_rows_beyond_the_batch_are_left_out() -> None:
-    batch = make_batch(n_rows=2)
-    assert batch["note"] == ["", "größe 名前"]
-    assert len(batch["points"]) == len(batch.indices) == len(batch.valid) == 2
-
-
 def test_a_batch_says_where_its_rows_came_from_in_copies() -> None:
     batch = make_batch()
     found = (batch.indices, batch.origins, batch.valid)
