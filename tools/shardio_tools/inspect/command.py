@@ -22,7 +22,6 @@ from shardio_tools.inspect.report import (
     Inspection,
     inspect_dataset,
     inspect_shard,
-    inspect_url,
     is_dataset,
 )
 from shardio_tools.output import (
@@ -52,8 +51,7 @@ def run(options: argparse.Namespace) -> int:
     """Inspect, report, and return the exit code."""
     check_picture_options(options)
     is_folder = is_url(options.path) or is_dataset(options.path)
-    look = inspect_dataset if is_folder else inspect_shard
-    found = (inspect_url if is_url(options.path) else look)(options.path, options.sample)
+    found = (inspect_dataset if is_folder else inspect_shard)(options.path, options.sample)
     add_pictures(found, options)
     if options.json:
         print_json(found.as_json())

@@ -34,26 +34,15 @@ _CHANNELS: Final = (1, 3)
 class FrameSequence:
     """The frames of a value: `n` frames, or one picture if `is_still`.
 
-    `size` is the size of the first frame. `take` yields frames by number, scaled to a size.
-    `times_s` has the frames' times in seconds from any origin; None if they are unknown.
+    `size` is the size of the first frame. `take` yields frames by number, scaled to a size. `rate`
+    is the number of frames per second.
     """
 
     n: int
     is_still: bool
     size: Size
     take: Callable[[Sequence[int], Size], Iterator[Frame]]
-    times_s: npt.NDArray[np.float64] | None = None
-
-    def durations_s(self, numbers: Sequence[int]) -> list[float]:
-        """Return the duration of each frame; the last duration repeats the one before."""
-        if self.times_s is None:
-            times = np.asarray(numbers, np.float64) / RATE
-        else:
-            times = self.times_s[np.asarray(numbers, np.int64)]
-        gaps = np.diff(times)
-        last = gaps[-1] if len(gaps) else 1 / RATE
-        found: list[float] = np.maximum([*gaps, last], 0).tolist()
-        return found
+    rate: float = RATE
 
 
 def holds_pictures(kind: Any) -> bool:
@@ -91,26 +80,21 @@ def _layout(shape: Sequence[int | None]) -> str | None:
     return layout if all(side is None or side >= _SMALLEST for side in sides) else None
 
 
-def frames_of(
-    value: Any, kind: Any, times_s: npt.NDArray[np.float64] | None = None
-) -> FrameSequence:
-    """Return the frames of a value.
+def frames_of(value: Any, kind: Any, rate: float = RATE) -> FrameSequence:
+    """Return the frames of a value from a reader, whose data is read when frames are taken.
 
-    Args:
-        value: a value from a reader; its data is read when frames are taken.
-        kind: the type of its field, which holds pictures or may hold picture files.
-        times_s: the time of each frame, if another field has them.
+    `kind` is the type of a field that holds pictures or may hold picture files. `rate` is the
+    number of frames per second, except for videos, which know it.
     """
     if kind.medium == "video":
-        return FrameSequence(
-            value.n_frames,
-            is_still=False,
-            size=(value.height, value.width),
-            take=partial(_from_video, value),
-            times_s=_times_s(value),
-        )
+        size, take = (value.height, value.width), partial(_from_video, value)
+        elapsed_s = float(value.duration * value.time_base)
+        rate = value.n_frames / elapsed_s if value.n_frames and elapsed_s > 0 else RATE
+        return FrameSequence(value.n_frames, False, size, take, rate)
     if kind.item:
-        return _frames_of_list(value, times_s)
+        return FrameSequence(
+            len(value), False, _size_of_list(value), partial(_from_items, value), rate
+        )
     if kind.medium == "image" or can_hold_files(kind):
         return FrameSequence(1, True, _encoded_size(value), partial(_from_items, [value]))
     pixels = np.asarray(value)
@@ -123,22 +107,20 @@ def frames_of(
     items = pixels[np.newaxis] if is_still else pixels
     n_frames = len(items) if items.size else 0
     height, width = items.shape[1:3]
-    return FrameSequence(n_frames, is_still, (height, width), partial(_from_items, items), times_s)
+    return FrameSequence(n_frames, is_still, (height, width), partial(_from_items, items), rate)
 
 
-def _frames_of_list(value: Sequence[Any], times_s: npt.NDArray[np.float64] | None) -> FrameSequence:
-    """Return the frames of a list: arrays of pixels, or the bytes of picture files."""
-    size, failure = None, None
+def _size_of_list(value: Sequence[Any]) -> Size:
+    """Return the size of the first undamaged picture; raise the first error if all are damaged."""
+    first_error: shardio.DataError | None = None
     for item in value:
         try:
-            size = _item_size(item)
+            return _item_size(item)
         except shardio.DataError as error:
-            failure = failure or error
-        else:
-            break
-    if size is None and failure is not None:
-        raise failure
-    return FrameSequence(len(value), False, size or (0, 0), partial(_from_items, value), times_s)
+            first_error = first_error or error
+    if first_error is not None:
+        raise first_error
+    return 0, 0
 
 
 def _item_size(item: npt.NDArray[Any]) -> Size:
@@ -157,30 +139,13 @@ def _as_bytes(data: Any) -> bytes:
     return bytes(data) if isinstance(data, bytes) else np.ascontiguousarray(data).tobytes()
 
 
-def _times_s(stream: shardio.EncodedStream) -> npt.NDArray[np.float64] | None:
-    """Return the times of a video's frames; evenly spaced ones if some packets show no frame."""
-    n, tick_s = stream.n_frames, float(stream.time_base)
-    if len(stream.packets) == n:
-        return _from_zero(np.sort(stream.packets["pts"]), tick_s)
-    if not stream.duration or not 0 < n < len(stream.packets):
-        return None
-    return _from_zero(np.arange(n), stream.duration * tick_s / n)
-
-
-def clip_times_s(
-    pts: npt.NDArray[Any] | None, time_base: npt.NDArray[Any] | None
-) -> npt.NDArray[np.float64] | None:
-    """Return the times of a clip's frames, from the two fields that a conversion stores."""
+def clip_rate(pts: npt.NDArray[Any] | None, time_base: npt.NDArray[Any] | None) -> float:
+    """Return the mean number of frames per second, from the two fields that a conversion stores."""
     if pts is None or time_base is None or np.ndim(pts) != 1 or np.shape(time_base) != (2,):
-        return None
-    if min(time_base) < 1:
-        return None
-    return _from_zero(pts, int(time_base[0]) / int(time_base[1]))
-
-
-def _from_zero(ticks: npt.NDArray[Any], tick_s: float) -> npt.NDArray[np.float64]:
-    found: npt.NDArray[np.float64] = (ticks - ticks[:1]).astype(np.float64) * tick_s
-    return found
+        return RATE
+    if len(pts) < 2 or pts[-1] <= pts[0] or min(time_base) < 1:
+        return RATE
+    return (len(pts) - 1) * int(time_base[1]) / (int(time_base[0]) * int(pts[-1] - pts[0]))
 
 
 def _from_video(

@@ -193,14 +193,14 @@ def encoded_still(pixels: Pixels, suffix: str) -> bytes:
     return out.getvalue()
 
 
-def encoded_animation(frames: Sequence[Pixels], durations_s: Sequence[float], suffix: str) -> bytes:
+def encoded_animation(frames: Sequence[Pixels], rate: float, suffix: str) -> bytes:
     """Encode RGB frames of one size as the format of `suffix`, one of `MOVING`.
 
-    Durations are exact to the millisecond (GIF: to 10 ms). GIF, WebP and PNG loop.
+    `rate` is the number of frames per second. GIF, WebP and PNG loop.
     """
-    durations = [max(_SHORTEST_MS, round(duration * 1000)) for duration in durations_s]
+    duration_ms = max(_SHORTEST_MS, round(1000 / rate))
     if suffix == ".mp4":
-        return _encoded_film(frames, durations)
+        return _encoded_film(frames, duration_ms)
     out, kind = io.BytesIO(), STILLS[suffix]
     first, *others = map(quantized if kind == "GIF" else image_of, frames)
     first.save(
@@ -208,14 +208,14 @@ def encoded_animation(frames: Sequence[Pixels], durations_s: Sequence[float], su
         kind,
         save_all=True,
         append_images=others,
-        duration=durations,
+        duration=duration_ms,
         loop=0,
         **_OPTIONS.get(kind, {}),
     )
     return out.getvalue()
 
 
-def _encoded_film(frames: Sequence[Pixels], durations: Sequence[int]) -> bytes:
+def _encoded_film(frames: Sequence[Pixels], duration_ms: int) -> bytes:
     """Encode frames with even sides as H.264, or MPEG-4 if FFmpeg was built without x264."""
     import av
 
@@ -226,13 +226,11 @@ def _encoded_film(frames: Sequence[Pixels], durations: Sequence[int]) -> bytes:
         stream.height, stream.width = frames[0].shape[:2]
         stream.pix_fmt = "yuv420p"
         stream.codec_context.time_base = Fraction(1, 1000)
-        start = 0
-        for pixels, duration in zip(frames, durations, strict=True):
+        for i, pixels in enumerate(frames):
             frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
-            frame.pts, frame.time_base = start, Fraction(1, 1000)
-            frame.duration = duration
+            frame.pts, frame.time_base = i * duration_ms, Fraction(1, 1000)
+            frame.duration = duration_ms
             container.mux(stream.encode(frame))
-            start += duration
         container.mux(stream.encode(None))
     return out.getvalue()
 

@@ -6,7 +6,6 @@ Options are checked before anything is read. Damage becomes a finding; the reada
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
@@ -20,7 +19,7 @@ from shardio_tools.inspect.frames import (
     Samples,
     Size,
     can_hold_files,
-    clip_times_s,
+    clip_rate,
     frames_of,
     holds_pictures,
     open_samples,
@@ -95,25 +94,23 @@ def check_picture_options(options: argparse.Namespace) -> None:
     if options.side is not None and not 8 <= options.side <= MAX_SIDE:
         raise shardio.InvalidArgument(f"--side must be from 8 to {MAX_SIDE}; found {options.side}")
     most = MAX_PIXELS // (options.side or TILE_SIDE) ** 2
-    if options.sheet and not 1 <= options.count <= most:
+    if options.sheet is not None and not 1 <= options.count <= most:
         raise shardio.InvalidArgument(
             f"--count must be from 1 to {most:,} for tiles of this --side; found {options.count}"
         )
-    for target in filter(None, (options.image, options.sheet)):
+    targets = [path for path in (options.image, options.sheet) if path is not None]
+    for target in targets:
         check_target(target, options.path, may_replace=options.overwrite)
-    if options.sheet and suffix_of(options.sheet) not in STILLS:
+    if options.sheet is not None and suffix_of(options.sheet) not in STILLS:
         raise shardio.InvalidArgument(
             f"{options.sheet}: a sheet must be one of {', '.join(STILLS)}"
         )
-    if options.image or options.sheet:
+    if targets:
         pillow_image()
 
 
 def _check_together(options: argparse.Namespace) -> None:
     """Check that no two options exclude each other, and that no option lacks one that it needs."""
-    for name in ("image", "sheet"):
-        if getattr(options, name) == "":
-            raise shardio.InvalidArgument(f"--{name}: expected the name of a file, found none")
     for names, needed in _NEEDS.items():
         is_met = any(getattr(options, other) for other in needed)
         for name in () if is_met else names:
@@ -123,9 +120,6 @@ def _check_together(options: argparse.Namespace) -> None:
                 raise shardio.InvalidArgument(f"--{name} needs {targets}")
     if options.frame is not None and options.clip is not None:
         raise shardio.InvalidArgument("--frame and --clip exclude each other")
-    if options.image and options.sheet:
-        if os.path.realpath(options.image) == os.path.realpath(options.sheet):
-            raise shardio.InvalidArgument(f"{options.image}: given for both --image and --sheet")
 
 
 def _parse_slice(text: str) -> slice:
@@ -161,8 +155,8 @@ class FieldViewer:
         value = value_of(self.samples, number, self.name)
         if value is None:
             return FrameSequence(0, True, (0, 0), lambda numbers, size: iter(()))
-        times_s = clip_times_s(*(self._other_field(number, name) for name in ("pts", "time_base")))
-        return frames_of(value, self.samples.schema[self.name], times_s)
+        rate = clip_rate(*(self._other_field(number, name) for name in ("pts", "time_base")))
+        return frames_of(value, self.samples.schema[self.name], rate)
 
     def _other_field(self, number: int, name: str) -> Any:
         """Return another field of a sample; None if missing or damaged."""
@@ -313,18 +307,17 @@ def _write_image(
     frames: FrameSequence,
     numbers: Sequence[int],
 ) -> Facts | None:
-    """Write frames of a sample as a picture, animation or sheet; return None if all are damaged."""
-    path = options.image or ""
-    suffix = suffix_of(path)
+    """Write frames of a sample as a picture or animation; return None if all are damaged."""
+    path, suffix = options.image, suffix_of(options.image)
     is_still = frames.is_still or options.frame is not None
-    if is_still and suffix not in STILLS:
+    if suffix not in (STILLS if is_still else MOVING):
         raise shardio.InvalidArgument(
             f"{path}: a single picture must be one of {', '.join(STILLS)}"
+            if is_still
+            else f"{path}: an animation must be one of {', '.join(MOVING)}; --frame N writes one "
+            "picture"
         )
-    if not is_still and suffix not in MOVING:
-        numbers, side = spread(numbers, COUNT), options.side or TILE_SIDE
-    else:
-        side = options.side or (MAX_SIDE if is_still else MOVING_SIDE)
+    side = options.side or (MAX_SIDE if is_still else MOVING_SIDE)
     size = _even(within(frames.size, side)) if suffix == ".mp4" else within(frames.size, side)
     if not is_still and len(numbers) * size[0] * size[1] > MAX_PIXELS:
         raise shardio.InvalidArgument(
@@ -334,15 +327,12 @@ def _write_image(
     intact = viewer.intact(number, frames.take(numbers, size))
     if all(one is None for one in intact):
         return None
+    drawn = [placeholder(size) if one is None else one for one in intact]
     if is_still:
-        (pixels,) = _with_placeholders(intact)
-        data = encoded_still(pixels, suffix)
-    elif suffix in MOVING:
-        data = encoded_animation(_with_placeholders(intact), frames.durations_s(numbers), suffix)
+        data = encoded_still(drawn[0], suffix)
     else:
-        tiles = [_tile(str(n), one) for n, one in zip(numbers, intact, strict=True)]
-        pixels = draw_sheet(tiles, side)
-        size, data = (pixels.shape[0], pixels.shape[1]), encoded_still(pixels, suffix)
+        stride = numbers[1] - numbers[0] if len(numbers) > 1 else 1
+        data = encoded_animation(drawn, frames.rate / stride, suffix)
     write_whole(path, data, may_replace=options.overwrite)
     found: Facts = {"path": path, "field": viewer.name, "sample": number}
     if not frames.is_still:
@@ -354,12 +344,6 @@ def _write_image(
 def _even(size: Size) -> Size:
     """Return a size with even sides, as chroma subsampling requires."""
     return max(2, size[0] - size[0] % 2), max(2, size[1] - size[1] % 2)
-
-
-def _with_placeholders(intact: Sequence[Pixels | None]) -> list[Pixels]:
-    """Return frames of one size, with placeholders for damaged ones; one must be undamaged."""
-    height, width = next(one.shape[:2] for one in intact if one is not None)
-    return [placeholder((height, width)) if one is None else one for one in intact]
 
 
 def _tile(caption: str, pixels: Pixels | None) -> Tile:

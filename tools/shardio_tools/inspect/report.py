@@ -6,7 +6,8 @@ Damage becomes a finding; the readable parts are reported.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -17,6 +18,7 @@ import numpy.typing as npt
 import shardio
 from shardio.errors import DatasetNotFound, ShardNotFound
 from shardio.maintenance import Finding, Survey, survey_shard
+from shardio_tools.arguments import is_url
 
 N_VALUES: Final = 8
 """Number of array values to show."""
@@ -198,54 +200,98 @@ def inspect_shard(path: str, sample: int | None) -> Inspection:
 
 
 def inspect_dataset(path: str, sample: int | None) -> Inspection:
-    """Inspect a dataset, its shards, and its first or the given sample."""
+    """Inspect a dataset, its shards, and its first or the given sample.
+
+    If the dataset is in an object store, only the shard of that sample is read.
+    """
     inspection = Inspection(facts={"dataset": path})
-    in_folder = sorted(n for n in os.listdir(path) if n.endswith(".shard"))
-    try:
-        dataset = inspection.attempt(path, partial(shardio.open, path))
-    except DatasetNotFound as error:
-        if not in_folder:
-            raise
-        inspection.findings.append(_finding(path, error))
-        dataset = None
-    if dataset is None:
-        # No generation can be opened: report the shards in the folder instead.
-        surveys = _surveys(inspection, path, in_folder)
-        schema = next((survey.schema for survey in surveys.values() if survey.schema), None)
-        inspection.facts["schema"] = schema_facts(schema)
+    if (dataset := _open_dataset(inspection, path)) is None:
         return inspection
     with dataset:
         inspection.facts |= dataset_facts(inspection, dataset)
         groups = {"": dataset.shards, **dataset.column_groups}
-        surveys = _surveys(inspection, path, [s.name for group in groups.values() for s in group])
-        for side, shards in groups.items():
-            listed = [surveys[shard.name] for shard in shards if shard.name in surveys]
-            _list(inspection.facts, side, listed)
-            schema = _schema_of(dataset, side)
-            for shard in shards:
-                if survey := surveys.get(shard.name):
-                    inspection.findings += _disagreements(survey, shard, schema)
-        inspection.bad_files = {finding.path for finding in inspection.findings}
-        if not inspection.findings:
-            inspection.facts |= _samples_by_class(inspection, dataset)
+        if is_url(path):
+            listed = {side: [*map(_recorded_facts, shards)] for side, shards in groups.items()}
+        else:
+            listed = _inspect_shards(inspection, dataset, groups)
+        inspection.facts["shards"] = listed.pop("")
+        if listed:
+            inspection.facts["column_groups"] = listed
         row = checked_row(path, sample, len(dataset))
         if row is not None:
             inspection.facts["sample"] = dataset_sample(inspection, dataset, row)
     return inspection
 
 
+def _open_dataset(inspection: Inspection, path: str) -> shardio.ShardDataset | None:
+    """Open a dataset. If no generation can be read, describe the shards in the folder instead."""
+    if is_url(path):
+        if path.endswith(".shard"):
+            raise shardio.InvalidArgument(
+                f"{path}: cannot inspect one shard in a store; inspect its dataset: shardio "
+                f"inspect {path.rpartition('/')[0]}"
+            )
+        return shardio.open(path)
+    in_folder = sorted(n for n in os.listdir(path) if n.endswith(".shard"))
+    dataset: shardio.ShardDataset | None = None
+    try:
+        dataset = inspection.attempt(path, partial(shardio.open, path))
+    except DatasetNotFound as error:
+        if not in_folder:
+            raise
+        inspection.findings.append(_finding(path, error))
+    if dataset is None:
+        surveys = _surveys(inspection, path, in_folder).values()
+        schema = next((survey.schema for survey in surveys if survey.schema), None)
+        inspection.facts["schema"] = schema_facts(schema)
+        inspection.facts["shards"] = [*map(shard_facts, surveys)]
+    return dataset
+
+
+def _inspect_shards(
+    inspection: Inspection, dataset: shardio.ShardDataset, groups: Mapping[str, Any]
+) -> dict[str, list[Facts]]:
+    """Return the facts about the shards of each group; count the samples of the classes.
+
+    A group is named after its added column; "" are the shards of all other fields.
+    """
+    names = [shard.name for shards in groups.values() for shard in shards]
+    surveys = _surveys(inspection, dataset.path, names)
+    for side, shards in groups.items():
+        fields = [side] if side else [name for name in dataset.schema if name not in groups]
+        schema = shardio.Schema({name: dataset.schema[name] for name in fields})
+        for shard in shards:
+            if survey := surveys.get(shard.name):
+                inspection.findings += _disagreements(survey, shard, schema)
+    inspection.bad_files = {finding.path for finding in inspection.findings}
+    if not inspection.findings:
+        inspection.facts |= _samples_by_class(inspection, dataset)
+    return {
+        side: [shard_facts(surveys[shard.name]) for shard in shards if shard.name in surveys]
+        for side, shards in groups.items()
+    }
+
+
+def _recorded_facts(shard: Any) -> Facts:
+    """Return the facts that a generation records about a shard."""
+    return {
+        "name": shard.name,
+        "samples": shard.n_samples,
+        "bytes": shard.n_bytes,
+        "id": shard.id,
+        "is_readable": True,
+    }
+
+
 def dataset_facts(inspection: Inspection, dataset: shardio.ShardDataset) -> Facts:
     """Return the facts in a generation, without inputs if their list is damaged."""
-    outcomes: dict[str, int] = {}
-    sides = dataset.column_groups
     inputs = inspection.attempt(dataset.path, lambda: tuple(dataset.inputs)) or ()
-    for entry in inputs:
-        outcomes[entry["outcome"]] = outcomes.get(entry["outcome"], 0) + 1
+    sides = dataset.column_groups.values()
     return {
         "generation": dataset.generation,
         "lineage": dataset.lineage,
         "samples": len(dataset),
-        "bytes": sum(s.n_bytes for group in (dataset.shards, *sides.values()) for s in group),
+        "bytes": sum(s.n_bytes for group in (dataset.shards, *sides) for s in group),
         "schema": schema_facts(dataset.schema),
         "classes": dict.fromkeys(dataset.classes),
         "converter": dict(dataset.converter),
@@ -253,7 +299,7 @@ def dataset_facts(inspection: Inspection, dataset: shardio.ShardDataset) -> Fact
         "subsets": dict(dataset.subsets),
         "stats": dict(dataset.stats),
         "operation": dict(dataset.operation),
-        "outcomes": outcomes,
+        "outcomes": dict(Counter(entry["outcome"] for entry in inputs)),
         "without_samples": [dict(e) for e in inputs if not e.get("samples")],
     }
 
@@ -266,25 +312,7 @@ def _surveys(inspection: Inspection, folder: str, names: list[str]) -> dict[str,
         if survey is not None:
             inspection.findings += survey.findings
             surveys[name] = survey
-    _list(inspection.facts, "", list(surveys.values()))
     return surveys
-
-
-def _list(facts: Facts, side: str, surveys: list[Survey]) -> None:
-    """Add shards to the facts; `side` is their added column, "" for shards of other fields."""
-    listed = [shard_facts(survey) for survey in surveys]
-    if side:
-        facts.setdefault("column_groups", {})[side] = listed
-    else:
-        facts["shards"] = listed
-
-
-def _schema_of(dataset: shardio.ShardDataset, side: str) -> shardio.Schema:
-    """Return the expected schema of shards; `side` is their added column, "" for other fields."""
-    names = (
-        [side] if side else [name for name in dataset.schema if name not in dataset.column_groups]
-    )
-    return shardio.Schema({name: dataset.schema[name] for name in names})
 
 
 def _disagreements(survey: Survey, named: Any, schema: shardio.Schema) -> list[Finding]:
@@ -323,10 +351,7 @@ def _samples_by_class(inspection: Inspection, dataset: shardio.ShardDataset) -> 
         inside = labels[(labels >= 0) & (labels < len(names))]
         found += np.bincount(inside.astype(np.int64), minlength=len(names))
         n_without += len(labels) - len(inside)
-    counts = dict.fromkeys(names, 0)
-    for name, n in zip(names, found.tolist(), strict=True):
-        counts[name] += n
-    return {"classes": counts, "without_class": n_without}
+    return {"classes": dict(zip(names, found.tolist(), strict=True)), "without_class": n_without}
 
 
 def _labels(dataset: shardio.ShardDataset, shard: int) -> npt.NDArray[Any]:
@@ -370,40 +395,3 @@ def sample_facts(inspection: Inspection, reader: shardio.ShardReader, row: int) 
         fields[name] = None if read is None else value_facts(read[name], kind)
     shard = os.path.basename(reader.path)
     return {"sample": row, "shard": shard, "row": row, "fields": fields}
-
-
-def inspect_url(url: str, sample: int | None) -> Inspection:
-    """Inspect the metadata of a dataset in a store, and its first or the given sample.
-
-    Only the shard of that sample is read.
-    """
-    if url.endswith(".shard"):
-        folder = url.rpartition("/")[0]
-        raise shardio.InvalidArgument(
-            f"{url}: cannot inspect one shard in a store; inspect its dataset: shardio inspect "
-            f"{folder}"
-        )
-    inspection = Inspection(facts={"dataset": url})
-    with shardio.open(url) as dataset:
-        inspection.facts |= dataset_facts(inspection, dataset)
-        inspection.facts["shards"] = _listed(dataset.shards)
-        for name, beside in dataset.column_groups.items():
-            inspection.facts.setdefault("column_groups", {})[name] = _listed(beside)
-        row = checked_row(url, sample, len(dataset))
-        if row is not None:
-            inspection.facts["sample"] = dataset_sample(inspection, dataset, row)
-    return inspection
-
-
-def _listed(shards: Iterable[Any]) -> list[Facts]:
-    """Return the dataset's facts about its shards, without reading the shards."""
-    return [
-        {
-            "name": shard.name,
-            "samples": shard.n_samples,
-            "bytes": shard.n_bytes,
-            "id": shard.id,
-            "is_readable": True,
-        }
-        for shard in shards
-    ]
