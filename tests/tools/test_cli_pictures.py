@@ -20,7 +20,7 @@ import shardio
 from shardio import Array, Bytes, Image, List, ShardReader, Text, Video
 from shardio.media import ClipDecoder, StreamEncoder, decode_image, encode_jpeg, pillow_image
 from shardio_tools.inspect import image_files, render
-from shardio_tools.inspect.image_files import CAPTION, GAP, Tile, draw_sheet
+from shardio_tools.inspect.image_files import CAPTION, GAP, draw_sheet
 from tests.pictures_seen import (
     MARK,
     N_CLIPS,
@@ -355,7 +355,7 @@ def test_a_sheet_shows_samples_with_numbers_and_classes(
     drawn = pixels(out)
     # 24 x 16 pixels, six times as large.
     expected = draw_sheet(
-        [Tile(f"{i}  {'dog' if i % 2 else 'cat'}", clip(i)[3]) for i in range(7)], 160
+        [(f"{i}  {'dog' if i % 2 else 'cat'}", clip(i)[3]) for i in range(7)], 160
     )
     assert np.array_equal(drawn, expected)
     one, caption = tile(drawn, 1, 4, 144)
@@ -380,7 +380,7 @@ def test_captions_are_escaped_and_shortened() -> None:
     picture = np.zeros((96, 96, 3), np.uint8)
 
     def caption(text: str) -> Pixels:
-        return tile(draw_sheet([Tile(text, picture)], 96), 0, 1, 96)[1]
+        return tile(draw_sheet([(text, picture)], 96), 0, 1, 96)[1]
 
     assert np.array_equal(caption("a\x1b\n"), caption(r"a\x1b\n"))
     assert np.array_equal(caption("猫"), caption(r"\u732b"))

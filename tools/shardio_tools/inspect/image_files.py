@@ -14,7 +14,6 @@ import math
 import os
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -29,7 +28,6 @@ from shardio_tools.output import escaped
 if TYPE_CHECKING:
     from av import VideoStream
     from PIL.Image import Image
-    from PIL.ImageDraw import ImageDraw
     from PIL.ImageFont import FreeTypeFont, ImageFont
 
 GAP: Final = 4
@@ -43,47 +41,30 @@ _WIDE: Final = 1.5
 _PAPER, _INK, _MARK, _EMPTY = (24, 24, 24), (225, 225, 225), (224, 64, 48), (60, 60, 60)
 
 
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """A tile of a sheet: a picture, or a note if there is none; damage is crossed out."""
+def draw_sheet(tiles: Sequence[tuple[str, Pixels | None]], side: int) -> Pixels:
+    """Draw tiles of at most `side` x `side` pixels in rows; return RGB pixels.
 
-    caption: str
-    pixels: Pixels | None = None
-    note: str = ""
-    is_damaged: bool = False
-
-
-def columns_of(n_tiles: int) -> int:
-    """Return the number of columns for a sheet of a pleasant aspect ratio, wider than high."""
-    return max(1, min(n_tiles, math.ceil(math.sqrt(n_tiles * _WIDE))))
-
-
-def draw_sheet(tiles: Sequence[Tile], side: int) -> Pixels:
-    """Draw tiles of at most `side` x `side` pixels in rows, with captions below; return RGB pixels.
-
-    Small pictures are enlarged by an integer factor; tiles are as large as the largest picture.
+    A tile is a caption and a picture, or None, which is crossed out. Small pictures are enlarged by
+    an integer factor; all tiles are as large as the largest picture.
     """
     image = pillow_image()
     from PIL import ImageDraw
 
-    pictures = [None if t.pixels is None else enlarged(t.pixels, side) for t in tiles]
+    pictures = [None if pixels is None else enlarged(pixels, side) for _, pixels in tiles]
     largest = max((max(one.shape[:2]) for one in pictures if one is not None), default=0)
     side = min(side, max(largest, _MIN_SIDE))
-    n_columns = columns_of(len(tiles))
+    n_columns = max(1, min(len(tiles), math.ceil(math.sqrt(len(tiles) * _WIDE))))
     n_rows = -(-len(tiles) // n_columns)
     step = side + GAP, side + GAP + CAPTION
     canvas = image.new("RGB", (GAP + n_columns * step[0], GAP + n_rows * step[1]), _PAPER)
     draw = ImageDraw.Draw(canvas)
-    for i, (tile, pixels) in enumerate(zip(tiles, pictures, strict=True)):
+    for i, ((caption, _), found) in enumerate(zip(tiles, pictures, strict=True)):
+        pixels = placeholder((side, side)) if found is None else found
         left = GAP + i % n_columns * step[0]
         top = GAP + i // n_columns * step[1]
-        if pixels is None:
-            _draw_note(draw, tile, left, top, side)
-        else:
-            height, width = pixels.shape[:2]
-            place = left + (side - width) // 2, top + (side - height) // 2
-            canvas.paste(image_of(pixels), place)
-        draw.text((left, top + side + 1), _written(tile.caption, side), _INK, _font())
+        height, width = pixels.shape[:2]
+        canvas.paste(image_of(pixels), (left + (side - width) // 2, top + (side - height) // 2))
+        draw.text((left, top + side + 1), _written(caption, side), _INK, _font())
     return np.asarray(canvas)
 
 
@@ -92,7 +73,11 @@ def placeholder(size: Size) -> Pixels:
     canvas = pillow_image().new("RGB", (size[1], size[0]), _EMPTY)
     from PIL import ImageDraw
 
-    _cross(ImageDraw.Draw(canvas), 0, 0, size[1] - 1, size[0] - 1)
+    draw, right, bottom = ImageDraw.Draw(canvas), size[1] - 1, size[0] - 1
+    width = max(1, min(right, bottom) // 40)
+    draw.line((0, 0, right, bottom), fill=_MARK, width=width)
+    draw.line((0, bottom, right, 0), fill=_MARK, width=width)
+    draw.rectangle((0, 0, right, bottom), outline=_MARK, width=width)
     return np.asarray(canvas)
 
 
@@ -100,22 +85,6 @@ def enlarged(pixels: Pixels, side: int) -> Pixels:
     """Enlarge pixels by the largest integer factor that keeps the longest side within `side`."""
     factor = side // max(pixels.shape[:2])
     return pixels if factor < 2 else pixels.repeat(factor, axis=0).repeat(factor, axis=1)
-
-
-def _draw_note(draw: ImageDraw, tile: Tile, left: int, top: int, side: int) -> None:
-    right, bottom = left + side - 1, top + side - 1
-    draw.rectangle((left, top, right, bottom), fill=_EMPTY)
-    if tile.is_damaged:
-        _cross(draw, left, top, right, bottom)
-    place = left + GAP, top + GAP
-    draw.text(place, _written(tile.note, side - 2 * GAP), _INK, _font())
-
-
-def _cross(draw: ImageDraw, left: int, top: int, right: int, bottom: int) -> None:
-    width = max(1, min(right - left, bottom - top) // 40)
-    draw.line((left, top, right, bottom), fill=_MARK, width=width)
-    draw.line((left, bottom, right, top), fill=_MARK, width=width)
-    draw.rectangle((left, top, right, bottom), outline=_MARK, width=width)
 
 
 def _written(text: str, width: int) -> str:

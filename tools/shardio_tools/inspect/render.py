@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
+
 import shardio
 from shardio.media import pillow_image
 from shardio_tools.inspect.frames import (
@@ -30,7 +32,6 @@ from shardio_tools.inspect.frames import (
 from shardio_tools.inspect.image_files import (
     MOVING,
     STILLS,
-    Tile,
     check_target,
     draw_sheet,
     encoded_animation,
@@ -346,12 +347,6 @@ def _even(size: Size) -> Size:
     return max(2, size[0] - size[0] % 2), max(2, size[1] - size[1] % 2)
 
 
-def _tile(caption: str, pixels: Pixels | None) -> Tile:
-    if pixels is None:
-        return Tile(caption, note="damaged", is_damaged=True)
-    return Tile(caption, pixels)
-
-
 def _write_sheet(viewer: FieldViewer, options: argparse.Namespace, path: str) -> Facts:
     numbers = spread(range(len(viewer.samples)), options.count)
     if not numbers:
@@ -366,20 +361,20 @@ def _write_sheet(viewer: FieldViewer, options: argparse.Namespace, path: str) ->
         "samples": list(numbers),
         "height": pixels.shape[0],
         "width": pixels.shape[1],
-        "damaged": [n for n, tile in zip(numbers, tiles, strict=True) if tile.is_damaged],
+        "damaged": [n for n, (_, one) in zip(numbers, tiles, strict=True) if one is None],
     }
 
 
-def _sample_tile(viewer: FieldViewer, number: int, side: int) -> Tile:
-    """Return the tile of a sample: its picture, or its middle frame."""
+def _sample_tile(viewer: FieldViewer, number: int, side: int) -> tuple[str, Pixels | None]:
+    """Return the caption of a sample and its picture or middle frame; None if it is damaged."""
     caption = viewer.caption(number)
     frames = viewer.frames(number)
     if frames is None:
-        return _tile(caption, None)
+        return caption, None
     if not frames.n:
-        return Tile(caption, note="none")
+        return f"{caption}  none", np.zeros((1, 1, 3), np.uint8)
     (pixels,) = viewer.intact(number, frames.take([frames.n // 2], within(frames.size, side)))
-    return _tile(caption, pixels)
+    return caption, pixels
 
 
 def spread(items: Sequence[int], n: int) -> Sequence[int]:
