@@ -30,7 +30,7 @@ from shardio_tools.arguments import (
     engine_options,
     named_once,
 )
-from shardio_tools.output import StepProgress, escaped, print_report, utf8_name
+from shardio_tools.output import StepProgress, escaped, print_report, shorten, utf8_name
 
 Kind = shardio.Array | shardio.Bytes | shardio.Json | shardio.List | shardio.Text
 
@@ -144,10 +144,8 @@ def _text_values(path: str, name: str, field: Kind) -> Iterator[Any]:
             raise InvalidArgument(f"{path}: not UTF-8: {what}") from error
         except InvalidArgument:
             raise
-        except _OutOfRange as error:
-            raise InvalidArgument(f"{path}, line {line}: {error}") from error
         except (ValueError, RecursionError) as error:
-            what = f"{_shown(text)} is not a value of {name}" if is_csv else f"not JSON: {error}"
+            what = f"{_shown(text.strip())} is not a value of {name}: {shorten(str(error))}"
             raise InvalidArgument(f"{path}, line {line}: {what}") from error
 
 
@@ -192,27 +190,20 @@ def _from_text(field: Kind) -> Callable[[str], Any] | None:
     return _real if is_real else lambda text: int(_digits(text))
 
 
-class _OutOfRange(ValueError):
-    """A number that float64 can only represent as infinity or 0."""
-
-
 def _real(text: str) -> float:
-    """Return the nearest float64; raise _OutOfRange for a finite number outside of its range."""
+    """Return the nearest float64; raise ValueError for a finite number outside of its range."""
     value = float(_digits(text))
     is_zero = not text.lower().partition("e")[0].strip("+-0. ")
     is_infinite = "n" in text.lower()
     if (value == 0 and not is_zero) or (math.isinf(value) and not is_infinite):
-        raise _OutOfRange(
-            f"expected a number in the range of float64, found {_shown(text)}, which would become "
-            f"{value}; store the number as text"
-        )
+        raise ValueError(f"{_shown(text)} is outside of the range of float64; store it as text")
     return value
 
 
 def _digits(text: str) -> str:
     """Return the text; raise ValueError for notations that only Python accepts, such as 1_000."""
     if "_" in text or not text.isascii():
-        raise ValueError(text)
+        raise ValueError("expected an ASCII number without underscores")
     return text
 
 
@@ -223,7 +214,7 @@ def _shown(text: str) -> str:
 
 def _truth(text: str) -> bool:
     if (found := _TRUTH.get(text.lower())) is None:
-        raise ValueError(text)
+        raise ValueError(f"expected one of {', '.join(_TRUTH)}")
     return found
 
 

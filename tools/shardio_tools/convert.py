@@ -14,14 +14,13 @@ from typing import Any
 import shardio
 from shardio.conversion import known_kinds
 from shardio.measuring import StoredReport, measure_stored
-from shardio_tools import convert_report
 from shardio_tools.arguments import (
     add_engine_arguments,
     add_output_arguments,
     engine_options,
     is_url,
 )
-from shardio_tools.convert_report import describe_stored, stored_json
+from shardio_tools.convert_report import describe_report, no_samples_line, report_as_json
 from shardio_tools.converter_options import add_converter_options, given_options
 from shardio_tools.output import (
     ProgressLine,
@@ -133,17 +132,15 @@ def run(options: argparse.Namespace) -> int:
         for source in (*report.modified, *report.broken):
             print_error(f"{source.outcome}: {escaped(source.name)}: {escaped(source.reason)}")
         if not report.generation:
-            print_error(convert_report.no_samples_line(report))
+            print_error(no_samples_line(report))
         return code
     stored = _measured(report, options)
     if options.json:
-        print_json({**convert_report.report_as_json(report), **stored_json(report, stored)})
+        print_json(report_as_json(report, stored))
     else:
-        *before, last = convert_report.describe_report(
-            report, has_file=options.labels is not None, appends=options.append
-        )
-        after = (*convert_report.field_lines(report), *describe_stored(report, stored), last)
-        print_out("\n".join((*before, *after)))
+        has_labels = options.labels is not None
+        lines = describe_report(report, stored, has_label_file=has_labels, appends=options.append)
+        print_out("\n".join(lines))
     return code
 
 

@@ -22,26 +22,29 @@ from shardio_tools.output import (
 
 MEDIA: Final = {"audio": "sound", "images": "picture", "videos": "clip"}
 """Noun for a sample by kind; for other kinds the report lists the inferred fields."""
+LISTED: Final = ("duplicate", "not_processed", "part", "unsupported", "empty", "modified", "broken")
+"""Outcomes whose inputs are listed, the most important last."""
 
 
-def sample_noun(report: shardio.ConversionReport) -> str:
-    """Return the noun for a sample of the dataset."""
-    if report.view["kind"] == "clips":
-        return "video"
-    return MEDIA.get(report.kind, "sample")
-
-
-def n_clips(report: shardio.ConversionReport) -> int:
-    """Return the number of samples or, for videos that are viewed as clips, of clips."""
-    if report.view["kind"] != "clips":
-        return report.n_samples
-    return sum(int(source.detail.get("clips", 0)) for source in report.inputs if source.n_samples)
-
-
-def stored_json(report: shardio.ConversionReport, stored: StoredReport | None) -> dict[str, Any]:
-    """Return the measurements of the result as JSON values."""
+def report_as_json(report: shardio.ConversionReport, stored: StoredReport | None) -> dict[str, Any]:
+    """Return the report, and the measurements of the result if there are any, as JSON values."""
     n_bytes = source_bytes(report)
-    facts: dict[str, Any] = {"source_bytes": n_bytes}
+    facts: dict[str, Any] = {
+        "dataset": str(report.dataset),
+        "kind": report.kind,
+        "files": report.counts,
+        "generation": report.generation,
+        "clips": _n_clips(report),
+        "samples": report.n_samples,
+        "samples_before": report.n_samples_before,
+        "bytes": report.n_bytes,
+        "seconds": round(report.elapsed_s, 3),
+        "dropped_frames": _n_dropped(report),
+        "stopped": report.stopped,
+        "classes": _samples_by_class(report),
+        "inputs": [{**source.as_json(), "bytes": source.n_bytes} for source in report.inputs],
+        "source_bytes": n_bytes,
+    }
     if n_bytes:
         facts["ratio"] = round(report.n_bytes / n_bytes, 4)
     if stored is not None:
@@ -51,34 +54,6 @@ def stored_json(report: shardio.ConversionReport, stored: StoredReport | None) -
     return facts
 
 
-def describe_stored(report: shardio.ConversionReport, stored: StoredReport | None) -> Iterator[str]:
-    """Yield a line on size, quality and read speed of the result compared with its source."""
-    n_bytes = source_bytes(report)
-    if not report.n_samples or not n_bytes:
-        return
-    ratio = report.n_bytes / n_bytes
-    line = f"{format_size(report.n_bytes)} from {format_size(n_bytes)}: ratio {ratio:.2f}"
-    if stored is not None:
-        if stored.psnr_db:
-            line += f"; lossy: {_psnr_text(stored.psnr_db)}, where --store raw is exact"
-        what = "clip" if report.view["kind"] == "clips" else sample_noun(report)
-        rate = stored.samples_per_s
-        line += f"; {rate:,.{0 if rate >= 10 else 1}f} random {what}s per second and core"
-    yield line
-
-
-def _psnr_text(psnr_db: Mapping[str, float]) -> str:
-    text = f"PSNR {median(psnr_db.values()):.1f} dB at the stored size"
-    if len(psnr_db) == 1:
-        return f"{text}, of 1 file"
-    worst = min(psnr_db, key=lambda name: psnr_db[name])
-    return f"{text} (median of {len(psnr_db)} files; least {psnr_db[worst]:.1f}: {escaped(worst)})"
-
-
-LISTED: Final = ("duplicate", "not_processed", "part", "unsupported", "empty", "modified", "broken")
-"""Outcomes whose inputs are listed, the most important last."""
-
-
 def no_samples_line(report: shardio.ConversionReport) -> str:
     """Return the line of a report for a conversion without a sample."""
     n_files = format_count(len(report.inputs), "file")
@@ -86,66 +61,16 @@ def no_samples_line(report: shardio.ConversionReport) -> str:
     return f"{n_files} gave no sample: nothing was published, {place} is unchanged"
 
 
-def field_lines(report: shardio.ConversionReport) -> Iterator[str]:
-    """Yield a line with the inferred fields."""
-    if report.kind not in MEDIA and report.generation:
-        with shardio.open(report.dataset) as dataset:
-            fields = ", ".join(_field(*each) for each in dataset.schema.items())
-        yield f"a sample has {escaped(fields)}"
-
-
-def _field(name: str, field: Any) -> str:
-    """Return a field as text, in the notation of the --schema file."""
-    is_optional = "?" if field.optional else ""
-    if field.item:
-        return f"{_field(f'{name} list of', field.item)}{is_optional}"
-    if not field.array:
-        return f"{name} {field.word()}{is_optional}"
-    dims = ",".join("*" if n is None else str(n) for n in field.shape)
-    return f"{name} {field.dtype}{f'[{dims}]' if dims else ''}{is_optional}"
-
-
-def n_dropped(report: shardio.ConversionReport) -> int:
-    """Return the number of frames dropped at the ends of videos, too few for another clip."""
-    return sum(int(source.detail.get("dropped", 0)) for source in report.inputs)
-
-
-def report_as_json(report: shardio.ConversionReport) -> dict[str, Any]:
-    """Return the report as JSON values."""
-    return {
-        "dataset": str(report.dataset),
-        "kind": report.kind,
-        "files": report.counts,
-        "generation": report.generation,
-        "clips": n_clips(report),
-        "samples": report.n_samples,
-        "samples_before": report.n_samples_before,
-        "bytes": report.n_bytes,
-        "seconds": round(report.elapsed_s, 3),
-        "dropped_frames": n_dropped(report),
-        "stopped": report.stopped,
-        "classes": clips_by_class(report),
-        "inputs": [{**source.as_json(), "bytes": source.n_bytes} for source in report.inputs],
-    }
-
-
-def clips_by_class(report: shardio.ConversionReport) -> dict[str, int]:
-    """Count the samples of each class, including classes without any."""
-    found: Counter[int] = Counter()
-    for source in report.inputs:
-        found[source.label] += source.n_samples
-    return {name: found[label] for label, name in enumerate(report.classes)}
-
-
 def describe_report(
-    report: shardio.ConversionReport, *, has_file: bool = False, appends: bool = False
+    report: shardio.ConversionReport,
+    stored: StoredReport | None,
+    *,
+    has_label_file: bool,
+    appends: bool,
 ) -> Iterator[str]:
-    """Yield the lines of the report.
-
-    `has_file` is True if a file of labels was given. `appends` is True with --append.
-    """
+    """Yield the lines of the report; `stored` are the measurements of the result, if any."""
     if report.n_samples or not appends:
-        yield from _describe_clips(report, has_file=has_file)
+        yield from _describe_samples(report, has_label_file=has_label_file)
     for outcome in LISTED:
         yield from _group(report, outcome)
     if report.modified:
@@ -161,57 +86,114 @@ def describe_report(
     if not report.generation:
         yield no_samples_line(report)
         return
-    n_converted = report.counts.get("converted", 0)
-    total = report.n_samples_before + report.n_samples
-    yield (
-        f"{'appended' if appends else 'converted'} {n_converted:,} of "
+    if report.kind not in MEDIA:
+        with shardio.open(report.dataset) as dataset:
+            fields = ", ".join(_field(*each) for each in dataset.schema.items())
+        yield f"a sample has {escaped(fields)}"
+    yield from _describe_stored(report, stored)
+    noun, total = _sample_noun(report), report.n_samples_before + report.n_samples
+    clips = f" ({format_count(_n_clips(report), 'clip')})" * _is_view_of_clips(report)
+    last = (
+        f"{'appended' if appends else 'converted'} {report.counts.get('converted', 0):,} of "
         f"{format_count(len(report.inputs), 'file')} {'as' if appends else 'into'} "
-        f"{format_count(report.n_samples, sample_noun(report))}{_in_clips(report)}, "
-        f"{format_size(report.n_bytes)}, "
+        f"{format_count(report.n_samples, noun)}{clips}, {format_size(report.n_bytes)}, "
         f"in {format_duration(report.elapsed_s)}: {escaped(str(report.dataset))}"
-        + (
-            f", generation {report.generation}, {format_count(total, sample_noun(report))} in all"
-            if appends
-            else ""
-        )
     )
+    if appends:
+        last += f", generation {report.generation}, {format_count(total, noun)} in all"
+    yield last
 
 
-def _in_clips(report: shardio.ConversionReport) -> str:
-    is_view = report.view["kind"] == "clips"
-    return f" ({format_count(n_clips(report), 'clip')})" if is_view else ""
+def _is_view_of_clips(report: shardio.ConversionReport) -> bool:
+    return bool(report.view["kind"] == "clips")
 
 
-def _describe_clips(report: shardio.ConversionReport, *, has_file: bool) -> Iterator[str]:
-    """Yield lines on samples per class, samples without a class, and dropped frames."""
-    by_class = clips_by_class(report)
+def _sample_noun(report: shardio.ConversionReport) -> str:
+    return "video" if _is_view_of_clips(report) else MEDIA.get(report.kind, "sample")
+
+
+def _n_clips(report: shardio.ConversionReport) -> int:
+    """Return the number of samples or, for videos that are viewed as clips, of clips."""
+    if not _is_view_of_clips(report):
+        return report.n_samples
+    return sum(int(source.detail.get("clips", 0)) for source in report.inputs if source.n_samples)
+
+
+def _n_dropped(report: shardio.ConversionReport) -> int:
+    """Return the number of frames dropped at the ends of videos, too few for another clip."""
+    return sum(int(source.detail.get("dropped", 0)) for source in report.inputs)
+
+
+def _samples_by_class(report: shardio.ConversionReport) -> dict[str, int]:
+    """Count the samples of each class, including classes without any."""
+    found: Counter[int] = Counter()
+    for source in report.inputs:
+        found[source.label] += source.n_samples
+    return {name: found[label] for label, name in enumerate(report.classes)}
+
+
+def _describe_stored(
+    report: shardio.ConversionReport, stored: StoredReport | None
+) -> Iterator[str]:
+    """Yield a line on size, quality and read speed of the result compared with its source."""
+    n_bytes = source_bytes(report)
+    if not report.n_samples or not n_bytes:
+        return
+    ratio = report.n_bytes / n_bytes
+    line = f"{format_size(report.n_bytes)} from {format_size(n_bytes)}: ratio {ratio:.2f}"
+    if stored is not None:
+        if stored.psnr_db:
+            line += f"; lossy: {_psnr_text(stored.psnr_db)}, where --store raw is exact"
+        what = "clip" if _is_view_of_clips(report) else _sample_noun(report)
+        rate = stored.samples_per_s
+        line += f"; {rate:,.{0 if rate >= 10 else 1}f} random {what}s per second and core"
+    yield line
+
+
+def _psnr_text(psnr_db: Mapping[str, float]) -> str:
+    text = f"PSNR {median(psnr_db.values()):.1f} dB at the stored size"
+    if len(psnr_db) == 1:
+        return f"{text}, of 1 file"
+    worst = min(psnr_db, key=lambda name: psnr_db[name])
+    return f"{text} (median of {len(psnr_db)} files; least {psnr_db[worst]:.1f}: {escaped(worst)})"
+
+
+def _field(name: str, field: Any) -> str:
+    """Return a field as text, in the notation of the --schema file."""
+    is_optional = "?" if field.optional else ""
+    if field.item:
+        return f"{_field(f'{name} list of', field.item)}{is_optional}"
+    if not field.array:
+        return f"{name} {field.word()}{is_optional}"
+    dims = ",".join("*" if n is None else str(n) for n in field.shape)
+    return f"{name} {field.dtype}{f'[{dims}]' if dims else ''}{is_optional}"
+
+
+def _describe_samples(report: shardio.ConversionReport, *, has_label_file: bool) -> Iterator[str]:
+    """Yield lines on samples per class, samples without a class, dropped frames and audio."""
+    by_class, noun = _samples_by_class(report), _sample_noun(report)
     n_unlabelled = report.n_samples - sum(by_class.values())
     if by_class:
         rows = [[escaped(name), f"{n:,}"] for name, n in by_class.items()]
-        yield f"{format_count(len(by_class), 'class', 'classes')}, with {sample_noun(report)}s:"
+        yield f"{format_count(len(by_class), 'class', 'classes')}, with {noun}s:"
         yield format_list(format_table(rows).splitlines(), "shardio inspect lists them")
     if n_unlabelled:
-        why = "not in the file of labels" if has_file else "directly in SRC"
-        yield f"{format_count(n_unlabelled, sample_noun(report))} without a class (label -1): {why}"
-    if dropped := n_dropped(report):
+        why = "not in the file of labels" if has_label_file else "directly in SRC"
+        yield f"{format_count(n_unlabelled, noun)} without a class (label -1): {why}"
+    if dropped := _n_dropped(report):
         n_files = sum(bool(source.detail.get("dropped")) for source in report.inputs)
         yield (
             f"{format_count(dropped, 'frame')} dropped: too few for another clip, "
             f"at the ends of {format_count(n_files, 'file')}"
         )
-    yield from _describe_audio(report)
-
-
-def _describe_audio(report: shardio.ConversionReport) -> Iterator[str]:
-    """Yield a line on how many videos have audio, if it was requested."""
     tracks = [source.detail["sound"] for source in report.inputs if "sound" in source.detail]
-    if report.kind != "videos" or not tracks:
-        return
-    kept = [each for each in tracks if each]
-    line = f"audio: in {len(kept):,} of {format_count(len(tracks), 'file')}"
-    if n_several := sum(each.get("streams", 1) > 1 for each in kept):
-        line += f"; {format_count(n_several, 'file')} with several streams, only the first is kept"
-    yield line
+    if report.kind == "videos" and tracks:
+        kept = [each for each in tracks if each]
+        line = f"audio: in {len(kept):,} of {format_count(len(tracks), 'file')}"
+        if n_several := sum(each.get("streams", 1) > 1 for each in kept):
+            several = format_count(n_several, "file")
+            line += f"; {several} with several streams, only the first is kept"
+        yield line
 
 
 def _group(report: shardio.ConversionReport, outcome: str) -> Iterator[str]:
@@ -230,12 +212,10 @@ def _group(report: shardio.ConversionReport, outcome: str) -> Iterator[str]:
         return  # not listed: a Zarr store may have one such input per chunk
     lines = []
     for source in group:
-        kept = (
-            f" ({format_count(source.n_samples, sample_noun(report))} kept)"
-            if source.n_samples
-            else ""
-        )
-        lines.append(escaped(": ".join(filter(None, (source.name, source.reason)))) + kept)
+        line = escaped(": ".join(filter(None, (source.name, source.reason))))
+        if source.n_samples:
+            line += f" ({format_count(source.n_samples, _sample_noun(report))} kept)"
+        lines.append(line)
     if outcome in ("broken", "modified"):
         yield from (f"  {line}" for line in lines)
     else:
