@@ -64,11 +64,6 @@ def test_small_samples_make_one_shard_for_any_number_of_workers(tmp_path: Path) 
     assert verify_dataset(tmp_path / "0", workers=0).findings == ()
 
 
-def test_shards_of_a_map_style_data_set_are_merged(tmp_path: Path) -> None:
-    report = shardio.convert([number(n) for n in range(100)], tmp_path / "out", workers=0)
-    assert len(shards_of(tmp_path / "out")) == 1 and report.n_samples == 100
-
-
 @pytest.mark.parametrize("shard_bytes", [256 << 20, 150_000])
 def test_shards_are_cut_by_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard_bytes: int

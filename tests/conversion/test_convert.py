@@ -27,7 +27,7 @@ from shardio.conversion.journal import (
     N_UNITS,
     cut_units,
 )
-from shardio.errors import DatasetConflict, DatasetExists, SchemaError
+from shardio.errors import DatasetConflict, DatasetExists
 from shardio.format.checksum import hash_bytes
 from tests.lines import OLD, Lines, contents, convert, outcomes, texts, write
 
@@ -239,19 +239,6 @@ def test_a_running_conversion_is_not_disturbed(
     assert (tmp_path / "out" / ".conversion" / "0123456789abcdef").exists()
 
 
-@pytest.mark.parametrize(
-    ("made", "reason"),
-    [("", "no such file or folder to convert"), ("src/below", "holds no file to convert")],
-)
-def test_a_missing_source_or_empty_folder_is_refused_before_anything_is_created(
-    lines: Path, tmp_path: Path, made: str, reason: str
-) -> None:
-    (tmp_path / made).mkdir(parents=True, exist_ok=True)
-    with pytest.raises(InvalidArgument, match=reason):
-        convert(tmp_path / "src", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_errors_of_unknown_kinds_and_options_list_known_ones(lines: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="'films': unknown converter; .* lines, .*videos"):
         shardio.convert(lines, tmp_path / "out", kind="films")
@@ -287,13 +274,6 @@ def test_progress_starts_with_totals_and_counts_every_input(lines: Path, tmp_pat
     last = updates[-1]
     assert (last.n_bytes_done, last.n_samples, last.n_broken) == (n_bytes, 6, 1)
     assert {step.name for step in updates[1:]} == {source.name for source in report.inputs}
-
-
-def test_a_pipe_is_listed_and_not_opened(lines: Path, tmp_path: Path) -> None:
-    os.mkfifo(lines / "pipe.txt")
-    report = convert(lines, tmp_path / "out")
-    (pipe,) = (source for source in report.inputs if source.name == "pipe.txt")
-    assert (pipe.outcome, pipe.reason) == ("unsupported", "not a regular file")
 
 
 def test_a_single_file_is_a_source_without_classes(lines: Path, tmp_path: Path) -> None:
@@ -380,8 +360,3 @@ def test_an_empty_iterable_publishes_nothing_and_needs_a_schema(tmp_path: Path) 
     shardio.convert([{"n": 1}], out, schema=Schema({"n": Array("int64")}))
     with pytest.raises(DatasetExists):
         shardio.convert([], out, schema=NUMBERS)
-
-
-def test_an_unsupported_value_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SchemaError, match="'n'"):
-        shardio.convert([{"n": object()}], tmp_path / "out")

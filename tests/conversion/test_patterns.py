@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-import shardio
 from shardio import InvalidArgument
 from shardio.conversion.inputs import list_inputs
 from shardio_tools import cli
@@ -149,17 +148,6 @@ def test_the_matches_of_another_pattern_can_be_appended(lines: Path, tmp_path: P
         convert(out / "*.shard", out, append=True)
 
 
-def test_a_conversion_of_a_pattern_is_resumed_and_replaced(lines: Path, tmp_path: Path) -> None:
-    source, out = lines / "**" / "*.txt", tmp_path / "out"
-    (lines / "c" / "4.txt").write_text("bug")
-    with pytest.raises(KeyError):
-        convert(source, out)
-    (lines / "c" / "4.txt").write_text("four")
-    assert convert(source, out, resume=True).n_samples == 5
-    convert(lines / "[a]", out, overwrite=True)
-    assert texts(out) == ["one", "two"]
-
-
 def test_the_command_accepts_a_pattern_and_guesses_its_kind(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,11 +155,3 @@ def test_the_command_accepts_a_pattern_and_guesses_its_kind(
     source, out = f"{tmp_path}/in/*.csv", str(tmp_path / "out")
     assert cli.main(["convert", source, out, "--workers=0"]) == cli.OK
     assert "converted 2 of 2 files into 3 samples" in capsys.readouterr().out
-
-
-def test_labels_from_a_file_apply_to_matches(lines: Path, tmp_path: Path) -> None:
-    (tmp_path / "labels.csv").write_text("path,label\na/1.txt,x\nc/4.txt,y\n")
-    convert(lines / "[abc]" / "*.txt", tmp_path / "out", labels=tmp_path / "labels.csv")
-    with shardio.open(tmp_path / "out") as dataset:
-        assert dataset.classes == ("x", "y")
-        assert [int(sample["label"]) for sample in dataset] == [0, 0, -1, 1, 1, 1]

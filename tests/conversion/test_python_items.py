@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import os
 import re
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -119,18 +118,6 @@ def test_an_exception_breaks_only_its_item_and_names_the_line(tmp_path: Path) ->
         range(5), tmp_path / "stopped", samples=make, workers=0, on_error="stop"
     )
     assert stopped.stopped and stopped.n_samples == 1
-
-
-def test_an_item_that_crashes_its_workers_breaks_no_other(tmp_path: Path) -> None:
-    def make(n: int) -> dict[str, Any]:
-        if n == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return {"n": n}
-
-    report = shardio.convert(range(6), tmp_path / "out", samples=make, workers=1)
-    assert column(tmp_path / "out", "n") == [0, 1, 2, 4, 5]
-    assert [one.name for one in report.broken] == ["3"]
-    assert "SIGKILL" in report.broken[0].reason
 
 
 def test_finished_items_are_not_made_again(tmp_path: Path) -> None:
@@ -258,23 +245,6 @@ def test_positions_of_a_large_data_set_are_grouped_in_runs(monkeypatch: pytest.M
         ]
         assert len(runs) <= 4
         assert [i for first, last in runs for i in range(first, last + 1)] == list(range(n))
-
-
-def test_without_samples_of_items_nothing_is_published(tmp_path: Path) -> None:
-    out, schema = tmp_path / "out", Schema({"x": Array("int64")})
-
-    def fail(n: int) -> dict[str, Any] | None:
-        return {"x": "text"} if n else None
-
-    for _ in range(2):
-        report = shardio.convert(range(2), out, samples=fail, schema=schema, workers=0)
-        assert [one.outcome for one in report.inputs] == ["empty", "broken"]
-        assert report.generation == 0 and not out.exists()
-    shardio.convert(range(2), out, samples=lambda n: {"x": n}, schema=schema, workers=0)
-    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    report = shardio.convert(range(2), out, samples=fail, schema=schema, workers=0, overwrite=True)
-    assert [one.name for one in report.broken] == ["1"] and report.generation == 0
-    assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
 
 
 def test_a_tuple_without_names_is_refused_with_a_hint(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 import shardio
 from shardio import InvalidArgument
-from shardio.conversion import Progress, execution
+from shardio.conversion import Progress
 from shardio.conversion.staging import Staging
 from shardio.errors import DatasetCorrupt, DatasetExists
 from shardio.storage import fs
@@ -24,7 +24,6 @@ from tests.lines import (
     contents,
     convert,
     interrupt_after,
-    no_space,
     outcomes,
     texts,
     write,
@@ -105,17 +104,6 @@ def test_resuming_without_samples_leaves_nothing(tmp_path: Path, lines: Path, fo
     write(source, {"1.txt": "one"})
     convert(source, out, overwrite=replaces)
     assert texts(out) == ["one"]
-
-
-def test_a_failure_to_publish_moves_the_shards_back_and_keeps_them(
-    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(execution, "publish", no_space)
-        with pytest.raises(OSError, match="No space left"):
-            convert(lines, tmp_path / "out")
-    assert os.listdir(tmp_path / "out") == [".conversion"]
-    check_resumes(lines, tmp_path / "out")
 
 
 @pytest.mark.parametrize("n_inputs", [3, 5])
@@ -284,20 +272,6 @@ def test_overwrite_replaces_a_dataset_by_a_complete_one(lines: Path, tmp_path: P
         assert {name: now[name] for name in old} == old
         assert len(opened) == 14
     check_resumes(lines, tmp_path / "out")
-
-
-@pytest.mark.parametrize("is_same", [False, True])
-def test_a_dataset_that_could_not_be_replaced_is_unchanged(
-    lines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_same: bool
-) -> None:
-    convert(lines, tmp_path / "out")
-    old = contents(tmp_path / "out")
-    with monkeypatch.context() as patch:
-        patch.setattr(execution, "publish", no_space)
-        with pytest.raises(OSError, match="No space left"):
-            convert(lines, tmp_path / "out", overwrite=True, repeat=1 if is_same else 2)
-    now = contents(tmp_path / "out")
-    assert {name: now[name] for name in old} == old
 
 
 def test_overwrite_replaces_only_datasets(lines: Path, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,6 @@ from shardio import (
     DatasetWriter,
     InvalidArgument,
     Schema,
-    ShardCorrupt,
-    ShardLoader,
     Text,
 )
 from shardio.conversion import Progress, execution
@@ -27,7 +24,7 @@ from shardio.conversion.inputs import list_inputs
 from shardio.conversion.staging import Staging
 from shardio.dataset import manifest
 from shardio.errors import DatasetConflict, DatasetExists, SchemaError
-from tests.lines import convert, leave_killed, no_space, texts, write
+from tests.lines import convert, leave_killed, texts, write
 
 NUMBERS = Schema({"n": Array("int64")})
 
@@ -227,33 +224,6 @@ def test_names_that_differ_in_bytes_differ_in_text(tmp_path: Path) -> None:
 # Writers.
 
 
-@pytest.mark.parametrize("fail_at", ["fsync", "link", "rename"])
-def test_a_writer_that_cannot_publish_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fail_at: str
-) -> None:
-    writer = DatasetWriter(tmp_path / "out", NUMBERS, shard_bytes=8)
-    for n in range(3):
-        writer.append({"n": n})
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, fail_at, no_space)
-        with pytest.raises(OSError, match="No space"):
-            writer.close()
-    assert not (tmp_path / "out").exists()
-    with DatasetWriter(tmp_path / "out", NUMBERS) as again:
-        again.append({"n": 1})
-
-
-def test_an_iterable_that_raises_leaves_nothing(tmp_path: Path) -> None:
-    def samples() -> Iterator[dict[str, int]]:
-        yield {"n": 1}
-        raise ValueError("oops")
-
-    with pytest.raises(ValueError, match="oops"):
-        shardio.convert(samples(), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_changing_folders_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere").mkdir()
@@ -282,18 +252,6 @@ def test_a_schema_is_a_schema(tmp_path: Path) -> None:
 
 
 # Readers.
-
-
-def test_a_shard_that_is_replaced_while_it_is_open_is_refused(tmp_path: Path) -> None:
-    for name, first in (("a", 0), ("b", 1000)):
-        with DatasetWriter(tmp_path / name, NUMBERS) as writer:
-            for n in range(100):
-                writer.append({"n": first + n})
-    with ShardLoader(tmp_path / "a", 10, num_workers=0, output="numpy") as loader:
-        os.rename(tmp_path / "b" / "000000-000.shard", tmp_path / "a" / "000000-000.shard")
-        with pytest.raises(ShardCorrupt, match="replaced by another one") as caught:
-            list(loader)
-    assert caught.value.code == "replaced"
 
 
 def test_numbers_to_be_rounded_and_masks_to_be_lost_are_refused(tmp_path: Path) -> None:

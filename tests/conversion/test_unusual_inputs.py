@@ -15,7 +15,6 @@ import pytest
 
 import shardio
 from shardio import Input
-from shardio.conversion.journal import cut_units
 from shardio_tools import cli
 from tests.lines import convert, during, outcomes, texts, write
 from tests.media_made import scene, write_video
@@ -71,6 +70,8 @@ def test_every_unusual_input_is_converted_or_listed(
     assert cli.main(["convert", source, out, *options]) == cli.BAD_DATA
     with shardio.open(out) as dataset:
         assert {entry["path"]: entry["outcome"] for entry in dataset.inputs} == wanted
+        reasons = {entry["path"]: entry.get("reason") for entry in dataset.inputs}
+        assert reasons["pipe.mp4"] == reasons["socket.mp4"] == "not a regular file"
         found = {sample["source"] for sample in dataset}
         assert dataset.classes == ("cafe\u0301", "caf\u00e9", "folder.mp4")
     assert found == {name for name, outcome in wanted.items() if outcome == "converted"}
@@ -185,13 +186,6 @@ def test_folders_may_be_nested_as_deep_as_a_path_can_be(lines: Path, tmp_path: P
         ]
     finally:  # pytest could not
         subprocess.run(["rm", "-rf", str(tmp_path / "deep")], check=True)
-
-
-def test_many_tiny_inputs_are_many_units(tmp_path: Path) -> None:
-    inputs = [Input(f"{n:06d}", "", n % 2, -1) for n in range(100_000)]
-    units = cut_units(inputs)
-    assert len(units) > 64
-    assert [source for part in units for source in part.inputs] == inputs
 
 
 VERIFIED = """

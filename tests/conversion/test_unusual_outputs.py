@@ -14,7 +14,6 @@ from shardio.errors import DatasetExists, DatasetNotFound
 from shardio.export import export
 from shardio.maintenance import add_column, merge, reshard
 from shardio.storage.fs import to_checksummed_json
-from shardio_tools import cli
 from tests.lines import OLD, contents, convert, leave_killed, texts, write
 
 OPTIONS: tuple[dict[str, bool], ...] = ({}, {"resume": True}, {"overwrite": True}, {"append": True})
@@ -155,16 +154,6 @@ def test_an_invalid_folder_name_is_refused(
     message = r"out \(OUT\) is (empty|'a.*, not a valid folder name|'a.* no file or folder)"
     with pytest.raises(InvalidArgument, match=message):
         shardio.convert(lines if source == "files" else [{"x": 1}], out)
-    assert not [*Path().iterdir()]
-
-
-def test_the_command_refuses_an_empty_out(
-    lines: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (lines / "cwd").mkdir()
-    monkeypatch.chdir(lines / "cwd")
-    assert cli.main(["convert", str(lines), ""]) == cli.USAGE
-    assert "expected the name of a folder" in capsys.readouterr().err
     assert not [*Path().iterdir()]
 
 

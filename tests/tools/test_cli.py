@@ -163,12 +163,6 @@ def test_a_mistyped_command_option_or_choice_gets_a_suggestion(
     assert hint in capsys.readouterr().err
 
 
-def test_the_version_is_that_of_the_package(capsys: Capture) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["--version"])
-    assert capsys.readouterr().out == f"shardio {shardio.__version__}\n"
-
-
 def test_the_command_line_loads_neither_av_nor_tinygrad_nor_rich_to_say_what_it_can() -> None:
     code = (
         "import sys, shardio_tools.cli as cli; cli.parser()\n"

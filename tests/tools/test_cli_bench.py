@@ -39,21 +39,19 @@ def test_as_json_there_is_nothing_but_json(dataset: Path, capsys: Capture) -> No
     assert err == ""
 
 
-def test_quiet_prints_nothing_and_still_traces(
-    dataset: Path, tmp_path: Path, capsys: Capture
+@pytest.mark.parametrize("option", ["--quiet", "--workers=0"])
+def test_the_trace_is_saved_and_named_unless_it_is_to_be_quiet(
+    option: str, dataset: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     path = tmp_path / "trace.json"
-    more = ["--workers", "0", "--quiet", "--trace", str(path)]
+    more = ["--workers", "0", "--trace", str(path), option]
     assert cli.main(["bench", str(dataset), *more, *QUICK]) == 0
-    assert capsys.readouterr() == ("", "")
+    out, err = capsys.readouterr()
     assert len(json.loads(path.read_text())["traceEvents"]) > 2
-
-
-def test_the_trace_is_named(dataset: Path, tmp_path: Path, capsys: Capture) -> None:
-    path = tmp_path / "trace.json"
-    assert cli.main(["bench", str(dataset), "--workers", "0", "--trace", str(path), *QUICK]) == 0
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last == f"traced: {path}; https://ui.perfetto.dev draws it"
+    if option == "--quiet":
+        assert out == err == ""
+    else:
+        assert out.splitlines()[-1] == f"traced: {path}; https://ui.perfetto.dev draws it"
 
 
 def test_only_the_fields_that_are_named_are_read(dataset: Path, capsys: Capture) -> None:
@@ -111,8 +109,3 @@ def test_a_trace_that_cannot_be_saved_costs_nothing_of_the_report(
     out, err = capsys.readouterr()
     assert "measured 5 samples" in out
     assert "nowhere/trace.json" in err
-
-
-def test_there_must_be_a_dataset(tmp_path: Path, capsys: Capture) -> None:
-    assert cli.main(["bench", str(tmp_path / "nowhere")]) == 2
-    assert "nowhere" in capsys.readouterr().err

@@ -199,15 +199,6 @@ def test_the_numbers_have_limits(
     Videos(**at_the_limit)  # not run: of this size, pictures would fill the test's memory
 
 
-def test_the_longest_clip_that_can_be_asked_for_is_only_too_long_for_every_file(
-    videos: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    options = [f"--{name}={LIMITS[name]}" for name in ("frames", "stride")]
-    source, out = str(videos / "dogs"), str(tmp_path / "out")
-    assert cli.main(["convert", source, out, "--size=16", "--workers=0", *options, "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["files"] == {"empty": 1}
-
-
 @pytest.mark.parametrize("what", ["broken", "too short"])
 def test_where_no_file_gives_a_sample_the_report_says_that_nothing_is_published(
     what: str, videos: Path, tmp_path: Path, capsys: Capture
@@ -310,17 +301,6 @@ def test_where_nothing_is_lost_no_psnr_is_said(
     cli.main(["convert", source, out, *SMALL, f"--store={store}"])
     said = capsys.readouterr().out
     assert "random clips per second and core" in said and "lossy" not in said and "PSNR" not in said
-
-
-def test_a_converter_without_options_says_that_it_has_none(
-    videos: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    command = ["convert", str(videos), str(tmp_path / "out"), "--kind=audio", "--size=16"]
-    assert cli.main(command) == 2
-    assert (
-        "size: not an option of the converter 'audio'; its options are none"
-        in capsys.readouterr().err
-    )
 
 
 def test_a_stored_video_that_does_not_decode_is_named_with_the_way_out(

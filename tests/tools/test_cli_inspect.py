@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Array, Bytes, Json, List, Schema, ShardReader, Text
+from shardio import Array, Bytes, Json, List, Schema, Text
 from shardio.dataset.manifest import load, publish_next
 from shardio.format.types import text
 from shardio.storage import fs
@@ -135,12 +135,11 @@ def test_an_empty_shard_has_no_sample_to_show(tmp_path: Path, capsys: Capture) -
     assert cli.main(["inspect", str(shard), "--sample", "0"]) == 2
 
 
-@pytest.mark.parametrize("i", range(7))
-def test_any_sample_of_any_field_can_be_said_in_json(
-    i: int, tmp_path: Path, capsys: Capture
-) -> None:
+def test_any_sample_of_any_field_can_be_said_in_json(tmp_path: Path, capsys: Capture) -> None:
     shard = write_shard(tmp_path / "a.shard", 7)
-    assert as_json(capsys, shard, "--sample", i)["sample"]["fields"].keys() == EVERY_FIELD.keys()
+    for i in range(7):
+        found = as_json(capsys, shard, "--sample", i)["sample"]["fields"]
+        assert found.keys() == EVERY_FIELD.keys()
 
 
 @pytest.mark.parametrize(
@@ -206,15 +205,6 @@ def test_a_truncated_shard_still_says_what_it_was(tmp_path: Path, capsys: Captur
     assert f"expected {n_bytes}, found {n_bytes // 2}" in out
 
 
-def test_a_damaged_section_table_is_said_once(tmp_path: Path, capsys: Capture) -> None:
-    shard = write_shard(tmp_path / "a.shard", 4)
-    with shardio.ShardReader(shard) as reader:
-        table = reader.header.table_offset
-    change(shard, flip(table + 9))
-    (finding,) = as_json(capsys, shard, code=1)["damage"]
-    assert (finding["code"], finding["offset"]) == ("table_hash", table)
-
-
 def test_a_field_that_is_damaged_hides_no_other(tmp_path: Path, capsys: Capture) -> None:
     shard = write_shard(tmp_path / "a.shard", 4)
     with shardio.ShardReader(shard) as reader:
@@ -261,15 +251,19 @@ def test_a_shard_in_the_place_of_another_is_noticed(copy: Path, capsys: Capture)
 
 
 @pytest.mark.parametrize("lost", ["dataset.json", "generations/000001.json"])
-@pytest.mark.parametrize("how", ["missing", "damaged"])
+@pytest.mark.parametrize("how", ["missing", "damaged", "folder", "closed"])
 def test_without_its_manifest_the_shards_in_the_folder_are_described(
-    lost: str, how: str, copy: Path, capsys: Capture
+    lost: str, how: str, copy: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sound = as_json(capsys, copy)
-    if how == "missing":
-        (copy / lost).unlink()
-    else:
+    if how == "damaged":
         change(copy / lost, flip(25))
+    elif how == "closed":
+        _refuse(monkeypatch, copy / lost)
+    else:
+        (copy / lost).unlink()
+        if how == "folder":
+            (copy / lost).mkdir()
     facts = as_json(capsys, copy, code=1)
     assert len(facts["damage"]) == 1 and Path(lost).name in str(facts["damage"][0])
     assert facts["shards"] == sound["shards"] and facts["schema"] == sound["schema"]
@@ -405,43 +399,6 @@ def _refuse(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     monkeypatch.setattr(os, "open", refusing)
 
 
-@pytest.mark.parametrize("name", ["dataset.json", "generations/000001.json"])
-@pytest.mark.parametrize("how", ["folder", "closed"])
-def test_a_manifest_that_cannot_be_read_is_damage(
-    name: str,
-    how: str,
-    copy: Path,
-    capsys: Capture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    if how == "closed":
-        _refuse(monkeypatch, copy / name)
-    else:
-        (copy / name).unlink()
-        (copy / name).mkdir()
-    facts = as_json(capsys, copy, code=1)
-    assert [finding["path"] for finding in facts["damage"]] == [str(copy / name)]
-    assert len(facts["shards"]) == len(list(copy.glob("*.shard")))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda g: g["inputs"][0].pop("outcome"),
-        lambda g: g["inputs"][0].update(path=7),
-        lambda g: g["converter"].update(options=["frames"]),
-    ],
-    ids=["no outcome", "no path", "options without names"],
-)
-def test_odd_entries_of_a_generation_are_damage(
-    change: Callable[[dict[str, Any]], object], copy: Path, capsys: Capture
-) -> None:
-    forge(copy / "generations" / "000001.json", change)
-    facts = as_json(capsys, copy, code=1)
-    assert [finding["code"] for finding in facts["damage"]] == ["DatasetCorrupt"]
-    assert cli.main(["inspect", str(copy)]) == 1
-
-
 def test_a_damaged_list_of_inputs_is_a_finding_and_all_else_is_shown(
     copy: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -486,16 +443,3 @@ def test_media_are_described_without_being_decoded(tmp_path: Path, capsys: Captu
         for key, value in section.items()
         if key != "offset"
     }
-
-
-def test_a_damaged_table_of_packets_hides_no_other_field(tmp_path: Path, capsys: Capture) -> None:
-    path = tmp_path / "media.shard"
-    write_media(path, 3)
-    with ShardReader(path) as reader:
-        table = next(s for s in reader.sections if s.name == "packets")
-    change(path, flip(table.offset + 9))
-    found = as_json(capsys, path, code=1)
-    assert found["sample"]["fields"]["video"] is None
-    assert found["sample"]["fields"]["label"]["first"] == [0]
-    (damage,) = found["damage"]
-    assert (damage["code"], damage["section"], damage["field"]) == ("checksum", "packets", "video")

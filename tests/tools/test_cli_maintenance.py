@@ -154,14 +154,6 @@ def test_compact_tidies_up_and_removes_what_is_old(dataset: Path, capsys: Captur
     assert cli.main(["compact", str(dataset), "--shard-bytes", "0"]) == 2
 
 
-def test_compact_puts_together_what_is_small_for_the_size_asked_for(dataset: Path) -> None:
-    n_bytes = shard_of(dataset, 0).stat().st_size
-    assert cli.main(["compact", str(dataset), "--shard-bytes", str(n_bytes), "--quiet"]) == 0
-    assert len(list(dataset.glob("*.shard"))) == 3
-    assert cli.main(["compact", str(dataset), "--shard-bytes", str(3 * n_bytes), "--quiet"]) == 0
-    assert len(list(dataset.glob("*.shard"))) == 4
-
-
 @pytest.mark.parametrize("command", ["merge", "reshard", "compact"])
 def test_damaged_data_is_refused_with_code_1_in_one_line(
     dataset: Path, tmp_path: Path, capsys: Capture, command: str
@@ -209,19 +201,6 @@ def test_split_refuses_parts_that_cannot_be_with_code_2(
         code = ended.code
     assert code == 2
     assert capsys.readouterr().err
-
-
-def test_split_gives_the_same_for_the_same_seed_and_keeps_groups_together(dataset: Path) -> None:
-    found = []
-    for seed, group in (("1", []), ("1", []), ("2", []), ("1", ["--group", "label"])):
-        command = ["split", str(dataset), "--parts", "a=0.5,b=0.5", "--quiet"]
-        assert cli.main([*command, "--seed", seed, *group]) == 0
-        with shardio.open(dataset, subset="a") as subset:
-            found.append([sample["source"] for sample in subset])
-    assert found[0] == found[1]
-    assert found[0] != found[2]
-    numbers = {int(source.split()[1]) % 2 for source in found[3]}
-    assert len(numbers) == 1
 
 
 def test_stats_are_shown_and_kept_for_inspect(dataset: Path, capsys: Capture) -> None:

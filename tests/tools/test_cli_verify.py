@@ -99,14 +99,6 @@ def test_a_file_that_is_not_part_of_the_dataset_is_listed_and_no_error(
     assert "not part of the dataset: notes.txt" in capsys.readouterr().out.splitlines()
 
 
-def test_a_missing_shard_is_a_finding(dataset: Path, tmp_path: Path, capsys: Capture) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(dataset, copy)
-    min(copy.glob("*.shard")).unlink()
-    assert cli.main(["verify", str(copy)]) == 1
-    assert "000000-000.shard: " in capsys.readouterr().out
-
-
 def test_what_does_not_exist_is_one_line_and_exit_code_2(tmp_path: Path, capsys: Capture) -> None:
     assert cli.main(["verify", str(tmp_path / "no")]) == 2
     assert cli.main(["verify", str(tmp_path)]) == 2

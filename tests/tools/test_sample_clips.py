@@ -40,14 +40,6 @@ def test_the_same_call_draws_the_same_bytes(folder: Path, tmp_path: Path) -> Non
         assert (tmp_path / path.relative_to(folder)).read_bytes() == path.read_bytes()
 
 
-@pytest.mark.parametrize("name", sorted(sample_clips.MOTIONS))
-def test_something_moves_between_one_frame_and_the_next(name: str) -> None:
-    pictures = _pictures(name, 0).astype(int)
-    changed = np.abs(np.diff(pictures, axis=0)).max(axis=(1, 2, 3))
-    # At its turning points a motion may rest for a few frames.
-    assert np.count_nonzero(changed > 20) > 80
-
-
 def test_a_command_line_without_a_folder_says_how_to_use_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -63,7 +55,3 @@ def test_a_folder_whose_name_cannot_be_printed_is_escaped(
     monkeypatch.setattr(sample_clips, "write_clips", lambda folder: 4)
     assert sample_clips.main([f"{tmp_path}/ß\udcff"]) == 0
     assert raw.getvalue().endswith(rb"/\xdf\udcff" + b"\n")
-
-
-def test_two_clips_of_a_class_differ() -> None:
-    assert not np.array_equal(_pictures("pulse", 0), _pictures("pulse", 1))
