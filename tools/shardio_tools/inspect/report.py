@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -209,14 +209,15 @@ def inspect_dataset(path: str, sample: int | None) -> Inspection:
         return inspection
     with dataset:
         inspection.facts |= dataset_facts(inspection, dataset)
-        groups = {"": dataset.shards, **dataset.column_groups}
-        if is_url(path):
-            listed = {side: [*map(_recorded_facts, shards)] for side, shards in groups.items()}
-        else:
-            listed = _inspect_shards(inspection, dataset, groups)
-        inspection.facts["shards"] = listed.pop("")
-        if listed:
-            inspection.facts["column_groups"] = listed
+        inspection.facts["shards"] = _shards_facts(inspection, dataset, dataset.shards)
+        if groups := dataset.column_groups:
+            inspection.facts["column_groups"] = {
+                name: _shards_facts(inspection, dataset, shards, name)
+                for name, shards in groups.items()
+            }
+        inspection.bad_files = {finding.path for finding in inspection.findings}
+        if not (inspection.findings or is_url(path)):
+            inspection.facts |= _samples_by_class(inspection, dataset)
         row = checked_row(path, sample, len(dataset))
         if row is not None:
             inspection.facts["sample"] = dataset_sample(inspection, dataset, row)
@@ -241,46 +242,44 @@ def _open_dataset(inspection: Inspection, path: str) -> shardio.ShardDataset | N
             raise
         inspection.findings.append(_finding(path, error))
     if dataset is None:
-        surveys = _surveys(inspection, path, in_folder).values()
+        surveys = []
+        for name in in_folder:
+            place = os.path.join(path, name)
+            if (survey := inspection.attempt(place, partial(survey_shard, place))) is not None:
+                inspection.findings += survey.findings
+                surveys.append(survey)
         schema = next((survey.schema for survey in surveys if survey.schema), None)
         inspection.facts["schema"] = schema_facts(schema)
         inspection.facts["shards"] = [*map(shard_facts, surveys)]
     return dataset
 
 
-def _inspect_shards(
-    inspection: Inspection, dataset: shardio.ShardDataset, groups: Mapping[str, Any]
-) -> dict[str, list[Facts]]:
-    """Return the facts about the shards of each group; count the samples of the classes.
+def _shards_facts(
+    inspection: Inspection,
+    dataset: shardio.ShardDataset,
+    shards: Sequence[Any],
+    column: str | None = None,
+) -> list[Facts]:
+    """Return the recorded facts about shards, after each was opened unless it is in a store.
 
-    A group is named after its added column; "" are the shards of all other fields.
+    `column` is the added column that the shards hold; None for those of all other fields.
     """
-    names = [shard.name for shards in groups.values() for shard in shards]
-    surveys = _surveys(inspection, dataset.path, names)
-    for side, shards in groups.items():
-        fields = [side] if side else [name for name in dataset.schema if name not in groups]
-        schema = shardio.Schema({name: dataset.schema[name] for name in fields})
-        for shard in shards:
-            if survey := surveys.get(shard.name):
-                inspection.findings += _disagreements(survey, shard, schema)
-    inspection.bad_files = {finding.path for finding in inspection.findings}
-    if not inspection.findings:
-        inspection.facts |= _samples_by_class(inspection, dataset)
-    return {
-        side: [shard_facts(surveys[shard.name]) for shard in shards if shard.name in surveys]
-        for side, shards in groups.items()
-    }
-
-
-def _recorded_facts(shard: Any) -> Facts:
-    """Return the facts that a generation records about a shard."""
-    return {
-        "name": shard.name,
-        "samples": shard.n_samples,
-        "bytes": shard.n_bytes,
-        "id": shard.id,
-        "is_readable": True,
-    }
+    facts = []
+    for i, shard in enumerate(shards):
+        place, is_readable = os.path.join(dataset.path, shard.name), True
+        if not is_url(dataset.path):
+            open_shard = partial(dataset.reader, i, column)
+            is_readable = inspection.attempt(place, open_shard) is not None
+        facts.append(
+            {
+                "name": shard.name,
+                "samples": shard.n_samples,
+                "bytes": shard.n_bytes,
+                "id": shard.id,
+                "is_readable": is_readable,
+            }
+        )
+    return facts
 
 
 def dataset_facts(inspection: Inspection, dataset: shardio.ShardDataset) -> Facts:
@@ -302,39 +301,6 @@ def dataset_facts(inspection: Inspection, dataset: shardio.ShardDataset) -> Fact
         "outcomes": dict(Counter(entry["outcome"] for entry in inputs)),
         "without_samples": [dict(e) for e in inputs if not e.get("samples")],
     }
-
-
-def _surveys(inspection: Inspection, folder: str, names: list[str]) -> dict[str, Survey]:
-    surveys = {}
-    for name in names:
-        place = os.path.join(folder, name)
-        survey = inspection.attempt(place, partial(survey_shard, place))
-        if survey is not None:
-            inspection.findings += survey.findings
-            surveys[name] = survey
-    return surveys
-
-
-def _disagreements(survey: Survey, named: Any, schema: shardio.Schema) -> list[Finding]:
-    """Return a finding for each property in which a shard and its generation disagree."""
-    if survey.header is None or survey.findings:
-        return []
-    if (found := survey.header.id.hex()) != named.id:
-        message = "not the shard that the dataset names"
-        return [Finding(survey.path, "other_shard", message, expected=named.id, found=found)]
-    message = "the shard and its generation disagree about its"
-    counts = {
-        "bytes": (named.n_bytes, survey.n_bytes),
-        "samples": (named.n_samples, survey.header.n_samples),
-    }
-    findings = [
-        Finding(survey.path, "generation", f"{message} {what}", expected=expected, found=is_so)
-        for what, (expected, is_so) in counts.items()
-        if expected != is_so
-    ]
-    if survey.schema != schema:
-        findings.append(Finding(survey.path, "generation", f"{message} schema"))
-    return findings
 
 
 def _samples_by_class(inspection: Inspection, dataset: shardio.ShardDataset) -> Facts:
