@@ -311,15 +311,18 @@ def _samples_by_class(inspection: Inspection, dataset: shardio.ShardDataset) -> 
     found, n_without = np.zeros(len(names), np.int64), 0
     for i in range(len(dataset.shards)):
         place = os.path.join(dataset.path, dataset.shards[i].name)
-        reader = dataset.reader(i, "label")
-        rows = np.arange(len(reader))
-        labels = inspection.attempt(place, partial(reader.column, "label", rows=rows))
+        labels = inspection.attempt(place, partial(_labels, dataset, i))
         if labels is None:
             return {}
         inside = labels[(labels >= 0) & (labels < len(names))]
         found += np.bincount(inside.astype(np.int64), minlength=len(names))
         n_without += len(labels) - len(inside)
     return {"classes": dict(zip(names, found.tolist(), strict=True)), "without_class": n_without}
+
+
+def _labels(dataset: shardio.ShardDataset, shard: int) -> npt.NDArray[Any]:
+    reader = dataset.reader(shard, "label")
+    return reader.column("label", rows=np.arange(len(reader)))
 
 
 def checked_row(path: str, sample: int | None, n_samples: int) -> int | None:
