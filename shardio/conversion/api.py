@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from shardio._workers.ray_cluster import Engine, EngineName
 from shardio.conversion.append import PathName, load_base
@@ -187,11 +187,11 @@ class _Source:
         if self.samples is None and (
             is_data_frame(self.src) or not is_map_style(self.src, options.workers)
         ):
-            options.check_for_samples()
+            options.refuse(_OPTIONS_OF_INPUTS, "not for samples from an iterable")
             to_dataset = append_samples if options.append else convert_samples
             schema, rows = self._rows(append=options.append)
             return to_dataset(rows, os.fspath(out), schema, options.shard_bytes)
-        options.check_for_items()
+        options.refuse(("kind", "labels"), "only for files")
         if self.samples is not None:
             items, make, name = self.src, self.samples, _function_name(self.samples)
         else:
@@ -252,6 +252,12 @@ class _Source:
             raise InvalidArgument("names: not for data frames; rename the columns instead")
         rows = FrameRows(self.src)
         return rows.schema if self.schema is None and not append else self.schema, rows
+
+
+_OPTIONS_OF_INPUTS: Final = (
+    *("kind", "workers", "on_error", "keep_partial", "progress"),
+    *("resume", "overwrite", "labels", "engine"),
+)
 
 
 def _labelled(listing: Listing, source: Converter, labels: PathName | None) -> Listing:

@@ -87,15 +87,11 @@ class ConvertOptions:
         """The number of worker processes; 0 means to convert in this process."""
         return usable_cpus() if self.workers is None else self.workers
 
-    def check_for_samples(self) -> None:
-        """Raise InvalidArgument for given options that iterables of samples do not support."""
-        self._refuse(_OPTIONS_OF_INPUTS, "not for samples from an iterable")
+    def refuse(self, names: Iterable[str], reason: str) -> None:
+        """Raise InvalidArgument for those of the options that are given, and for any converter's.
 
-    def check_for_items(self) -> None:
-        """Raise InvalidArgument for given options that apply only to files."""
-        self._refuse(("kind", "labels"), "only for files")
-
-    def _refuse(self, names: Iterable[str], reason: str) -> None:
+        `reason` says why they are refused.
+        """
         default = ConvertOptions()
         given = [name for name in names if getattr(self, name) != getattr(default, name)]
         if given := [*given, *self.converter_options]:
@@ -163,12 +159,6 @@ class ConvertOptions:
             keep_partial=self.keep_partial or bool(recorded.get("keep_partial")),
             stop_at_broken=self.on_error == "stop",
         )
-
-
-_OPTIONS_OF_INPUTS: Final = (
-    *("kind", "workers", "on_error", "keep_partial", "progress"),
-    *("resume", "overwrite", "labels", "engine"),
-)
 
 
 def convert_inputs(

@@ -8,8 +8,7 @@ import stat
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from fnmatch import translate
-from functools import lru_cache
+from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
 from shardio._base.file_names import check_encodable, stored_name, utf8_name
@@ -230,28 +229,20 @@ def parse_pattern(source: str) -> Pattern:
         return Pattern(source)
     root = os.sep if source.startswith(os.sep) else ""
     parts = [part for part in source.split(os.sep) if part not in ("", os.curdir)]
-    while parts and _is_fixed(root, parts[0]):
+    while parts and (
+        not _SPECIAL.search(parts[0]) or os.path.lexists(os.path.join(root, parts[0]))
+    ):
         root = os.path.join(root, parts.pop(0))
     if source.endswith(os.sep):  # As in a shell, a pattern that ends in / matches only folders.
         parts.append(_ANY_FOLDERS)
     return Pattern(root or os.curdir, tuple(parts))
 
 
-def _is_fixed(root: str, part: str) -> bool:
-    return not _SPECIAL.search(part) or os.path.lexists(os.path.join(root, part))
-
-
 def _name_matches(part: str, name: str) -> bool:
     # Decode both names as UTF-8, not by the locale. In some locales, one character of a UTF-8 name
     # is decoded as several characters, and `?` would not match them.
-    return bool(_compiled(utf8_name(part)).match(utf8_name(name))) and (
-        name[:1] != "." or part[:1] == "."
-    )
-
-
-@lru_cache(maxsize=256)
-def _compiled(part: str) -> re.Pattern[str]:
-    return re.compile(translate(part))
+    is_visible = name[:1] != "." or part[:1] == "."
+    return is_visible and fnmatchcase(utf8_name(name), utf8_name(part))
 
 
 _CHUNK_BYTES: Final = 1 << 20

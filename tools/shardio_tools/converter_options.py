@@ -63,7 +63,7 @@ def add_converter_options(parser: argparse.ArgumentParser, kind: str | None) -> 
     groups: dict[str, list[ConverterOption]] = {}
     for option in options.values():
         if option.flag not in taken:
-            families = {_family(classes[each]) for each in option.helps}
+            families = {classes[each].__module__.rpartition(".")[0] for each in option.helps}
             family = families.pop() if len(families) == 1 else _SEVERAL
             groups.setdefault(family, []).append(option)
     for family, members in sorted(groups.items(), key=lambda each: each[0] == _SEVERAL):
@@ -73,10 +73,6 @@ def add_converter_options(parser: argparse.ArgumentParser, kind: str | None) -> 
         for option in members:
             text = option.help(of_group).replace("%", "%%")
             group.add_argument(option.flag, dest=PREFIX + option.name, help=text, **option.parsing)
-
-
-def _family(converter: type) -> str:
-    return converter.__module__.rpartition(".")[0]
 
 
 def _joined(names: Sequence[str]) -> str:

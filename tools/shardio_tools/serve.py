@@ -64,7 +64,11 @@ def run(options: argparse.Namespace) -> int:
     if options.make_keys is not None:
         if options.path is not None:
             raise InvalidArgument("serve: --make-keys DIR only creates keys: omit DATASET")
-        _make_keys(options)
+        folder = make_keys(options.make_keys, options.client or "client")
+        if not options.quiet:
+            place = escaped(str(folder))
+            print_out(f"created keys: copy {place} to the client, and pass it as keys=")
+            print_out(f"and serve with --keys {escaped(options.make_keys)}")
         return 0
     if options.client is not None:
         raise InvalidArgument("serve: --client needs --make-keys DIR")
@@ -82,13 +86,6 @@ def run(options: argparse.Namespace) -> int:
     ) as server:
         _serve(server, None if options.quiet else escaped(options.path))
     return 0
-
-
-def _make_keys(options: argparse.Namespace) -> None:
-    folder = make_keys(options.make_keys, options.client or "client")
-    if not options.quiet:
-        print_out(f"created keys: copy {escaped(str(folder))} to the client, and pass it as keys=")
-        print_out(f"and serve with --keys {escaped(options.make_keys)}")
 
 
 def _serve(server: Server, name: str | None) -> None:
