@@ -1,25 +1,22 @@
 """The content of a shard's file, and the columns in it.
 
 The content is a memoryview if the file is mapped. It is a PreadFile if the file is read by offset
-(pread(2)). Both have the attribute `nbytes`, and the slices of both are read-only memoryviews.
-
-A PreadFile reads into buffers and never maps the file. If the file was truncated, reading a
-PreadFile raises an exception, whereas reading a map would kill the process.
+(pread(2)). Both have the attribute `nbytes`, and the slices of both are read-only memoryviews. If a
+file was truncated, reading a PreadFile raises an exception; reading a map would kill the process.
 
 A dataset may have more shards than a process may have open files. All PreadFiles together therefore
 keep at most a quarter of the allowed number of descriptors open. Beyond that, the descriptor that
-was opened first is *evicted*: it is closed, and the next read of its file opens the file again. The
-file must then still be the same shard.
+was opened first is *evicted*: it is closed, and the next read of its file opens the file again.
 """
 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import resource
 import weakref
 from collections import deque
-from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -38,9 +35,8 @@ from shardio.storage.file_access import (
 Rows = npt.NDArray[np.int64]
 
 _HEAD_BYTES: Final = 128
-"""The number of bytes at the start of a shard that contain all fields of its header, such as the
-file size, the hash of the section table and the content id. A reopened file is the same shard if
-these bytes are the same."""
+"""The number of bytes at the start of a shard that contain all fields of its header. A reopened
+file is the same shard if these bytes are the same: they include an id of its content."""
 
 _GAP_BYTES: Final = 8 << 10
 """The maximum distance between the starts of two small rows that are read by one call. Reading the
@@ -61,10 +57,7 @@ _MIN_OPEN: Final = 4
 
 
 class _Descriptor:
-    """A descriptor of an open file. It is closed when the last reference to this object is gone.
-
-    An eviction only drops one reference, because another thread may still be using the descriptor.
-    """
+    """A descriptor of an open file, closed when no thread refers to this object any more."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -114,11 +107,11 @@ class PreadFile:
         return memoryview(buffer).toreadonly()
 
     def read_rows(self, offset: int, stride: int, rows: Rows, out: npt.NDArray[np.uint8]) -> None:
-        """Read rows of a table in the file: row `rows[i]` of the table is read into `out[i]`.
+        """Read row `rows[i]` of a table in the file into `out[i]`, for each i.
 
-        The indices in `rows` may have any order. `offset` is the file offset of row 0. `stride` is
-        the distance between the starts of two rows, in bytes. `out` is a C-contiguous 2-D array;
-        its width is the number of bytes to read per row.
+        `offset` is the file offset of row 0. `stride` is the distance between the starts of two
+        rows, in bytes. `out` is a C-contiguous 2-D array; its width is the number of bytes to read
+        per row.
         """
         if len(rows):
             lines = np.argsort(rows, kind="stable")
@@ -127,7 +120,7 @@ class PreadFile:
     def read_ascending(
         self, offset: int, stride: int, rows: Rows, out: npt.NDArray[np.uint8], lines: Rows
     ) -> None:
-        """Read rows as `read_rows` does, but row `rows[i]` is read into `out[lines[i]]`.
+        """Read row `rows[i]`, as `read_rows` does, into `out[lines[i]]`.
 
         `rows` has at least one index, and the indices ascend. Large rows are read directly into
         `out`; rows that follow each other in the file are read by one call. Small rows that are
@@ -151,7 +144,6 @@ class PreadFile:
     def _read_small(
         self, offset: int, stride: int, rows: Rows, out: npt.NDArray[np.uint8], lines: Rows
     ) -> None:
-        """Read small rows. Rows close together, and the gaps between them, are read by one call."""
         span = int(rows[-1] - rows[0]) * stride
         if span <= _SPAN_BYTES and span <= _GAP_BYTES * len(rows):
             self._read_span(offset, stride, rows, out, lines)
@@ -186,13 +178,11 @@ class PreadFile:
     def _read_sequences(
         self, offset: int, rows: Rows, out: npt.NDArray[np.uint8], lines: Rows
     ) -> None:
-        """Read rows that have no padding between them: the stride is the width of `out`.
-
-        Rows that follow each other in the file are read by one call.
-        """
+        """Read rows whose stride is the width of `out`: one call reads all rows of a sequence."""
         size, flat = out.shape[1], out.reshape(-1).data
-        for part in _split_where(rows[1:] - rows[:-1] != 1):
-            start, numbers = offset + int(rows[part.start]) * size, lines[part].tolist()
+        ends = [*(np.flatnonzero(rows[1:] - rows[:-1] != 1) + 1).tolist(), len(rows)]
+        for begin, end in itertools.pairwise([0, *ends]):
+            start, numbers = offset + int(rows[begin]) * size, lines[begin:end].tolist()
             if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
                 whole = flat[numbers[0] * size : (numbers[-1] + 1) * size]
                 self._read_all([whole], len(numbers) * size, start)
@@ -203,10 +193,7 @@ class PreadFile:
                 self._read_all(some, len(some) * size, start + i * size)
 
     def _read_all(self, views: list[memoryview], n_bytes: int, offset: int) -> None:
-        """Fill `views`, which have `n_bytes` in total, with the bytes of the file from `offset` on.
-
-        The views are filled one after the other.
-        """
+        """Fill `views`, of `n_bytes` in total, with the bytes of the file from `offset` on."""
         descriptor = self._descriptor or self._open_again()
         try:
             n_read = os.preadv(descriptor.fd, views, offset)
@@ -246,11 +233,9 @@ class PreadFile:
         return error.at(offset=offset)
 
     def _allow_reopen(self, error: OSError, n_failures: int = 0) -> None:
-        """Handle an error of a read: after ESTALE, drop the descriptor; the file is then reopened.
+        """Drop the descriptor after a first ESTALE; raise any other error again, with the path.
 
-        A network file system returns ESTALE if it no longer knows the open file. Any other error is
-        raised again, with the path. ESTALE is raised again, too, if an earlier attempt of the same
-        read has failed; `n_failures` is the number of these attempts.
+        A network file system returns ESTALE if it no longer knows the open file.
         """
         if error.errno != errno.ESTALE or n_failures:
             raise OSError(error.errno, os.strerror(error.errno or 0), self.path) from error
@@ -288,23 +273,8 @@ _files_with_descriptor: Final[deque[weakref.ref[Any]]] = deque()
 """Weak references to the files that keep a descriptor open, in the order of opening."""
 
 
-def _split_where(is_cut: npt.NDArray[np.bool_]) -> Iterator[slice]:
-    """Cut a sequence after each item for which `is_cut` is True; yield the slices.
-
-    `is_cut` has a bool for each item but the last.
-    """
-    start = 0
-    for end in (np.flatnonzero(is_cut) + 1).tolist():
-        yield slice(start, end)
-        start = end
-    yield slice(start, len(is_cut) + 1)
-
-
 def _max_open() -> int:
-    """Return the number of descriptors to keep open: a quarter of the limit of this process.
-
-    The number is at least `_MIN_OPEN` and at most `_MAX_OPEN`.
-    """
+    """Return the number of descriptors to keep open: a quarter of the limit of this process."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     share = _MAX_OPEN if soft == resource.RLIM_INFINITY else soft // 4
     return max(_MIN_OPEN, min(share, _MAX_OPEN))
@@ -335,10 +305,7 @@ Content = memoryview | PreadFile
 
 
 def open_content(path: str, access: Access) -> tuple[Content, FileState]:
-    """Open a file; return its content and its state.
-
-    `choose_access` decides whether the file is mapped or read by offset.
-    """
+    """Open a file, by the method that `choose_access` returns; return its content and its state."""
     if choose_access(path, access) == "mmap":
         return map_file(path)
     file = PreadFile(path)

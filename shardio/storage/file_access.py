@@ -54,8 +54,7 @@ class FileState(NamedTuple):
     def check(self, now: FileState, path: str) -> None:
         """Raise ShardChanged if `now`, the current state, is of another file or of another size.
 
-        The modification time is not compared. If the content of the file was changed, the hashes
-        detect this and locate the change.
+        The modification time is not compared: hashes detect and locate a change of the content.
         """
         if self[:2] != now[:2]:
             raise ShardChanged(
@@ -77,11 +76,10 @@ def resized_error(path: str, expected: int, found: int) -> ShardChanged:
 
 
 def check_length(path: str, opened: FileState) -> None:
-    """Raise ShardChanged if a mapped file was truncated after it was opened.
+    """Raise ShardChanged if a mapped file, whose state was `opened`, was truncated since then.
 
-    `opened` is the state of the file when it was opened. A process that reads a page of the map
-    beyond the new end of the file is killed. Deleting the file or replacing it by another one does
-    no harm, because the map keeps the opened file alive.
+    A process that reads a page of the map beyond the new end of the file is killed. Deleting the
+    file or replacing it by another one does no harm, because the map keeps the opened file alive.
     """
     try:
         now = os.stat(path)
@@ -163,10 +161,9 @@ def file_system_type(path: str) -> int | None:
 
 
 def choose_access(path: str, access: Access) -> Literal["mmap", "pread"]:
-    """Return the access method for a file, or for the files of a folder: "mmap" or "pread".
+    """Return the access method for a file, or for the files of a folder.
 
-    For "auto", this is "pread" on the UNSAFE_FILE_SYSTEMS and "mmap" on all others. Otherwise, it
-    is the value of `access`.
+    For "auto", this is "pread" on the UNSAFE_FILE_SYSTEMS and "mmap" on all others.
     """
     given: object = access  # a user may pass an array, and comparing it by == returns no bool
     if not isinstance(given, str) or given not in ACCESS:
@@ -180,8 +177,6 @@ _PROT_NONE: Final = 0
 _MAP_FIXED: Final = 0x10
 _MAP_NORESERVE: Final = 0x4000
 _ANONYMOUS: Final = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-_DEFAULT_MAX_MAPS: Final = 65530
-"""The default of vm.max_map_count on Linux."""
 _FAILED: Final = ctypes.c_void_p(-1).value
 
 
@@ -217,32 +212,23 @@ def max_maps() -> int:
     try:
         return int(Path("/proc/sys/vm/max_map_count").read_bytes())
     except OSError:
-        return _DEFAULT_MAX_MAPS
+        return 65530  # the default of vm.max_map_count
 
 
 def map_over(address: int, n_bytes: int, fd: int) -> None:
-    """Map the first `n_bytes` of a file to `address`, in place of the map that is there already.
-
-    The new map can be read and written.
-    """
+    """Map the start of a file to `address`, for reading and writing, in place of the map there."""
     flags = mmap.MAP_SHARED | _MAP_FIXED
     _mmap(address, n_bytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0, "")
 
 
 def disable_readahead(view: memoryview) -> None:
-    """Disable read-ahead for a mapped file (MADV_RANDOM).
-
-    `view` is a view of the whole map, as `map_file` returns it. Views of other memory are ignored.
-    """
+    """Disable read-ahead for a whole map, as `map_file` returns it; ignore other memory."""
     if isinstance(view.obj, ctypes.Array):
         disable_readahead_at(ctypes.addressof(view.obj), view.nbytes)
 
 
 def reserve(n_bytes: int) -> int:
-    """Reserve a range of `n_bytes` addresses, which takes no memory; return the first address.
-
-    Raises InsufficientMemory if this process has no free address range of this size.
-    """
+    """Reserve a range of `n_bytes` addresses, which takes no memory; return the first address."""
     return _mmap(None, n_bytes, _PROT_NONE, _ANONYMOUS, -1, 0, "")
 
 
@@ -252,10 +238,7 @@ def clear_reserved(address: int, n_bytes: int) -> None:
 
 
 def map_fixed(address: int, n_bytes: int, fd: int, offset: int, path: str) -> None:
-    """Map `n_bytes` of a file, from `offset` on, to reserved addresses for reading.
-
-    Raises UnsupportedEnvironment if the kernel's limit on the number of maps is reached.
-    """
+    """Map `n_bytes` of a file, from `offset` on, to reserved addresses for reading."""
     _mmap(address, n_bytes, mmap.PROT_READ, mmap.MAP_SHARED | _MAP_FIXED, fd, offset, path)
 
 
@@ -291,9 +274,13 @@ _LIBC: Final = _libc()
 def _mmap(
     address: int | None, n_bytes: int, prot: int, flags: int, fd: int, offset: int, path: str
 ) -> int:
-    """Call mmap(2) and return the address of the map; raise an exception if the call fails.
+    """Call mmap(2) and return the address of the map.
 
     `path` names the file in messages; it is empty if the caller does not know the path.
+
+    Raises:
+        UnsupportedEnvironment: the kernel's limit on the number of maps is reached.
+        InsufficientMemory: this process has no free address range of this size.
     """
     found = _LIBC.mmap(address, n_bytes, prot, flags, fd, offset)
     if found != _FAILED and found is not None:
@@ -316,10 +303,7 @@ def _mmap(
 
 
 def _mapped_bytes() -> int:
-    """Return the number of addresses that this process uses, in bytes; 0 if it is unknown.
-
-    RLIMIT_AS limits this number.
-    """
+    """Return the size of the addresses in use, which RLIMIT_AS limits; 0 if it is unknown."""
     try:
         return int(Path("/proc/self/statm").read_bytes().split()[0]) * mmap.PAGESIZE
     except OSError:
@@ -342,8 +326,7 @@ of the disk, and Linux sets this size to 128 KiB by default."""
 def is_cached(fd: int, offset: int) -> bool | None:
     """Return True if the page of a file at `offset` is in the page cache; None if this is unknown.
 
-    Unlike mincore(2), this function works for files of other users. For an offset beyond the end of
-    the file, it returns True, because reading there does not wait for the disk.
+    Unlike mincore(2), this works for files of other users. Beyond the end of the file, it is True.
     """
     try:
         os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT)
@@ -369,8 +352,7 @@ def prefetch_ends(paths: Sequence[str]) -> None:
     The disk then reads many shards at once. Otherwise, a program that opens the shards one by one
     waits for the disk at each of them. A few shards are tested first; if their first pages and ends
     are in the page cache, nothing is read. Errors are ignored, because opening the file later
-    raises them. Symbolic links are skipped: it was not checked where a link leads, and opening a
-    device may have side effects.
+    raises them. Links are skipped: they may lead to a device, and opening it has side effects.
     """
     step = max(1, len(paths) // _N_PROBED)
     if not all(_ends_are_cached(path, is_asked=False) for path in paths[::step]):
@@ -379,10 +361,9 @@ def prefetch_ends(paths: Sequence[str]) -> None:
 
 
 def _ends_are_cached(path: str, *, is_asked: bool) -> bool:
-    """Return True if the first page and the end of a file are cached; do not read them.
+    """Return True if the first page and the end of a file are cached, or if it cannot be opened.
 
-    If `is_asked` is True, start to prefetch both instead of testing them, and return True. Links,
-    and files that cannot be opened, count as cached.
+    If `is_asked` is True, start to prefetch both instead, and return True.
     """
     with contextlib.suppress(OSError, ShardioError):
         if os.path.islink(path):

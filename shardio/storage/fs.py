@@ -1,11 +1,7 @@
 """All changes to the file system: every write, fsync, rename and removal goes through `perform`.
 
-The arguments of `perform` are the name of a system call, the path of the file or folder that the
-call changes, and the function that makes the call. If the call fails, `perform` adds the path to
-the OSError, because the error of a failed write does not name the file. If the call fails because a
-file would exceed RLIMIT_FSIZE, `perform` also adds this limit to the message. Tests, and the tools
-that prove crash safety, replace `perform`: they count the calls, let one of the calls fail, or kill
-the process at one of the calls.
+Tests, and the tools that prove crash safety, replace `perform`: they count the calls, let one of
+the calls fail, or kill the process at one of the calls.
 
 Small JSON files, such as `dataset.json`, contain a digest of their own content. They are written
 atomically, and a reader checks the digest.
@@ -50,8 +46,9 @@ R = TypeVar("R")
 def perform(call: str, path: str, function: Callable[P, R], *given: P.args, **named: P.kwargs) -> R:
     """Call `function`, which makes a system call that changes the file or folder at `path`.
 
-    `call` is the name of the system call; only functions that replace `perform` use it. If the
-    function raises an OSError that names no file, `path` is added to the error.
+    `call` is the name of the system call; only functions that replace `perform` use it. If the call
+    fails, the error gets the path, which the error of a failed write lacks, and the limit on file
+    sizes if that was the reason.
     """
     try:
         return function(*given, **named)
@@ -65,9 +62,8 @@ def perform(call: str, path: str, function: Callable[P, R], *given: P.args, **na
 def max_file_bytes() -> int | None:
     """Return the largest file size allowed for this process (RLIMIT_FSIZE); None if unlimited.
 
-    The limit also applies to files that exist only in memory (memfd_create(2)). Python ignores the
-    signal SIGXFSZ. Therefore, a write beyond the limit fails with EFBIG, but does not kill the
-    process.
+    The limit also applies to files that exist only in memory (memfd_create(2)). A write beyond the
+    limit fails with EFBIG; it kills no process, because Python ignores the signal SIGXFSZ.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     return None if soft == resource.RLIM_INFINITY else soft
@@ -108,7 +104,7 @@ class _File(io.FileIO):
 
 
 def create(path: str | os.PathLike[str], *, replace: bool = False) -> IO[bytes]:
-    """Create a file and open it for writing; the caller owns the returned file object.
+    """Create a file and open it for writing.
 
     If the file exists already, FileExistsError is raised; with `replace`, it is emptied instead.
     """
@@ -117,10 +113,7 @@ def create(path: str | os.PathLike[str], *, replace: bool = False) -> IO[bytes]:
 
 
 def create_private(path: str | os.PathLike[str], mode: int = 0o600) -> IO[bytes]:
-    """Create a file with the permissions `mode` and open it for writing.
-
-    The caller owns the returned file object. Raises FileExistsError if the file exists already.
-    """
+    """Create a file with the permissions `mode`, and open it for writing; it must not exist."""
     place = os.fspath(path)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     fd = perform("create", place, os.open, place, flags, mode)
@@ -128,19 +121,13 @@ def create_private(path: str | os.PathLike[str], mode: int = 0o600) -> IO[bytes]
 
 
 def update(path: str | os.PathLike[str]) -> io.FileIO:
-    """Open an existing file, without a buffer, to change its content.
-
-    The caller owns the returned file object.
-    """
+    """Open an existing file, without a buffer, to change its content."""
     place = os.fspath(path)
     return _File(place, place, "r+b")
 
 
 def open_lock_file(path: str) -> int:
-    """Open a lock file for reading and writing; create the file if it is missing.
-
-    The caller owns the returned descriptor.
-    """
+    """Open a lock file, which is created if it is missing; return its descriptor."""
     flags = os.O_RDWR | os.O_CLOEXEC
     try:
         return os.open(path, flags)
@@ -155,16 +142,13 @@ def copy(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None
 
 
 def create_unnamed(folder: str) -> IO[bytes]:
-    """Create a temporary file on the file system of `folder`, and open it for reading and writing.
+    """Create a file without a name on the file system of `folder`, for reading and writing.
 
-    The file has no name in the folder. It is deleted when its last descriptor is closed.
+    The file is deleted when its last descriptor is closed.
     """
-    with perform("create", folder, _open_unnamed, folder) as file:
+    create_file: Callable[..., Any] = tempfile.TemporaryFile
+    with perform("create", folder, create_file, dir=folder, buffering=0) as file:
         return io.BufferedRandom(_File(folder, os.dup(file.fileno()), "r+b"), BUFFER_BYTES)
-
-
-def _open_unnamed(folder: str) -> Any:
-    return tempfile.TemporaryFile(dir=folder, buffering=0)
 
 
 def sync(file: IO[bytes], path: str | os.PathLike[str]) -> None:
@@ -174,11 +158,7 @@ def sync(file: IO[bytes], path: str | os.PathLike[str]) -> None:
 
 
 def sync_path(path: str | os.PathLike[str]) -> None:
-    """Sync the file or folder at `path`: wait until it is on the disk.
-
-    For a file, this makes the content durable. For a folder, this makes the names in the folder
-    durable, and thus all earlier renames.
-    """
+    """Wait until the content of a file, or the names in a folder, are on the disk."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         perform("fsync", os.fspath(path), os.fsync, fd)
@@ -203,9 +183,9 @@ def make_folder(path: str | os.PathLike[str], mode: int = 0o777) -> None:
 
 
 def make_temporary_folder(folder: str | os.PathLike[str] | None, prefix: str = "shardio-") -> Path:
-    """Create a new folder inside `folder`, under a name that is not used yet; return its path.
+    """Create a folder with a new name inside `folder`, or else in the system's temporary folder.
 
-    The default of `folder` is the system's temporary folder. The caller must remove the new folder.
+    The caller must remove the new folder.
     """
     place = tempfile.gettempdir() if folder is None else os.fspath(folder)
     return Path(perform("mkdir", place, tempfile.mkdtemp, prefix=prefix, dir=place))
@@ -232,12 +212,7 @@ def remove_folder(path: str | os.PathLike[str]) -> None:
 
 
 def remove_tree(path: str | os.PathLike[str]) -> None:
-    """Remove a folder with all of its content, if the folder exists.
-
-    A symbolic link in the folder is removed, but not the file or folder to which the link leads. If
-    another process adds files during the removal, the removal is tried again, at most `_TRIES`
-    times in all.
-    """
+    """Remove a folder with all of its content, if it exists; links in it are not followed."""
     for tries_left in reversed(range(_TRIES)):
         try:
             _remove_once(path)
@@ -263,18 +238,13 @@ def _remove_once(path: str | os.PathLike[str]) -> None:
 def rename_exclusive(source: str, target: str) -> None:
     """Rename a file; if `target` exists, raise FileExistsError and change nothing.
 
-    The check and the rename are one atomic step if the kernel and the file system support
-    renameat2(2). Otherwise they are two steps.
+    Without renameat2(2), the check and the rename are two steps, not one atomic step.
     """
     perform("rename", target, _rename_exclusive, source, target)
 
 
 def exchange(one: str, other: str) -> bool:
-    """Swap the files of two names atomically: both names exist at every moment.
-
-    Return True if the files were swapped. If the kernel or the file system does not support a swap,
-    return False; nothing is changed then.
-    """
+    """Swap the files of two names atomically; return False if the file system cannot do it."""
     return perform("rename", other, _renameat2, one, other, _EXCHANGE)
 
 
@@ -286,10 +256,7 @@ def _rename_exclusive(source: str, target: str) -> None:
 
 
 def _renameat2(source: str, target: str, flag: int) -> bool:
-    """Call renameat2(2) with a flag; return True if the call succeeded.
-
-    Return False if the kernel or the file system does not support the call or the flag.
-    """
+    """Call renameat2(2); return False if the kernel or the file system does not support it."""
     here = -100  # AT_FDCWD
     if _RENAME is None:
         return False
@@ -302,10 +269,9 @@ def _renameat2(source: str, target: str, flag: int) -> bool:
 
 
 def refuse_links_outside(root: str | Path, *paths: str | Path) -> None:
-    """Raise DatasetCorrupt if one of `paths` is a link that leads out of the dataset's folder.
+    """Raise DatasetCorrupt if one of `paths` is a link that leads out of `root`, a dataset.
 
-    `root` is the folder of the dataset. All files of the dataset must be inside of the folder: a
-    program that copies, verifies or deletes the folder would miss a file outside.
+    A program that copies, verifies or deletes the dataset would miss a file outside.
     """
     for path in paths:
         if not os.path.islink(path):
@@ -327,10 +293,7 @@ def _dumps(content: Mapping[str, Any]) -> bytes:
 
 
 def _digest(text: bytes) -> str:
-    """Return the digest of a JSON file: the hash of its text without the line with the digest.
-
-    `text` is the whole text, with or without this line.
-    """
+    """Return the digest of a JSON file: the hash of its text without the line with the digest."""
     # Only the outermost keys are indented by a single space. A nested key "digest" is not found.
     before, start, rest = text.partition(b'\n "digest": ')
     if start:
@@ -365,11 +328,7 @@ def read_checksummed_json(path: Path) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of a regular file.
-
-    Raises DatasetCorrupt if the path is a pipe, socket, device or folder. This function does not
-    wait for a process to write to the pipe.
-    """
+    """Return the content of a regular file; raise DatasetCorrupt, without waiting, for a pipe."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
@@ -404,8 +363,8 @@ def to_checksummed_json(content: Mapping[str, Any]) -> bytes:
 def write_atomic(path: Path, content: bytes, *, exclusive: bool, durable: bool = True) -> None:
     """Write a file so that it appears with all of its content, or not at all.
 
-    If the file exists already, it is replaced; with `exclusive`, FileExistsError is raised instead.
-    With `durable`, return only when the new file and its name are on the disk.
+    An existing file is replaced or, with `exclusive`, an error: FileExistsError. With `durable`,
+    return only when the new file and its name are on the disk.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:

@@ -69,10 +69,7 @@ _ROWS_AT_ONCE: Final = 1 << 14
 
 
 def verify_download(path: str, shard: ShardSummary) -> None:
-    """Verify that a file is the shard which a generation names, and check all hashes in it.
-
-    Raises one of `_DAMAGED_ERRORS` if the file is another shard, or is damaged.
-    """
+    """Check all hashes of a file; raise one of `_DAMAGED_ERRORS` unless it is the intact shard."""
     with ShardReader(path, verify="first", access="mmap") as reader:
         found = (reader.id, len(reader), reader.header.file_size)
         expected = (shard.id, shard.n_samples, shard.n_bytes)
@@ -94,10 +91,7 @@ def verify_download(path: str, shard: ShardSummary) -> None:
 
 
 def _check_records(reader: ShardReader, name: str, k: int, rows: Rows) -> None:
-    """Verify the stored bytes of a field's records for `rows`, without decoding them.
-
-    `k` is the position of the field among the fields that are stored as records.
-    """
+    """Verify the stored bytes of records of the k-th field with records, without decoding them."""
     records, units = reader.records, reader.units
     entries = records.entries(name, rows)
     records.shapes(name, rows)
@@ -124,10 +118,8 @@ _MAX_DOWNLOADS: Final = 3
 """After this many downloads that failed verification, the object in the store counts as damaged."""
 _POLL_S: Final = 0.02
 _MAX_WAIT_S: Final = 10.0
-"""The maximum time to wait for a shard that is missing although other processes have pinned it. If
-the shard is still missing then, somebody has removed it by hand, because the cache never removes a
-pinned shard.
-"""
+"""The maximum time to wait for a shard that is missing although other processes have pinned it. The
+cache never removes a pinned shard: if it is still missing then, somebody has removed it by hand."""
 _DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _DAMAGED_ERRORS: Final = (ShardCorrupt, ShardIncomplete, ShardUnsupported)
 """The errors that opening a damaged shard can raise. ShardUnsupported is one of them, because the
@@ -183,10 +175,7 @@ class ShardCache:
         return os.path.join(self.root, _file_name(shard))
 
     def pin_if_cached(self, shard: ShardSummary) -> str | None:
-        """Pin a shard until `unpin` and return its path, if the shard is cached and verified.
-
-        Otherwise, return None.
-        """
+        """Pin a shard until `unpin` and return its path; return None unless it is verified."""
         byte = lock_byte(_file_name(shard))
         try:
             if not self._locks.acquire_shared(byte):
@@ -205,8 +194,7 @@ class ShardCache:
         """Pin a shard until `unpin` and return its path; download and verify it first if needed.
 
         If another process or thread is downloading the shard, wait for the end of this download.
-        `check` is called repeatedly during a download and while waiting. If `check` raises an
-        exception, this method raises it too.
+        `check` is called repeatedly meanwhile; an exception that it raises ends this method.
 
         Raises:
             ShardCorrupt: the store returned damaged data three times.
@@ -254,15 +242,12 @@ class ShardCache:
         self._locks.release(lock_byte(_file_name(shard)))
 
     def close(self) -> None:
-        """Shrink the cache to its limit; close the lock file once all shards are unpinned.
-
-        Idempotent.
-        """
+        """Shrink the cache to its limit; close the lock file once all shards are unpinned."""
         self._locks.close()
         self._evictor.trim()
 
     def _fetch(self, shard: ShardSummary, check: Callable[[], None]) -> None:
-        """Download and verify a shard; the caller must hold the exclusive lock of the shard."""
+        """Download and verify a shard; the caller holds its exclusive lock."""
         path = self.path_of(shard)
         if os.path.exists(path):  # it was cached before the machine restarted, or is damaged
             with contextlib.suppress(*_DAMAGED_ERRORS):
@@ -296,10 +281,7 @@ class ShardCache:
                 raise
 
     def _retry_when_full(self, shard: ShardSummary, call: Callable[[], T]) -> T:
-        """Call `call`, which writes to the disk; while the disk is full, evict shards and repeat.
-
-        If no shard can be evicted, raise CacheFull. `shard` is the shard that needs the space.
-        """
+        """Call `call`; while the disk is too full for `shard`, evict other shards and repeat."""
         while True:
             try:
                 return call()

@@ -42,8 +42,7 @@ class ByteLocks:
     """The shared locks that this process holds on the bytes of one lock file. Thread-safe.
 
     The lock on a byte is counted: it is released when `release` has been called as often as
-    `acquire_shared`. A forked child starts without locks. The lock file is created if it is
-    missing.
+    `acquire_shared`. A forked child starts without locks.
     """
 
     def __init__(self, path: str) -> None:
@@ -54,11 +53,7 @@ class ByteLocks:
         self._released: deque[int] = deque()
 
     def acquire_shared(self, byte: int) -> bool:
-        """Acquire the shared lock on a byte; if this object holds it already, increase its count.
-
-        Return True if the lock is held. Return False if another process or thread holds the
-        exclusive lock on the byte.
-        """
+        """Acquire the shared lock on a byte; return False if somebody holds the exclusive lock."""
         self._reset_after_fork()
         try:
             with self._mutex:
@@ -73,10 +68,7 @@ class ByteLocks:
             self._release_pending()  # `release` may have been called while the mutex was locked
 
     def release(self, byte: int) -> None:
-        """Decrease the count of the lock on a byte; release the lock if the count is 0.
-
-        Safe in any thread at any point, also in a finalizer.
-        """
+        """Undo one call of `acquire_shared`. Safe in any thread at any point, as in a finalizer."""
         self._released.append(byte)
         self._release_pending()
 
@@ -121,12 +113,10 @@ class ByteLocks:
 
 @contextlib.contextmanager
 def try_exclusive(path: str, byte: int) -> Iterator[bool]:
-    """Try to acquire the exclusive lock on a byte of a file; if acquired, hold it in the block.
+    """Hold the exclusive lock on a byte of a file in the block; yield False if it is locked.
 
-    Yield True if the lock was acquired. Yield False if the byte is locked by another process, or by
-    this process with another descriptor. At the end, the lock is released explicitly. If this
-    process only closed its descriptor, a child that was forked in the block would keep the lock,
-    because it shares the lock with this process.
+    At the end, the lock is released explicitly. If this process only closed its descriptor, a child
+    that was forked in the block would keep the lock, because it shares the lock with this process.
     """
     fd, pid = fs.open_lock_file(path), os.getpid()
     try:
@@ -139,10 +129,7 @@ def try_exclusive(path: str, byte: int) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def folder_lock(folder: str) -> Iterator[None]:
-    """Wait for the exclusive lock of a folder, and hold it in the block.
-
-    If the process is killed in the block, the kernel releases the lock.
-    """
+    """Wait for the exclusive lock of a folder, and hold it in the block."""
     fd, pid = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), os.getpid()
     _held.is_held = True
     try:
@@ -156,10 +143,7 @@ def folder_lock(folder: str) -> Iterator[None]:
 
 
 def holds_folder_lock() -> bool:
-    """Return True if this thread holds a `folder_lock`.
-
-    If the thread then tried to acquire the same lock again, it would wait forever.
-    """
+    """Return True if this thread holds a `folder_lock`, and would wait forever for it."""
     return getattr(_held, "is_held", False)
 
 
@@ -196,8 +180,8 @@ class CachedFile(NamedTuple):
 class CacheEvictor:
     """Keeps a cache within its limit by evicting shards. Safe for several threads and processes.
 
-    `folder` is the folder of the cache, which must exist. `max_bytes` is the limit for all datasets
-    together. None stands for nine tenths of the space that is free or used by the cache.
+    `folder` is the folder of the cache. `max_bytes` is the limit for all datasets together; None
+    stands for nine tenths of the space that is free or used by the cache.
     """
 
     def __init__(self, folder: str, max_bytes: int | None) -> None:
@@ -214,11 +198,10 @@ class CacheEvictor:
         return sum(each.n_bytes for each in self._files())
 
     def reserve(self, partial: str, n_bytes: int) -> None:
-        """Make room for a download of `n_bytes`, and create the file `partial` for it.
+        """Make room for a download of `n_bytes`, count it, and create the file `partial` for it.
 
-        The size is added to the count in the file `used`. If `partial` exists, the download was
-        interrupted before, and is counted already; nothing is done then. If too many shards are
-        pinned, warn and let the cache exceed its limit.
+        If `partial` exists, an interrupted download is counted already, and nothing is done. If too
+        many shards are pinned, warn and let the cache exceed its limit.
         """
         self._may_evict = True
         with folder_lock(self._folder):
@@ -244,27 +227,21 @@ class CacheEvictor:
             fs.create_private(partial).close()
 
     def finish(self, partial: str, path: str) -> None:
-        """Rename the finished download `partial` to `path`.
-
-        Because of the lock, a process that counts all files finds exactly one of the two names.
-        """
+        """Rename a download so that a process that counts all files finds one of the two names."""
         with folder_lock(self._folder):
             fs.rename(partial, path)
 
     def evict(self, n_bytes: int) -> bool:
-        """Evict shards, because the disk is full, until `n_bytes` are freed or none can be evicted.
-
-        Return False if nothing was freed.
-        """
+        """Evict shards to free `n_bytes`, or fewer; return False if nothing was freed."""
         with folder_lock(self._folder):
             return self._evict_unused(n_bytes) > 0
 
     def trim(self) -> None:
         """Evict shards that are not pinned until the cache is within its limit.
 
-        A finalizer may call this method. If the finalizer has interrupted code that holds the lock
-        of a folder, the method does nothing, and the next download makes room instead. The method
-        also does nothing if the limit is the default and nothing was downloaded.
+        Do nothing if the limit is the default and nothing was downloaded. Do nothing either if this
+        is called by a finalizer that has interrupted code with a `folder_lock`: the next download
+        makes room instead.
         """
         if holds_folder_lock() or not self._may_evict:
             return
@@ -276,10 +253,7 @@ class CacheEvictor:
                 _write_count(self._count_path, used)
 
     def _evict_unused(self, n_bytes: int) -> int:
-        """Remove files without a lock until `n_bytes` are freed; return the number of freed bytes.
-
-        The least recently used files are removed first.
-        """
+        """Remove the least recently used files without a lock; return the number of freed bytes."""
         freed = 0
         for each in sorted(self._files()):
             if freed >= n_bytes:
@@ -310,9 +284,9 @@ class CacheEvictor:
 def lock_byte(file_name: str) -> int:
     """Return the offset of the byte that locks a shard, given the shard's file name in the cache.
 
-    The offset is a hash of the file name, cut to 60 bits so that it is a valid file offset. Among a
-    million shards, two have the same byte with a probability of 4e-7. The hash is not of the id
-    alone, because two shards with the same content have the same id.
+    The offset is a hash, cut to 60 bits so that it is a valid file offset. Among a million shards,
+    two have the same byte with a probability of 4e-7. The hash is of the name, because shards with
+    the same content have the same id.
     """
     return hash_bytes(os.fsencode(file_name)) >> 4
 

@@ -64,11 +64,7 @@ class RemoteOptions:
         storage_options: Mapping[str, Any] | None,
         access: Access = "auto",
     ) -> RemoteOptions:
-        """Return the options that a user has given, after validating them.
-
-        Raises InvalidArgument for an invalid option; the message names the option, the expected
-        value and, unless it may be secret, the actual value.
-        """
+        """Return the options that a user has given; raise InvalidArgument for an invalid option."""
         if cache_bytes is not None and (type(cache_bytes) is not int or cache_bytes < 1):
             raise InvalidArgument(f"cache_bytes must be an int from 1 up; found {cache_bytes!r}")
         if storage_options is not None and not isinstance(storage_options, Mapping):
@@ -85,7 +81,7 @@ class RemoteOptions:
 
     @property
     def for_workers(self) -> RemoteOptions:
-        """The options for workers: the same, except that workers download whole shards."""
+        """The options for workers, which download whole shards."""
         return replace(self, whole=True)
 
     @property
@@ -120,8 +116,7 @@ def local_path(place: str) -> str:
 def validate_url(url: str) -> str:
     """Return the URL of a folder in an object store without trailing slashes.
 
-    Raises InvalidArgument if the scheme is unknown, or if the URL names no bucket and no host.
-    Raises InvalidArgument also if the URL has a user, a password, a query or a fragment, because
+    Raises InvalidArgument if the URL is invalid, or has a user, a query or a fragment, because
     these may be secret.
     """
     parts = urlsplit(url)
@@ -287,7 +282,7 @@ def open_store(url: str, options: Mapping[str, Any]) -> Any:
     Raises:
         UnsupportedEnvironment: obstore is not installed, or this process was forked from a process
             that had used obstore.
-        InvalidArgument: an option is invalid; the message names options but not their values.
+        InvalidArgument: an option is invalid.
     """
     if _first_user.setdefault("first", os.getpid()) != os.getpid():
         raise UnsupportedEnvironment(
@@ -325,10 +320,7 @@ def endpoint_of(options: Mapping[str, Any]) -> str:
 
 
 def _profile_credentials(url: str, options: Mapping[str, Any]) -> Any:
-    """Return a credential provider of boto3 for the profile that AWS_PROFILE names.
-
-    Return None if this variable is unset, or if other credentials take precedence over it.
-    """
+    """Return boto3's credentials for AWS_PROFILE; None if it is unset, or others come first."""
     is_aws = url.partition("://")[0].lower() in ("s3", "s3a")
     names = {name.lower().removeprefix("aws_") for name in options}
     if not is_aws or names & {"access_key_id", "secret_access_key", "skip_signature", "token"}:

@@ -62,8 +62,8 @@ def interruptible(call: Callable[[], R]) -> R:
 def run_parallel(n_threads: int, call: Callable[[R], object], items: Iterable[R]) -> None:
     """Call a function for each item, in up to `n_threads` threads.
 
-    If a call raises an exception, no further calls are started, and the exception is raised when
-    the running calls have ended. After Ctrl-C, KeyboardInterrupt is raised at once.
+    If a call raises an exception, no further call is started, and the exception is raised when the
+    running calls have ended. After Ctrl-C, KeyboardInterrupt is raised at once.
     """
     left = deque(items)
 
@@ -91,8 +91,8 @@ def run_parallel(n_threads: int, call: Callable[[R], object], items: Iterable[R]
 def map_ordered(n_threads: int, call: Callable[[Item], R], items: Iterable[Item]) -> Iterator[R]:
     """Yield the result of a function for each item, in order; run up to `n_threads` calls at once.
 
-    If a call raises an exception, the exception is raised in place of the result. Calls that are
-    still running after an exception, or when the iterator is no longer used, are abandoned.
+    The exception of a call is raised in place of its result. Calls that are still running after
+    that, or when the iterator is no longer used, are abandoned.
     """
     left, coming = iter(items), deque[Future[R]]()
     while True:
@@ -107,10 +107,7 @@ def map_ordered(n_threads: int, call: Callable[[Item], R], items: Iterable[Item]
 
 
 def _wait_some(running: list[Future[R]]) -> tuple[list[Future[R]], list[Future[R]]]:
-    """Wait until all futures are done, one of them has failed, or _SIGNAL_POLL_S has passed.
-
-    Return the futures that are still running, and those that have failed.
-    """
+    """Wait at most _SIGNAL_POLL_S; return the running futures, and those that have failed."""
     done, left = wait(running, _SIGNAL_POLL_S, FIRST_EXCEPTION)
     return list(left), [each for each in done if each.exception() is not None]
 
@@ -215,18 +212,10 @@ class ObjectStore:
     ) -> None:
         """Download those bytes of an object that `file` does not have yet, and append them to it.
 
-        After each failure, requests are smaller and fewer of them run at once, because the network
-        may be slow.
-
-        Args:
-            name: the name of the object.
-            file: a file without a buffer, positioned at its end. It may contain the beginning of
-                the object already.
-            n_bytes: the size of the object.
-            check: called between requests; an exception that it raises cancels the download.
-
-        Raises:
-            ShardChanged: the object has another size, or was replaced during the download.
+        `file` has no buffer and is positioned at its end. `n_bytes` is the size of the object.
+        `check` is called between requests; an exception that it raises cancels the download. After
+        each failure, requests are smaller and fewer of them run at once, because the network may be
+        slow. Raises ShardChanged if the object has another size, or was replaced meanwhile.
         """
         done, tag = file.tell(), None
         size, n_at_once = PIECE_BYTES, _CONCURRENT_PIECES
@@ -255,10 +244,9 @@ class ObjectStore:
                 back_off(failure)
 
     def put(self, name: str, data: bytes, *, exclusive: bool) -> None:
-        """Write a small object.
+        """Write a small object, in place of an existing one.
 
-        An existing object is replaced. With `exclusive`, it is not replaced, and DatasetConflict is
-        raised unless it has the same content.
+        With `exclusive`, raise DatasetConflict if it exists already, with other content.
         """
         mode = "create" if exclusive else "overwrite"
 
@@ -278,9 +266,7 @@ class ObjectStore:
     def upload(self, name: str, path: str, *, check: Callable[[], None] = no_cancel) -> None:
         """Upload a file as an object; the object appears with all of its content or not at all.
 
-        A large file is uploaded in parts. If the uploaded object has the wrong size, the upload is
-        repeated, as after a failure. `check` is called before each repetition; an exception that it
-        raises cancels the upload.
+        `check` is called before each further attempt; an exception that it raises cancels them.
         """
         n_bytes = os.stat(path).st_size
 
@@ -318,11 +304,7 @@ class ObjectStore:
         return self._retry(name, lambda: self._get_once(name, part, tag), deadline_s)
 
     def _get_once(self, name: str, part: Any, tag: str | None) -> ObjectPart:
-        """Send one request for an object, or for a part of it; return the response.
-
-        Raises TransientError if the response has another length than it declares, or another range
-        than `part`.
-        """
+        """Send one request; raise TransientError if the response has another length or range."""
         options = {"range": part} if part is not None else {}
         # A server must not accept a weak tag in a condition (RFC 9110, 13.1.1): compare it here.
         is_weak = tag is not None and tag.startswith("W/")
@@ -366,10 +348,10 @@ class ObjectStore:
 
 
 class _BackOff:
-    """The pauses between the attempts of a call. They get longer, up to `_MAX_BACKOFF_S`.
+    """The pauses between the attempts of a call, which get longer, and their deadline.
 
-    The length of a pause is partly random. All attempts since the last `reset` may together take
-    `deadline_s`, by default the deadline of the store. `check` is called before each pause.
+    All attempts since the last `reset` may together take `deadline_s`, by default the deadline of
+    the store. `check` is called before each pause.
     """
 
     def __init__(

@@ -3,11 +3,10 @@
 A loader downloads whole shards to the cache. To read single samples, or to inspect a dataset, a
 RangeFile reads parts of a shard directly from the store.
 
-A Prefetcher downloads shards before the training loop needs them, in the order in which the loop
-needs them. It has threads in the main process, which download shards while workers fill batches.
-Workers do not depend on these threads: if a worker needs a shard that is not in the cache, it waits
-for a running download, or downloads the shard itself. The threads ignore errors, because the worker
-that needs the shard will raise the same error.
+A Prefetcher downloads shards before the training loop needs them. It has threads in the main
+process, which download shards while workers fill batches. Workers do not depend on these threads:
+if a worker needs a shard that is not in the cache, it waits for a running download, or downloads
+the shard itself. It then raises the errors that the threads ignore.
 """
 
 from __future__ import annotations
@@ -58,20 +57,18 @@ class ManifestCache:
 
     The manifest consists of `dataset.json`, which names the published generation, and of the files
     of the generations. Published generations never change, so only `dataset.json` is requested
-    again. If the store is unreachable, the last copy of `dataset.json` is used. `folder` must
-    exist. `list_files` returns the names of the further files to which a generation refers, given
-    the content of the generation's file.
+    again. If the store is unreachable, its last copy is used. `list_files` returns the names of the
+    further files to which a generation refers, given the content of the generation's file.
     """
 
     def __init__(self, folder: str, objects: ObjectStore, list_files: ListFiles) -> None:
         self.folder, self._objects, self._list_files = folder, objects, list_files
 
     def download(self, number: int | None) -> None:
-        """Download `dataset.json` and the files of the generation `number`.
+        """Download the files of the generation `number`, or of the published one for None.
 
-        If `number` is None, download the published generation. Files that are in the folder are not
-        requested again; if `number` is None, `dataset.json` is an exception. Raises DatasetNotFound
-        if there is no dataset at the URL.
+        Files that are in the folder are not requested again, except `dataset.json` for None. Raises
+        DatasetNotFound if there is no dataset at the URL.
         """
         if number is None or not os.path.exists(self._path(POINTER)):
             self._download_pointer()
@@ -136,10 +133,7 @@ class ManifestCache:
         fs.write_atomic(path, remote_file, exclusive=False, durable=False)
 
     def _parts(self, generation: str) -> list[str]:
-        """Return the names of the files in which a generation stores its longest lists.
-
-        `generation` is the path of the generation's file. If the file is damaged, return no names.
-        """
+        """Return the names of the files in which a generation, a local file, stores long lists."""
         with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
             raw = Path(generation).read_bytes()
             if b'"external_lists"' in raw:  # few generations have external lists
@@ -169,9 +163,8 @@ class RangeFile(PreadFile):
     """A shard in an object store of which only byte ranges are read. Thread-safe.
 
     The end of the object is fetched first, in one request, and kept. In most shards, it contains
-    all that is needed to open the shard: a copy of the header, the section table and the schema.
-    The first page of the shard is not read, because it must equal the last page; the two are
-    compared only if the shard is downloaded. Blocks that were read recently are kept, too.
+    all that is needed to open the shard. The last page takes the place of the first, its copy; the
+    two are compared only if the shard is downloaded. Blocks that were read recently are kept, too.
 
     Raises:
         ShardNotFound, StoreAccessDenied, StoreUnavailable: as from ObjectStore; also from every
@@ -251,10 +244,7 @@ class RemoteStorage:
         self._manifests = ManifestCache(self._cache.root, self._objects, list_files)
 
     def resolve_access(self, asked: Access) -> Access:
-        """Return the access method for the shards, given the one that the user asked for.
-
-        Unless whole shards are downloaded, it is "pread".
-        """
+        """Return the access method for the shards: "pread" unless whole shards are downloaded."""
         found = choose_access(self._cache.root, asked)
         return found if self._remote.whole else "pread"
 
@@ -264,27 +254,20 @@ class RemoteStorage:
         return choose_access(self._cache.root, self._remote.access)
 
     def manifest_folder(self, generation: int | None) -> str:
-        """Return the local folder of the manifest; first download the manifest if needed.
-
-        `generation` is the number of a generation; None stands for the published one.
-        """
+        """Return the local folder of the manifest, after `ManifestCache.download`."""
         self._manifests.download(generation)
         return self._cache.root
 
     def invalidate(self) -> bool:
-        """Remove the local copies of all generations, so that they are downloaded again.
-
-        Return True: another attempt to read a damaged generation makes sense.
-        """
+        """Remove the local copies of all generations; return True: they can be downloaded again."""
         self._manifests.invalidate()
         return True
 
     def max_pinned(self, sizes: Rows) -> int:
-        """Return the number of files that a reader may pin at a time.
+        """Return how many files of these sizes a reader may pin at a time.
 
-        `sizes` are the sizes of all files. If all of them fit into the cache together, or if only
-        byte ranges are read, all may be pinned. Otherwise, each reader gets an equal share of half
-        of the cache. The other half is for files that are prefetched.
+        If all fit into the cache together, or if only byte ranges are read, all may be pinned.
+        Otherwise, all readers share half of the cache; the other half is for prefetched files.
         """
         if not self._remote.whole or self.fits(sizes):
             return max(1, len(sizes))
@@ -296,10 +279,9 @@ class RemoteStorage:
         return self._cache.path_of(summary)
 
     def pin(self, summary: ShardSummary) -> str:
-        """Pin a file in the cache and return its path; download the file first if needed.
+        """Pin a file in the cache and return its path, or return a URL to read byte ranges of.
 
-        If byte ranges of files are read and this file is not cached, return its URL. Raises the
-        errors of `ShardCache.pin`.
+        Raises the errors of `ShardCache.pin`.
         """
         return self._cache.pin(summary) if self._remote.whole else self.pin_if_cached(summary)
 
@@ -326,10 +308,7 @@ class RemoteStorage:
         self._cache.pin(summary, check)
 
     def remote_file(self, summary: ShardSummary, path: str) -> PreadFile | None:
-        """Return a RangeFile for a file if `path`, which `pin` has returned, is a URL.
-
-        Return None for a local path.
-        """
+        """Return a RangeFile if `path`, which `pin` has returned, is a URL; None otherwise."""
         if os.path.isabs(path):
             return None
         return RangeFile(self._objects, summary.name)
@@ -388,8 +367,7 @@ class Prefetcher:
     """Downloads the files of one epoch before the loop needs them. Owns its threads until `close`.
 
     A downloaded file stays pinned in the cache until the loop reaches the file's step, or until the
-    thread that downloaded the file has nothing more to download. Without the pin, the file could be
-    the least recently used one, and the next download could evict it before it is read.
+    thread that downloaded the file ends. Otherwise, the next download could evict it unread.
 
     Args:
         requests: the files in the order in which they are needed. Each thread takes the next file
