@@ -87,8 +87,7 @@ def _write(
 ) -> tuple[str, ShardSummary]:
     """Write values to a new shard in a new folder; return the path and the summary of the shard.
 
-    `path` is the path of the dataset, and `first` is the index of the sample to which the first
-    value belongs. Both are for messages.
+    For messages, `path` is that of the dataset, and `first` the index of the first value's sample.
     """
     folder = staging / secrets.token_hex(8)
     make_folder(folder)
@@ -150,7 +149,8 @@ def add_column(
         DatasetConflict: another writer has published in the meantime. Nothing is changed.
         WorkerDied: worker processes crashed twice on the same shard.
     """
-    where = _engine_for(values, batch_size, workers, Engine(engine, address, gpus))
+    where = Engine(engine, address, gpus)
+    _check_options(values, batch_size, workers, where)
     with detect_conflict(folder), ShardDataset(folder) as dataset:
         previous = load_generation(folder, dataset.generation)
         schema = _schema_of(dataset, previous, name, field)
@@ -177,10 +177,7 @@ def add_column(
 
 
 def _schema_of(dataset: ShardDataset, previous: Generation, name: str, field: Field) -> Schema:
-    """Return the schema of the new shards, which has only the new field.
-
-    Raise SchemaError if the field cannot be added to the dataset.
-    """
+    """Return the schema of the new shards; raise SchemaError if the field cannot be added."""
     try:
         schema = Schema({name: field})
         if isinstance(field, Mapping):
@@ -191,13 +188,9 @@ def _schema_of(dataset: ShardDataset, previous: Generation, name: str, field: Fi
     return schema
 
 
-def _engine_for(
+def _check_options(
     values: Values, batch_size: int | None, workers: int | None, engine: Engine
-) -> Engine:
-    """Return `engine`; raise InvalidArgument if an option is invalid.
-
-    If `values` is not a function, none of the options may be given.
-    """
+) -> None:
     if not callable(values) and (batch_size, workers, engine) != (None, None, LOCAL):
         raise InvalidArgument(
             "batch_size, workers, engine: only for a function; here the values are given"
@@ -206,15 +199,10 @@ def _engine_for(
         raise InvalidArgument(f"batch_size is {batch_size}; it must be 1 or more")
     if workers is not None and workers < 0:
         raise InvalidArgument(f"workers is {workers}; it must be 0 or more")
-    return engine
 
 
 def _values(dataset: ShardDataset, values: Iterable[Any]) -> Iterator[Any]:
-    """Return an iterator over the values.
-
-    Raise InvalidArgument if `values` is not iterable, or has a length that is not the number of
-    samples.
-    """
+    """Return an iterator; raise InvalidArgument without one, or if the known length is wrong."""
     try:
         if isinstance(values, str | bytes | Mapping | set | frozenset):  # sets have no order
             raise TypeError
@@ -236,10 +224,7 @@ def _add_given(
     values: Iterator[Any],
     progress: Progress | None,
 ) -> None:
-    """Write the values for the samples of each shard to a new shard.
-
-    Raise InvalidArgument if there are too few or too many values.
-    """
+    """Write the values for the samples of each shard to a new shard."""
     ends = ends_of(shard.n_bytes for shard in dataset.shards)
     report_step(progress, "writing", 0, ends)
     for k, whole in enumerate(dataset.shards):

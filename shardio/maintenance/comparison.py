@@ -65,10 +65,7 @@ def value_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
 
 
 def exact_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
-    """Return digests that are equal if, and only if, the values of the field `name` are equal.
-
-    Digests of different fields are comparable only if the fields have the same type.
-    """
+    """Return digests that are equal if, and only if, the values of the field `name` are equal."""
     of = _column_digests if name in reader.schema.columns else value_digests
     return of(reader, name, rows)
 
@@ -92,11 +89,7 @@ def _column_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
 
 
 def _row_digests(reader: ShardReader, name: str, rows: Rows) -> Digests:
-    """Return a digest of the bytes of each row of a column.
-
-    The digest is the stored hash of the row. If several rows share a stored hash, the digest is
-    computed from the bytes of the row.
-    """
+    """Return the stored hash of each row of a column or, if rows share hashes, compute digests."""
     field = reader.schema.columns[name]
     n_bytes = field.row_bytes or 0
     if rows_per_unit(n_bytes, field.stride) == 1:
@@ -180,10 +173,7 @@ class _Side:
         return int(self._starts[-1])
 
     def digests(self, of: DigestsOf, name: str, rows: Rows) -> Digests:
-        """Return a digest of the field `name` for each of `rows`.
-
-        `rows` are indices over all shards. `of` computes the digests for rows of one shard.
-        """
+        """Return the digests that `of` computes for `rows`, which are indices over all shards."""
         found = np.zeros(len(rows), np.uint64)
         shards = np.searchsorted(self._starts, rows, side="right") - 1
         for shard in np.unique(shards).tolist():
@@ -284,8 +274,7 @@ def _whole_digests(side: _Side, of: DigestsOf, names: list[str], rows: Rows) -> 
 def _unmatched(a: Digests, b: Digests) -> tuple[Rows, Rows]:
     """Return the indices of digests that occur only in `a`, and of those that occur only in `b`.
 
-    If a digest occurs n more times on one side than on the other side, the indices of its last n
-    occurrences are returned. All indices are in ascending order.
+    If a digest occurs n times more often on one side, its last n occurrences there are returned.
     """
     known, numbers = np.unique(np.concatenate([a, b]), return_inverse=True)
     of_a, of_b = numbers[: len(a)], numbers[len(a) :]

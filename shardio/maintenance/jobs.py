@@ -52,10 +52,7 @@ def ends_of(sizes: Iterable[int]) -> list[int]:
 
 
 def report_step(progress: Progress | None, step: str, n_done: int, ends: Sequence[int]) -> None:
-    """Call `progress`, if given, to report that n_done shards are done.
-
-    `ends` is the result of `ends_of` for the sizes of all shards.
-    """
+    """Report that n_done shards are done; `ends` is `ends_of` for the sizes of all shards."""
     if progress is not None:
         progress(MaintenanceProgress(step, n_done, len(ends) - 1, ends[n_done], ends[-1]))
 
@@ -192,11 +189,7 @@ def _run_in_workers(
 
 
 def _try(function: Callable[[T], R], item: T) -> tuple[R | None, bytes | None]:
-    """Run a job; return its result and None.
-
-    If the job raises a ShardioError or an OSError, return None and the serialized error, which has
-    no traceback.
-    """
+    """Run a job; return its result, or a serialized ShardioError or OSError, without traceback."""
     try:
         return function(item), None
     except (ShardioError, OSError) as error:

@@ -61,11 +61,8 @@ class RepairPlan:
 
     `shards` has, for each shard, its file and the files that store added columns for the shard.
     `schema` has all fields of the samples. `generation` is the generation that is repaired, if one
-    can be read. If only its list of shards is damaged, `shards` are all shards in the folder, and
-    `generation.shards` is empty.
-
-    `unnamed` maps the name of each shard that the repair leaves out to the reason, a text. No
-    readable generation lists these shards, but a later generation, which is damaged, may list them.
+    can be read; it has no shards if its list of shards is damaged. `unnamed` maps the name of each
+    shard that only a later, damaged generation may list to the reason why it is left out.
     """
 
     shards: tuple[tuple[Part, ...], ...]
@@ -107,10 +104,7 @@ def _last_readable(root: Path) -> Generation | None:
 
 
 def _without_shards(root: Path) -> Generation | None:
-    """Return the newest generation whose JSON can be read, without shards, columns and inputs.
-
-    The lists of shards and inputs may be external lists, whose files may be damaged.
-    """
+    """Return the newest generation whose JSON can be read, without shards, columns and inputs."""
     for number in sorted(_numbers(root), reverse=True):
         place = root / GENERATIONS / f"{number:06d}.json"
         with contextlib.suppress(DataError, OSError):
@@ -128,12 +122,7 @@ def _numbers(root: Path) -> set[int]:
 
 
 def _unnamed(root: Path, generation: Generation) -> dict[str, str]:
-    """Return `RepairPlan.unnamed` for the repair of `generation`.
-
-    The result is empty if there is no generation after `generation`. Otherwise, generations after
-    it cannot be read, and the result has the shards in the folder that no generation up to
-    `generation` lists.
-    """
+    """Return `RepairPlan.unnamed` for the repair of the last readable generation."""
     later = [number for number in _numbers(root) if number > generation.number]
     if not later:
         return {}
@@ -184,8 +173,7 @@ class Loss:
 class ShardRepair:
     """The outcome of the repair of one shard.
 
-    `n_kept` is the number of samples that were written to the new dataset. `mended` describes the
-    parts of the file that were restored. `losses` lists the lost samples.
+    `n_kept` is the number of samples in the new dataset. `mended` describes the restored parts.
     """
 
     name: str
@@ -326,31 +314,24 @@ def _save(parts: Sequence[Part], output: GenerationWriter) -> ShardRepair:
                     return found
                 # Use a different name for each part, because all copies are open at the same time.
                 copy = output.staging / f"mended-{len(readers)}.shard"
-                mended = mend(part.path, copy, part.schema)
-                found.mended += tuple(about + note for note in mended.notes)
-                reader = stack.enter_context(ShardReader(mended.path))
+                path, notes = mend(part.path, copy, part.schema)
+                found.mended += tuple(about + note for note in notes)
+                reader = stack.enter_context(ShardReader(path))
                 _check_identity(reader, part)
             except (DataError, ShardNotFound) as error:
-                _lose_all(part, about + _reason(error, part.path), found)
+                reason = about + _reason(error, part.path)
+                if part.named is None:
+                    found.losses.append(Loss(None, None, reason))
+                elif n := part.named.n_samples:
+                    found.losses.append(Loss(0, n - 1, reason))
                 return found
             readers.append(reader)
         _save_samples(readers, output, found)
     return found
 
 
-def _lose_all(part: Part, reason: str, found: ShardRepair) -> None:
-    """Record in `found` that all samples of a shard are lost, because `part` cannot be opened."""
-    n = part.named.n_samples if part.named else None
-    if n != 0:
-        found.losses.append(Loss(None, None, reason) if n is None else Loss(0, n - 1, reason))
-
-
 def _adopt(part: Part, output: GenerationWriter, found: ShardRepair) -> bool:
-    """Copy a shard to the new dataset if it is undamaged; return True if it was copied.
-
-    The shard is copied only if it is also the shard that the generation lists. The number of copied
-    samples is recorded in `found`.
-    """
+    """Copy a shard if it is undamaged, and the one that is listed; return True if it was copied."""
     if unreadable_pages(part.path):
         return False
     examined = verify_file(part.path)
@@ -380,10 +361,7 @@ def _check_identity(reader: ShardReader, part: Part) -> None:
 def _save_samples(
     readers: Sequence[ShardReader], output: GenerationWriter, found: ShardRepair
 ) -> None:
-    """Write the samples of which all fields can be read; record the other samples as lost.
-
-    Each reader provides some of the fields of all samples.
-    """
+    """Write the samples of which all fields can be read; record the other samples as lost."""
     for row in range(min(map(len, readers))):
         sample: dict[str, Any] = {}
         try:
@@ -397,10 +375,7 @@ def _save_samples(
 
 
 def _reason(error: Exception, path: str) -> str:
-    """Return the reason for the loss of a sample.
-
-    The text has no file name and no offset, so that many samples can have the same reason.
-    """
+    """Return the reason for a loss, without file and offset: samples in a row then share it."""
     if isinstance(error, ShardCorrupt):
         where = f"field {error.field!r}: " if error.field else ""
         section = f" ({error.section})" if error.section else ""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
@@ -115,10 +115,7 @@ def reshard(
 
 
 def _operation(name: str, shard_bytes: int, *sources: ShardDataset) -> dict[str, Any]:
-    """Return the value of `Generation.operation`: the name, options and sources of an operation.
-
-    A source is described by its lineage, which is the id of the dataset, and its generation number.
-    """
+    """Return the value of `Generation.operation`."""
     found: dict[str, Any] = {"name": name, "options": {"shard_bytes": shard_bytes}}
     if sources:
         found["sources"] = [
@@ -133,10 +130,7 @@ def _append_shards(
     output: GenerationWriter,
     progress: Progress | None,
 ) -> None:
-    """Write the samples of some shards to the new shards of `output`.
-
-    `numbers` are the indices of the shards.
-    """
+    """Write the samples of the shards with the indices `numbers` to the new shards of `output`."""
     chosen = list(numbers)
     ends = ends_of(dataset.shards[k].n_bytes for k in chosen)
     report_step(progress, "writing", 0, ends)
@@ -199,11 +193,7 @@ def compact(
 
 
 def _groups(previous: Generation, shard_bytes: int) -> list[list[int]]:
-    """Return the indices of all shards in groups. The shards of a group are merged.
-
-    Adjacent small shards form one group. Every shard that is not small is a group of its own. If
-    the dataset has column groups, all shards form one group.
-    """
+    """Return the indices of all shards in groups, as `compact` merges them."""
     shards = previous.shards
     if previous.column_groups:
         return [[*range(len(shards))]]
@@ -237,23 +227,15 @@ def _compact(
 
 
 def _remove_old(root: Path) -> int:
-    """Remove the shards that an older generation uses and the published generation does not use.
-
-    Return the number of removed shards.
-    """
-    published = load(root)
-    n_removed = 0
-    for name in sorted({*_older_names(root, published.number)} - {*published.names}):
-        if (root / name).exists():
-            unlink(root / name)
-            n_removed += 1
-    return n_removed
-
-
-def _older_names(root: Path, number: int) -> Iterator[str]:
-    for older in range(1, number):
+    """Remove the shards that only older generations use; return how many were removed."""
+    published, older = load(root), set[str]()
+    for number in range(1, published.number):
         with contextlib.suppress(DataError):  # ignore a damaged generation: verification reports it
-            yield from load_generation(root, older).names
+            older |= {*load_generation(root, number).names}
+    left = [name for name in older.difference(published.names) if (root / name).exists()]
+    for name in left:
+        unlink(root / name)
+    return len(left)
 
 
 LABEL = "label"
@@ -301,14 +283,19 @@ def merge(
         datasets = [stack.enter_context(ShardDataset(path)) for path in sources]
         for dataset in datasets[1:]:
             check_same_fields(datasets[0], dataset)
-        classes = _all_classes(datasets)
+        classes = tuple(dict.fromkeys(name for dataset in datasets for name in dataset.classes))
         changes = [_renumbering(dataset, classes) for dataset in datasets]
         for path in sources:
             require_sound(path, workers, progress)
         with GenerationWriter(out, datasets[0].schema, shard_bytes=shard_bytes) as output:
             ends = ends_of(shard.n_bytes for dataset in datasets for shard in dataset.shards)
-            for n_done, _ in enumerate(_write(datasets, changes, output)):
-                report_step(progress, "writing", n_done, ends)
+            n_done = 0
+            report_step(progress, "writing", n_done, ends)
+            for dataset, numbers in zip(datasets, changes, strict=True):
+                for k in range(len(dataset.shards)):
+                    _write_shard(dataset, k, numbers, output)
+                    n_done += 1
+                    report_step(progress, "writing", n_done, ends)
             published = output.publish(
                 classes=classes,
                 inputs=[entry for dataset in datasets for entry in dataset.inputs],
@@ -320,28 +307,19 @@ def merge(
             return MaintenanceReport.of(out, published, output.n_written)
 
 
-def _write(
-    datasets: Sequence[ShardDataset],
-    changes: Sequence[Mapping[int, int] | None],
-    output: GenerationWriter,
-) -> Iterator[None]:
-    """Write the samples of all shards to `output`; yield before each shard, and at the end.
-
-    `changes` has, for each dataset, the result of `_renumbering`.
-    """
-    for dataset, numbers in zip(datasets, changes, strict=True):
-        for k, shard in enumerate(dataset.shards):
-            yield
-            is_same = numbers is None and dataset.schema == output.schema
-            if is_same and not dataset.column_groups:
-                if shard.n_samples:
-                    output.adopt(os.path.join(dataset.path, shard.name), shard)
-                continue
-            for row, sample in enumerate(dataset.samples(k)):
-                if numbers is not None:
-                    sample[LABEL] = _renumbered(sample[LABEL], numbers, shard.name, row)
-                output.append(sample)
-    yield
+def _write_shard(
+    dataset: ShardDataset, k: int, numbers: Mapping[int, int] | None, output: GenerationWriter
+) -> None:
+    """Write the samples of shard k to `output`; `numbers` is the result of `_renumbering`."""
+    shard = dataset.shards[k]
+    if numbers is None and dataset.schema == output.schema and not dataset.column_groups:
+        if shard.n_samples:
+            output.adopt(os.path.join(dataset.path, shard.name), shard)
+        return
+    for row, sample in enumerate(dataset.samples(k)):
+        if numbers is not None:
+            sample[LABEL] = _renumbered(sample[LABEL], numbers, shard.name, row)
+        output.append(sample)
 
 
 def check_same_fields(a: ShardDataset, b: ShardDataset) -> None:
@@ -358,15 +336,8 @@ def check_same_fields(a: ShardDataset, b: ShardDataset) -> None:
     raise InvalidArgument(f"{a.path} and {b.path} do not have the same fields: {'; '.join(parts)}")
 
 
-def _all_classes(datasets: Sequence[ShardDataset]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for dataset in datasets for name in dataset.classes))
-
-
 def _renumbering(dataset: ShardDataset, classes: tuple[str, ...]) -> dict[int, int] | None:
-    """Return a dict that maps each class index of a dataset to its index in `classes`.
-
-    Return None if no index changes.
-    """
+    """Map each class index of a dataset to its index in `classes`; return None if none changes."""
     if dataset.classes == classes[: len(dataset.classes)] and (dataset.classes or not classes):
         return None
     if not dataset.classes:
@@ -391,11 +362,7 @@ def has_labels(schema: Schema) -> bool:
 
 
 def _renumbered(value: Any, numbers: Mapping[int, int], shard: str, row: int) -> Any:
-    """Return the new value of a label; `numbers` maps old class indices to new ones.
-
-    A negative or missing label means that the sample has no class. Such a label is kept.
-    """
-    if value is None or int(value) < 0:
+    if value is None or int(value) < 0:  # the sample has no class
         return value
     if int(value) not in numbers:
         raise InvalidArgument(

@@ -126,20 +126,9 @@ def _read_table(content: Content, header: Header, path: str) -> Sections:
     return {section.key: section for section in unpack_table(table, header, path)}
 
 
-@dataclass(frozen=True, slots=True)
-class Mended:
-    """The result of `mend`: the path of the file to read, and a note for each restored part."""
-
-    path: str
-    notes: tuple[str, ...] = ()
-
-
 @dataclass
 class _Draft:
-    """A damaged shard, and the changes to make in its copy.
-
-    `patches` maps offsets in the file to the bytes that are written there.
-    """
+    """A damaged shard, and the changes to make in its copy: the new bytes at some offsets."""
 
     path: str
     content: memoryview
@@ -159,12 +148,12 @@ class _Draft:
                 self.notes.append(note)
 
 
-def mend(path: str, copy: Path, schema: Schema | None = None) -> Mended:
+def mend(path: str, copy: Path, schema: Schema) -> tuple[str, list[str]]:
     """Restore the redundant parts of a damaged shard in a copy.
 
-    If there is nothing to restore, return the path of the shard itself. The shard is not changed.
-    An existing file at `copy` is replaced, and the caller must remove the copy. `schema` is the
-    schema that the shard should have; None if this is unknown.
+    Return the path of the copy, and a note for each restored part. If there is nothing to restore,
+    return the path of the shard itself. An existing file at `copy` is replaced, and the caller must
+    remove the copy. `schema` is the schema that the shard should have.
 
     Raises:
         ShardNotFound, ShardIncomplete, ShardCorrupt, ShardUnsupported: the shard is missing, or so
@@ -185,7 +174,7 @@ def mend(path: str, copy: Path, schema: Schema | None = None) -> Mended:
     if known is not None:
         _mend_column_hashes(draft, known)
     if not notes:
-        return Mended(path)
+        return path, []
     if not n_holes:
         fs.copy(path, copy)
     with io.BufferedRandom(fs.update(copy)) as file:
@@ -193,7 +182,7 @@ def mend(path: str, copy: Path, schema: Schema | None = None) -> Mended:
         for offset, patch in draft.patches.items():
             file.seek(offset)
             file.write(patch)
-    return Mended(str(copy), tuple(notes))
+    return str(copy), notes
 
 
 def schema_of(path: str) -> Schema:
@@ -223,11 +212,7 @@ def _map_readable(path: str, copy: Path) -> tuple[memoryview, int]:
 
 
 def unreadable_pages(path: str) -> list[int]:
-    """Return the offset of each page of a file that the disk cannot read.
-
-    The whole file is read. It is read by `pread`, because accessing a page that the disk cannot
-    read kills the process if the file is mapped.
-    """
+    """Return the offset of each page of a file that the disk cannot read; reads the whole file."""
     fd = open_shard(path)
     try:
         n_bytes, holes = os.fstat(fd).st_size, []
@@ -262,10 +247,9 @@ def _copy_readable(path: str, copy: Path, holes: set[int]) -> None:
 
 
 def _open_any(content: memoryview, path: str) -> tuple[Header, Sections]:
-    """Return the header and the section table of a shard.
+    """Return the first header, in the first or last page, that is intact, with its section table.
 
-    Use the first header, in the first or last page, that is intact and has a table that can be
-    read. Raise DataError if there is no such header.
+    Raise DataError if there is none with a table that can be read.
     """
     reason: DataError | None = None
     for header in _headers(content, path):
@@ -291,10 +275,7 @@ def _open_any(content: memoryview, path: str) -> tuple[Header, Sections]:
 
 
 def _headers(content: Content, path: str) -> Iterator[Header | DataError]:
-    """Yield the header in the first page, then the header in the last page that has one.
-
-    Yield an error instead of a header that is damaged.
-    """
+    """Yield the header, or its error, of the first page and of the last page that has one."""
     if content.nbytes < PAGE:
         what, size = "too short to be a shard", content.nbytes
         yield ShardCorrupt(what, code="file_size", path=path, expected=PAGE, found=size)
@@ -307,10 +288,7 @@ def _headers(content: Content, path: str) -> Iterator[Header | DataError]:
 
 
 def _header_offsets(content: Content) -> Iterator[int]:
-    """Yield the offset of the first page, then that of the last page that starts with MAGIC.
-
-    The last one is searched for only if it is needed, because the search may read the whole file.
-    """
+    """Yield 0, then search (maybe the whole file) for the last page that starts with MAGIC."""
     yield 0
     for page in range(content.nbytes // PAGE * PAGE - PAGE, 0, -PAGE):
         if bytes(content[page : page + len(MAGIC)]) == MAGIC:
@@ -318,17 +296,13 @@ def _header_offsets(content: Content) -> Iterator[int]:
             return
 
 
-def _mend_schema(draft: _Draft, schema: Schema | None) -> Schema | None:
-    """Return the schema of the shard, after restoring it if it is damaged.
-
-    A damaged schema is replaced by `schema` if the stored hash of the schema section is that of
-    `schema`. Otherwise, return None.
-    """
+def _mend_schema(draft: _Draft, schema: Schema) -> Schema | None:
+    """Return the schema of the shard; restore it from `schema` if it is damaged and this fits."""
     try:
         return read_schema(draft.content, draft.sections, draft.path)
     except DataError:
         section = draft.sections.get((Kind.SCHEMA, NO_FIELD, 0))
-    if schema is None or section is None or hash_bytes(schema.to_json()) != section.hash:
+    if section is None or hash_bytes(schema.to_json()) != section.hash:
         return None
     draft.put(section.offset, schema.to_json(), "the schema is that of the dataset")
     return schema
@@ -348,12 +322,7 @@ def _mend_block_hashes(draft: _Draft) -> None:
 
 
 def _mend_column_hashes(draft: _Draft, schema: Schema) -> None:
-    """Compute damaged hashes of columns again if the rows that they cover are intact.
-
-    The hashes of a column are divided into blocks of 4 KiB, and each block has a hash, too. If a
-    block does not match its hash, the row hashes in it are computed again. They replace the block
-    if they match its hash.
-    """
+    """Compute the hashes in a damaged 4 KiB block again; keep them if they match its hash."""
     for name, field_ in schema.columns.items():
         number = schema.field_id(name)
         column = draft.sections.get((int(Kind.COLUMN), number, 0))

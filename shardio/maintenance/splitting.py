@@ -133,8 +133,7 @@ def _groups(
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
     """Return the index of each row's group, and the number of rows of each group.
 
-    Groups are numbered in the order of their first rows. Therefore the indices do not depend on how
-    the samples are distributed over shards.
+    Groups are numbered in the order of their first rows, whatever shard these are in.
     """
     n_rows = len(dataset)
     if group is None:
@@ -154,10 +153,9 @@ def _groups(
 def _allot(
     groups: npt.NDArray[np.intp], counts: npt.NDArray[np.int64], shares: list[float], seed: int
 ) -> npt.NDArray[np.int64]:
-    """Return the index of the part to which each group is assigned.
+    """Return the index of the part of each group.
 
-    Groups are assigned in random order. Each group goes to the part that still lacks the largest
-    number of samples to meet its share.
+    In random order, each group goes to the part that lacks most samples to meet its share.
     """
     numbered, key = np.arange(len(counts)), np.full(len(counts), derive_key(seed), np.uint64)
     # Mix in the key several times, so that the results for adjacent groups are not correlated.

@@ -182,11 +182,7 @@ class _Counts:
 def _values(
     reader: ShardReader, name: str, array: Array, rows: Rows
 ) -> Iterator[npt.NDArray[Any] | None]:
-    """Yield the values of a field at `rows`.
-
-    Each item is an array whose first dimension counts values, or None for a missing value. If the
-    field is a column, an array has the values of many rows.
-    """
+    """Yield the values of a field at `rows`: arrays of values, and None for a missing value."""
     if name not in reader.schema.columns:
         for row in rows.tolist():
             value = reader.sample(row, [name])[name]
@@ -219,7 +215,7 @@ class _Tally:
         self._largest: list[int] = []
 
     def add(self, values: npt.NDArray[Any] | None) -> None:
-        """Add values. The first dimension of the array counts values; None is a missing value."""
+        """Add an array of values, or None for a missing value."""
         if values is None:
             self._n_missing += 1
             return

@@ -89,10 +89,7 @@ class Findings:
 
     @contextmanager
     def catching(self, **where: Any) -> Iterator[None]:
-        """Catch an error about a damaged shard in the `with` block, and add it as a finding.
-
-        `where` is used for details that the error does not have.
-        """
+        """Add an error about a damaged shard, raised in the block, as `add_error` does."""
         try:
             yield
         except ShardCorrupt as error:

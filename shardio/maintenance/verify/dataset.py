@@ -82,8 +82,7 @@ def verify_all(
 ) -> dict[str, VerifiedShard]:
     """Verify the shards `names` in a folder; return a dict with the result for each name.
 
-    The other arguments are those of `verify_dataset`. A shard that is missing or cannot be read
-    gives a finding instead of an error.
+    The other arguments are those of `verify_dataset`.
     """
     sizes = [_size_of(root / name) for name in names]
     n_bytes = sum(sizes)
@@ -159,8 +158,9 @@ def verify_dataset(
     if published is not None:
         names = published.names
         begun = _names_of_next(root, published)
+        what = "no generation of the dataset names this shard"
         strays = [name for name in unknown if name.endswith(".shard") and name not in begun]
-        findings += [_stray(root / name) for name in strays]
+        findings += [Finding(str(root / name), "unknown_shard", what) for name in strays]
     else:
         names = [name for name in unknown if name.endswith(".shard")]
         unknown = []
@@ -185,10 +185,9 @@ def verify_dataset(
 
 
 def _verify_generations(root: Path) -> tuple[list[Generation], list[Finding]]:
-    """Check `dataset.json` and all generations up to the published generation.
+    """Return all generations that can be read, in ascending order, and the findings.
 
-    Return the generations that can be read, in ascending order, and the findings. If `dataset.json`
-    or the published generation cannot be read, no generations are returned.
+    If `dataset.json` or the published generation cannot be read, no generations are returned.
     """
     try:
         published = load(root)
@@ -211,11 +210,7 @@ def _verify_generations(root: Path) -> tuple[list[Generation], list[Finding]]:
 
 
 def _check_inputs(generations: Sequence[Generation]) -> list[Finding]:
-    """Read the inputs of all generations that are in external lists; return the findings.
-
-    Loading a generation does not read these files. Each file is read once, even if several
-    generations refer to it.
-    """
+    """Read the inputs in external lists, which loading a generation does not; return findings."""
     findings = []
     lists = (generation.inputs for generation in generations)
     for inputs in {each.part: each for each in lists if isinstance(each, InputList)}.values():
@@ -244,11 +239,7 @@ def _manifest_finding(path: Path, error: Exception) -> Finding:
 
 
 def _check_lineage(root: Path, generation: Generation, published: Generation) -> list[Finding]:
-    """Check the lineage of a generation, which is the id of the dataset.
-
-    The lineage of the first generation is a hash of its content. All other generations must have
-    the lineage of the published generation.
-    """
+    """Check the lineage: a hash of the first generation's content, and the same in all others."""
     expected = published.lineage
     if generation.number == 1:
         expected = lineage_of(generation.schema, generation.shards)
@@ -273,17 +264,10 @@ def _unknown(root: Path, generations: Sequence[Generation]) -> list[str]:
 
 
 def _names_of_next(root: Path, published: Generation) -> set[str]:
-    """Return the names of the shards of the next generation, if its file already exists.
-
-    A writer may be about to publish this generation. Therefore its shards are no findings.
-    """
+    """Return the names of the shards of a generation that a writer may be about to publish."""
     with contextlib.suppress(DatasetCorrupt, ShardUnsupported):
         return {*load_generation(root, published.number + 1).names}
     return set()
-
-
-def _stray(path: Path) -> Finding:
-    return Finding(str(path), "unknown_shard", "no generation of the dataset names this shard")
 
 
 def _disagreements(
@@ -311,10 +295,6 @@ def _disagreements(
     return found
 
 
-_NO_DAMAGE = {"unknown_shard"}
-"""The codes of findings that do not concern the samples of the dataset."""
-
-
 def require_sound(
     folder: str | os.PathLike[str],
     workers: int | None,
@@ -328,7 +308,7 @@ def require_sound(
     """
     if names is None:
         report = verify_dataset(folder, workers=workers, progress=progress)
-        findings = [each for each in report.findings if each.code not in _NO_DAMAGE]
+        findings = [each for each in report.findings if each.code != "unknown_shard"]
     else:
         examined = verify_all(Path(folder), names, workers, progress)
         findings = [each for found in examined.values() for each in found.findings]

@@ -55,9 +55,8 @@ from shardio.storage.file_access import FileState
 def _chunks(n_samples: int, stride: int, per_unit: int) -> Iterator[tuple[int, int]]:
     """Yield the first row and the number of rows of each window of a column.
 
-    A window is a range of rows that is verified at a time. It consists of whole units: a unit is a
-    row, or several rows, with one hash. If this does not make windows much larger than
-    WINDOW_BYTES, each window also consists of whole pages.
+    A window consists of whole units: a unit is a row, or several rows, with one hash. If this does
+    not make windows much larger than WINDOW_BYTES, each window also consists of whole pages.
     """
     unit = stride * per_unit
     n_bytes = math.lcm(unit, PAGE)
@@ -162,10 +161,7 @@ def verify_file(path: str | os.PathLike[str]) -> VerifiedShard:
 
 
 def verify_or_report(root: Path, name: str) -> VerifiedShard:
-    """Verify the shard `name` in the folder `root`.
-
-    If the file is missing or cannot be read, return a finding instead of raising an error.
-    """
+    """Verify a shard in the folder `root`; a missing or unreadable file is a finding, no error."""
     findings = Findings(root / name)
     try:
         return verify_file(root / name)
@@ -209,10 +205,9 @@ def verify_bytes(whole: Bytes, path: str) -> VerifiedShard:
 
 
 def _verify_headers(content: Content, findings: Findings) -> Header | None:
-    """Check the headers in the first and in the last page.
+    """Check the first and the last page; return the header if one of the pages is intact.
 
-    Return the header if both pages are the same and the header matches the size of the file. If
-    only one of the pages is damaged, return the header of the other page.
+    Return None if the pages differ, or if the header does not match the size of the file.
     """
     size, path = content.n_bytes, findings.path
     if size < 2 * PAGE:
@@ -298,11 +293,7 @@ def _verify_sections(content: Content, header: Header, findings: Findings) -> Sc
 def _verify_section_hashes(
     content: Content, section: Section, sections: Sections, field: str | None, findings: Findings
 ) -> None:
-    """Compare a section with its hash if the hash is of all bytes of the section.
-
-    If the section has the hashes of the 4 KiB blocks of another section, check that other section
-    too.
-    """
+    """Check a section that has a hash of all its bytes, and the blocks whose hashes it has."""
     if section.kind == Kind.BLOCK_HASHES:
         content.check_hash(section, findings, field)
         target = sections[section.of_kind, section.field, 0]
@@ -318,10 +309,7 @@ def _verify_section_hashes(
 def _verify_validity(
     content: Content, schema: Schema, sections: Sections, n_samples: int, findings: Findings
 ) -> Present:
-    """Return, for each optional field, a mask of the samples that have a value.
-
-    The masks are stored as bits. Add a finding if a bit after the bit of the last sample is set.
-    """
+    """Return a mask of the samples that have a value, for each optional field; check spare bits."""
     present: Present = {}
     for name in schema.optional:
         section = sections[Kind.VALIDITY, schema.field_id(name), 0]

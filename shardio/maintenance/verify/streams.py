@@ -37,11 +37,7 @@ from shardio.maintenance.verify.window import U64, WINDOW_BYTES, Content, differ
 
 
 def are_texts(parts: Iterable[Any]) -> bool:
-    """Return True if all buffers in `parts` are UTF-8.
-
-    The loop over the buffers runs in C, without executing bytecode for each buffer. Therefore it
-    does not tell which buffer is invalid.
-    """
+    """Return True if all buffers in `parts` are UTF-8. The loop over the buffers runs in C."""
     try:
         deque(map(str, parts, repeat("utf-8")), maxlen=0)
     except UnicodeDecodeError:
@@ -50,13 +46,7 @@ def are_texts(parts: Iterable[Any]) -> bool:
 
 
 def check_absent(dims: npt.NDArray[np.uint64] | None, n_bytes: int) -> None:
-    """Check that no data is stored for a field of a sample that has no value for this field.
-
-    `dims` are the stored dimensions, and `n_bytes` is the size of the record.
-
-    Raises:
-        ShardCorrupt: data is stored. The caller adds field, sample and offset to the error.
-    """
+    """Raise ShardCorrupt if a missing value has stored dimensions, or a record of `n_bytes`."""
     if n_bytes or (dims is not None and dims.any()):
         what = "the sample lacks a value for the field, but has a record or a shape"
         raise ShardCorrupt(what, code="validity", expected=0, found=n_bytes)
@@ -66,15 +56,10 @@ _UNKNOWN: Final = -1
 
 
 class StreamVerifier:
-    """A check of all streams of one field, row by row.
+    """A check of all streams of the field `name`, row by row.
 
-    Args:
-        content: the bytes of the shard; borrowed.
-        schema: the schema of the shard.
-        sections: the sections of the shard, which must have valid offsets and sizes.
-        name: the name of the field, which has the type Video or Audio.
-        present: a mask of the samples that have a value; None if all samples must have one.
-        findings: the collection to which findings are added.
+    The sections must have valid offsets and sizes. `present` is a mask of the samples that have a
+    value; None if all samples must have one.
     """
 
     def __init__(
@@ -168,10 +153,9 @@ class StreamVerifier:
     def _check_stream(
         self, row: int, line: np.void, offset: int, n_bytes: int, expected: int
     ) -> None:
-        """Check the hashes, packets and parameters of a stream whose row in the table is valid.
+        """Check a stream at `offset` in the file, whose row in the table is valid.
 
-        `offset` is the offset of the stream in the file, and `n_bytes` is its size. `expected` is
-        the hash in the index entry of the stream.
+        `expected` is the hash in the index entry of the stream.
         """
         n_before = self._findings.n_found
         self._check_hashes(row, int(line["first_chunk"]), offset, n_bytes, expected)

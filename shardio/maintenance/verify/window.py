@@ -95,10 +95,7 @@ class Content:
     def check_blocks(
         self, target: Section, hashes: Section, findings: Findings, field: str | None
     ) -> None:
-        """Add a finding for each block of 4 KiB of `target` that does not match its hash.
-
-        `hashes` is the section with the hashes of the blocks.
-        """
+        """Add a finding for each 4 KiB block of `target` that differs from its hash in `hashes`."""
         expected, end = self.items(hashes, U64), target.offset + target.size
         step = WINDOW_BYTES // BLOCK_BYTES
         for first in range(0, len(expected), step):
@@ -112,10 +109,7 @@ class Content:
 
 
 def _new_buffer(n_bytes: int) -> memoryview:
-    """Return memory that starts at a page. If possible, it consists of huge pages.
-
-    Huge pages save 1 ms of page faults.
-    """
+    """Return memory that starts at a page, in huge pages if possible: they save 1 ms of faults."""
     buffer = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(AttributeError, OSError):  # not available on this system or kernel
         buffer.madvise(mmap.MADV_HUGEPAGE)
@@ -128,11 +122,10 @@ def digests_of(hashes: npt.NDArray[np.uint64]) -> bytes:
 
 
 def parts_of(window: memoryview, ranges: npt.NDArray[np.uint64]) -> Iterable[Any]:
-    """Return parts of a window as objects with the buffer interface.
+    """Return parts of a window, given their starts and lengths, as buffers.
 
-    Each row of `ranges` has the start and the length of a part. If zstandard has the class
-    BufferWithSegments, this class creates the parts. Otherwise, a memoryview is sliced, which takes
-    half as long for each part as hashing 30 KB.
+    If zstandard has the class BufferWithSegments, this class creates the parts. Slicing a
+    memoryview takes half as long for each part as hashing 30 KB.
     """
     if _SEGMENTS is not None:
         parts: Iterable[Any] = _SEGMENTS(window, ranges)
@@ -144,9 +137,8 @@ def parts_of(window: memoryview, ranges: npt.NDArray[np.uint64]) -> Iterable[Any
 def differing(parts: Iterable[Any], expected: bytes) -> list[tuple[int, int, int]]:
     """Return the index, the expected hash and the actual hash of each part that does not match.
 
-    `expected` has the expected hashes of all parts, in the form that `digests_of` returns. The loop
-    over the parts runs in C: executing bytecode and creating an int for each part would take as
-    long as hashing a row of 3 KB.
+    `expected` is a result of `digests_of`. The loop over the parts runs in C: executing bytecode
+    and creating an int for each part would take as long as hashing a row of 3 KB.
     """
     found = b"".join(map(digest_bytes, parts))
     if found == expected:
