@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -25,10 +25,7 @@ from shardio.samples.shard_dataset import ShardDataset
 from shardio.storage.fs import create, sync
 
 ABOUT_FILE: Final = "_export.json"
-"""The name of the file with the metadata of an export.
-
-The name starts with `_`, because Parquet readers ignore files with such names.
-"""
+"""The file with the metadata of an export. Parquet readers ignore names that start with `_`."""
 FORMATS: Final = {
     "files": ("shardio.export.files", "FilesExporter"),
     "parquet": ("shardio.export.parquet", "ParquetExporter"),
@@ -135,11 +132,24 @@ def export(
             # folder back to `place`.
             _check_replaceable(place, overwrite=overwrite)
             n_samples = _write_samples(samples, exporter, target.folder, progress)
-            about = {"format": format, "samples": n_samples, **_provenance(source, samples)}
+            about = {
+                "format": format,
+                "samples": n_samples,
+                "fields": list(samples.fields),
+                "classes": list(source.classes),
+                "lineage": source.lineage,
+                "generation": source.generation,
+                "subset": source.subset_name,
+                "skipped": [one.sample for one in samples.skipped],
+                "shardio": __version__,
+            }
             _write_json(target.folder / ABOUT_FILE, about)
             if exporter.schema_spec is not None:
                 _write_json(target.folder / SCHEMA_FILE, exporter.schema_spec)
-            sizes = [*_sizes(target.folder)]
+            files = (
+                os.path.join(at, name) for at, _, names in os.walk(target.folder) for name in names
+            )
+            sizes = [os.path.getsize(file) for file in files]
             target.publish(replace=overwrite and _check_replaceable(place, overwrite=True))
     return ExportReport(
         str(out),
@@ -153,10 +163,7 @@ def export(
 
 
 def _check_folder(out: str | os.PathLike[str], source: str) -> Path:
-    """Return the absolute path of `out`.
-
-    Raise InvalidArgument if `out` is a dataset, or is inside a dataset, or contains `source`.
-    """
+    """Return the absolute path of `out`, unless it is in a dataset or contains `source`."""
     check_folder_name(out)
     place = Path(os.path.abspath(out))
     for folder in (place, *place.parents):
@@ -215,11 +222,7 @@ def _select_fields(dataset: Dataset, names: Iterable[str] | None) -> dict[str, A
 
 
 def _make_exporter(format: str, options: ExportOptions) -> Exporter:
-    """Create the exporter of a format.
-
-    Raise InvalidArgument if the format cannot represent a field, and UnsupportedEnvironment if a
-    package is missing.
-    """
+    """Create the exporter of a format; raise UnsupportedEnvironment if a package is missing."""
     module, name = FORMATS[format]
     try:
         kind: Callable[[ExportOptions], Exporter] = getattr(import_module(module), name)
@@ -259,27 +262,7 @@ def _write_samples(
     return n_samples
 
 
-def _provenance(dataset: Dataset, samples: SampleReader) -> dict[str, Any]:
-    """Return the entries of `_export.json` that say which samples of which dataset are exported."""
-    return {
-        "fields": list(samples.fields),
-        "classes": list(dataset.classes),
-        "lineage": dataset.lineage,
-        "generation": dataset.generation,
-        "subset": dataset.subset_name,
-        "skipped": [one.sample for one in samples.skipped],
-        "shardio": __version__,
-    }
-
-
 def _write_json(path: Path, content: object) -> None:
     with create(path) as file:
         file.write(json.dumps(content, ensure_ascii=False, indent=1).encode() + b"\n")
         sync(file, path)
-
-
-def _sizes(folder: Path) -> Iterator[int]:
-    """Yield the sizes of all files in a folder and its subfolders."""
-    for place, _, names in os.walk(folder):
-        for name in names:
-            yield os.path.getsize(os.path.join(place, name))

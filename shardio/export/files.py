@@ -32,16 +32,11 @@ from shardio.storage.fs import create, make_folder, sync_path
 
 TABLE: Final = "samples.jsonl"
 _MAX_TABLE_ITEMS: Final = 1024
-"""The maximum number of elements of an array that is stored in the table.
-
-Larger arrays, and arrays of variable shape, are stored as files.
-"""
+"""The maximum number of elements of an array that is stored in the table. Larger arrays, and arrays
+of variable shape, are stored as files."""
 _CONCURRENT_SYNCS: Final = 16
-"""The number of files that are synced to the disk at the same time.
-
-A disk syncs several files in about the time of one file: 1,000 small files took 0.5 s instead of
-5.4 s.
-"""
+"""The number of files that are synced at the same time. A disk syncs several files in about the
+time of one file: 1,000 small files took 0.5 s instead of 5.4 s."""
 
 
 class FilesExporter:
@@ -49,10 +44,9 @@ class FilesExporter:
 
     The table has one line of JSON per sample. A line has the values of small fields, and the paths
     of the files that store the other values. If several fields are stored as files, each of these
-    fields has a separate folder. If the field `source` is exported and not empty, NAME is the path
-    in this field without the suffix of the path; otherwise, NAME is the index of the sample. CLASS
-    is the name of the sample's class. CLASS is left out if the field `label` is not exported, or if
-    the label of the sample is not that of a class.
+    fields has a separate folder. NAME is the path in the field `source` without its suffix, or else
+    the index of the sample. CLASS is the name of the sample's class, if the field `label` is
+    exported and names one.
     """
 
     def __init__(self, options: ExportOptions) -> None:
@@ -143,11 +137,7 @@ class FilesExporter:
     def _write_file(
         self, folder: str, sample_stem: str, number: int, suffix: str, data: bytes
     ) -> str:
-        """Write a file and return its path in the export.
-
-        The path consists of `folder`, `sample_stem` and `suffix`. If a file already has this path,
-        `number`, the index of the sample, is appended to the name.
-        """
+        """Write a file and return its path in the export; add `number` to a name that is taken."""
         stem = os.path.join(folder, sample_stem)
         try:
             self._make_folder((self._root / local_name(stem)).parent)
@@ -178,10 +168,7 @@ def _is_in_table(field: Field) -> bool:
 
 
 def _class_folders(options: ExportOptions) -> list[str]:
-    """Return the name of each class's folder.
-
-    The list is empty if the field `label` is not exported, or does not have single integers.
-    """
+    """Return the name of each class's folder; an empty list if there is no field of labels."""
     field = options.fields.get("label")
     label = field.array if field else None
     if label is None or label.shape or export_dtype(label).kind not in "iu":

@@ -37,37 +37,28 @@ class ExportOptions:
     shard_bytes: int
 
     @property
-    def dataset_name(self) -> str:
-        """The path by which messages name the dataset."""
-        return self.dataset.place
-
-    @property
     def muxing(self) -> dict[str, Callable[[Any], Any]]:
-        """For each field of streams (video, audio), a function from a stream to a media file.
-
-        The keys are the names of the fields. Other fields have no entry.
-        """
+        """A function from a stream to a media file for each field of streams (video, audio)."""
         return {name: mux for name, field in self.fields.items() if field.is_streamed}
 
     def refuse(self, reasons: Mapping[str, str]) -> None:
         """Raise InvalidArgument if there are fields that a format cannot represent.
 
-        `reasons` maps the name of each such field to the reason. The message also suggests to
-        export the other fields.
+        `reasons` maps the name of each such field to the reason.
         """
         if not reasons:
             return
         why = "; ".join(f"field {name!r}: {reason}" for name, reason in reasons.items())
         others = ",".join(name for name in self.fields if name not in reasons)
         hint = f"export the others (--fields {others})" if others else "choose another format"
-        raise InvalidArgument(f"{self.dataset_name}: {why}; {hint}")
+        raise InvalidArgument(f"{self.dataset.place}: {why}; {hint}")
 
 
 class Exporter(Protocol):
-    """A writer of samples in one format.
+    """A writer of samples in one format, constructed with ExportOptions.
 
-    The argument of the constructor is an ExportOptions object. The constructor writes nothing, and
-    raises InvalidArgument if the format cannot represent one of the fields.
+    The constructor writes nothing, and raises InvalidArgument if the format cannot represent one of
+    the fields.
     """
 
     prepare: Prepare
@@ -93,11 +84,8 @@ class Exporter(Protocol):
 
 _MAX_ROWS: Final = 4096
 _MAX_BYTES: Final = 16 << 20
-"""The maximum size of the columns of a batch.
-
-This is also the approximate limit for the size of the batch's other values. A sample that is larger
-is a batch of its own.
-"""
+"""The maximum size of the columns of a batch, and about that of its other values. A larger sample
+is a batch of its own."""
 _NUMBER_BYTES: Final = 8  # the approximate size of a number; also used for true, false and null
 Rows = npt.NDArray[np.int64]
 
@@ -112,12 +100,11 @@ class Skipped:
 
 @dataclass(slots=True)
 class SampleBatch:
-    """Consecutive samples of a dataset.
+    """Consecutive samples of a dataset, whose indices are `numbers`.
 
-    `numbers` are the indices of the samples. `columns` maps the name of each column, which is a
-    field of fixed size, to an array with one row per sample. `records` maps the name of each other
-    field to a list of values, in which None is a missing value. `present` maps the name of each
-    optional column to a mask that is True for samples that have a value.
+    `columns` maps the name of each column to an array with one row per sample. `records` maps the
+    name of each other field to a list of values, in which None is a missing value. `present` maps
+    the name of each optional column to a mask that is True for samples that have a value.
     """
 
     numbers: list[int]
@@ -142,10 +129,9 @@ class SampleBatch:
 
 @dataclass(slots=True)
 class SampleReader:
-    """An iterable over all samples of a dataset, in order and in batches.
+    """An iterable over all samples of a dataset, verified, in order and in batches.
 
-    Every byte of the exported fields is verified. If a sample is damaged, an error is raised. With
-    `skip_damaged`, the sample is left out instead, and added to `skipped`.
+    A damaged sample is an error or, with `skip_damaged`, is left out and added to `skipped`.
     """
 
     dataset: Dataset
@@ -175,11 +161,7 @@ class SampleReader:
     def _read(
         self, shard: int, numbers: Rows, rows: Rows, columns: Sequence[str], records: Sequence[str]
     ) -> Iterator[SampleBatch]:
-        """Yield the samples at `rows` of a shard, in batches of limited size.
-
-        `numbers` are the indices of the samples in the dataset. `columns` and `records` are names
-        of fields.
-        """
+        """Yield the samples at `rows` of a shard; `numbers` are their indices in the dataset."""
         found: dict[str, npt.NDArray[Any]] = {}
         present: dict[str, npt.NDArray[np.bool_]] = {}
         try:
@@ -209,8 +191,8 @@ class SampleReader:
     ) -> Iterator[tuple[list[int] | slice, dict[str, list[Any]]]]:
         """Yield the values of fields that are not columns, in batches of limited size.
 
-        Each item is a pair. The first element selects the elements of `rows` that are in the batch;
-        damaged samples are left out. The second element maps each field's name to the values.
+        The first element of a pair selects the rows that are in the batch: damaged samples are left
+        out. The second element maps each field's name to the values.
         """
         if not names:
             yield slice(None), {}
@@ -252,10 +234,7 @@ class SampleReader:
 
 
 def _memory_bytes(values: Iterable[Any]) -> int:
-    """Return the approximate size of values in bytes.
-
-    A Json field can have values of any type of JSON.
-    """
+    """Return the approximate size of values, which may be nested values of JSON."""
     n_bytes = 0
     for value in values:
         if isinstance(value, dict):
@@ -269,23 +248,16 @@ def _memory_bytes(values: Iterable[Any]) -> int:
     return n_bytes
 
 
-def widen_bfloat16(bits: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Return bfloat16 numbers as float32. Each element of `bits` has the 16 bits of a number."""
-    found: npt.NDArray[np.float32] = np.left_shift(bits.astype("<u4"), 16).view("<f4")
-    return found
-
-
 def export_dtype(field: Array) -> np.dtype[Any]:
-    """Return the dtype in which a field is exported.
-
-    bfloat16 is exported as float32. Other dtypes do not change.
-    """
+    """Return the dtype in which a field is exported: float32 for bfloat16."""
     return np.dtype("<f4") if field.dtype == "bfloat16" else field.numpy
 
 
 def number_converter(field: Array) -> Callable[[Any], npt.NDArray[Any]]:
     """Return a function that converts numbers of a field to the dtype `export_dtype(field)`."""
-    return widen_bfloat16 if field.dtype == "bfloat16" else np.asarray
+    if field.dtype == "bfloat16":  # the bits of a bfloat16 are the upper half of a float32
+        return lambda bits: np.left_shift(bits.astype("<u4"), 16).view("<f4")
+    return np.asarray
 
 
 def field_spec(field: Field) -> str:
@@ -301,10 +273,7 @@ def field_spec(field: Field) -> str:
 
 
 Encode = Callable[[Any], tuple[str, bytes]]
-"""A function that encodes a value as a file.
-
-It returns the suffix of the file name, including the dot, and the content of the file.
-"""
+"""A function that encodes a value as a file; returns a suffix with its dot, and the content."""
 
 _INTEGER_SUFFIXES: Final = ("cls", "cls2", "id", "index", "inx")
 _SUFFIXES: Final = {
@@ -335,10 +304,7 @@ _IMAGE_SIGNATURES: Final = (
 
 
 def has_suffix(name: str, field: Field) -> bool:
-    """Return True if a field's name ends in a suffix that tells WebDataset readers the type.
-
-    For example, a reader decodes `image.jpg` as an image because of the suffix `jpg`.
-    """
+    """Return True if a field's name ends in a suffix that tells readers the type, as `a.jpg`."""
     suffix = name.lower().rpartition(".")[2]
     if field.is_opaque:
         return suffix not in _NOT_BYTES_SUFFIXES
@@ -354,10 +320,7 @@ def is_int64_scalar(field: Field) -> bool:
 
 
 def suffix_of(name: str, field: Field) -> str:
-    """Return the suffix of the files of a field, including the dot.
-
-    Return "" if the suffix depends on the content of each file.
-    """
+    """Return the suffix of the files of a field, with its dot; "" if it depends on the content."""
     if is_int64_scalar(field) and (
         name == "label" or name.lower().rpartition(".")[2] in _INTEGER_SUFFIXES
     ):
@@ -367,10 +330,9 @@ def suffix_of(name: str, field: Field) -> str:
 
 
 def file_encoder(name: str, field: Field) -> Encode | None:
-    """Return a function that encodes a value of a field as a file.
+    """Return a function that encodes a value of a field as a file; None if that is impossible.
 
-    Return None if a file cannot represent the values of the field. The function expects a stream
-    (video or audio) as a media file, as `ExportOptions.muxing` returns it.
+    The function expects a stream (video or audio) as a media file, from `ExportOptions.muxing`.
     """
     suffix = suffix_of(name, field)
     if suffix == ".cls":
@@ -395,10 +357,7 @@ _ENCODERS: Final[dict[str, Callable[[Any], bytes]]] = {
 
 
 def npy_encoder(field: Array) -> Callable[[Any], bytes]:
-    """Return a function that encodes an array as the content of a .npy file.
-
-    The function caches a header for each shape, because creating a header takes long.
-    """
+    """Return a function that encodes an array as a .npy file, with a cached header per shape."""
     dtype, numbers = export_dtype(field), number_converter(field)
     heads: dict[tuple[int, ...], bytes] = {}
 
@@ -426,19 +385,11 @@ def image_suffix(data: bytes) -> str:
     return next((suffix for start, suffix in _IMAGE_SIGNATURES if data.startswith(start)), ".jpg")
 
 
-_MAX_NAME_BYTES: Final = 120
-"""The maximum length of a file or folder name that `safe_part` returns.
-
-File systems allow 255 bytes. The rest is for a suffix and a number.
-"""
+_MAX_NAME_BYTES: Final = 120  # file systems allow 255; the rest is for a suffix and a number
 
 
 def safe_part(text: str) -> str:
-    """Turn a text into the name of a file or folder.
-
-    The name is not empty, does not start with a dot, an underscore or a tilde, and has no
-    characters that are special in paths.
-    """
+    """Turn a text into the name of a file or folder that is neither hidden nor special."""
     kept = "".join("_" if c in '/\\:*?"<>|' or not c.isprintable() else c for c in text)
     kept = kept.encode()[:_MAX_NAME_BYTES].decode(errors="ignore").rstrip(". ")
     if kept.startswith((".", "_", "~")):
@@ -453,10 +404,7 @@ def safe_path(text: str) -> str:
 
 
 def distinct_names(names: Iterable[str], *reserved: str) -> dict[str, str]:
-    """Map each of `names` to a safe file name.
-
-    The file names differ from each other and from `reserved`, even if case is ignored.
-    """
+    """Map `names` to safe file names that differ, whatever the case, also from `reserved`."""
     found: dict[str, str] = {}
     taken = {*reserved}
     for name in names:

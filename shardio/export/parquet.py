@@ -70,10 +70,7 @@ class ParquetExporter:
         self._open_next()
 
     def write(self, batch: SampleBatch) -> None:
-        """Append a batch. If the current file is larger than `shard_bytes`, start a new file first.
-
-        The batch may stay in memory until later calls have appended more batches.
-        """
+        """Append a batch, maybe in memory; start a new file if the file exceeds `shard_bytes`."""
         if self._n_written > self._options.shard_bytes:
             self.finish()
         if self._writer is None:
@@ -83,7 +80,7 @@ class ParquetExporter:
         except pa.ArrowInvalid as error:  # for example, values are too long for 32-bit offsets
             numbers = f"samples {batch.numbers[0]} to {batch.numbers[-1]}"
             raise InvalidArgument(
-                f"{self._options.dataset_name}: {numbers}: cannot write as Parquet: {error}"
+                f"{self._options.dataset.place}: {numbers}: cannot write as Parquet: {error}"
             ) from error
         made = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         self._pending.append(made)
@@ -211,10 +208,7 @@ def _values(field: Field, name: str, batch: SampleBatch) -> Any:
 def _fixed_arrays(
     field: Array, block: npt.NDArray[Any], missing: npt.NDArray[np.bool_] | None
 ) -> Any:
-    """Return an array of the shape (rows, …) as an Arrow array of rows.
-
-    `missing` is a mask of the rows that become null; None if there are none.
-    """
+    """Return an array of the shape (rows, …) as an Arrow array; rows in `missing` become null."""
     flat = number_converter(field)(block).reshape(-1)
     if not field.shape:
         return pa.array(flat, mask=missing)
@@ -228,10 +222,7 @@ def _fixed_arrays(
 
 
 def _list_arrays(field: Field, values: list[Any]) -> Any:
-    """Return values that are arrays, or lists of arrays, as an Arrow array.
-
-    The field is not a column: its arrays have a variable length or are compressed.
-    """
+    """Return the values of a field of arrays or lists that is not a column as an Arrow array."""
     missing = np.array([value is None for value in values], bool)
     array = field.array
     if array is not None and array.is_fixed:

@@ -88,7 +88,7 @@ class WebDatasetExporter:
                 is_empty = False
             if is_empty:
                 raise InvalidArgument(
-                    f"{self._options.dataset_name}: sample {number} has none of the fields, and "
+                    f"{self._options.dataset.place}: sample {number} has none of the fields, and "
                     "a tar cannot hold a sample without members: export a field that all samples "
                     "have (--fields)"
                 )
@@ -123,13 +123,10 @@ class WebDatasetExporter:
 
 
 def _check_names(options: ExportOptions, fields: Mapping[str, Field]) -> None:
-    """Raise InvalidArgument if the member names of two fields are the same, or a name is invalid.
-
-    A name is valid if it can be the name of a field when the tar is converted back to a dataset.
-    """
+    """Raise InvalidArgument unless the names of members are distinct, and valid names of fields."""
     if not fields:
         raise InvalidArgument(
-            f"{options.dataset_name}: select a field besides {_KEY!r} for the tar"
+            f"{options.dataset.place}: select a field besides {_KEY!r} for the tar"
         )
     found: set[str] = set()
     for name, field in fields.items():
@@ -143,7 +140,7 @@ def _check_names(options: ExportOptions, fields: Mapping[str, Field]) -> None:
         Schema(dict.fromkeys(found, Bytes()))
     except SchemaError as error:
         raise InvalidArgument(
-            f"{options.dataset_name}: invalid member names in a tar: {error}"
+            f"{options.dataset.place}: invalid member names in a tar: {error}"
         ) from error
 
 

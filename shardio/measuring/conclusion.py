@@ -120,10 +120,7 @@ def _main_limits(figures: Figures, main: float) -> Conclusion:
 
 
 def _workers_limit(figures: Figures, busy: float) -> Conclusion:
-    """Return the conclusion if filling the batches is the limit.
-
-    The workers fill the batches. Without workers, the main process fills the batches.
-    """
+    """Return the conclusion if filling batches, by workers or the main process, is the limit."""
     stats = figures.stats
     whole_s = max(stats.filling_s, 1e-9)
     phases = {
@@ -181,10 +178,7 @@ def _advice_on(limit: Limit, figures: Figures) -> tuple[str, ...]:
 
 
 def _round_trips_limit(figures: Figures, busy: float, main: float) -> Conclusion:
-    """Return the conclusion if neither the main process nor the workers are always busy.
-
-    The processes then wait for one another, or for a CPU.
-    """
+    """Return the conclusion if all processes sometimes wait for one another, or for a CPU."""
     because = (
         f"no process is always busy: workers fill batches {busy:.0%} of the time, and the main "
         f"process is busy {main:.0%} of the time"

@@ -1,11 +1,9 @@
 """Measure the speed at which a dataset is loaded, and the speed at which memory is copied.
 
-Batches cannot arrive faster than their bytes are copied. The speed of copying memory is therefore a
-limit for every loader. There is one *run* for each number of workers. In a run, some samples are
-read once, and then the same samples are read again and again. The first reading of the first run
-shows the speed with the page cache as it was before the measurement. The repeated readings are
-called warm, because the files are in memory by then. The warm readings show the highest speed of
-the loader.
+Batches cannot arrive faster than their bytes are copied: the speed of copying memory is a limit for
+every loader. There is one *run* for each number of workers. In a run, some samples are read once,
+and then again and again. The repeated readings are called *warm*, because the files are in memory
+by then.
 """
 
 from __future__ import annotations
@@ -46,9 +44,8 @@ _N_PROBES: Final = 256
 def copy_bytes_per_s(n_threads: int, block_bytes: int, *, seconds: float) -> float:
     """Measure and return how many bytes per second `n_threads` threads copy together.
 
-    As in a loader, each thread owns a block of memory, and copies into this block again and again.
-    The size of a block is `block_bytes`, but at least 1 MiB and at most 64 MiB. The measurement
-    takes `seconds`.
+    As in a loader, each thread copies into a block of its own again and again. The size of a block
+    is `block_bytes`, but at least 1 MiB and at most 64 MiB.
     """
     size = min(_SOURCE_BYTES, max(block_bytes, _MIN_COPY_BYTES))
     source = np.ones(_SOURCE_BYTES, np.uint8)
@@ -70,11 +67,7 @@ def copy_bytes_per_s(n_threads: int, block_bytes: int, *, seconds: float) -> flo
 
 
 def cached_share(paths: Sequence[str]) -> float | None:
-    """Estimate and return the share of the content of files that is in the page cache.
-
-    The estimate is the share of cached pages among random pages of the files. Return None if all
-    files are empty, or if the file system does not report which pages are cached.
-    """
+    """Estimate the share of the content of files that is in the page cache; None if unknown."""
     sizes = [os.path.getsize(path) for path in paths]
     if not sum(sizes):
         return None
@@ -95,10 +88,7 @@ def cached_share(paths: Sequence[str]) -> float | None:
 
 
 def cpu_times() -> tuple[int, int] | None:
-    """Return the idle time and the total time of the CPUs since this machine booted, in ticks.
-
-    Return None if the times are unknown.
-    """
+    """Return the idle and the total time of this machine's CPUs in ticks; None if unknown."""
     try:
         with open("/proc/stat", encoding="ascii") as file:
             times = [int(word) for word in file.readline().split()[1:9]]
@@ -108,10 +98,7 @@ def cpu_times() -> tuple[int, int] | None:
 
 
 def idle_share(before: tuple[int, int] | None, after: tuple[int, int] | None) -> float | None:
-    """Return the share of the CPU time that was idle between two calls of `cpu_times`.
-
-    `before` and `after` are the results of the calls. Return None if the share is unknown.
-    """
+    """Return the share of the CPU time that was idle between two calls of `cpu_times`."""
     if before is None or after is None or after[1] == before[1]:
         return None
     return (after[0] - before[0]) / (after[1] - before[1])
@@ -242,8 +229,9 @@ def measure_loading(
         DatasetNotFound, ShardCorrupt, …: errors of the loader.
     """
     if "num_workers" in options or isinstance(n_workers, int):
-        given = "num_workers" in options
-        found = f"num_workers={options['num_workers']}" if given else n_workers
+        found: Any = n_workers
+        if "num_workers" in options:
+            found = f"num_workers={options['num_workers']}"
         raise InvalidArgument(
             f"n_workers must list the worker counts to try, such as n_workers=[0, 4]; found {found}"
         )
@@ -350,10 +338,7 @@ def _iterate(loader: ShardLoader, n_batches: int, seconds: float | None) -> int:
 def _trace(
     dataset: OpenDataset | SampleView, batch_size: int, n_workers: int, options: dict[str, Any]
 ) -> Trace:
-    """Return a trace of a separate loader, because tracing makes loading slower.
-
-    The loader reads for up to a second before the trace starts. The samples are then in memory.
-    """
+    """Return a trace of a separate loader of samples in memory: tracing makes loading slower."""
     with ShardLoader(dataset, batch_size, num_workers=n_workers, **options) as loader:
         start = loader.state_dict()
         _iterate(loader, len(loader), 1.0)

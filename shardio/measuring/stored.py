@@ -104,11 +104,7 @@ def _take(
     sounds: AudioDecoder,
     draw: random.Random,
 ) -> Callable[[], None]:
-    """Return a function that reads and decodes the row `row` of the dataset.
-
-    If the row has a video and the default view of the dataset is clips, each call of the function
-    decodes a random clip of this video instead.
-    """
+    """Return a function that decodes a row or, if the view is clips, a random clip of its video."""
     video = next((name for name, f in dataset.schema.items() if f.medium == "video"), None)
     if video is not None and view["kind"] == "clips":
         stream = dataset[row][video]
