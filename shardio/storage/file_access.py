@@ -151,11 +151,8 @@ _STATFS_BYTES: Final = 256  # larger than any struct statfs, which begins with f
 
 def file_system_type(path: str) -> int | None:
     """Return the `f_type` of the file system of `path`; None if unknown."""
-    statfs = getattr(_LIBC, "statfs", None)
-    if os.uname().sysname != "Linux" or statfs is None:
-        return None
     found = ctypes.create_string_buffer(_STATFS_BYTES)
-    if statfs(os.fsencode(path), found) != 0:
+    if _LIBC.statfs(os.fsencode(path), found) != 0:
         return None  # usually, the file is missing: opening it will raise the error
     return ctypes.c_uint32.from_buffer(found).value
 
@@ -249,8 +246,7 @@ def unmap(address: int, n_bytes: int) -> None:
 
 def disable_readahead_at(address: int, n_bytes: int) -> None:
     """Disable read-ahead for an address range (MADV_RANDOM)."""
-    if hasattr(mmap, "MADV_RANDOM"):
-        _LIBC.madvise(address, n_bytes, mmap.MADV_RANDOM)
+    _LIBC.madvise(address, n_bytes, mmap.MADV_RANDOM)
 
 
 def lazy_zeros(n_bytes: int) -> npt.NDArray[np.uint8]:
@@ -339,11 +335,9 @@ def is_cached(fd: int, offset: int) -> bool | None:
 
 def prefetch_range(fd: int, offset: int, n_bytes: int) -> None:
     """Start to read a part of a file into the page cache, but do not wait for the disk."""
-    if not hasattr(os, "posix_fadvise"):
-        return
-    advice = os.POSIX_FADV_WILLNEED
     for start in range(offset, offset + n_bytes, ADVICE_BYTES):
-        os.posix_fadvise(fd, start, min(ADVICE_BYTES, offset + n_bytes - start), advice)
+        size = min(ADVICE_BYTES, offset + n_bytes - start)
+        os.posix_fadvise(fd, start, size, os.POSIX_FADV_WILLNEED)
 
 
 def prefetch_ends(paths: Sequence[str]) -> None:

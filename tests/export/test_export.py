@@ -16,7 +16,6 @@ from shardio import Array, Bytes, InvalidArgument, List, Schema, ShardCorrupt, T
 from shardio.dataset.transaction import StagedFolder
 from shardio.errors import DatasetExists, UnsupportedEnvironment
 from shardio.export import api, export
-from shardio.export.formats import distinct_names, safe_part, safe_path
 from shardio.format.layout import Kind
 from shardio.maintenance import split
 from shardio.storage import fs
@@ -79,13 +78,9 @@ def test_damaged_samples_can_be_left_out_and_are_listed(
     report = export(dataset, tmp_path / "out", format, on_error="skip")
     assert (report.n_samples, [one.sample for one in report.skipped]) == (11, [4])
     assert json.loads((tmp_path / "out" / "_export.json").read_text())["skipped"] == [4]
-
-
-def test_files_have_one_line_per_undamaged_sample(dataset: Path, tmp_path: Path) -> None:
-    damage(dataset)
-    export(dataset, tmp_path / "out", "files", on_error="skip")
-    sources = [line["source"] for line in table(tmp_path / "out")]
-    assert sources == [f"clip {i}" for i in range(12) if i != 4]
+    if format == "files":
+        sources = [line["source"] for line in table(tmp_path / "out")]
+        assert sources == [f"clip {i}" for i in range(12) if i != 4]
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -273,18 +268,6 @@ def test_files_stay_in_their_folder_and_have_distinct_names(tmp_path: Path) -> N
         assert [(out / row["b"]).read_bytes() for row in rows] == [bytes([i]) for i in range(8)]
         assert all((out / row["b"]).resolve().is_relative_to(out) for row in rows)
     assert entries(tmp_path) == ["a", "b", "d"]
-
-
-def test_names_are_made_safe() -> None:
-    assert safe_path("../a/./b\\c:d/.e/") == "a/b_c_d/x.e"
-    assert [safe_part(text) for text in ("", "..", "_x", "a. ", "\n")] == [
-        "x",
-        "x",
-        "x_x",
-        "a",
-        "x_",
-    ]
-    assert distinct_names(["A", "a", "t"], "t") == {"A": "A", "a": "a-2", "t": "t-2"}
 
 
 def test_the_command_reports_written_and_skipped_samples(

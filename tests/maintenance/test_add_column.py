@@ -19,7 +19,6 @@ from shardio.dataset.manifest import load, load_generation, publish_next
 from shardio.dataset.transaction import StagingFolder, check_only_dataset, link_staged, sweep
 from shardio.errors import (
     DatasetConflict,
-    DatasetNotFound,
     InvalidArgument,
     SchemaError,
     WorkerDied,
@@ -218,14 +217,6 @@ def test_workers_are_other_processes_that_keep_the_function(folder: Path) -> Non
     assert calls == []
 
 
-def test_progress_says_what_the_shards_have_that_are_through(folder: Path) -> None:
-    told: list[MaintenanceProgress] = []
-    sizes = [shard.n_bytes for shard in load(folder).shards]
-    add_column(folder, "n", Array("int64"), number_of, progress=told.append)
-    assert [one.n_bytes_done for one in told] == [0, *itertools.accumulate(sizes)]
-    assert {(one.n_shards, one.n_bytes) for one in told} == {(len(sizes), sum(sizes))}
-
-
 def test_a_worker_that_ends_is_replaced_once_over_a_shard(folder: Path, tmp_path: Path) -> None:
     once, before = tmp_path / "once", tree(folder)
 
@@ -341,11 +332,6 @@ def test_a_value_that_does_not_fit_is_named_by_its_sample(folder: Path) -> None:
     with pytest.raises(SchemaError, match=rf"{folder}, sample 7: field 'n'"):
         add_column(folder, "n", Array("uint8"), [*range(7), 300, *range(4)])
     assert tree(folder) == before
-
-
-def test_there_must_be_a_dataset(tmp_path: Path) -> None:
-    with pytest.raises(DatasetNotFound):
-        add_column(tmp_path / "none", "x", FLOAT, [])
 
 
 # Beside others.

@@ -1,4 +1,4 @@
-"""A surgery whose shards another writer removes meanwhile says so, and speaks of no damage."""
+"""All operations: their progress, and errors for shards that another writer has removed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from typing import Any
 
 import pytest
 
-from shardio import ShardDataset, Text
+from shardio import Array, ShardDataset, Text
 from shardio.dataset.manifest import load, publish_next
-from shardio.errors import DataError, DatasetConflict, DatasetCorrupt, ShardNotFound
+from shardio.errors import (
+    DataError,
+    DatasetConflict,
+    DatasetCorrupt,
+    DatasetNotFound,
+    ShardNotFound,
+)
 from shardio.export import export
 from shardio.format.layout import Kind
 from shardio.maintenance import (
@@ -43,6 +49,37 @@ SURGERIES: dict[str, Callable[[Path, Path], Any]] = {
 }
 
 
+Options = dict[str, Any]
+WITH_PROGRESS: dict[str, tuple[tuple[str, ...], Callable[[Path, Path, Options], Any]]] = {
+    "add_column": (
+        ("writing",),
+        lambda source, _, options: add_column(source, "n", Array("int64"), len, **options),
+    ),
+    "add_column, values": (
+        ("writing",),
+        lambda source, _, options: add_column(
+            source, "n", Array("int64"), range(6), progress=options["progress"]
+        ),
+    ),
+    "compact": (("verifying", "writing"), lambda source, _, options: compact(source, **options)),
+    "merge": (("verifying", "writing"), lambda source, out, options: merge(out, source, **options)),
+    "repair": (
+        ("repairing",),
+        lambda source, out, options: repair(source, out, progress=options["progress"]),
+    ),
+    "reshard": (
+        ("verifying", "writing"),
+        lambda source, out, options: reshard(source, out, **options),
+    ),
+    "stats": (
+        ("counting",),
+        lambda source, _, options: compute_stats(source, progress=options["progress"]),
+    ),
+    "verify": (("verifying",), lambda source, _, options: verify_dataset(source, **options)),
+}
+"""The steps of each operation that reports its progress, and a function that does it."""
+
+
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     return write(tmp_path / "a", 6, 3, schema=LABELS, samples=labelled(6))
@@ -68,6 +105,30 @@ def clean_up(folder: Path) -> None:
 
 def count(folder: Path) -> None:
     publish_next(folder, load(folder), stats={"whole": {}})
+
+
+@pytest.mark.parametrize("name", sorted(WITH_PROGRESS))
+@pytest.mark.parametrize("workers", [0, 1])
+def test_progress_is_told_at_the_start_of_each_step_and_after_every_shard(
+    source: Path, tmp_path: Path, name: str, workers: int
+) -> None:
+    told, sizes = list[MaintenanceProgress](), [s.n_bytes for s in load(source).shards]
+    steps, call = WITH_PROGRESS[name]
+    call(source, tmp_path / "out", {"workers": workers, "progress": told.append})
+    assert list(dict.fromkeys(state.step for state in told)) == list(steps)
+    for step in steps:
+        states = [state for state in told if state.step == step]
+        assert [state.n_shards_done for state in states] == [0, 1, 2, 3]
+        assert {(state.n_shards, state.n_bytes) for state in states} == {(3, sum(sizes))}
+        n_bytes = [state.n_bytes_done for state in states]
+        assert (n_bytes[0], n_bytes[-1]) == (0, sum(sizes)) and n_bytes == sorted(n_bytes)
+
+
+@pytest.mark.parametrize("name", sorted(SURGERIES))
+def test_a_folder_without_a_dataset_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DatasetNotFound):
+        SURGERIES[name](tmp_path / "no", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("name", sorted(SURGERIES))

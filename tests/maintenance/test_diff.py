@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from shardio import Array, List, Schema, Text
-from shardio.errors import DatasetNotFound
 from shardio.format.layout import Kind
 from shardio.format.types import Field
 from shardio.maintenance import comparison, diff
@@ -174,8 +173,3 @@ def test_the_report_is_json(whole: Path, tmp_path: Path) -> None:
     said = json.loads(json.dumps(diff(whole, changed(tmp_path, "note", 1)).as_json()))
     assert said["changed"] == [{"sample": 1, "fields": ["note"]}]
     assert said["is_same"] is False
-
-
-def test_what_is_not_there_is_not_compared(whole: Path, tmp_path: Path) -> None:
-    with pytest.raises(DatasetNotFound):
-        diff(whole, tmp_path / "no")

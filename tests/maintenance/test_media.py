@@ -11,7 +11,7 @@ import pytest
 
 from shardio import ShardReader, Video
 from shardio import open as open_dataset
-from shardio.format.layout import NO_FIELD, Kind
+from shardio.format.layout import Kind
 from shardio.format.types.streams import PACKET, PacketFlag, packet_flags
 from shardio.maintenance import (
     add_column,
@@ -51,10 +51,6 @@ def assert_holds(folder: Path, rows: list[int]) -> None:
     with open_dataset(folder) as dataset:
         assert len(dataset) == len(rows)
         assert all(same_sample(dataset[i], wanted(row)) for i, row in enumerate(rows))
-
-
-def test_a_dataset_of_media_is_sound(sound: Path) -> None:
-    assert_holds(sound, list(range(N)))
 
 
 def test_merging_and_resharding_keep_every_packet(sound: Path, tmp_path: Path) -> None:
@@ -159,16 +155,3 @@ def test_a_stream_of_the_same_bytes_with_other_tables_is_another(
 def test_statistics_are_of_what_are_numbers(sound: Path, tmp_path: Path) -> None:
     reshard(sound, tmp_path / "data", workers=0)
     assert set(compute_stats(tmp_path / "data").stats["fields"]) == {"label"}
-
-
-def test_a_payload_has_all_records_of_a_row_side_by_side(sound: Path) -> None:
-    with ShardReader(shard_of(sound, 0)) as reader:
-        section = next(s for s in reader.sections if s.key == (Kind.PAYLOAD, NO_FIELD, 0))
-        rows = np.arange(len(reader))
-        ends = 0
-        for row in rows:
-            for name in ("video", "image", "sound", "note"):
-                (entry,) = reader.records.entries(name, np.array([row]))
-                assert int(entry["offset"]) == ends
-                ends += int(entry["stored"]) & (1 << 48) - 1
-        assert ends == section.size

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import Array, Schema, ShardDataset, ShardLoader, Text
+from shardio import Array, Schema, ShardLoader, Text
 from shardio import open as open_dataset
 from shardio.dataset import writer
 from shardio.dataset.manifest import load, publish_next
@@ -19,12 +19,11 @@ from shardio.errors import (
     DatasetConflict,
     DatasetCorrupt,
     DatasetExists,
-    DatasetNotFound,
     InvalidArgument,
     ShardNotFound,
 )
 from shardio.format.layout import Kind
-from shardio.maintenance import MaintenanceProgress, compact, diff, merge, reshard, verify_dataset
+from shardio.maintenance import compact, diff, merge, reshard, verify_dataset
 from tests.maintenance.datasets import (
     LABELS,
     flip,
@@ -286,52 +285,11 @@ def test_damage_is_refused_and_nothing_is_written(tmp_path: Path, name: str) -> 
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", sorted(SURGERIES))
-def test_a_disk_that_refuses_leaves_nothing(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    source = write(tmp_path / "a", 6, 3)
-    before = tree(source)
-    for step in ("link", "rename"):
-        monkeypatch.setattr(os, step, refuse)
-        with pytest.raises(OSError, match="No space"):
-            SURGERIES[name](source, tmp_path / "out")
-        monkeypatch.undo()
-        assert tree(source) == before
-        assert sorted(os.listdir(source)) == sorted({n.split("/")[0] for n in before})
-        assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("name", sorted(SURGERIES))
-def test_a_source_that_is_no_dataset_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DatasetNotFound):
-        SURGERIES[name](tmp_path / "no", tmp_path / "out")
-
-
 @pytest.mark.parametrize("name", ["merge", "reshard"])
 def test_a_folder_that_holds_something_is_not_written_to(tmp_path: Path, name: str) -> None:
     source = write(tmp_path / "a", 2)
     with pytest.raises(DatasetExists):
         SURGERIES[name](source, source)
-
-
-@pytest.mark.parametrize("name", sorted(SURGERIES))
-@pytest.mark.parametrize("workers", [0, 1])
-def test_progress_is_told_for_each_step(tmp_path: Path, name: str, workers: int) -> None:
-    source, told = write(tmp_path / "a", 4, 2), list[MaintenanceProgress]()
-    options: dict[str, Any] = {"workers": workers, "progress": told.append}
-    {
-        "merge": lambda: merge(tmp_path / "out", source, **options),
-        "reshard": lambda: reshard(source, tmp_path / "out", **options),
-        "compact": lambda: compact(source, **options),
-    }[name]()
-    for step in ("verifying", "writing"):
-        states = [state for state in told if state.step == step]
-        assert [state.n_shards_done for state in states] == [0, 1, 2]
-        assert states[-1].n_bytes_done == states[0].n_bytes > 0
 
 
 def test_of_two_that_make_the_same_new_dataset_one_wins_whole(tmp_path: Path) -> None:
@@ -354,29 +312,3 @@ def test_a_shard_that_somebody_put_there_meanwhile_is_not_replaced(tmp_path: Pat
             mine.publish()
     assert shard_of(out, 0).read_bytes() == shard_of(source, 0).read_bytes()
     assert sorted(os.listdir(out)) == ["000000-000.shard"]
-
-
-def test_a_next_generation_goes_around_names_that_are_taken(tmp_path: Path) -> None:
-    source = small(tmp_path / "a", 4, 2)
-    os.link(shard_of(source, 0), source / "g000002-000.shard")  # of a writer that was killed
-    compact(source, workers=0)
-    assert [shard.name for shard in load(source).shards] == ["g000002-001.shard"]
-
-
-def test_what_a_killed_surgery_left_is_swept_and_what_a_running_one_has_is_not(
-    tmp_path: Path,
-) -> None:
-    source = small(tmp_path / "a", 4, 2)
-    (source / ".staging-dead").mkdir()
-    (source / ".staging-dead" / "000000.shard").touch()
-    with writer.GenerationWriter(source, LABELS, previous=load(source)) as running:
-        compact(source, workers=0)
-        assert [p.name for p in source.glob(".staging-*")] == [running.staging.name]
-    assert is_sound(source)
-
-
-def test_the_default_reader_sees_the_new_generation(tmp_path: Path) -> None:
-    source = small(tmp_path / "a", 4, 2)
-    compact(source, workers=0)
-    with ShardDataset(source) as dataset:
-        assert (dataset.generation, len(dataset.shards)) == (2, 1)

@@ -8,7 +8,6 @@ import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +18,6 @@ from shardio.errors import DatasetCorrupt, DatasetExists, DatasetNotFound, Shard
 from shardio.format.layout import PAGE, Kind
 from shardio.maintenance import (
     Loss,
-    MaintenanceProgress,
     RepairReport,
     add_column,
     repair,
@@ -316,13 +314,6 @@ def test_samples_are_cut_into_shards_of_the_size_asked_for(source: Path, tmp_pat
     assert [shard.n_samples for shard in load(tmp_path / "large").shards] == [9]
 
 
-def test_progress_is_told_at_the_start_and_after_every_shard(source: Path, tmp_path: Path) -> None:
-    told: list[MaintenanceProgress] = []
-    repair(source, tmp_path / "out", progress=told.append)
-    assert [p.n_shards_done for p in told] == [0, 1, 2, 3]
-    assert (told[0].n_bytes_done, told[-1].n_bytes_done) == (0, told[0].n_bytes)
-
-
 def test_what_cannot_be_repaired_is_refused_and_nothing_is_left(
     source: Path, tmp_path: Path
 ) -> None:
@@ -338,15 +329,3 @@ def test_what_cannot_be_repaired_is_refused_and_nothing_is_left(
     assert not out.exists()
     with pytest.raises(DatasetExists):
         repair(source, source)
-
-
-def test_a_disk_that_is_full_leaves_nothing(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "link", refuse)
-    with pytest.raises(OSError, match="No space"):
-        repair(source, tmp_path / "out")
-    assert not (tmp_path / "out").exists()

@@ -15,7 +15,7 @@ from shardio.dataset.manifest import load, publish_next
 from shardio.dataset.selection import RowRuns
 from shardio.errors import InvalidArgument, ShardCorrupt
 from shardio.format.layout import Kind
-from shardio.maintenance import MaintenanceProgress, compute_stats, statistics, verify_dataset
+from shardio.maintenance import compute_stats, statistics, verify_dataset
 from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, write
 from tests.shards import EVERY_FIELD, every_field_sample
 
@@ -151,13 +151,3 @@ def test_damaged_data_is_not_counted(tmp_path: Path) -> None:
     with pytest.raises(ShardCorrupt):
         compute_stats(folder)
     assert load(folder).number == 1
-
-
-def test_progress_is_told_at_the_start_and_after_every_shard(tmp_path: Path) -> None:
-    told: list[MaintenanceProgress] = []
-    compute_stats(write(tmp_path / "d", 4, 2), progress=told.append)
-    assert [(state.step, state.n_shards_done) for state in told] == [
-        ("counting", 0),
-        ("counting", 1),
-        ("counting", 2),
-    ]

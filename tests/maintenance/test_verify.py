@@ -87,15 +87,6 @@ def test_findings_come_in_the_order_of_shards_whoever_found_them(
     assert {f.code for f in report.findings} == {"checksum"}
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_progress_is_told_at_the_start_and_after_every_shard(dataset: Path, workers: int) -> None:
-    told: list[MaintenanceProgress] = []
-    report = verify_dataset(dataset, workers=workers, progress=told.append)
-    assert [p.n_shards_done for p in told] == list(range(N_SHARDS + 1))
-    assert {(p.n_shards, p.n_bytes) for p in told} == {(N_SHARDS, report.n_bytes)}
-    assert (told[0].n_bytes_done, told[-1].n_bytes_done) == (0, report.n_bytes)
-
-
 def test_workers_end_although_the_error_of_a_progress_function_is_kept(
     dataset: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -31,28 +30,16 @@ def test_the_kernel_says_which_file_system_a_path_lies_on(tmp_path: Path) -> Non
     assert file_system_type(str(tmp_path / "nothing")) is None
 
 
-def test_where_the_kernel_cannot_be_asked_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Darwin", *"....")))
-    assert file_system_type("/proc/self") is None
-
-
-def test_files_of_this_machine_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = file_system_type(str(tmp_path))
-    assert here is not None
-    monkeypatch.delitem(
-        UNSAFE_FILE_SYSTEMS, here, raising=False
-    )  # the tests' folder may be anywhere
-    assert choose_access(str(tmp_path), "auto") == "mmap"
-    assert choose_access(str(tmp_path / "nothing"), "auto") == "mmap"
-
-
-def test_files_of_a_network_are_read_unless_mapping_is_asked_for(remote: Path) -> None:
+def test_auto_maps_files_unless_they_are_of_a_network(
+    remote: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert choose_access(str(remote), "auto") == "pread"
     assert choose_access(str(remote), "mmap") == "mmap"
-
-
-def test_reading_may_be_asked_for_anywhere(tmp_path: Path) -> None:
-    assert choose_access(str(tmp_path), "pread") == "pread"
+    here = file_system_type(str(remote))
+    assert here is not None
+    monkeypatch.delitem(UNSAFE_FILE_SYSTEMS, here)
+    assert choose_access(str(remote), "auto") == choose_access("/nowhere", "auto") == "mmap"
+    assert choose_access(str(remote), "pread") == "pread"
 
 
 def test_readers_and_loaders_choose_by_their_file_system(remote: Path) -> None:
