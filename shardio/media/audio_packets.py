@@ -22,10 +22,10 @@ import numpy.typing as npt
 from shardio.errors import MediaError
 from shardio.format.types.streams import EncodedStream, PacketFlag, pack_packets, packet_sizes
 from shardio.media.container import (
-    ErrorsNamed,
     audio_stream,
     check_complete,
     has_guessed_times,
+    named_errors,
     open_container,
     stored_times,
 )
@@ -266,7 +266,7 @@ def demux_audio(source: bytes | str, container: InputContainer, name: str) -> En
     Each packet is decoded once, to count its samples.
     """
     stream = audio_stream(container, name)
-    with ErrorsNamed(name):
+    with named_errors(name):
         return _read_packets(source, container, stream, name).stream()
 
 
@@ -281,7 +281,7 @@ def sound_of(source: bytes | str, name: str = "") -> EncodedStream | None:
         if not container.streams.audio:
             return None
         stream = audio_stream(container, name)
-        with ErrorsNamed(f"{name}: its audio"):
+        with named_errors(f"{name}: its audio"):
             cut = _read_packets(source, container, stream, name)
             return cut.stream() if cut.parts else None
 

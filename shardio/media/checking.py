@@ -79,7 +79,7 @@ def verify_by_decoding(
         untimed: a mask of the packets for which the container has no time.
         interval: the ticks from one frame to the next, at the frame rate of the stream.
     """
-    shown = _DigestDecoder(stream).decode_all()
+    shown = _DigestDecoder(stream).decode(range(len(stream.packets)))
     flags = packet_flags(stream.packets)
     out = np.fromiter(shown, np.int64, len(shown))
     # Some decoded frames are not shown, because an edit list hides them.
@@ -107,10 +107,7 @@ def _times(
     untimed: npt.NDArray[np.bool_],
     interval: Fraction,
 ) -> list[int]:
-    """Return the times, in ascending order, of the packets whose indices are in `order`.
-
-    `order` is the presentation order.
-    """
+    """Return the ascending times of the packets in `order`, the presentation order."""
     packets = stream.packets[order]
     stored = zip(packets["pts"].tolist(), untimed[order].tolist(), strict=True)
     known = [None if is_missing else time for time, is_missing in stored]
@@ -130,9 +127,8 @@ def _times(
 def _drop_false_keyframes(stream: EncodedStream, shown: Mapping[int, int]) -> EncodedStream:
     """Remove the flag KEY of each keyframe at which decoding cannot start.
 
-    Each group of pictures is decoded alone, and the digests of the group's frames are compared with
-    `shown`. `shown` maps the index of each packet to the digest of the packet's frame that decoding
-    the whole stream has given. If a digest differs, the keyframe of the group loses the flag.
+    Each group of pictures is decoded alone. If the digest of a frame then differs from that in
+    `shown`, from decoding the whole stream, the keyframe of the group loses the flag.
     """
     flags, pts = packet_flags(stream.packets), stream.packets["pts"]
     keys = np.flatnonzero(flags & PacketFlag.KEY).tolist()
@@ -141,7 +137,7 @@ def _drop_false_keyframes(stream: EncodedStream, shown: Mapping[int, int]) -> En
     for key, stop in zip(keys[1:], [*keys[2:], len(flags)], strict=False):
         numbers = [n for n in range(key, stop) if pts[n] >= pts[key]]
         try:
-            alone = decoding.decode_group(numbers)
+            alone = decoding.decode(numbers)
             proven = all(alone.get(n) == shown[n] for n in numbers if visible[n])
         except MediaError:
             proven = False
@@ -152,7 +148,7 @@ def _drop_false_keyframes(stream: EncodedStream, shown: Mapping[int, int]) -> En
 
 
 class _DigestDecoder:
-    """A decoder for the packets of one stream. It returns a digest of the pixels of each frame."""
+    """A decoder of one stream's packets to digests of the pixels of their frames."""
 
     def __init__(self, stream: EncodedStream) -> None:
         self._codec = open_video_decoder(stream.parameters, stream.extradata)
@@ -164,16 +160,8 @@ class _DigestDecoder:
         self._is_key = ((packet_flags(stream.packets) & PacketFlag.KEY) != 0).tolist()
         self._known: dict[str, list[int]] = {}
 
-    def decode_all(self) -> dict[int, int]:
-        """Decode all packets; see `decode_group` for the result."""
-        return self.decode_group(range(len(self._sizes)))
-
-    def decode_group(self, numbers: Sequence[int]) -> dict[int, int]:
-        """Decode only the packets with the indices `numbers`.
-
-        Return a dict from the index of each packet to the digest of the packet's frame. The dict is
-        in presentation order.
-        """
+    def decode(self, numbers: Sequence[int]) -> dict[int, int]:
+        """Decode some packets; map the index of each to its frame's digest, as frames are shown."""
         import av
 
         codec, shown, number = self._codec, dict[int, int](), -1

@@ -7,7 +7,7 @@ packet table of the stream. `ClipDecoder` decodes these packets.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -39,7 +39,6 @@ from shardio.media.pixels import FrameConverter, Pixels, display_matrix
 
 if TYPE_CHECKING:
     from av import VideoFrame
-    from av.video.codeccontext import VideoCodecContext
 
 # The search for a frame's keyframe goes back by at most this number of keyframes. If the search has
 # found none by then, decoding starts at the first keyframe of the stream. Without the limit, the
@@ -49,11 +48,10 @@ _MAX_STEPS = 32
 
 @dataclass(slots=True)
 class DecodeRun:
-    """A run: consecutive packets that are decoded in one go, from a keyframe on.
+    """Consecutive packets that are decoded in one go: from the keyframe `first` to before `stop`.
 
-    `first` is the index of the keyframe's packet, `stop` the index of the last packet plus 1.
-    `wanted` has an entry for each packet whose frame is requested. It maps the index of the packet
-    to the positions at which the frame occurs in the list of requested frames.
+    `wanted` maps the index of each packet whose frame is requested to the positions of this frame
+    in the list of requested frames.
     """
 
     first: int
@@ -87,15 +85,14 @@ class FrameTable:
         """The index of each frame's packet, in presentation order."""
         if len(shown) != n_frames:
             raise MediaError(f"a table of packets holds {len(shown)} frames; expected {n_frames}")
-        self.start_of = self._starts()
+        self.start_of = self._keyframes_needed()
         """For each frame, the packet index of the keyframe at which a decoder must start."""
 
-    def _starts(self) -> npt.NDArray[np.int64]:
-        """Return, for each frame, the packet index of the keyframe at which decoding starts.
+    def _keyframes_needed(self) -> npt.NDArray[np.int64]:
+        """Return the last keyframe that is neither decoded nor shown after each frame.
 
-        This is the last keyframe that is neither decoded nor shown after the frame. A *leading
-        picture* is decoded after a keyframe K but shown before K. To decode a leading picture,
-        packets before K are needed, so decoding starts at a keyframe before K.
+        A *leading picture* is decoded after a keyframe K but shown before K. Decoding it takes
+        packets before K, so decoding starts at an earlier keyframe.
         """
         at = np.searchsorted(self._keys, self.packet_of, "right") - 1
         if len(at) and at.min() < 0:
@@ -141,10 +138,10 @@ class FrameTable:
         return runs
 
     def packets_to_decode(self, run: DecodeRun) -> Sequence[int]:
-        """Return the indices of the packets in a run that are needed for the run's wanted frames.
+        """Return the indices of the packets in a run that are needed for its wanted frames.
 
-        Two kinds of packets are left out, unless their own frames are wanted: disposable packets,
-        and packets whose frames are shown before the keyframe of the run.
+        Disposable packets, and packets whose frames are shown before the keyframe of the run, are
+        left out unless their own frames are wanted.
         """
         if self._is_plain:
             return range(run.first, run.stop)
@@ -154,20 +151,16 @@ class FrameTable:
         found: list[int] = (np.flatnonzero(needed) + run.first).tolist()
         return found
 
-    def earlier_keyframe(self, first: int, steps: int = 1) -> int | None:
-        """Return the packet index of a keyframe before packet `first`; None if there is none.
+    def earlier_keyframe(self, first: int, steps: int) -> int | None:
+        """Return the packet index of the keyframe that is `steps` keyframes before packet `first`.
 
-        The result is the keyframe that is `steps` keyframes before packet `first`. If fewer than
-        `steps` keyframes are before packet `first`, the result is the first keyframe of the stream.
+        Return the first keyframe if there are fewer, and None if there is none before `first`.
         """
         at = int(np.searchsorted(self._keys, first))
         return int(self._keys[max(0, at - steps)]) if at else None
 
     def start_earlier(self, key: int, first: int) -> None:
-        """Make decoding start at keyframe `key` for frames whose decoding has started later.
-
-        Frames whose decoding has started at a keyframe after `first` are not affected.
-        """
+        """Start at keyframe `key` for the frames that started after it, at `first` or before."""
         self.start_of[(self.start_of > key) & (self.start_of <= first)] = key
 
 
@@ -196,46 +189,30 @@ def _check_outputs(
     return height, width
 
 
-@dataclass(slots=True)
 class _OpenStream:
     """A recently decoded stream, with its frame table and parameters."""
 
-    stream: EncodedStream  # kept alive, because the caches use its id() as their key
-    table: FrameTable
-    key: tuple[object, ...]
-    aspect: Fraction
-    display: bytes | None
-    lead_in: bytes
-    changes_parameters: Callable[[memoryview], bool]
-
-    @classmethod
-    def of(cls, stream: EncodedStream) -> _OpenStream:
-        """Read the parameters of a stream."""
-        parameters = stream.parameters
-        return cls(
-            stream,
-            FrameTable(stream.packets, stream.n_frames),
-            decoder_key(parameters, stream.extradata),
-            fraction_parameter(parameters, "sample_aspect"),
-            display_parameter(parameters),
-            lead_in(parameters),
-            parameter_change_test(str(parameters.get("codec")), stream.extradata),
-        )
+    def __init__(self, stream: EncodedStream) -> None:
+        parameters, extradata = stream.parameters, stream.extradata
+        self.stream = stream  # kept alive, because the caches use its id() as their key
+        self.table = FrameTable(stream.packets, stream.n_frames)
+        self.codec = str(parameters.get("codec"))
+        self.key = decoder_key(parameters, extradata)
+        self.aspect = fraction_parameter(parameters, "sample_aspect")
+        self.display = display_parameter(parameters)
+        self.lead_in = lead_in(parameters)
+        self.changes_parameters = parameter_change_test(self.codec, extradata)
 
 
-@dataclass(slots=True)
 class _OpenDecoder:
-    codec: VideoCodecContext
-    converter: FrameConverter
-    is_changed: bool = False
-    """True if a packet has replaced the parameter sets with which the decoder was opened."""
-    writer_options: object = None
-    writer: FrameWriter | None = None
+    """A decoder of `stream`, and of any other stream that has an equal `decoder_key`."""
 
-    @classmethod
-    def of(cls, stream: EncodedStream) -> _OpenDecoder:
-        """Open a decoder for a stream, and for any other stream that has an equal `key`."""
-        return cls(open_video_decoder(stream.parameters, stream.extradata), FrameConverter())
+    def __init__(self, stream: EncodedStream) -> None:
+        self.codec = open_video_decoder(stream.parameters, stream.extradata)
+        self.converter = FrameConverter()
+        self.is_changed = False
+        """True if a packet has replaced the parameter sets with which the decoder was opened."""
+        self._writer_options: object = None
 
     def writer_for(
         self,
@@ -246,9 +223,9 @@ class _OpenDecoder:
     ) -> FrameWriter:
         """Return a writer with these options: the previous writer if it has the same options."""
         options = size, aspect, crop, pixels
-        if self.writer is None or self.writer_options != options:
-            self.writer, self.writer_options = FrameWriter(*options, self.converter), options
-        return self.writer
+        if self._writer_options != options:
+            self._writer, self._writer_options = FrameWriter(*options, self.converter), options
+        return self._writer
 
 
 class ClipDecoder(Closing):
@@ -321,10 +298,10 @@ class ClipDecoder(Closing):
         numbers = [np.asarray(frames, np.int64) for frames, _ in clips]
         size = _check_outputs(clips, numbers, pixels)
         opened = recently_used(
-            self._opened, id(stream), self._max_streams, lambda: _OpenStream.of(stream)
+            self._opened, id(stream), self._max_streams, lambda: _OpenStream(stream)
         )
         decoder = recently_used(
-            self._decoders, opened.key, self._max_decoders, lambda: _OpenDecoder.of(stream)
+            self._decoders, opened.key, self._max_decoders, lambda: _OpenDecoder(stream)
         )
         crops = crop if isinstance(crop, list) else [crop] * len(clips)
         if len(crops) != len(clips):
@@ -374,10 +351,9 @@ class _RunDecoder:
     def decode(self, run: DecodeRun) -> None:
         """Decode the wanted frames of a run into their rows.
 
-        The decoder may not output a wanted frame, or may fail, if the keyframe of the run is not a
-        real random access point (intra refresh, references to much earlier pictures). Decoding is
-        then repeated from earlier keyframes. Finally, the frame table is changed: later calls start
-        at the keyframe from which decoding succeeded.
+        If the keyframe is not a real random access point (intra refresh, references to much earlier
+        pictures), the decoder fails or leaves frames out. Decoding is then repeated from earlier
+        keyframes, and the frame table is changed for later calls.
         """
         table, first, steps = self._opened.table, run.first, 1
         while True:
@@ -399,11 +375,10 @@ class _RunDecoder:
             table.start_earlier(run.first, first)
 
     def _is_closed(self, key: int) -> bool:
-        """Return True if the keyframe starts a closed group of pictures."""
         table, stream = self._opened.table, self._opened.stream
         begin = int(table.offsets[key])
         packet = bytes(stream.data[begin : begin + int(table.sizes[key])])
-        return starts_closed_gop(str(stream.parameters.get("codec")), stream.extradata, packet)
+        return starts_closed_gop(self._opened.codec, stream.extradata, packet)
 
     def _decode_once(self, run: DecodeRun) -> dict[int, list[int]]:
         """Decode a run once; return the entries of `wanted` whose frames were not output."""
@@ -454,16 +429,12 @@ class _RunDecoder:
             lead = b""
 
     def _packet_prefix(self) -> bytes:
-        """Return the bytes to prepend to the first packet of a run.
-
-        If a packet has replaced the decoder's parameter sets, the bytes include the parameter sets
-        of the stream.
-        """
-        lead, stream = self._opened.lead_in, self._opened.stream
-        if self._decoder.is_changed:
-            self._decoder.is_changed = False
-            lead = parameter_sets(str(stream.parameters.get("codec")), stream.extradata) + lead
-        return lead
+        """Return the bytes to prepend to the first packet of a run."""
+        opened = self._opened
+        if not self._decoder.is_changed:
+            return opened.lead_in
+        self._decoder.is_changed = False
+        return parameter_sets(opened.codec, opened.stream.extradata) + opened.lead_in
 
     def _write_frame(self, frame: VideoFrame, wanted: dict[int, list[int]]) -> None:
         """Write a frame into all rows for which it is wanted, and remove it from `wanted`."""

@@ -7,10 +7,12 @@ addresses in a playlist.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import re
 import struct
+from collections.abc import Iterator
 from pathlib import PurePath
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -119,10 +121,7 @@ def missing_bytes(file: BinaryIO) -> int:
 
 
 def _is_transport_stream(head: bytes) -> bool:
-    """Return True if there is a sync byte every 188 bytes.
-
-    In files of Blu-ray, there is a sync byte every 192 bytes, from byte 4 on.
-    """
+    """Return True if there is a sync byte every 188 bytes; on Blu-ray, 192, from byte 4 on."""
     for first, stride in ((0, 188), (4, 192)):
         syncs = head[first::stride]
         if len(syncs) >= 4 and set(syncs) == {0x47}:
@@ -131,7 +130,7 @@ def _is_transport_stream(head: bytes) -> bool:
 
 
 def _iso_missing(file: BinaryIO, n_bytes: int) -> int:
-    """Return the missing bytes of an MP4 or MOV file, from the sizes of the top-level boxes."""
+    """Return the missing bytes of an MP4 or MOV file."""
     offset = 0
     while offset + 8 <= n_bytes:
         file.seek(offset)
@@ -148,10 +147,7 @@ def _iso_missing(file: BinaryIO, n_bytes: int) -> int:
 
 
 def _flv_missing(file: BinaryIO, n_bytes: int) -> int:
-    """Return the missing bytes of an FLV file, from the metadata property `filesize`.
-
-    The property is an AMF 0 number. It is 0 in live recordings.
-    """
+    """Return the missing bytes, by the AMF 0 number `filesize`; it is 0 in live recordings."""
     file.seek(0)
     _, found, rest = file.read(_FLV_HEAD_BYTES).partition(b"\0\x08filesize\0")
     if not found or len(rest) < 8:
@@ -161,10 +157,7 @@ def _flv_missing(file: BinaryIO, n_bytes: int) -> int:
 
 
 def _riff_missing(file: BinaryIO, n_bytes: int) -> int:
-    """Return the missing bytes of an AVI or WAV file, from the sizes of the RIFF chunks.
-
-    An AVI file of more than 1 GiB (OpenDML) has several such chunks.
-    """
+    """Return the missing bytes. An AVI file of more than 1 GiB (OpenDML) has several chunks."""
     offset = 0
     while offset + 12 <= n_bytes:
         file.seek(offset)
@@ -179,16 +172,12 @@ def _riff_missing(file: BinaryIO, n_bytes: int) -> int:
 
 
 def _gif_missing(file: BinaryIO, n_bytes: int) -> int:
-    """Return 1 if a GIF does not end with the byte 0x3B.
-
-    Zeros at the end are ignored, because some writers add them.
-    """
+    """Return 1 if the end is missing. Zeros after the end are ignored: some writers add them."""
     file.seek(max(0, n_bytes - 16))
     return 0 if file.read().rstrip(b"\0").endswith(b";") else 1
 
 
 def _matroska_missing(file: BinaryIO, n_bytes: int) -> int:
-    """Return the missing bytes of a Matroska file, from the sizes of the header and segments."""
     file.seek(4)
     header_size = _ebml_size(file)
     if header_size is None:
@@ -206,10 +195,7 @@ def _matroska_missing(file: BinaryIO, n_bytes: int) -> int:
 
 
 def _ebml_size(file: BinaryIO) -> int | None:
-    """Read an EBML size, an integer of 1 to 8 bytes.
-
-    Return None if the size is "unknown" (all bits are 1) or truncated.
-    """
+    """Read an EBML size, of 1 to 8 bytes; None if truncated or "unknown" (all bits are 1)."""
     first = file.read(1)
     if not first or not first[0]:
         return None
@@ -252,25 +238,19 @@ def open_container(source: str | bytes, name: str, *, fill_in_times: bool = True
         raise MediaError(f"{name}: not a readable video: {error.strerror}") from error
 
 
-class ErrorsNamed:
-    """A context manager that puts the name of a file before the message of each MediaError."""
-
-    def __init__(self, name: str) -> None:
-        self._begin = f"{name}: "
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, MediaError) and not str(error).startswith(self._begin):
-            raise MediaError(f"{self._begin}{error}") from error
+@contextlib.contextmanager
+def named_errors(name: str) -> Iterator[None]:
+    """Put the name of a file before the message of a MediaError."""
+    try:
+        yield
+    except MediaError as error:
+        if str(error).startswith(f"{name}: "):
+            raise
+        raise MediaError(f"{name}: {error}") from error
 
 
 def video_streams(container: InputContainer, name: str) -> list[VideoStream]:
-    """Return the video streams other than cover pictures.
-
-    Raise MediaError if there is no such stream, or no decoder for the first one.
-    """
+    """Return the video streams other than cover pictures; there is a decoder for the first."""
     from av.stream import Disposition
 
     streams = [
@@ -286,10 +266,7 @@ def video_streams(container: InputContainer, name: str) -> list[VideoStream]:
 
 
 def audio_stream(container: InputContainer, name: str) -> AudioStream:
-    """Return the first audio stream.
-
-    Raise MediaError if there is no audio stream, or no decoder for the first one.
-    """
+    """Return the first audio stream, for which there is a decoder."""
     if not container.streams.audio:
         raise MediaError(f"{name}: no audio stream (streams: {_stream_types(container)})")
     stream = container.streams.audio[0]

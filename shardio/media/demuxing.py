@@ -29,10 +29,10 @@ from shardio.media.audio_packets import demux_audio
 from shardio.media.bitstream import disposable_packets, hidden_packets, x264_version_unit
 from shardio.media.checking import build_stream, verify_by_decoding, with_table
 from shardio.media.container import (
-    ErrorsNamed,
     check_complete,
     has_guessed_times,
     make_strict,
+    named_errors,
     open_container,
     stored_times,
     video_streams,
@@ -82,7 +82,7 @@ def demux(
             return demux_audio(source, container, name)
         streams = video_streams(container, name)
         is_guessed = has_guessed_times(container, streams[0])
-        with ErrorsNamed(name):
+        with named_errors(name):
             cut = PacketReader(container, streams[0])
             check_complete(source, container, streams[0], cut.end())
             if is_guessed:
@@ -282,7 +282,7 @@ class SpanReader(Closing):
         self._path, self._check = path, check
         self._container = open_container(path, path)
         try:
-            with ErrorsNamed(path):
+            with named_errors(path):
                 self._begin()
         except BaseException:
             self._container.close()
@@ -321,7 +321,7 @@ class SpanReader(Closing):
         first = -(-begin // self._time_base)
         stop = None if end is None else -(-end // self._time_base)
         try:
-            with ErrorsNamed(self._path):
+            with named_errors(self._path):
                 packets = self._packets(first, stop)
                 cut = PacketReader(self._container, self._source, packets, facts_from=self._head)
                 stream = cut.stream(self._n_streams)

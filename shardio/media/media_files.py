@@ -20,10 +20,10 @@ from shardio._base.classes import Closing
 from shardio.errors import InvalidArgument, MediaError
 from shardio.media.clip_decoder import ClipDecoder
 from shardio.media.container import (
-    ErrorsNamed,
     check_complete,
     has_guessed_times,
     make_strict,
+    named_errors,
     open_container,
     video_streams,
 )
@@ -254,7 +254,7 @@ def load_image(
         return _decode_to_fit(source, out, fit)
     with open(source, "rb") as file:
         data = file.read()
-    with ErrorsNamed(os.fspath(source)):
+    with named_errors(os.fspath(source)):
         return _decode_to_fit(data, out, fit)
 
 
@@ -296,7 +296,7 @@ def load_clip(
     _check_n_frames("step", step)
     frames = start + step * np.arange(len(out))
     data = source if isinstance(source, bytes) else os.fspath(source)
-    named = contextlib.nullcontext() if isinstance(data, bytes) else ErrorsNamed(data)
+    named = contextlib.nullcontext() if isinstance(data, bytes) else named_errors(data)
     with named, ClipDecoder(max_decoders=1, max_streams=1) as decoder:
         decoder.decode(demux(data), frames, out)
     return out
