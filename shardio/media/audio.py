@@ -133,7 +133,7 @@ class _OpenAudio:
     sizes: npt.NDArray[np.int64]
 
     def parts(self, packets: range) -> Iterator[tuple[int, bytes]]:
-        """Yield the index and the bytes of each of `packets`."""
+        """Yield the index and the bytes of some packets."""
         part = slice(packets.start, packets.stop)
         offsets, sizes = self.offsets[part].tolist(), self.sizes[part].tolist()
         for number, offset, size in zip(packets, offsets, sizes, strict=True):
@@ -230,10 +230,9 @@ class AudioDecoder(Closing):
     def _decode_range(
         self, opened: _OpenAudio, start: int, stop: int, rate: int, channels: int | None
     ) -> Samples:
-        """Resample the stream to `rate`, and return its samples `start` to `stop`.
+        """Resample the stream to `rate`, and return samples `start` to `stop` of the result.
 
-        `start` and `stop` count samples at `rate` from the first audible sample, and may be
-        negative. Samples outside of the stream are silence.
+        Sample 0 is the first audible one. Samples outside of the stream are silence.
         """
         source_rate, n_all = sample_rate(opened.stream), opened.sample_index.extent[1]
         layout = {None: opened.codec.layout.name, 1: "mono", 2: "stereo"}[channels]
@@ -269,9 +268,9 @@ class AudioDecoder(Closing):
 
 
 def _decode_span(opened: _OpenAudio, start: int, stop: int) -> AudioFrame | None:
-    """Decode samples `start` to `stop` of the stream at its own rate.
+    """Decode samples `start` to `stop` at the stream's rate, with gaps filled by silence.
 
-    Gaps between packets are filled with silence. Return None if no packet has any of the samples.
+    Return None if no packet has any of the samples.
     """
     sample_index = opened.sample_index
     wanted = sample_index.packets(start, stop)
@@ -297,15 +296,12 @@ def _decode_span(opened: _OpenAudio, start: int, stop: int) -> AudioFrame | None
             if not frame.format.is_planar:
                 values = values.reshape(-1, len(frame.layout.channels)).T
             if position < begin:
-                made.append(_silence(values, begin - position))
+                silence = 128 if values.dtype == np.uint8 else 0
+                made.append(np.full((len(values), begin - position), silence, values.dtype))
             made.append(values[:, begin - at : end - at])
             position = end
         at += frame.samples
     return None if like is None else _concatenate(like, made)
-
-
-def _silence(like: npt.NDArray[Any], n_samples: int) -> npt.NDArray[Any]:
-    return np.full((len(like), n_samples), 128 if like.dtype == np.uint8 else 0, like.dtype)
 
 
 def _concatenate(like: AudioFrame, parts: list[npt.NDArray[Any]]) -> AudioFrame:

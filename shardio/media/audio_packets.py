@@ -80,15 +80,12 @@ def packet_times(
 
 
 @dataclass(slots=True)
-class _GaplessRun:
-    """A run: consecutive packets without a gap between them.
+class _PacketRun:
+    """Consecutive packets without a gap between them, from packet `first` on.
 
-    `first` is the index of the run's first packet. `low` and `high` bound the stream's start time
-    as it follows from this run: the time of a packet minus the duration of all samples before the
-    packet. In a run after a gap, this is later than the real start by the length of the gap.
-
-    One tick of the container is `tick` / `unit` samples. The bounds are integers that count steps
-    of 1 / (2 * `unit`) sample; a tick has 2 * `tick` such steps.
+    `low` and `high` bound the time at which the stream would start if all gaps before the run were
+    left out: the time of a packet minus the duration of all samples before the packet. They are in
+    steps of 1 / (2 * `unit`) sample. A tick of the container is `tick` / `unit` samples.
     """
 
     first: int
@@ -98,10 +95,9 @@ class _GaplessRun:
     unit: int
 
     def begin(self, known: int) -> int:
-        """Return a start time of the stream within the bounds, in samples.
+        """Return a start time within the bounds, in samples.
 
-        `known` is the index of a sample, counted from the first decoded sample. If possible, the
-        start time is chosen so that this sample is at a whole tick.
+        If possible, the sample `known`, counted from the first decoded one, is at a whole tick.
         """
         lead, tick = 2 * known * self.unit, 2 * self.tick
         at = -(-(self.low + lead) // tick) * tick - lead
@@ -112,25 +108,24 @@ class _GaplessRun:
 
 def _gapless_runs(
     times: Sequence[int | None], counts: Sequence[int], time_base: Fraction, rate: int
-) -> list[_GaplessRun]:
-    """Divide the packets into runs at the gaps, and compute the bounds of each run."""
+) -> list[_PacketRun]:
     tick, unit = (time_base * rate).as_integer_ratio()  # a tick is tick / unit samples
     slack = tick if unit > 1 or tick > 1 else 0  # rounding changes a time by up to half a tick
     jitter = 2 * unit * rate * _LARGEST_JITTER
-    runs: list[_GaplessRun] = []
+    runs: list[_PacketRun] = []
     heard = 0
     for i, (time, count) in enumerate(zip(times, counts, strict=True)):
         if time is not None and count:
             here = 2 * (time * tick - heard * unit)
             low, high = here - slack, here + slack
             if not runs:
-                runs.append(_GaplessRun(0, low, high, tick, unit))
+                runs.append(_PacketRun(0, low, high, tick, unit))
             run = runs[-1]
             late = here - Fraction(run.low + run.high, 2)
             if max(low, run.low) <= min(high, run.high):
                 run.low, run.high = max(low, run.low), min(high, run.high)
             elif late > jitter:
-                runs.append(_GaplessRun(i, low, high, tick, unit))
+                runs.append(_PacketRun(i, low, high, tick, unit))
             elif late < -jitter:
                 seconds = float(-late / (2 * unit * rate))
                 raise MediaError(
@@ -149,10 +144,7 @@ def sample_rate(stream: EncodedStream) -> int:
 
 
 def first_sample_time(stream: EncodedStream) -> int:
-    """Return the `pts` of the first audible sample (sample 0).
-
-    The unit is the sample, because the stream's time base is 1 / rate.
-    """
+    """Return the `pts` of sample 0, the first audible one; its unit is the sample."""
     first = int(stream.packets["pts"][0]) if len(stream.packets) else 0
     return first + int_parameter(stream, "skip")
 
@@ -166,12 +158,10 @@ def int_parameter(stream: EncodedStream, name: str, default: int = 0) -> int:
 
 
 def begin_of(stream: EncodedStream) -> Fraction:
-    """Return the start of an audio stream in seconds.
-
-    The start is the stream's parameter `begin` if there is one, otherwise the time of sample 0.
+    """Return the start of an audio stream in seconds: the time of sample 0, or the start of a part.
 
     Raises:
-        MediaError: the parameter `begin` is not a time.
+        MediaError: the parameter `begin`, which parts of streams have, is not a time.
     """
     text = stream.parameters.get("begin")
     if text is None:
@@ -230,10 +220,9 @@ def part_of(stream: EncodedStream, begin: Fraction, seconds: Fraction) -> Encode
 
 
 class SampleIndex:
-    """The range of samples of each packet in an audio stream.
+    """The range of samples of each packet in an audio stream, from the first audible sample on.
 
-    The samples are counted from the first audible sample. The silent samples of gaps are counted
-    too, and belong to no packet.
+    The silent samples of gaps are counted too, and belong to no packet.
     """
 
     def __init__(self, stream: EncodedStream) -> None:
@@ -248,10 +237,7 @@ class SampleIndex:
         """The index of the stream's first sample, and the index after the stream's last sample."""
 
     def packets(self, start: int, stop: int) -> range:
-        """Return the indices of the packets that have samples `start` to `stop`.
-
-        The range may include one more packet than needed.
-        """
+        """Return the packets with samples `start` to `stop`, and perhaps one packet more."""
         begin = int(np.searchsorted(self.ends, start, "right"))
         end = int(np.searchsorted(self.ends, stop, "left")) + 1
         return range(begin, min(len(self.ends), end))
@@ -261,10 +247,7 @@ _SKIP = struct.Struct("<II")  # how many samples to drop at the start and at the
 
 
 def demux_audio(source: bytes | str, container: InputContainer, name: str) -> EncodedStream:
-    """Demux the first audio stream of an open container.
-
-    Each packet is decoded once, to count its samples.
-    """
+    """Demux the first audio stream of an open container; decode it to count its samples."""
     stream = audio_stream(container, name)
     with named_errors(name):
         return _read_packets(source, container, stream, name).stream()
@@ -387,7 +370,7 @@ class _AudioPackets:
 def decode_frames(
     codec: AudioCodecContext, parts: Iterable[tuple[int, bytes]], n_dropped: int = 0
 ) -> Iterator[tuple[int, AudioFrame]]:
-    """Decode packets, given as (index, bytes); yield each frame with the index of its packet.
+    """Decode packets, pairs of (index, bytes), and yield pairs of (index, frame).
 
     Errors in the first `n_dropped` packets are ignored.
     """

@@ -92,11 +92,10 @@ def x264_version_unit(extradata: bytes, packet: bytes) -> bytes:
 
 
 def parameter_sets(codec: str, extradata: bytes) -> bytes:
-    """Return the parameter sets in the extradata of an H.264 or HEVC stream.
+    """Return the parameter sets in the extradata of an H.264 or HEVC stream, as units of a packet.
 
-    Each set is a unit with its prefix, so the result can be prepended to a packet. The result is
-    empty if the sets are missing or truncated. The result is also empty for other codecs, because
-    the keyframes of other codecs contain the parameters.
+    The result is empty if they are missing or truncated, and for other codecs, whose keyframes
+    contain the parameters.
     """
     if codec not in _LENGTH_SIZE_AT:
         return b""
@@ -114,8 +113,7 @@ def parameter_sets(codec: str, extradata: bytes) -> bytes:
 def parameter_change_test(codec: str, extradata: bytes) -> Callable[[memoryview], bool]:
     """Return a function that tests whether a packet changes the parameter sets of its stream.
 
-    In a packet, parameter sets come before the picture. A decoder keeps the latest parameter sets,
-    and uses them for all later packets.
+    They come before the picture. A decoder uses the latest ones for all later packets.
     """
     if codec not in _LENGTH_SIZE_AT:
         return lambda _: False
@@ -141,8 +139,7 @@ def parameter_change_test(codec: str, extradata: bytes) -> Callable[[memoryview]
 def _avcc_parameter_sets(extradata: bytes) -> Iterator[bytes]:
     """Yield the parameter sets of an "avcC", the extradata of H.264 in MP4.
 
-    The number of sequence parameter sets comes first, and is followed by these sets. Then come the
-    number of picture parameter sets, and the picture parameter sets.
+    It has two lists, of sequence and of picture parameter sets. Each begins with its length.
     """
     at = 5
     for mask in (31, 255):
@@ -157,8 +154,7 @@ def _avcc_parameter_sets(extradata: bytes) -> Iterator[bytes]:
 def _hvcc_parameter_sets(extradata: bytes) -> Iterator[bytes]:
     """Yield the parameter sets of an "hvcC", the extradata of HEVC in MP4.
 
-    There is one array for each kind of parameter set. Each array begins with the kind, and with the
-    number of parameter sets in the array.
+    It has a list for each kind of parameter set. Each begins with the kind and its length.
     """
     at = 23
     for _ in range(extradata[22]):
@@ -171,10 +167,7 @@ def _hvcc_parameter_sets(extradata: bytes) -> Iterator[bytes]:
 
 
 def _length_prefixed(data: bytes, at: int) -> bytes:
-    """Return the bytes that follow the 16-bit length at offset `at`.
-
-    Raise IndexError if some of these bytes are missing.
-    """
+    """Return the bytes after the 16-bit length at offset `at`; IndexError if some are missing."""
     stop = at + 2 + (data[at] << 8 | data[at + 1])
     if stop > len(data):
         raise IndexError(stop)
@@ -184,8 +177,8 @@ def _length_prefixed(data: bytes, at: int) -> bytes:
 def starts_closed_gop(codec: str, extradata: bytes, packet: bytes) -> bool:
     """Return True if no packet decoded after this keyframe needs a packet before the keyframe.
 
-    In most codecs, this is true for every keyframe. In H.264 and HEVC, a keyframe may also be a
-    mere recovery point: some packets after the keyframe may still need packets before the keyframe.
+    In H.264 and HEVC, a keyframe may also be a mere recovery point, after which some packets still
+    need earlier packets.
     """
     if codec not in _LENGTH_SIZE_AT:
         return True
@@ -221,8 +214,8 @@ def _unit_headers(data: bytes, at: int, stop: int, length_size: int) -> Iterator
 def packet_units(codec: str, extradata: bytes, packet: bytes) -> Iterator[bytes]:
     """Yield the units of an H.264 or HEVC packet, without start codes and length fields.
 
-    A packet of any other codec is yielded as a whole. Only the temporal delimiter of an AV1 packet
-    is removed, because files do not contain temporal delimiters.
+    Packets of other codecs are yielded as a whole, but without the temporal delimiter of AV1, which
+    files do not contain.
     """
     if codec not in _LENGTH_SIZE_AT:
         yield packet.removeprefix(b"\x12\0") if codec == "av1" else packet
@@ -267,11 +260,10 @@ def _layer_hevc(data: bytes, begin: int, stop: int, length_size: int) -> int:
 def _layer_mpeg(
     data: bytes, begin: int, stop: int, code: bytes, skip: int, shift: int, kind: int
 ) -> int:
-    """Return 0 if all pictures in a packet of MPEG video are B pictures, else ~0.
+    """Return 0 if all pictures in a packet of MPEG video are B pictures (`kind`), else ~0.
 
-    For an MPEG-4 packet with several pictures, return `_PACKED`. `code` is the last byte of a
-    picture's start code. The type of the picture is in the byte that is `skip` bytes after the
-    start code, from bit `shift` on; `kind` is the type of B pictures.
+    Return `_PACKED` for an MPEG-4 packet with several pictures. `code` is the last byte of a
+    picture's start code. The type of the picture is `skip` bytes after it, from bit `shift` on.
     """
     starts, at = [], data.find(_START + code, begin, stop)
     while at >= 0 and at + 4 + skip < stop:

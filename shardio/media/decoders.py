@@ -141,9 +141,8 @@ def numbered_packet(
 ) -> Packet[Any]:
     """Return a packet for a decoder: a copy of the bytes `lead` and `part`.
 
-    The time of the packet is set to `number`, the index of the packet. The decoder copies this time
-    to the frame: the time of a frame is therefore the index of its packet. The copied bytes are
-    followed by zeros, because decoders read past the end of a packet. Some decoders use the
+    Its time is `number`, the index of the packet, which the decoder copies to the frame. Zeros
+    follow the copied bytes, because decoders read past the end of a packet. Some decoders use the
     keyframe flag: without the flag, the PNG decoder draws each picture over the previous picture.
     """
     import av  # `from av import Packet` would take a fifth of this function's time
@@ -161,10 +160,7 @@ def numbered_packet(
 def recently_used(
     cache: OrderedDict[_Key, _Value], key: _Key, most: int, make: Callable[[], _Value]
 ) -> _Value:
-    """Return the value of a key from an LRU cache; create the value with `make` if it is missing.
-
-    The cache keeps at most `most` values.
-    """
+    """Return the value of a key from an LRU cache of at most `most` values, made if missing."""
     found = cache.get(key)
     if found is None:
         found = cache[key] = make()

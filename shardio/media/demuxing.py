@@ -127,7 +127,6 @@ class PacketReader:
         self._read(is_known=True)
 
     def _begin(self) -> None:
-        """Read the packets, and record the properties of the first frame."""
         import av
 
         codec = self.source.codec_context
@@ -143,10 +142,7 @@ class PacketReader:
         self._record_facts(first)
 
     def _read(self, *, is_known: bool = False) -> VideoFrame | None:
-        """Read all packets; decode until there is a frame, and return this first frame.
-
-        If `is_known`, decode nothing and return None.
-        """
+        """Read all packets. Return the first frame; if `is_known`, decode nothing."""
         first: VideoFrame | None = None
         sizes, flags, times, durations = self.sizes, self.flags, self.times, self.durations
         write = self.content.write  # copies the bytes of a packet; `getvalue` does not copy again
@@ -174,7 +170,6 @@ class PacketReader:
         return first
 
     def _frame_of(self, packet: Packet[VideoStream]) -> VideoFrame | None:
-        """Decode the next packet; return a frame if the decoder outputs one, else None."""
         import av
 
         found = next(iter(packet.decode()), None)
@@ -190,10 +185,7 @@ class PacketReader:
         return found
 
     def _reject_configuration_change(self, packet: Packet[VideoStream]) -> None:
-        """Raise MediaError if the container changes the decoder's configuration at this packet.
-
-        New extradata is allowed at the first packet.
-        """
+        """Raise MediaError if the configuration changes; the first packet may have extradata."""
         n = len(self.sizes)
         changed = [kind for kind in _CHANGES if packet.has_sidedata(kind)]  # type: ignore[arg-type]
         if changed and (n or changed != ["new_extradata"]):
@@ -203,7 +195,6 @@ class PacketReader:
             )
 
     def _record_facts(self, frame: VideoFrame) -> None:
-        """Record the properties of the first frame."""
         self.parameters |= frame_facts(frame)
         if self.parameters["codec"] == "h264" and "444" in self.parameters["pixel_format"]:
             if note := x264_version_unit(self.extradata, self.content.getvalue()[: self.sizes[0]]):
@@ -217,15 +208,15 @@ class PacketReader:
             self.parameters["display"] = np.frombuffer(display, "<i4").tolist()
 
     def end(self) -> int:
-        """Return the time in ticks at which the last packet ends."""
+        """Return the tick at which the last packet ends."""
         spans = zip(self.times, self.durations, strict=True)
         return max((time + n for time, n in spans if time is not None), default=0)
 
     def stream(self, n_streams: int) -> EncodedStream:
         """Build the stream as its container describes it, without decoding.
 
-        If the container has no time for a packet, the packet gets the time of the previous packet.
-        `n_streams` is the number of video streams in the file.
+        A packet without a time gets that of the previous packet. `n_streams` is the number of video
+        streams in the file.
         """
         if n_streams > 1:
             self.parameters |= {"stream": self.source.index, "video_streams": n_streams}
@@ -241,7 +232,6 @@ class PacketReader:
         return build_stream(self.parameters, self.extradata, packets, data, self.time_base())
 
     def _filled_times(self) -> list[int]:
-        """Return the time of each packet; a packet without time gets the previous packet's time."""
         times, latest = [], next((time for time in self.times if time is not None), 0)
         for time in self.times:
             latest = latest if time is None else time
@@ -334,11 +324,7 @@ class SpanReader(Closing):
             raise MediaError(f"{self._path}: damaged: {error.strerror}") from error
 
     def _packets(self, first: int, stop: int | None) -> list[Packet[VideoStream]]:
-        """Read the packets that are needed for the frames of a span of ticks.
-
-        The packets begin with the last keyframe that is not shown after the first frame of the
-        span. The first frame of the span may itself be this keyframe.
-        """
+        """Read the packets for a span of ticks, from the last keyframe on that is early enough."""
         start = self._source.start_time or 0
         back = max(first, start)
         while True:
@@ -363,10 +349,7 @@ class SpanReader(Closing):
             back = max(start, 2 * back - first - self._second)
 
     def _read(self, back: int, stop: int | None) -> list[Packet[VideoStream]]:
-        """Read packets, beginning with the last keyframe that is not after the time `back`.
-
-        Return the packets up to the last one whose frame is shown before `stop`.
-        """
+        """Read packets, from the last keyframe not after `back` to the last shown before `stop`."""
         packets: list[Packet[VideoStream]] = []
         n_needed = 0
         self._container.seek(back, stream=self._source, backward=True)

@@ -38,10 +38,9 @@ _RATE = Fraction(25)
 def keep_scheduling_policy() -> Iterator[None]:
     """Restore the scheduling policy of all threads that an encoder has given real-time priority.
 
-    Use this context manager around the call that opens the encoder. If the process runs as root,
-    SVT-AV1 gives the highest real-time priority to the calling thread and to its own threads. On
-    two cores, two such processes leave no time for any other process. Child processes inherit the
-    priority.
+    Wrap the call that opens the encoder. In a process of root, SVT-AV1 gives the highest priority
+    to the calling thread and its own threads, and child processes inherit it. On two cores, two
+    such processes leave no time for any other process.
     """
     if not hasattr(os, "sched_setscheduler"):  # not Linux
         yield
@@ -277,7 +276,6 @@ def _check_rising(times: list[int], time: int) -> None:
 def _parameters(
     codec: str, pixel_format: str, size: tuple[int, int], color_range: str
 ) -> dict[str, Any]:
-    """Return the parameters of a stream; `size` is (width, height)."""
     return {
         "codec": codec,
         "pixel_format": pixel_format,
@@ -307,11 +305,7 @@ class JpegEncoder:
         self._times: list[int] = []
 
     def add(self, time: int, picture: Pixels) -> None:
-        """Encode the next frame, an array of uint8 (height, width, 3).
-
-        `time` is the time from which the frame is shown, in ticks. It must be after the time of the
-        previous frame.
-        """
+        """Encode the next frame, uint8 of (height, width, 3), shown from the tick `time` on."""
         width, height = self._size
         if picture.shape != (height, width, 3):
             raise InvalidArgument(

@@ -78,20 +78,15 @@ class CropGeometry:
 def display_size(width: int, height: int, aspect: Fraction, *, turned: bool) -> tuple[int, int]:
     """Return the width and height of a picture as displayed, with square pixels.
 
-    If the picture is `turned` by a quarter turn, width and height are swapped. Everywhere in this
-    module, `aspect` is the width of a stored pixel divided by its height; 0 means that it is
-    unknown, and counts as 1.
+    They are swapped if the picture is `turned` by a quarter. `aspect` is the width of a stored
+    pixel divided by its height; 0 means that it is unknown, and counts as 1.
     """
     wide = max(1, _round_half_up(width * (aspect or Fraction(1))))
     return (height, wide) if turned else (wide, height)
 
 
 def covering_size(wide: Fraction, tall: Fraction, size: tuple[int, int]) -> tuple[int, int]:
-    """Return the width and height of the smallest scaled picture that covers a size.
-
-    `wide` and `tall` are the width and height before scaling. `size` is the (height, width) that
-    the scaled picture must cover.
-    """
+    """Return the width and height to scale `wide` x `tall` to, to just cover a (height, width)."""
     scale = max(size[1] / wide, size[0] / tall)
     wide, tall = wide * scale, tall * scale
     return max(size[1], _round_half_up(wide)), max(size[0], _round_half_up(tall))

@@ -333,8 +333,7 @@ def _build_header(frame: tuple[int, ...] | None, orientation: int) -> _JpegHeade
 def _scale_divisor(height: int, width: int, min_size: tuple[int, int]) -> int:
     """Return the divisor, 1, 2, 4 or 8, of the smallest size that is not below `min_size`.
 
-    `min_size` is (height, width). libjpeg-turbo also supports other scaled sizes, but has no vector
-    code for them.
+    libjpeg-turbo also supports other scaled sizes, but has no vector code for them.
     """
     for divisor in (8, 4, 2):
         if -(-height // divisor) >= min_size[0] and -(-width // divisor) >= min_size[1]:
@@ -363,11 +362,9 @@ def _decode_jpeg(
 def _decode_stored(
     data: bytes | memoryview, shape: tuple[int, int, int], out: Pixels | None
 ) -> Pixels:
-    """Decode a JPEG as stored, without turning it upright, into `out` or into a new array.
+    """Decode a JPEG as stored, without turning it upright, to the given shape.
 
-    `shape` is the shape of the result: the height and width in the header, divided by 1, 2, 4 or 8
-    and rounded up, and 1 or 3 channels. The values of CMYK and YCCK count as
-    inverted, because Adobe stores them inverted, and are converted without a colour profile.
+    CMYK and YCCK count as inverted, as Adobe stores them, and are converted without a profile.
     """
     library, (height, width, channels) = load_simplejpeg(), shape
     try:

@@ -129,7 +129,6 @@ class VideoFile(Closing):
     def _render_timed(
         self, writer: FrameWriter, wanted: Callable[[int], bool]
     ) -> Iterator[tuple[int, Pixels | None]]:
-        """Decode frames, and convert the wanted ones."""
         import av
 
         n = 0
@@ -156,7 +155,6 @@ class VideoFile(Closing):
             raise MediaError(f"{self.path}: its video stream holds no frame")
 
     def _record_facts(self, frame: VideoFrame) -> None:
-        """Record the properties of the first frame."""
         aspect = self._stream.sample_aspect_ratio
         self._facts |= frame_facts(frame)
         if aspect and aspect != 1:
@@ -177,12 +175,10 @@ class VideoFile(Closing):
             yield time, frame
 
     def _count_times(self, interval: Fraction) -> list[int]:
-        """Decode the file a second time; return the time of every frame.
+        """Decode the file a second time; return the time of every frame up to the first error.
 
-        The list ends at the end of the file, or before the first error. Decoding is necessary: the
-        times of the frames before the first known time depend on the number of these frames, which
-        only a decoder can count. The file is decoded twice, because keeping all pictures during the
-        count would take unlimited memory.
+        The times of the frames before the first known time depend on the number of these frames,
+        which only a decoder can count. Keeping their pictures meanwhile would take too much memory.
         """
         import av
 
@@ -195,7 +191,7 @@ class VideoFile(Closing):
         return fill_missing_times(times, durations, interval)
 
     def _has_times(self) -> bool:
-        """Return True if any packet of the file has a time. In a raw stream, no packet has one."""
+        """Return True if any packet has a time; in a raw stream, none has."""
         import av
 
         with VideoFile(self.path) as again:

@@ -229,9 +229,9 @@ def _padding(n_before: int, n_behind: int) -> Any:
 
 
 def _difference(stream: EncodedStream, again: EncodedStream, codec: str, shift: int) -> str | None:
-    """Return the name of the first property in which two streams differ; None if they are equal.
+    """Return the name of the first property in which two streams differ, or None.
 
-    `shift` is the number of ticks that was subtracted from the times of `stream`.
+    `shift` ticks were subtracted from the times of `stream`.
     """
     if codec.startswith("pcm"):
         same_data = bytes(again.data[:]) == bytes(stream.data[:])

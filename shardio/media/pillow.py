@@ -58,10 +58,7 @@ def open_picture(data: bytes | memoryview) -> Iterator[Image]:
 
 
 def header_channels_and_bits(picture: Image, data: bytes | memoryview) -> tuple[int, int]:
-    """Return the number of channels and the bits per channel of a picture as stored in the file.
-
-    If the picture has a palette, return the numbers for the colours of the palette.
-    """
+    """Return the channels and the bits per channel in the file; of a palette, of its colours."""
     mode, transparent = picture.mode, picture.has_transparency_data
     if picture.format == "PNG":  # Pillow's mode for 16-bit grey with alpha is RGBA
         channels = _PNG_CHANNELS[data[25]] + ("transparency" in picture.info)
@@ -78,10 +75,7 @@ def header_channels_and_bits(picture: Image, data: bytes | memoryview) -> tuple[
 
 
 def _bits_per_channel(picture: Image, data: bytes | memoryview) -> int:
-    """Return the number of bits per channel that a picture has in its file.
-
-    Pillow does not report this number if it reduces the pixels to 8 bits.
-    """
+    """Return the bits per channel in the file, also if Pillow reduces the pixels to 8 bits."""
     if picture.format == "PNG":
         return int(data[24])
     if picture.format == "TIFF":
@@ -104,10 +98,7 @@ def _ppm_max_value(picture: Image) -> int:
 
 
 def orientation(picture: Image) -> int:
-    """Return the EXIF orientation (1 to 8) of a picture.
-
-    Call this function before the picture is loaded, because loading turns a TIFF upright.
-    """
+    """Return the EXIF orientation (1 to 8) of a picture; loading it turns a TIFF upright."""
     if picture.format == "TIFF":
         found = picture.getexif().get(0x0112, UPRIGHT)
         return int(found) if found in range(1, 9) else UPRIGHT
@@ -148,11 +139,7 @@ def _flatten(picture: Image) -> Pixels:
 
 
 def _scale_transparent_color(picture: Image, bits: int) -> None:
-    """Adapt the transparent colour of a PNG to 8 bits, because Pillow converts only the pixels.
-
-    The transparent colour of grey with fewer than 8 bits is scaled. The transparent colour of a
-    16-bit RGB picture is removed.
-    """
+    """Adapt the transparent colour of a PNG to 8 bits, because Pillow converts only the pixels."""
     key = picture.info.get("transparency")
     if picture.format != "PNG" or key is None:
         return
@@ -164,10 +151,7 @@ def _scale_transparent_color(picture: Image, bits: int) -> None:
 
 
 def _high_bytes_of_grey(picture: Image) -> Pixels:
-    """Return the upper 8 bits of 16-bit grey.
-
-    This is how Pillow and libpng reduce 16-bit colours, too.
-    """
+    """Return the upper 8 bits of 16-bit grey, as Pillow and libpng reduce 16-bit colours."""
     if picture.mode[:4] != "I;16" and picture.format != "PPM":
         raise MediaError(
             f"a {picture.format} of 32-bit numbers ({picture.mode}): black and "

@@ -113,10 +113,7 @@ def matrix_name(frame: VideoFrame) -> str:
 
 
 def display_matrix(frame: VideoFrame) -> bytes | None:
-    """Return the display matrix of a frame, or None.
-
-    The matrix describes rotation and mirroring. FFmpeg stores it as nine int32.
-    """
+    """Return the matrix of a frame's rotation and mirroring, nine int32, or None."""
     data = cast("Buffer | None", frame.side_data.get("DISPLAYMATRIX"))
     return bytes(data) if data is not None else None
 
@@ -218,7 +215,7 @@ class FrameConverter:
     ) -> VideoFrame:
         """Scale and convert a frame to 8-bit YUV of BT.601 in limited range.
 
-        Return `frame` itself if it already has this form. `chroma` is the pixel format.
+        Return `frame` itself if nothing has to change. `chroma` is the pixel format.
         """
         full = is_full_range(frame)
         if (frame.width, frame.height, frame.format.name) == (width, height, chroma) and not full:
