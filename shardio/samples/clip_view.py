@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -27,13 +27,6 @@ from shardio.shard.verification import Rows
 
 _OPTIONS: Final = ("frames", "stride", "step", "size")
 """The options of clips that a generation can store for its default view."""
-
-
-class _Found(NamedTuple):
-    """The clips found in a dataset, and their format in a batch."""
-
-    spec: ClipSpec
-    clips: Clips
 
 
 class ClipView(SampleView):
@@ -70,11 +63,11 @@ class ClipView(SampleView):
         """Return a view of `dataset` from the `spec` and the tables of an equal view."""
         found = cls(dataset, spec.clip)
         events = Events(tables["events"], tables["values"]) if "events" in tables else None
-        found.__dict__["_found"] = _Found(spec, Clips(spec.clip, tables["n_frames"], events))
+        found.__dict__["_found"] = spec, Clips(spec.clip, tables["n_frames"], events)
         return found
 
     @cached_property
-    def _found(self) -> _Found:
+    def _found(self) -> tuple[ClipSpec, Clips]:
         return _find_clips(self.dataset, self.clip)
 
     @property
@@ -85,12 +78,12 @@ class ClipView(SampleView):
     @property
     def spec(self) -> ClipSpec:
         """The options of the clips, and the format of a clip in a batch."""
-        return self._found.spec
+        return self._found[0]
 
     @property
     def clip_table(self) -> Clips:
         """The clips, by their index."""
-        return self._found.clips
+        return self._found[1]
 
     @property
     def options(self) -> tuple[Any, ...]:
@@ -158,13 +151,10 @@ class ClipView(SampleView):
 
     def sources(self, audio: AudioSpec) -> dict[str, FieldSource]:
         """Return the sources of clips and of their audio, by the name of the stored field."""
-        made = self.clip_source(needs_times=bool(audio.fields))
+        needs_times = bool(audio.fields)
+        made = ClipSource(self.dataset, self.spec, self.clip_table, needs_times=needs_times)
         sounds = {each.name: AudioSource(self.dataset, each, made.moment) for each in audio.fields}
         return {self.video: made, **sounds}
-
-    def clip_source(self, *, needs_times: bool) -> ClipSource:
-        """Return a source of the view's clips."""
-        return ClipSource(self.dataset, self.spec, self.clip_table, needs_times=needs_times)
 
     @property
     def source_ends(self) -> Rows:
@@ -198,10 +188,7 @@ class ClipView(SampleView):
         return ClipGrouping(self.clip.per_video or 1, ends)
 
     def positions(self, numbers: Rows, seed: int, epoch: int) -> Rows:
-        """Return the positions of samples in an epoch without shuffling.
-
-        If no random draw needs them, return `numbers`, the indices of the samples.
-        """
+        """Return the positions of samples in an epoch without shuffling, or `numbers`."""
         if "random" not in (self.clip.where, self.clip.crop):
             return numbers
         position, ends = self.dataset.first_position, self.source_ends
@@ -247,15 +234,14 @@ def resolve_field(schema: Schema, clip: Clip) -> Clip:
     return replace(clip, field=wanted or videos[0])
 
 
-def _find_clips(dataset: Dataset, clip: Clip) -> _Found:
-    """Find the clips of all videos; see ClipView."""
+def _find_clips(dataset: Dataset, clip: Clip) -> tuple[ClipSpec, Clips]:
     name, around = clip.field or "", clip.around
     n_frames = np.zeros(len(dataset), np.int64)
     sizes: set[tuple[int, int]] = set()
     owners: list[Rows] = [np.zeros(0, np.int64)]
     moments = [np.zeros(0, np.int64 if around is None else event_dtype(dataset.schema, around))]
 
-    def look(part: ShardSamples) -> tuple[VideoIndex, VideoEvents | None]:
+    def look(part: ShardSamples) -> tuple[VideoIndex, tuple[Rows, npt.NDArray[Any]] | None]:
         videos = VideoIndex(part.reader(name), name, part.rows, clip)
         return videos, None if around is None else videos.events(part.reader(around), around)
 
@@ -277,7 +263,7 @@ def _find_clips(dataset: Dataset, clip: Clip) -> _Found:
     size = clip.size or _common(dataset, clip, name, sizes)
     n_clips = np.diff(_source_ends(dataset, clips), prepend=0)
     dataset.rows.check_sources(n_clips, "none of its videos has a clip")
-    return _Found(ClipSpec(clip, name, size), clips)
+    return ClipSpec(clip, name, size), clips
 
 
 def _sorted(owners: list[Rows], moments: list[npt.NDArray[Any]], n_videos: int) -> Events:
@@ -293,12 +279,8 @@ def _source_ends(dataset: Dataset, clips: Clips) -> Rows:
     return ends
 
 
-VideoEvents = tuple[Rows, npt.NDArray[Any]]
-"""The number of events of each video, and all events."""
-
-
 def _no_clips_message(dataset: Dataset, clip: Clip, name: str, longest: int) -> str:
-    """Return the message for a dataset without clips, whose longest video has `longest` frames."""
+    """Return the message for a dataset without clips."""
     if longest >= clip.span:
         return f"{dataset.path}: field {clip.around!r} has no event of any video with a clip"
     if clip.rate is None:

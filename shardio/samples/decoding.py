@@ -22,6 +22,7 @@ from shardio.format.types.streams import EncodedStream
 from shardio.media.audio import AudioDecoder
 from shardio.media.audio_packets import begin_of, sample_rate
 from shardio.media.clip_decoder import ClipDecoder
+from shardio.media.decoders import recently_used
 from shardio.media.frames import CropBox, CropPosition
 from shardio.media.image import MAX_PIXELS, decode_image
 from shardio.samples.clips import Clips, ClipSpec, time_field_names
@@ -186,7 +187,6 @@ class ClipSource(FieldSource):
         return int(times.pts[frames[0]]) * stream.time_base, seconds
 
     def _timed(self, shard: int, row: int, start: int) -> tuple[EncodedStream, FrameTimes, Numbers]:
-        """Return a clip's video, the times of the video's frames, and the frames of the clip."""
         try:
             stream, times = self._open(shard, row)
             if times is None:
@@ -211,7 +211,6 @@ class ClipSource(FieldSource):
         PHASE_TIMES.sums_ns[DECODE] += now_ns() - start_ns
 
     def _open(self, shard: int, row: int) -> _OpenVideo:
-        """Return a video, from the cache or read from its shard."""
         found = self._streams.get((shard, row))
         if found is None:
             records = self._dataset.files.reader(shard, self.name).records
@@ -261,7 +260,7 @@ class AudioSource(FieldSource):
         super().__init__(dataset, field.name, (field.name, field.span))
         self._field, self._moment = field, moment
         self._decoder = AudioDecoder(max_streams=_MAX_AUDIO_STREAMS)
-        self._streams: OrderedDict[tuple[int, int], EncodedStream | None] = OrderedDict()
+        self._streams: OrderedDict[tuple[int, int], list[EncodedStream]] = OrderedDict()
 
     def of_sample(self, chunk: IndexChunk, k: int) -> dict[str, Any]:
         """Return the audio and its span; missing audio is None, or silence of the fixed length."""
@@ -336,17 +335,14 @@ class AudioSource(FieldSource):
 
     def _stream(self, shard: int, row: int) -> EncodedStream | None:
         """Return the stream of a sample, from the cache or its shard; None if it is missing."""
-        if (shard, row) in self._streams:
-            self._streams.move_to_end((shard, row))
-            return self._streams[shard, row]
-        records, own = self._dataset.files.reader(shard, self.name).records, np.array([row])
-        found = None
-        if records.present(self.name, own)[0]:
-            (found,) = records.values(self.name, own)
-        self._streams[shard, row] = found
-        if len(self._streams) > _MAX_AUDIO_STREAMS:
-            self._streams.popitem(last=False)
-        return found
+
+        def read() -> list[EncodedStream]:
+            records, own = self._dataset.files.reader(shard, self.name).records, np.array([row])
+            is_present = records.present(self.name, own)[0]
+            return list(records.values(self.name, own)) if is_present else []
+
+        found = recently_used(self._streams, (shard, row), _MAX_AUDIO_STREAMS, read)
+        return found[0] if found else None
 
     def close(self) -> None:
         """Release the decoders and the open streams."""

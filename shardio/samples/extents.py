@@ -147,29 +147,28 @@ class ShardFileNumbers:
                 yield int(files[first]), pairs[first:last]
 
 
-class _Lane:
-    """The sections of one kind in all shards. Each row has an item of `n_bytes` bytes.
+class _Section:
+    """The section of one kind in all shards, which has an item for each row.
 
-    The items are `stride` bytes apart. `find` returns the offset of a shard's section in the
-    shard's file; `starts` has the offset of each shard's file in the concatenation.
+    `find` returns the offset of a shard's section in the shard's file; `starts` has the offset of
+    each shard's file in the concatenation.
     """
 
-    def __init__(self, stride: int, n_bytes: int, find: Callable[[int], int], starts: Rows) -> None:
-        self.stride, self.n_bytes, self.find, self.starts = stride, n_bytes, find, starts
-        self.firsts: Rows = np.full(len(starts), -1, np.int64)
-        """The known offsets of sections in the concatenation; -1 if unknown."""
+    def __init__(self, find: Callable[[int], int], starts: Rows) -> None:
+        self._find, self._starts = find, starts
+        self._known: Rows = np.full(len(starts), -1, np.int64)
 
     def first(self, shards: Rows) -> Rows:
-        """Return the offset of the section of each shard."""
-        if self.firsts.take(shards).min(initial=0) < 0:
+        """Return the offset of the section of each shard in the concatenation."""
+        if self._known.take(shards).min(initial=0) < 0:
             for shard in distinct(shards).tolist():
-                self.firsts[shard] = self.starts[shard] + self.find(shard)
-        return self.firsts.take(shards)
+                self._known[shard] = self._starts[shard] + self._find(shard)
+        return self._known.take(shards)
 
-    def ranges(self, local: Rows, shards: Rows) -> Ranges:
-        """Return the ranges of some rows."""
-        starts = self.first(shards) + local * self.stride
-        return Ranges(starts, starts + self.n_bytes)
+    def items(self, numbers: Rows, shards: Rows, stride: int, n_bytes: int) -> Ranges:
+        """Return the ranges of some items of `n_bytes`, which are `stride` bytes apart."""
+        starts = self.first(shards) + numbers * stride
+        return Ranges(starts, starts + n_bytes)
 
 
 class _ColumnExtents:
@@ -179,40 +178,32 @@ class _ColumnExtents:
     """
 
     def __init__(self, dataset: Dataset, name: str, starts: Rows, verify: str) -> None:
-        self._name, self._verify, self._dataset = name, verify, dataset
-        field = dataset.schema.columns[name]
-        row_bytes = field.row_bytes or 0
-        self._per_unit = rows_per_unit(row_bytes, field.stride)
-        unit = self._per_unit * field.stride
-        self._rows = _Lane(field.stride, row_bytes, self._place_of_rows, starts)
-        self._units = _Lane(unit, unit, self._place_of_rows, starts)
-        size = DIMENSION.size
-        self._hashes = _Lane(size, size, self._place_of_hashes, starts)
-
-    def _place_of_rows(self, shard: int) -> int:
-        return self._dataset.files.reader(shard, self._name).column_section(self._name).offset
-
-    def _place_of_hashes(self, shard: int) -> int:
-        return self._dataset.files.reader(shard, self._name).hashes_section(self._name).offset
+        self._name, self._verify, self._reader = name, verify, dataset.files.reader
+        field, reader = dataset.schema.columns[name], dataset.files.reader
+        self._stride, self._row_bytes = field.stride, field.row_bytes or 0
+        self._per_unit = rows_per_unit(self._row_bytes, field.stride)
+        self._rows = _Section(lambda i: reader(i, name).column_section(name).offset, starts)
+        self._hashes = _Section(lambda i: reader(i, name).hashes_section(name).offset, starts)
 
     def ranges(self, local: Rows, shards: Rows) -> list[Ranges]:
-        found = [self._rows.ranges(local, shards)]
+        found = [self._rows.items(local, shards, self._stride, self._row_bytes)]
         if self._verify == "off":
             return found
         units = local // self._per_unit
         is_fresh = self._is_fresh(units, shards)
         if is_fresh.any():
             units, shards = units[is_fresh], shards[is_fresh]
-            found.append(self._hashes.ranges(units, shards))
+            found.append(self._hashes.items(units, shards, DIMENSION.size, DIMENSION.size))
             if self._per_unit > 1:
-                found.append(self._units.ranges(units, shards))
+                n_bytes = self._per_unit * self._stride
+                found.append(self._rows.items(units, shards, n_bytes, n_bytes))
         return found
 
     def _is_fresh(self, units: Rows, shards: Rows) -> npt.NDArray[np.bool_]:
         """Return a mask of the units that must be verified. Such a unit is read as a whole."""
         if self._verify == "always":
             return np.ones(len(units), np.bool_)
-        name, reader = self._name, self._dataset.files.reader
+        name, reader = self._name, self._reader
         pairs = zip(units.tolist(), shards.tolist(), strict=True)
         fresh = [not reader(shard, name).units.is_checked(name, unit) for unit, shard in pairs]
         return np.array(fresh, np.bool_)
@@ -228,15 +219,15 @@ class _RecordExtents:
         self._files, self._numbers = files, numbers
         starts, self._ends = files.starts[numbers], files.starts[numbers + 1]
         self._entries: dict[int, tuple[int, list[int]]] = {}
-        self._index = _Lane(0, 0, self._finder(Kind.INDEX), starts)
-        self._payload = _Lane(0, 0, self._finder(Kind.PAYLOAD), starts)
+        self._index = _Section(self._finder(Kind.INDEX), starts)
+        self._payload = _Section(self._finder(Kind.PAYLOAD), starts)
         self._starts = starts
-        self._shapes: list[_Lane] = []
-        for name in names:
-            field = dataset.schema[name]
-            if n_dims := len(field.stored_dims):
-                size = n_dims * DIMENSION.size
-                self._shapes.append(_Lane(size, size, self._finder(Kind.SHAPES, name), starts))
+        n_dims = ((name, len(dataset.schema[name].stored_dims)) for name in names)
+        self._shapes = [
+            (_Section(self._finder(Kind.SHAPES, name), starts), n * DIMENSION.size)
+            for name, n in n_dims
+            if n
+        ]
 
     def _finder(self, kind: Kind, name: str | None = None) -> Callable[[int], int]:
         def find(shard: int) -> int:
@@ -247,10 +238,7 @@ class _RecordExtents:
         return find
 
     def _entries_of(self, shard: int) -> tuple[int, list[int]]:
-        """Return the size of an index row, and the positions of the fields' entries in the row.
-
-        Shards of a mixture may have additional fields.
-        """
+        """Return the size of an index row, and the positions of the fields' entries in the row."""
         found = self._entries.get(shard)
         if found is None:
             stored = list(self._dataset.files.reader(shard, self._names[0]).schema.records)
@@ -262,7 +250,7 @@ class _RecordExtents:
         """Return the ranges of the index entries and shapes of some rows."""
         row_bytes = np.array([self._entries_of(shard)[0] for shard in shards.tolist()], np.int64)
         starts = self._index.first(shards) + local * row_bytes
-        shapes = [lane.ranges(local, shards) for lane in self._shapes]
+        shapes = [section.items(local, shards, size, size) for section, size in self._shapes]
         return [Ranges(starts, starts + row_bytes), *shapes]
 
     def ranges(self, local: Rows, shards: Rows) -> Ranges:
@@ -285,10 +273,7 @@ class _RecordExtents:
         return Ranges(starts[is_right], ends[is_right])
 
     def _read_index(self, shard: int, local: Rows) -> npt.NDArray[np.void]:
-        """Return the index entries of the fields for some rows of one shard.
-
-        The shape of the array is (rows, fields). `local` must be ascending.
-        """
+        """Return the index entries, (rows, fields), of some ascending rows of one shard."""
         number, (row_bytes, chosen) = np.array([shard]), self._entries_of(shard)
         first = int(self._index.first(number)[0] - self._starts[shard])
         entries = np.zeros((len(local), row_bytes // ENTRY.size), ENTRY_DTYPE)
@@ -306,7 +291,7 @@ class Extents:
 
     Units (rows that share a hash) that must be verified, according to `verify`, are read as a
     whole. The records of streamed fields are left out, because it is unknown which of their packets
-    will be read. If `has_streams` is True, they are included as a whole.
+    will be read; `with_streams` includes them as a whole.
     """
 
     def __init__(
@@ -315,7 +300,7 @@ class Extents:
         fields: Sequence[str],
         verify: str,
         *,
-        has_streams: bool = False,
+        with_streams: bool = False,
     ) -> None:
         self.files = ShardFileNumbers(dataset, fields)
         self._dataset = dataset
@@ -327,7 +312,7 @@ class Extents:
             self._columns += [_ColumnExtents(dataset, name, starts, verify) for name in columns]
             stored = dataset.schema.records
             streams = {n for n, f in stored.items() if f.is_streamed}
-            records = [n for n in names if n in stored and (has_streams or n not in streams)]
+            records = [n for n in names if n in stored and (with_streams or n not in streams)]
             if records:
                 self._records.append(_RecordExtents(dataset, records, self.files, numbers))
 

@@ -134,20 +134,12 @@ class WindowParts(NamedTuple):
 
     def some(self, within: slice | npt.NDArray[np.bool_]) -> WindowParts:
         """Return some of the parts; the indices of windows stay the same."""
-        return WindowParts(
-            self.windows[within],
-            self.places[within],
-            self.documents[within],
-            self.firsts[within],
-            self.counts[within],
-            self.is_last[within],
-            self.n_tokens,
-        )
+        return WindowParts._make((*(column[within] for column in self[:-1]), self.n_tokens))
 
     def of_windows(self, first: int, last: int, within: slice) -> WindowParts:
-        """Return the parts `within`, which are all parts of the windows `first` to `last`.
+        """Return the parts of the windows from `first` to before `last`, numbered from 0.
 
-        `last` is exclusive. In the result, the windows are numbered from 0.
+        `within` are these parts.
         """
         found = self.some(within)
         return found._replace(windows=found.windows - first, n_tokens=self.n_tokens[first:last])

@@ -53,7 +53,7 @@ def preload(dataset: Dataset, fields: Sequence[str]) -> int:
     """
     _download(dataset, fields)
     # With "always", the ranges include the hashes, which a loader reads together with the rows.
-    extents = Extents(dataset, fields, "always", has_streams=True)
+    extents = Extents(dataset, fields, "always", with_streams=True)
     fixed = _all(dataset, extents, of_records=False)
     _require(fixed.n_bytes)
     ranges = merged(joined([fixed, _all(dataset, extents, of_records=True)]), _GRAIN_BYTES)

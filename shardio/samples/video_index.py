@@ -55,13 +55,11 @@ class FrameTimes:
         self._begin = int(self.pts[0])
         last = int(shown["duration"][order[-1]])
         self.length = int(stream.duration) or self._length(last)
-        self._fps, self._every = Fraction(0), Fraction(0)
 
     def _length(self, last: int) -> int:
         """Return the ticks from the first frame to the end of the last.
 
-        If `last`, the duration of the last frame, is 0 (unknown), the duration of the frame before
-        is used, or one tick if there is only one frame.
+        An unknown duration of the last frame (`last` is 0) is taken from the frame before.
         """
         end, times = int(self.pts[-1]), self.pts[self._seen[-2:]].tolist()
         return end - self._begin + (last or (times[1] - times[0] if len(times) > 1 else 1))
@@ -70,13 +68,6 @@ class FrameTimes:
     def _seen(self) -> Numbers:
         """The frames that are on show at some time."""
         return np.flatnonzero(np.append(self.pts[1:] != self.pts[:-1], True))
-
-    def ticks_at(self, fps: Fraction) -> Fraction:
-        """Return the number of ticks from one time to the next, at `fps` times per second."""
-        # `is` suffices: all clips of a loader have the same object `fps`.
-        if fps is not self._fps:
-            self._fps, self._every = fps, 1 / (fps * self.time_base)
-        return self._every
 
     def after_start(self, frame: int) -> int:
         """Return the ticks from the first frame to the given one."""
@@ -169,7 +160,7 @@ def clip_frames(clips: Clips, start: int, times: FrameTimes) -> Numbers:
         return _run(clip, start)
     if clip.rate is None:
         return _run(clip, _start_around(clip, _event(clips, start), times))
-    every = times.ticks_at(clip.rate)
+    every = 1 / (clip.rate * times.time_base)
     reach = (clip.frames - 1) * every
     if clip.around is not None:
         first = _ticks_of(_event(clips, start), times) - clip.n_before * every
@@ -235,7 +226,6 @@ class VideoIndex:
             self._check_lengths()
 
     def _read(self) -> Streams:
-        """Return the videos' rows of the stream table."""
         records, rows = self._reader.records, self._rows
         found = records.lines(self._name, rows, records.entries(self._name, rows))
         wrong = np.flatnonzero(found["n_frames"] > found["n_packets"])
