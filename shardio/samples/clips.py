@@ -191,17 +191,15 @@ class Clips:
     ) -> _Numbers:
         """Return the start of each clip, as `video_index.clip_frames` takes it.
 
-        With `around`, the start is the index of the event. Without `around` and `fps`, it is the
-        index of the clip's first frame. With `fps` alone, it depends on `where`: for "all", the
-        clip begins start / fps seconds after the video's first frame. For "uniform" and "random",
-        the share start / `n_shares` of all possible first frames lies before the clip's first
-        frame.
+        With `around`, the start is the index of the event; without `around` and `fps`, that of the
+        first frame. With `fps` alone and where="all", the clip begins start / fps seconds after the
+        video's first frame; with another `where`, the share start / `n_shares` of all possible
+        first frames lies before the clip's first frame.
 
         Args:
             positions: the indices of the clips, from 0 to len() - 1.
             videos: the result of `videos` for these clips.
-            draws: 64 random bits for each clip, which depend on the seed, the epoch, and the
-                position of the clip in the epoch; used only for where="random".
+            draws: 64 random bits for each clip; used only for where="random".
         """
         n_starts = self._n_starts[videos]
         if self.clip.around is not None:
@@ -277,9 +275,8 @@ def time_field_names(name: str) -> tuple[str, str]:
 class ClipDraws(NamedTuple):
     """The start of each sample's clip, as in `Clips.starts`, and the position of the crop.
 
-    `places` has the position of each crop as two fractions from 0 to 1, (left, top). Of the columns
-    that are cut off, the fraction `left` is cut off at the left side. Of the rows that are cut off,
-    the fraction `top` is cut off at the top. None centres all crops.
+    `places` has two fractions for each crop: the part of the cut-off columns that is cut off at the
+    left side, and the part of the cut-off rows that is cut off at the top. None centres all crops.
     """
 
     starts: _Numbers

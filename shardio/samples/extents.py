@@ -86,10 +86,9 @@ least this size. A range that is rounded to smaller multiples therefore never ov
 class ShardFileNumbers:
     """The files in which some fields of a dataset are stored, numbered as they are concatenated.
 
-    Each entry of `groups` is a pair: some fields that are stored in the same files, and, for each
-    shard, the number of the file with these fields. In a mixture, a file has several shard indices
-    if its dataset is a source more than once, but only one file number. `sizes` and `starts` are
-    indexed by file number.
+    Each entry of `groups` is a pair: fields that are stored in the same files, and each shard's
+    number of the file with these fields. Several shards of a mixture have one file if a dataset is
+    a source more than once. `sizes` and `starts` are indexed by file number.
     """
 
     def __init__(self, dataset: Dataset, fields: Sequence[str]) -> None:
@@ -350,8 +349,7 @@ class ClipExtents:
     def ranges(self, rows: Rows, shards: Rows, starts: Rows) -> Ranges:
         """Return the ranges that are read to decode some clips. Blocks while it reads the index.
 
-        `rows` has the row of each clip's video in the dataset; `starts` has the index of the first
-        frame of each clip.
+        `rows` are those of the clips' videos; `starts` are the first frames.
         """
         local = rows - self._dataset.starts.take(shards)
         found = [

@@ -60,11 +60,10 @@ class Keys(NamedTuple):
 class IndexChunk:
     """The samples of a view at the indices `numbers`; the arrays are read-only.
 
-    For each sample, `rows` has its row in the dataset, and `shards` the index of the shard that
-    contains the row. `origins`, of shape (samples, 3), has an entry for each sample, which is
-    copied to the origin table of a shared-memory block; see `batch.layout`. The entries say that no
-    field is being read yet. `keys` are the keys of the samples' random draws. `tokens` is the
-    argument `n_tokens` of `PackedWindows.parts`.
+    `rows` has each sample's row in the dataset, `shards` the index of the shard with this row.
+    `origins`, (samples, 3), are entries for the origin table of a block (see `batch.layout`), which
+    say that no field is being read yet. `keys` are those of the samples' random draws. `tokens` is
+    the argument `n_tokens` of `PackedWindows.parts`.
     """
 
     def __init__(
@@ -115,9 +114,8 @@ class BatchRows(NamedTuple):
 
     Attributes:
         layout, memory: the layout of the block, and the block's memory.
-        chunk, part: some samples, and the slice of these samples that is in the batch.
-        states: the field that is being read and the status, for each sample; a part of the block's
-            origin table.
+        chunk, part: some samples, and the slice of them that is in the batch.
+        states: the part of the origin table with each sample's status and field being read.
         n_rows: the number of rows, padding included.
     """
 
@@ -144,10 +142,9 @@ class BatchRows(NamedTuple):
     def place(
         self, slot: VaryingSlot, n_bytes: Rows, used: int, first: int = 0
     ) -> tuple[list[int], int]:
-        """Reserve space in the block's heap, the area for values of varying size.
+        """Reserve space in the block's heap for values of the field `slot`, from row `first` on.
 
-        `n_bytes` has the size of each value of the field `slot`, from row `first` on. Return the
-        offset of each value in the heap, and the number of heap bytes in use.
+        Return the offset of each value in the heap, and the number of heap bytes in use.
         """
         layout, memory = self.layout, self.memory
         taken = -(-n_bytes // slot.alignment) * slot.alignment

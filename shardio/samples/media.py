@@ -46,10 +46,10 @@ def image_schema(schema: Schema, names: Iterable[str], sizes: Sizes | None = Non
 def common_sizes(
     dataset: Dataset, names: Iterable[str], n: int, rows_of: Callable[[Rows], Rows]
 ) -> Sizes:
-    """Return the sizes of fields whose images have one height and width in all n samples.
+    """Return the sizes of fields whose images have one size in all n samples, missing ones aside.
 
-    Sizes are read from the index, 24 bytes per image, until one differs. Missing images are
-    ignored. `rows_of` maps indices of samples to rows.
+    Sizes are read from the index, 24 bytes per image, until one differs. `rows_of` maps indices of
+    samples to rows.
     """
     found = {name: _common_size(dataset, name, n, rows_of) for name in names}
     return {name: size for name, size in found.items() if size is not None}
@@ -112,10 +112,9 @@ class AudioSpec:
 
 
 def span_field(name: str) -> str:
-    """Return the name of the span field that belongs to the audio field `name`.
+    """Return the name of an audio field's span field.
 
-    The span of decoded audio is the range of its samples that are within the stream. The samples
-    before and after this range are silence.
+    The span is the range of the decoded samples that are within the stream; others are silence.
     """
     return f"{name}_span"
 
@@ -125,15 +124,10 @@ def audio_schema(
     sounds: Mapping[str, Sound],
     shapes: Mapping[str, tuple[int | None, int]] | None = None,
 ) -> Schema:
-    """Return the schema of samples whose audio is decoded.
+    """Return the schema of samples whose audio is decoded in the formats `sounds`.
 
-    A field of fixed length is not optional, because missing audio is delivered as silence.
-
-    Args:
-        schema: the stored schema.
-        sounds: the requested format of each field to decode.
-        shapes: the known shapes (samples, channels); `samples` is None if the length varies. A
-            field without a known shape has the requested number of channels.
+    `shapes` are the known shapes, (samples or None, channels). A field of fixed length is not
+    optional, because missing audio is delivered as silence.
     """
     fields: dict[str, Field] = {}
     for name, field in schema.items():
@@ -235,10 +229,7 @@ def _common(dataset: Dataset, name: str, column: str, option: str, what: str) ->
 
 
 def _lines(dataset: Dataset, name: str, sound: str) -> Iterator[Streams]:
-    """Yield the rows of the stream table of the field `name`, for selected samples with audio.
-
-    The samples are those that have a value in the field `sound`.
-    """
+    """Yield rows of the stream table of `name`, for selected samples with a value in `sound`."""
 
     def look(part: ShardSamples) -> Streams:
         own = part.rows[part.reader(sound).records.present(sound, part.rows)]

@@ -88,9 +88,9 @@ class Mixture(OpenDataset):
         self.mixing: Final = mixing
         self.has_one_view: Final = all(source.view == sources[0].view for source in sources)
         """True if the default kind of sample is the same for all sources."""
-        paths = [source.path for source in sources[:_MAX_NAMED]]
-        more = f" and {len(sources) - _MAX_NAMED} more" if len(sources) > _MAX_NAMED else ""
-        path = f"a mixture of {', '.join(paths)}{more}"
+        n_more = len(sources) - _MAX_NAMED
+        paths = ", ".join(source.path for source in sources[:_MAX_NAMED])
+        path = f"a mixture of {paths}{f' and {n_more} more' if n_more > 0 else ''}"
         is_mapped = all(source.access == "mmap" for source in sources)
         access: Access = "mmap" if is_mapped else "pread"  # one method for all files
         view = sources[0].view if self.has_one_view else ROWS
@@ -123,10 +123,7 @@ class Mixture(OpenDataset):
         return MixtureSpec(self.path, tuple(sources), self.mixing)
 
     def sizes_of(self, ends: Rows) -> MixtureSizes:
-        """Return the share and the number of samples of each source.
-
-        `ends` are the cumulative sample counts of the sources in a view.
-        """
+        """Return the share and the samples of each source, given a view's `source_ends`."""
         sizes = np.diff(ends, prepend=0)
         firsts = ends - sizes
         return MixtureSizes(self.mixing, tuple(sizes.tolist()), tuple(firsts.tolist()))
@@ -134,7 +131,7 @@ class Mixture(OpenDataset):
     def first_position(self, number: int, ends: Rows, *, seed: int, epoch: int) -> int:
         """Return the first position of a view's sample in an epoch without shuffling.
 
-        A sample that the epoch leaves out gets a position after the end of the epoch.
+        If the epoch leaves the sample out, the position is after the end of the epoch.
         """
         sizes = self.sizes_of(ends)
         order = MixtureOrder(Sequential(), sizes, None, seed=seed, epoch=epoch)
@@ -151,13 +148,7 @@ class Mixture(OpenDataset):
         return RowView(self).sources_of(indices)
 
     def check_agreement(self, fields: Iterable[str] | None) -> Iterable[str] | None:
-        """Check that `fields`, by default all, are equal in all sources; return them.
-
-        An iterable that is not a list is returned as a list.
-
-        Raises:
-            InvalidArgument: a field differs; the message names it, and its types in two sources.
-        """
+        """Check that `fields`, by default all, are equal in all sources; return them, as a list."""
         known = dict.fromkeys(name for source in self.sources for name in source.schema)
         if isinstance(fields, Iterable) and not isinstance(fields, str):
             fields = list(fields)
@@ -331,8 +322,7 @@ def _checked(sources: Any) -> list[str | os.PathLike[str] | ShardDataset]:
 def _shares(weights: Any, n: int) -> tuple[int, ...]:
     """Return the shares of n sources as positive integers.
 
-    They are exact if their sum is then at most WHOLE. Otherwise they are rounded, and their sum is
-    about WHOLE.
+    They are exact if their sum is then at most WHOLE, otherwise rounded to a sum of about WHOLE.
     """
     what = f"weights must be {n} numbers above 0, one for each source"
     try:

@@ -35,8 +35,8 @@ _AT_ONCE: Final = 8192
 class DatasetSource:
     """A picklable description of an opened dataset, from which the same samples are opened again.
 
-    `n_selected` is the number of rows if the dataset is a selection, and None otherwise. The rows
-    themselves are passed on separately. `generation` is None for the published generation.
+    `n_selected` is the number of rows of a selection; the rows are passed on separately.
+    `generation` is None for the published generation.
     """
 
     path: str
@@ -207,7 +207,6 @@ class ShardDataset(OpenDataset):
         return replace(self.source, subset=name).open()
 
     def _selected(self, rows: Rows) -> ShardDataset:
-        """Open the same files with a selection of rows."""
         found = replace(self.source, subset=None).open()
         found.rows.set_rows(RowList(rows))
         return found
@@ -227,7 +226,6 @@ class ShardDataset(OpenDataset):
         return opened
 
     def _column(self, name: str) -> npt.NDArray[Any]:
-        """Return a copy of a column, for all selected samples."""
         field = self.schema.columns.get(name)
         if field is None:
             known = ", ".join(self.schema.columns) or "none"
@@ -242,11 +240,7 @@ class ShardDataset(OpenDataset):
 
 
 def dataset_path(given: Any, others: str = "") -> str:
-    """Return the path or the URL of a dataset.
-
-    Raises:
-        InvalidArgument: `given` is neither; `others` says what else the caller accepts.
-    """
+    """Return the path or the URL of a dataset; errors list `others`, which the caller accepts."""
     path = os.fspath(given) if isinstance(given, str | os.PathLike) else None
     if isinstance(path, str) and path:
         return path
@@ -293,7 +287,6 @@ def _load(storage: ShardStorage, number: int | None) -> Generation:
 
 
 def _rows_of(generation: Generation, subset: Any, path: str) -> RowRuns:
-    """Return the rows of a subset, by its name."""
     rows = generation.subsets.get(subset) if isinstance(subset, str) else None
     if rows is None:
         known = ", ".join(map(repr, generation.subsets)) or "none; see shardio split"

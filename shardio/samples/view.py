@@ -74,9 +74,8 @@ class SampleView(Sequence[dict[str, Any]]):
     """A sequence of samples derived from the rows of a borrowed dataset.
 
     Immutable, but not thread-safe. `view[i]` is the sample that a ShardLoader of the view delivers,
-    with images, clips and audio decoded. The parts of the shards' indices that
-    a view needs are read on first use. `repr` reads nothing; it shows the number of samples once
-    this number is known.
+    with images, clips and audio decoded. What a view needs of the shards' indices is read on first
+    use, but not by `repr`, which shows the number of samples once it is known.
     """
 
     clips, pack, preload = _OnDataset(), _OnDataset(), _OnDataset()
@@ -141,9 +140,8 @@ class SampleView(Sequence[dict[str, Any]]):
     def sample(self, index: int, *, seed: int = 0, epoch: int = 0) -> dict[str, Any]:
         """Return a sample with the random draws of a loader with shuffle=False.
 
-        In a mixture, a sample may come several times in such an epoch: the draws are those of its
-        first position. A sample that the epoch leaves out gets the draws of a position after the
-        end of the epoch.
+        In a mixture, a sample may come several times in such an epoch, or not at all: the draws are
+        those of its first position, or of a position after the end of the epoch.
 
         Args:
             index: the index of the sample; without shuffling, also its position in the epoch.
@@ -233,10 +231,7 @@ class SampleView(Sequence[dict[str, Any]]):
         return np.cumsum(self.dataset.rows.source_counts)
 
     def at(self, numbers: Rows) -> Rows:
-        """Return the row of each sample, numbered over all shards.
-
-        For a clip, this is the row of its video; for a window, the row in which it begins.
-        """
+        """Return each sample's row: of a clip, that of its video; of a window, where it begins."""
         return self.dataset.rows.at(numbers)
 
     def covered_rows(self, numbers: Rows) -> Rows:

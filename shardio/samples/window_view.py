@@ -244,11 +244,7 @@ class _Lookahead(NamedTuple):
 
 
 class _Pieces(NamedTuple):
-    """For each part, the memory that contains it, and its byte range in this memory.
-
-    The memory is the record of the document or, if documents are read from memory maps, the map of
-    the whole shard.
-    """
+    """For each part, its byte range in the record of its document or in the map of its shard."""
 
     records: list[Record]
     starts: list[int]
@@ -340,7 +336,6 @@ class TokenSource(FieldSource):
     def _look_ahead(
         self, numbers: Rows, first: int, last: int, n_tokens: tuple[int, ...] | None
     ) -> _Lookahead:
-        """Return the parts of `numbers[first:last]` and of some windows after them."""
         ahead = self._aheads.get(id(numbers))
         if ahead is not None and ahead.first <= first <= last <= ahead.last:
             return ahead
@@ -378,7 +373,6 @@ class TokenSource(FieldSource):
         return both
 
     def _tails(self, parts: WindowParts) -> list[bytes]:
-        """Return the bytes to append to each part: an end-of-text token, padding, or no bytes."""
         pack, dtype = self._pack, self._field.numpy
         missing = pack.reach - parts.n_tokens
         tail_choices = b"", b"" if pack.eot is None else np.array(pack.eot, dtype).tobytes()
@@ -413,7 +407,6 @@ class TokenSource(FieldSource):
         return _Pieces(records, starts.tolist(), (starts + counts * itemsize).tolist())
 
     def _read(self, documents: Rows) -> list[Record]:
-        """Return some documents as a whole, after verification."""
         dataset, name = self._dataset, self.name
         rows = dataset.rows.at(documents)
         shards = dataset.locate(rows)
@@ -442,10 +435,7 @@ class TokenSource(FieldSource):
         return found
 
     def _check_lengths(self, shard: int, local: Rows, documents: Rows, entries: Entries) -> None:
-        """Raise ShardCorrupt if the size of a document's record is wrong.
-
-        It must match the stored shape, and the length from which the windows were computed.
-        """
+        """Check sizes against the stored shapes and the lengths that the windows are of."""
         records, name = self._dataset.files.reader(shard, self.name).records, self.name
         n_bytes = entries["n_bytes"].astype(np.int64)
         itemsize = self._field.numpy.itemsize
@@ -471,11 +461,7 @@ class TokenSource(FieldSource):
 
 
 def _write_segments_and_positions(segments: Tokens, positions: Tokens, parts: WindowParts) -> None:
-    """Write the segment and the position of each token, which `OpenDataset.pack` describes.
-
-    Parts may include the token after each window, which is only a target; nothing is written for
-    it.
-    """
+    """Write the segment and the position of each token, but for tokens that are only targets."""
     n, length = segments.shape
     counts = np.minimum(parts.counts, length - parts.places)  # 0 if the part is only a target
     n_tokens = np.minimum(parts.n_tokens, length)
