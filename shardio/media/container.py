@@ -114,7 +114,9 @@ def missing_bytes(file: BinaryIO) -> int:
     if head[:4] == b"RIFF":
         return _riff_missing(file, n_bytes)
     if head[:4] == b"GIF8":
-        return _gif_missing(file, n_bytes)
+        file.seek(max(0, n_bytes - 16))
+        # Zeros after the end are ignored, because some writers add them.
+        return 0 if file.read().rstrip(b"\0").endswith(b";") else 1
     if head.startswith(_FLV):
         return _flv_missing(file, n_bytes)
     return 0
@@ -169,12 +171,6 @@ def _riff_missing(file: BinaryIO, n_bytes: int) -> int:
     # Ignore one missing byte: at the end of a file, the padding byte that follows a chunk of odd
     # size is often left out.
     return offset - n_bytes if offset - n_bytes > 1 else 0
-
-
-def _gif_missing(file: BinaryIO, n_bytes: int) -> int:
-    """Return 1 if the end is missing. Zeros after the end are ignored: some writers add them."""
-    file.seek(max(0, n_bytes - 16))
-    return 0 if file.read().rstrip(b"\0").endswith(b";") else 1
 
 
 def _matroska_missing(file: BinaryIO, n_bytes: int) -> int:

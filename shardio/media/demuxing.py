@@ -228,15 +228,12 @@ class PacketReader:
         if not len(keys):
             raise MediaError("none of its packets is a keyframe, so decoding cannot start anywhere")
         flags[: keys[0]] |= PacketFlag.HIDDEN
-        packets = pack_packets(self.sizes, flags, self._filled_times(), self.durations)
-        return build_stream(self.parameters, self.extradata, packets, data, self.time_base())
-
-    def _filled_times(self) -> list[int]:
-        times, latest = [], next((time for time in self.times if time is not None), 0)
+        known, latest = [], next((time for time in self.times if time is not None), 0)
         for time in self.times:
             latest = latest if time is None else time
-            times.append(latest)
-        return times
+            known.append(latest)
+        packets = pack_packets(self.sizes, flags, known, self.durations)
+        return build_stream(self.parameters, self.extradata, packets, data, self.time_base())
 
     def time_base(self) -> Fraction:
         """Return the seconds per tick."""
@@ -315,7 +312,9 @@ class SpanReader(Closing):
                 packets = self._packets(first, stop)
                 cut = PacketReader(self._container, self._source, packets, facts_from=self._head)
                 stream = cut.stream(self._n_streams)
-                stream = _restrict_to_span(stream, first, stop, round(zero / self._time_base))
+                flags, pts = packet_flags(stream.packets), stream.packets["pts"].astype(np.int64)
+                flags[(pts < first) | ((pts >= stop) if stop is not None else False)] |= _HIDDEN
+                stream = with_table(stream, flags, pts - round(zero / self._time_base))
                 if self._check or (self._check is None and cut.needs_decoding(stream)):
                     timed = np.zeros(len(stream.packets), bool)
                     stream = verify_by_decoding(stream, timed, cut.frame_interval())
@@ -374,13 +373,3 @@ def times_of(stream: EncodedStream) -> npt.NDArray[np.int64]:
     """Return the presentation time of each frame of a video, in ticks, sorted."""
     is_shown = (packet_flags(stream.packets) & PacketFlag.HIDDEN) == 0
     return np.sort(stream.packets["pts"][is_shown].astype(np.int64))
-
-
-def _restrict_to_span(
-    stream: EncodedStream, first: int, stop: int | None, zero: int
-) -> EncodedStream:
-    """Flag the frames outside of a span as HIDDEN, and make the times count from `zero`."""
-    flags, pts = packet_flags(stream.packets), stream.packets["pts"].astype(np.int64)
-    outside = pts < first if stop is None else (pts < first) | (pts >= stop)
-    flags[outside] |= PacketFlag.HIDDEN
-    return with_table(stream, flags, pts - zero)

@@ -111,7 +111,10 @@ def crop_geometry(
     height, width = size
     wide, tall = shown
     if isinstance(crop, CropBox):
-        _check_box(crop, shown)
+        right, bottom = crop.left + crop.width, crop.top + crop.height
+        most = _round_half_up(wide), _round_half_up(tall)
+        if not (0 <= crop.left < right <= most[0] and 0 <= crop.top < bottom <= most[1]):
+            raise InvalidArgument(f"{crop} is not within a picture of {most[0]}x{most[1]} pixels")
         whole = (
             max(width, _round_half_up(wide * width / crop.width)),
             max(height, _round_half_up(tall * height / crop.height)),
@@ -133,13 +136,6 @@ def crop_geometry(
 
 def _crop_offset(left_over: int, share: float | None) -> int:
     return left_over // 2 if share is None else min(left_over, int(share * (left_over + 1)))
-
-
-def _check_box(box: CropBox, shown: tuple[Fraction, Fraction]) -> None:
-    wide, tall = _round_half_up(shown[0]), _round_half_up(shown[1])
-    fits = 0 <= box.left and 0 <= box.top and box.width > 0 and box.height > 0
-    if not fits or box.left + box.width > wide or box.top + box.height > tall:
-        raise InvalidArgument(f"{box} is not within a picture of {wide}x{tall} pixels")
 
 
 def _round_half_up(value: Fraction) -> int:

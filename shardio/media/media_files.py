@@ -141,7 +141,9 @@ class VideoFile(Closing):
                 if not n or frame.rotation != rotation:
                     rotation, display = frame.rotation, display_matrix(frame)
                 if not n:
-                    self._record_facts(frame)
+                    self._facts |= frame_facts(frame)
+                    if (aspect := self._stream.sample_aspect_ratio) and aspect != 1:
+                        self._facts["pixel_aspect"] = f"{aspect.numerator}:{aspect.denominator}"
                 yield time, writer.render(frame, display) if wanted(n) else None
                 n += 1
             check_complete(self.path, self._container, self._stream, self._end)
@@ -153,12 +155,6 @@ class VideoFile(Closing):
             raise MediaError(f"{self.path}: {error}") from error
         if not n:
             raise MediaError(f"{self.path}: its video stream holds no frame")
-
-    def _record_facts(self, frame: VideoFrame) -> None:
-        aspect = self._stream.sample_aspect_ratio
-        self._facts |= frame_facts(frame)
-        if aspect and aspect != 1:
-            self._facts["pixel_aspect"] = f"{aspect.numerator}:{aspect.denominator}"
 
     def _timed_frames(self) -> Iterator[tuple[int, VideoFrame]]:
         """Yield pairs of (time, frame); compute the times that the container does not store."""

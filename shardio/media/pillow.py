@@ -82,19 +82,15 @@ def _bits_per_channel(picture: Image, data: bytes | memoryview) -> int:
         tags: Any = picture
         return int(max(tags.tag_v2.get(_BITS_PER_SAMPLE, (1,))))
     if picture.format == "PPM":
-        return 16 if _ppm_max_value(picture) > 255 else 8
+        decoder: Any = picture  # the arguments of Pillow's decoder have the maximum value
+        arguments = decoder.tile[0].args
+        is_deep = isinstance(arguments, tuple) and len(arguments) > 1 and arguments[1] > 255
+        return 16 if is_deep else 8
     if picture.format == "AVIF" and (at := bytes(data).find(b"av1C")) >= 0:
         deep = bytes(data[at + 6 : at + 7])
         if deep and deep[0] & 0x40:
             return 12 if deep[0] & 0x20 else 10
     return 1 if picture.mode == "1" else 8
-
-
-def _ppm_max_value(picture: Image) -> int:
-    """Return the maximum value that a PPM file declares, from the arguments of Pillow's decoder."""
-    file: Any = picture
-    arguments = file.tile[0].args
-    return int(arguments[1]) if isinstance(arguments, tuple) and len(arguments) > 1 else 255
 
 
 def orientation(picture: Image) -> int:

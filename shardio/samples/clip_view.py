@@ -257,20 +257,19 @@ def _find_clips(dataset: Dataset, clip: Clip) -> tuple[ClipSpec, Clips]:
         if len(sizes) < 2:
             lines = videos.lines[has_clip]
             sizes |= distinct_sizes(np.stack([lines["height"], lines["width"]], axis=1))
-    clips = Clips(clip, n_frames, _sorted(owners, moments, len(dataset)) if around else None)
+    events_found = None
+    if around is not None:
+        videos_of_events = np.concatenate(owners)
+        values = np.concatenate(moments)[np.argsort(videos_of_events, kind="stable")]
+        counts = np.bincount(videos_of_events, minlength=len(dataset)).astype(np.int64)
+        events_found = Events(counts, values)
+    clips = Clips(clip, n_frames, events_found)
     if n_frames.any() and not len(clips):
         raise InvalidArgument(_no_clips_message(dataset, clip, name, int(n_frames.max())))
     size = clip.size or _common(dataset, clip, name, sizes)
     n_clips = np.diff(_source_ends(dataset, clips), prepend=0)
     dataset.rows.check_sources(n_clips, "none of its videos has a clip")
     return ClipSpec(clip, name, size), clips
-
-
-def _sorted(owners: list[Rows], moments: list[npt.NDArray[Any]], n_videos: int) -> Events:
-    """Return all events in the order of their videos; `owners` has the video of each event."""
-    videos = np.concatenate(owners)
-    values = np.concatenate(moments)[np.argsort(videos, kind="stable")]
-    return Events(np.bincount(videos, minlength=n_videos).astype(np.int64), values)
 
 
 def _source_ends(dataset: Dataset, clips: Clips) -> Rows:

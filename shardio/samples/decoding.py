@@ -218,19 +218,15 @@ class ClipSource(FieldSource):
             found = _OpenVideo(stream, FrameTimes(stream) if self._needs_times else None)
             self._streams[shard, row] = found
             self._n_packets += len(stream.packets)
-            self._forget()
+            while len(self._streams) > 1 and (
+                len(self._streams) > _MAX_VIDEO_STREAMS or self._n_packets > _MAX_PACKETS
+            ):
+                _, (oldest, _) = self._streams.popitem(last=False)
+                self._n_packets -= len(oldest.packets)
+                self._decoder.forget(oldest)
         else:
             self._streams.move_to_end((shard, row))
         return found
-
-    def _forget(self) -> None:
-        """Evict the least recently used streams, except the last one, until the limits are met."""
-        while len(self._streams) > 1 and (
-            len(self._streams) > _MAX_VIDEO_STREAMS or self._n_packets > _MAX_PACKETS
-        ):
-            _, (stream, _) = self._streams.popitem(last=False)
-            self._n_packets -= len(stream.packets)
-            self._decoder.forget(stream)
 
     def close(self) -> None:
         """Release the decoders and the open streams."""
@@ -319,7 +315,10 @@ class AudioSource(FieldSource):
         except (MediaError, InvalidArgument) as error:
             raise self._placed(error, shard, row) from error
         PHASE_TIMES.sums_ns[DECODE] += now_ns() - start_ns
-        return _typed(found, field), span
+        if field.sound.dtype == "float32":
+            return found, span
+        scaled = np.rint(found * np.float32(32768)).clip(-32768, 32767)
+        return scaled.astype(np.int16), span
 
     def _place(
         self, stream: EncodedStream, shard: int, row: int, start: int
@@ -348,10 +347,3 @@ class AudioSource(FieldSource):
         """Release the decoders and the open streams."""
         self._decoder.close()
         self._streams.clear()
-
-
-def _typed(found: npt.NDArray[np.float32], field: AudioField) -> Samples:
-    if field.sound.dtype == "float32":
-        return found
-    scaled: Samples = np.rint(found * np.float32(32768)).clip(-32768, 32767).astype(np.int16)
-    return scaled

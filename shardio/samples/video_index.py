@@ -53,16 +53,13 @@ class FrameTimes:
         self.pts: Numbers = shown["pts"][order]
         self.time_base = stream.time_base
         self._begin = int(self.pts[0])
-        last = int(shown["duration"][order[-1]])
-        self.length = int(stream.duration) or self._length(last)
-
-    def _length(self, last: int) -> int:
-        """Return the ticks from the first frame to the end of the last.
-
-        An unknown duration of the last frame (`last` is 0) is taken from the frame before.
-        """
-        end, times = int(self.pts[-1]), self.pts[self._seen[-2:]].tolist()
-        return end - self._begin + (last or (times[1] - times[0] if len(times) > 1 else 1))
+        self.length = int(stream.duration)
+        if not self.length:
+            # If the duration of the last frame is unknown (0), use that of the frame before.
+            last = int(shown["duration"][order[-1]])
+            times = self.pts[self._seen[-2:]].tolist()
+            last = last or (times[1] - times[0] if len(times) > 1 else 1)
+            self.length = int(self.pts[-1]) - self._begin + last
 
     @cached_property
     def _seen(self) -> Numbers:
@@ -214,16 +211,25 @@ class VideoIndex:
     """
 
     def __init__(self, reader: ShardReader, name: str, rows: Rows, clip: Clip) -> None:
-        self._reader, self._name, self._rows, self._clip = reader, name, rows, clip
+        self._reader, self._name, self._rows = reader, name, rows
         self.lines: Streams = self._read()
         self.n_frames: Rows = self.lines["n_frames"].astype(np.int64)
         self._lengths: npt.NDArray[np.uint64] = self.lines["duration"].copy()
         if clip.goes_by_times:
-            self._look_for_lengths()
+            unknown = (self.lines["duration"] == 0) & (self.lines["n_frames"] > 0)
+            for i in np.flatnonzero(unknown).tolist():
+                (stream,) = reader.records.values(name, rows[i : i + 1])
+                self._lengths[i] = min(FrameTimes(stream).length, _MAX_DURATION)
         if clip.rate is not None:
             base = self.lines["numerator"], self.lines["denominator"]
             self.n_frames = n_times(self._lengths, *base, clip.rate)
-            self._check_lengths()
+            for i in np.flatnonzero(self.n_frames > _MAX_FRAMES)[:1].tolist():
+                line = self.lines[i]
+                raise InvalidArgument(
+                    f"{reader.path}, field {name!r}, sample {int(rows[i])}: a video of "
+                    f"{int(self._lengths[i])} ticks of {line['numerator']}/{line['denominator']} s "
+                    f"has more than {_MAX_FRAMES:,} frames at fps={clip.rate}"
+                )
 
     def _read(self) -> Streams:
         records, rows = self._reader.records, self._rows
@@ -240,22 +246,6 @@ class VideoIndex:
                 found=int(found["n_frames"][i]),
             )
         return found
-
-    def _look_for_lengths(self) -> None:
-        """Compute the length of videos without a stored duration from their packets."""
-        unknown = (self.lines["duration"] == 0) & (self.lines["n_frames"] > 0)
-        for i in np.flatnonzero(unknown).tolist():
-            (stream,) = self._reader.records.values(self._name, self._rows[i : i + 1])
-            self._lengths[i] = min(FrameTimes(stream).length, _MAX_DURATION)
-
-    def _check_lengths(self) -> None:
-        for i in np.flatnonzero(self.n_frames > _MAX_FRAMES)[:1].tolist():
-            line = self.lines[i]
-            raise InvalidArgument(
-                f"{self._reader.path}, field {self._name!r}, sample {int(self._rows[i])}: a video "
-                f"of {int(self._lengths[i])} ticks of {line['numerator']}/{line['denominator']} s "
-                f"has more than {_MAX_FRAMES:,} frames at fps={self._clip.rate}"
-            )
 
     def events(self, reader: ShardReader, name: str) -> tuple[Rows, Values]:
         """Return the event count of each video, and all events in the order of the videos.
