@@ -70,9 +70,8 @@ def verify_by_decoding(
 ) -> EncodedStream:
     """Decode every packet, and return the stream with a corrected packet table.
 
-    A packet whose frame is not shown is flagged as HIDDEN. Pictures that are decoded from a
-    keyframe on should equal the pictures from decoding the whole stream. If they do not, the
-    keyframe loses the flag KEY. Times are assigned to the frames in presentation order.
+    Packets whose frame is not shown get the flag HIDDEN. Keyframes from which decoding gives other
+    pictures than decoding the whole stream lose the flag KEY. Times rise in presentation order.
 
     Args:
         stream: the stream as its container describes it.

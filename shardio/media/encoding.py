@@ -1,9 +1,8 @@
 """Encode frames for random access: the groups of pictures are short, closed, and easy to decode.
 
-The settings are chosen for fast decoding: every `gop`-th frame is a keyframe, and x264 uses its
-tune `fastdecode`. In H.264, three of every four frames are frames to which no other frame refers.
-Therefore few additional frames must be decoded for a clip. Encoders use one thread, because the
-same frames then always give the same bytes. `JpegEncoder` encodes each frame as a separate JPEG.
+The settings are chosen for fast decoding: every `gop`-th frame is a keyframe, and in H.264, no
+other frame refers to three of every four frames, so that few more must be decoded for a clip.
+Encoders use one thread, because the same frames then always give the same bytes.
 """
 
 from __future__ import annotations

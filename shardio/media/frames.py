@@ -1,9 +1,7 @@
 """Scale, crop and rotate decoded frames into pictures of one size.
 
-The position and size of a crop are computed exactly, as a part of the upright picture with square
-pixels. The whole picture is scaled first; then the crop is cut out. The value of a pixel therefore
-does not depend on the position of the crop. swscale converts the size and the colours of a decoded
-frame in one step.
+swscale converts the size and the colours of the whole picture in one step. Then the crop is cut
+out, so that the value of a pixel does not depend on the position of the crop.
 """
 
 from __future__ import annotations
@@ -97,12 +95,7 @@ def crop_geometry(
     size: tuple[int, int],
     crop: CropPosition | CropBox | None,
 ) -> CropGeometry:
-    """Compute the geometry of a crop.
-
-    Args:
-        shown: the width and height of the displayed picture.
-        size: the height and width of the result.
-        crop: the position or the box of the crop; None means the centre.
+    """Compute the geometry of a crop to a (height, width); `shown` is the (width, height) before.
 
     Raises:
         InvalidArgument: the box is not within the picture.

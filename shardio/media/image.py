@@ -1,13 +1,11 @@
 """Probe, decode and crop still pictures, and encode JPEG.
 
-JPEGs are decoded by libjpeg-turbo. It writes pixels directly into the caller's array, and can
-decode at a half, a quarter or an eighth of the size. All other formats are decoded by Pillow (see
-`pillow`). docs/reference/images.md describes what becomes of grey, alpha, CMYK, palettes, 16 bits,
-several frames, orientation and colour profiles.
+JPEGs are decoded by libjpeg-turbo, directly into the caller's array, and other formats by Pillow.
+docs/reference/images.md describes what becomes of grey, alpha, CMYK, palettes, 16 bits, several
+frames, orientation and colour profiles.
 
-A truncated or damaged picture is an error, even if viewers show its intact part. libjpeg conceals
-damage by default: it fills missing parts with grey or with earlier data, and only warns. Here every
-warning is an error. Some damage is not detected, because a JPEG has no checksum: a flipped bit may
+A truncated or damaged picture is an error, even if viewers show its intact part: every warning of
+libjpeg, which conceals damage, is an error. A JPEG has no checksum, so that a flipped bit may
 change nothing but colours.
 """
 

@@ -1,9 +1,8 @@
 """Decode image and video files to frames with exact times, or directly into a row of a batch.
 
-FFmpeg conceals damage where it can, with grey blocks or repeated frames. This is right for players,
-but not for training. Here all damage that is detected is an error: errors of the decoder (in its
-mode `explode`), packets and frames that are marked as corrupt, and files that are shorter than
-their container declares. Damage cannot be detected if the damaged stream is still valid.
+FFmpeg conceals damage with grey blocks or repeated frames, which is right for players only. Here
+errors of the decoder (in its mode `explode`), packets and frames that are marked as corrupt, and
+files that are shorter than their container declares are errors.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """Decode still pictures other than JPEG with Pillow, to upright 8-bit grey or RGB.
 
-This module also resamples pixels of any origin.
+Only the formats in `FORMATS` are tried: to decode EPS, Pillow runs Ghostscript, and a truncated
+JPEG 2000 decodes to a black picture without an error. This module checks all checksums of a PNG,
+because Pillow checks only some of them.
 
-Only the formats in `FORMATS` are tried, because some formats are dangerous: to decode EPS, Pillow
-runs Ghostscript. JPEG 2000 is left out, because a truncated file decodes to a black picture without
-an error. This module checks all checksums of a PNG, because Pillow checks only some of them.
-
-Resampling is bilinear with antialiasing. It uses integer arithmetic, which gives the same result on
-every machine.
+Pillow also resamples pixels of any origin, with integer arithmetic: the result is the same on every
+machine.
 """
 
 from __future__ import annotations

@@ -3,10 +3,9 @@
 EXIF numbers eight orientations of a picture: 1 is upright; 2 to 4 are mirrored, upside down or
 both; 5 to 8 are transposed, so height and width are swapped.
 
-swscale converts frames of videos to other sizes and colour spaces. With its flags "accurate" and
-"bit-exact", the result is the same on all machines of an architecture. The colour range, the
-matrix, the bit depth and the layout of chroma are read from the frame. If a frame does not declare
-its range or matrix, limited range and BT.601 are assumed, as in FFmpeg.
+With swscale's flags "accurate" and "bit-exact", the result is the same on all machines of an
+architecture. If a frame does not declare its range or matrix, limited range and BT.601 are assumed,
+as in FFmpeg.
 """
 
 from __future__ import annotations

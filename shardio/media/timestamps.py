@@ -23,17 +23,14 @@ REORDER_WINDOW = 16  # in every standard in use, a decoder delays a frame by at 
 def in_presentation_order(frames: Iterable[tuple[int, _T]]) -> Iterator[tuple[int, _T]]:
     """Assign the times of frames anew, so that the times rise in presentation order.
 
-    `frames` are pairs of (time, frame) in the order in which a decoder outputs them. This is the
-    presentation order. In most containers, the times already rise in this order, and do not change.
-    The times in an AVI, however, count frames in the order of *coding*. If there are B-frames, the
-    times are correct but belong to other frames (1, 2, 4, 3, …). Therefore each frame gets the
-    smallest of the times not yet assigned, among its own time and those of the next
-    `REORDER_WINDOW` frames.
+    `frames` are pairs of (time, frame) in the order in which a decoder outputs them, which is the
+    presentation order. The times in an AVI count frames in the order of *coding*: with B-frames,
+    they belong to other frames (1, 2, 4, 3, …). Therefore each frame gets the smallest time not yet
+    assigned, of its own and those of the next `REORDER_WINDOW` frames. Times that rise stay.
 
-    If the time of a frame is before a time that was already assigned, the clock has restarted,
-    because the file consists of joined recordings. All frames before this frame are then yielded,
-    and ordering starts again.
-    If `frames` raises a MediaError, all frames before the error are yielded first.
+    A time before one that was already assigned means that the clock has restarted, in joined
+    recordings: ordering then starts again. After a MediaError of `frames`, the frames before the
+    error are yielded first.
     """
     waiting: deque[_T] = deque()
     times: list[int] = []
@@ -67,10 +64,9 @@ def frame_interval(rate: Fraction | None, time_base: Fraction) -> Fraction:
 
 
 def exact_duration(duration: int | None, interval: Fraction) -> Fraction:
-    """Return the duration of a frame in ticks: the stored `duration` or, if not exact, `interval`.
+    """Return the duration of a frame in ticks.
 
-    The stored duration is not exact if it is missing, or if it differs from `interval` by less than
-    a tick.
+    This is `interval` if the stored `duration` is missing, or is `interval` rounded to a tick.
     """
     if not duration or abs(duration - interval) < 1:
         return interval
@@ -87,10 +83,9 @@ def fill_missing_times(
 ) -> list[int]:
     """Return the time of every frame: the stored time or, if it is missing, a computed time.
 
-    Times before the first known time are computed from the first known time, by subtracting
-    durations. Other missing times are computed from the previous known time, by adding durations.
-    If the computed times would reach the next known time, they are spread evenly between the two
-    known times instead. If no time is known, the first frame gets time 0.
+    Missing times are counted from the previous known time, or back from the first one, by
+    durations. If they would reach the next known time, they are spread evenly before it instead. If
+    no time is known, the first frame gets time 0.
 
     Args:
         times: the stored time of each frame in ticks, in presentation order; None if missing.
@@ -119,10 +114,9 @@ def fill_missing_times(
 class MonotonicTimestamps:
     """A callable that changes times so that they rise strictly, as packet tables require.
 
-    If the time of a frame is before the time of the previous frame, the clock has restarted: this
-    frame starts at the end of the previous frame, and later frames are moved, too. If a frame has
-    the same time as the previous frame, the time of the later frame is moved by a tick. `n_changed`
-    is the number of times that were changed.
+    A time before that of the previous frame means that the clock has restarted: this frame starts
+    at the end of the previous frame, and later frames are moved, too. Of two equal times, the later
+    one is moved by a tick. `n_changed` is the number of times that were changed.
     """
 
     def __init__(self) -> None:

@@ -1,11 +1,11 @@
 """Compute the byte ranges of a dataset's files that are touched when some samples are read.
 
-All files are treated as if they were concatenated. Every byte then has one offset, and ranges in
-many files are computed and merged together. Memory maps are not touched, because reading the map of
-a truncated file would kill the process. Index entries are read by descriptor and not verified.
+All files are treated as if they were concatenated: every byte has one offset. Memory maps are not
+touched, because reading the map of a truncated file would kill the process. Index entries are read
+by descriptor and not verified.
 
-The ranges of clips are estimated, with a margin, as if all frames had the same size, because the
-exact ranges would require reading packet tables first.
+The ranges of clips are estimated, as if all frames had the same size, because the exact ranges
+would require reading packet tables first.
 """
 
 from __future__ import annotations
