@@ -227,7 +227,7 @@ class _Lookahead(NamedTuple):
         bounds: the index of each window's first part.
         shards: the shard of each part.
         pieces: the location of the parts' bytes if all documents are verified, else None.
-        tails: the bytes to append to each part (end-of-text token, padding); None if there are none.
+        tails: the bytes to append to each part (end-of-text token, padding), or None.
         is_short: True if any window has padding.
     """
 

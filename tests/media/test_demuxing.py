@@ -19,7 +19,6 @@ from shardio.media.bitstream import disposable_packets
 from shardio.media.checking import verify_by_decoding
 from shardio.media.clip_decoder import ClipDecoder
 from shardio.media.demuxing import demux
-from shardio.media.frames import display_size
 from shardio.media.media_files import VideoFile
 from tests.media_made import Image, scene, write_cut, write_gif, write_video
 
@@ -190,12 +189,6 @@ def test_what_is_shown_and_how_long_is_said(tmp_path: Path) -> None:
         "matrix": "bt709",
         "sample_aspect": "4:3",
     }.items() <= (stream.parameters.items())
-
-
-def test_pixels_are_made_square_before_a_turn() -> None:
-    assert display_size(720, 576, Fraction(16, 15), turned=False) == (768, 576)
-    assert display_size(720, 576, Fraction(16, 15), turned=True) == (576, 768)
-    assert display_size(101, 75, Fraction(0), turned=False) == (101, 75)
 
 
 def test_frames_outside_of_an_edit_list_are_hidden_and_not_counted(tmp_path: Path) -> None:

@@ -42,11 +42,6 @@ def test_times_within_the_window_are_sorted_and_frames_keep_their_order(
     ]
 
 
-def test_coding_order_numbers_as_avi_gives_them_become_1_2_3_4() -> None:
-    frames = zip([1, 2, 4, 3, 6, 5], "abcdef", strict=True)
-    assert [time for time, _ in in_presentation_order(frames)] == [1, 2, 3, 4, 5, 6]
-
-
 def test_a_clock_that_starts_anew_is_left_alone() -> None:
     times = [*range(1000, 1040), *range(7, 47)]
     assert [time for time, _ in in_presentation_order((time, None) for time in times)] == times

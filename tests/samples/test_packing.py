@@ -172,30 +172,6 @@ def test_what_is_appended_to_a_stream_is_in_no_window_that_it_had(
         shift += len(more)
 
 
-def test_windows_of_two_workers_steps_by_turns_are_worked_out_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pack = dataclasses.replace(EVERYTHING, field="tokens")
-    memory = _Memory(DOCUMENTS, pack, [len(DOCUMENTS)])
-    made: Any = _FromMemory(memory, memory.windows)  # type: ignore[arg-type]
-    asked: list[int] = []
-    parts = PackedWindows.parts
-
-    def counted(self: PackedWindows, *given: Any) -> Any:
-        asked.append(len(given[0]))
-        return parts(self, *given)
-
-    monkeypatch.setattr(PackedWindows, "parts", counted)
-    every = np.arange(len(memory.windows))
-    own, others = every[::2].copy(), every[1::2].copy()
-    outs = {name: np.zeros((1, pack.length), f.numpy) for name, f in made._made.items()}
-    for step in range(len(others)):
-        for numbers in own, others:
-            made.fill(outs, numbers, slice(step, step + 1))
-    assert len(others) > 1
-    assert asked == [len(own), len(others)]
-
-
 @given(
     sources=st.lists(st.lists(st.integers(0, 20), max_size=8), min_size=1, max_size=3),
     pack=PACKS,

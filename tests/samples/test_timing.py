@@ -215,13 +215,6 @@ def test_times_are_counted_exactly_whatever_the_numbers(
     assert found == min(exact, MAX)
 
 
-@given(st.integers(0, 60), TIME_BASES, RATES)
-def test_a_video_has_the_times_before_its_end(length: int, base: Fraction, fps: Any) -> None:
-    columns = np.array([length], np.uint64), np.array([base.numerator], np.uint32)
-    found = n_times(*columns, np.array([base.denominator], np.uint32), Fraction(fps))
-    assert found.tolist() == [count_one_by_one(length, base, Fraction(fps))]
-
-
 def test_times_that_are_far_apart_do_not_wrap_around() -> None:
     packets = [(-MAX - 1, False), (0, False), (MAX, False)]
     made = Made(packets, Fraction(1), 1, is_known=False)
