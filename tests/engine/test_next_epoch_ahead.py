@@ -73,21 +73,6 @@ def test_the_next_epoch_goes_on_with_what_was_begun_before_it_was_asked_for(fold
         assert loader.epoch == 1
 
 
-@pytest.mark.parametrize("batch_size", [BATCH, 50])
-@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"reuse": True}])
-def test_the_batches_of_all_epochs_are_the_same_as_without_workers(
-    folder: str, batch_size: int, options: dict[str, Any]
-) -> None:
-    found = []
-    for n_workers in (0, 2):
-        with ShardLoader(
-            folder, batch_size, output="numpy", num_workers=n_workers, **options
-        ) as loader:
-            found.append([bits(batch) for _ in range(4) for batch in loader])
-            assert (_ahead(loader) is None) == (n_workers == 0)
-    assert found[0] == found[1]
-
-
 def test_it_takes_no_more_blocks_than_one_epoch_has(folder: str) -> None:
     with _loader(folder, prefetch=1) as loader:
         for _ in range(5):

@@ -10,11 +10,10 @@ import pytest
 
 from shardio import Array, Audio, Image, Schema, ShardLoader, Sound, Video
 from shardio.errors import TransformError
-from shardio.map_view import MapView
 from shardio.media import demux, encode_jpeg
 from shardio.samples.clips import Clip
 from shardio.samples.packing import Pack
-from tests.loading import bits, make_loader, opened, viewed, write_dataset
+from tests.loading import bits, make_loader, write_dataset
 from tests.media_made import write_flash
 
 N, BATCH = 6, 3
@@ -112,14 +111,6 @@ def test_every_array_that_a_transform_is_given_is_read_only(
     for batch in batches:
         assert (batch["n_arrays"] > 0).all()
         assert batch["writable"] == [[]] * batch.n_rows
-
-
-def test_every_array_in_a_transform_of_a_map_view_is_read_only(folders: Mapping[str, str]) -> None:
-    for name, options in VIEWS.values():
-        given = dict(options)
-        made = viewed(opened(folders[name], given), given)
-        with MapView(made, transform=written, **given) as samples:
-            assert samples[0]["writable"] == []
 
 
 def test_a_transform_that_writes_is_told_to_copy(folders: Mapping[str, str]) -> None:

@@ -567,16 +567,6 @@ def test_a_batch_that_one_worker_died_of_is_done_again_bit_for_bit(
     assert found[2] == found[1] == found[0]
 
 
-def test_a_worker_killed_from_outside_is_replaced(folder: str) -> None:
-    with _loader(folder, num_workers=2) as loader:
-        assert len(list(loader)) == 5
-        for pid in loader._engine._backend._pool.pids():  # type: ignore[union-attr]
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
-        for _ in range(3):
-            assert [i for batch in loader for i in batch.indices.tolist()] == list(range(40))
-
-
 def test_the_death_of_the_zygote_is_survived_by_the_loader(folder: str) -> None:
     from shardio._workers.processes import zygote as zygotes
 

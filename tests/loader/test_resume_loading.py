@@ -110,18 +110,6 @@ def test_an_epoch_that_is_over_is_followed_by_the_next(folder: str, tail: str) -
     assert resumed(folder, state, tail=tail) == second != first
 
 
-def test_after_a_break_the_state_is_where_the_loop_was_left(folder: str) -> None:
-    with loader(folder) as made:
-        whole = drawn(made, 2)
-    with loader(folder) as made:
-        for batch in made:
-            if batch.step == 2:
-                break
-        state = made.state_dict()
-        assert made.epoch == 0
-    assert resumed(folder, state, 2) == whole[12:]
-
-
 def test_before_the_first_batch_the_state_is_the_beginning(folder: str) -> None:
     with loader(folder) as made:
         state = made.state_dict()
@@ -136,16 +124,6 @@ def test_a_state_that_was_loaded_is_the_state(folder: str) -> None:
         made.load_state_dict(state)
         assert made.epoch == 2
         assert made.state_dict() == state
-
-
-def test_a_state_may_be_loaded_into_a_loader_that_was_used(folder: str) -> None:
-    state = state_after(folder, 5)
-    with loader(folder) as made:
-        expected = drawn(made)[20:]
-        drawn(made)
-        made.load_state_dict(state)
-        assert drawn(made) == expected
-        assert {epoch for epoch, _, _ in drawn(made)} == {1}
 
 
 def test_the_state_does_not_grow_with_what_was_consumed(folder: str, tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +14,6 @@ import pytest
 import shardio
 from shardio import Array, List, Schema, ShardLoader, WeightedSampler
 from shardio.errors import InvalidArgument, SchemaError, TransformError
-from shardio.map_view import MapView
 from tests.loading import TWO_FIELDS, bits, two_fields, write_dataset
 
 N, BATCH = 12, 4
@@ -277,16 +274,6 @@ def test_what_user_code_keeps_is_not_changed(folder: str) -> None:
     assert {type(each["y"][0]).__name__ for each in kept} == {"Tensor"}
 
 
-def test_torch_is_not_imported_for_a_loader(folder: str) -> None:
-    code = (
-        "import sys, shardio\n"
-        "options = {'output': 'numpy', 'num_workers': 0, 'transform': dict}\n"
-        f"with shardio.ShardLoader({folder!r}, 4, **options) as loader: list(loader)\n"
-        "assert 'torch' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def tensor_kinds() -> dict[str, Callable[[int], Any]]:
     """Tensors of torch, made in whatever process asks."""
     import torch
@@ -428,12 +415,6 @@ def test_a_batch_transform_is_given_arrays_whatever_collate_returns(folder: str)
     collate = torch.utils.data.default_collate
     assert epoch(folder, collate=collate, batch_transform=look) == epoch(folder)
     assert kinds == {np.ndarray}
-
-
-def test_a_map_view_takes_tensors_of_a_transform(folder: str) -> None:
-    torch = pytest.importorskip("torch", reason=NEEDS_TORCH)
-    with MapView(folder, transform=lambda s: {"x": torch.tensor(s["image"])}) as samples:
-        assert samples[3]["x"].shape == (64, 96)
 
 
 def test_a_writer_takes_tensors(tmp_path: Path) -> None:
