@@ -106,7 +106,6 @@ class InlineWorker:
         if not self._batch_spec.runs_user_code:
             answer = self._do(task, block)
         else:
-            # The lock restores the states of the global random generators afterwards.
             with GENERATOR_LOCK.held():
                 answer = self._do(task, block)
         with contextlib.suppress(IndexError):  # another thread may have closed the loader meanwhile

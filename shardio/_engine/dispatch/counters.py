@@ -41,7 +41,7 @@ _S_PER_NS: Final = 1e-9
 
 
 class FillRecord(NamedTuple):
-    """The times of filling a batch, in ns; `pass_ns`, its iteration's start, identifies that."""
+    """The times of filling a batch, in ns. `pass_ns` is the time at which its iteration began."""
 
     pass_ns: int
     step: int
@@ -167,7 +167,7 @@ class IterationTimer:
 
     began_ns: int = field(default_factory=now_ns)
     head_start_ns: int = 0
-    """The time for which workers had filled batches ahead when the program requested them."""
+    """If the iteration was begun ahead of its request, the time from then until `began_ns`."""
     n_filled_ahead: int = 0
     """The number of batches that were filled before `began_ns`."""
     ready_ahead_ns: int = 0

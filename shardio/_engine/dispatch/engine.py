@@ -134,7 +134,7 @@ class SchemaProbe:
             del answer  # breaks the reference cycle error -> traceback -> this frame -> error
 
     def _has_another(self) -> bool:
-        """Advance to the next candidate; after the last one, go back to the first: return False."""
+        """Advance to the next candidate; after the last, return False and begin with the first."""
         self._number = (self._number + 1) % len(self._candidates)
         return self._number > 0
 
@@ -396,7 +396,9 @@ class Engine:
             dispatcher = self.dispatcher
             dispatcher.apply_finalizers()
             if iteration.schedule.is_over:
-                return dispatcher.pool.has_room or self._iterations.has_blocks_ahead
+                ahead = self._iterations.ahead
+                has_blocks = ahead is not None and ahead.schedule.n_circulating > 0
+                return has_blocks or dispatcher.pool.has_room
             dispatcher.assign_tasks(iteration)
             return iteration.schedule.n_circulating + self._iterations.n_coming_back > 0
 

@@ -144,11 +144,6 @@ class IterationTable:
         self.counters.begin(slot, iteration.timer.began_ns)
         return iteration
 
-    @property
-    def has_blocks_ahead(self) -> bool:
-        """True if the iteration begun ahead has blocks."""
-        return self.ahead is not None and self.ahead.schedule.n_circulating > 0
-
     def begin_ahead(self, before: EpochIteration) -> EpochIteration | None:
         """Begin the successor of the iteration `before`, although no loop has requested it yet.
 
