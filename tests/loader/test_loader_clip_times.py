@@ -421,17 +421,3 @@ def test_tables_that_cannot_be_are_refused(streams: Streams, tmp_path: Path) -> 
         loader_of(made, Clip(fps=25))
     with loader_of(made, Clip()) as loader:  # by frame its length says nothing
         assert len(loader) == 1
-
-
-def test_a_state_is_for_the_same_clips(with_events: str) -> None:
-    with loader_of(with_events, Clip(4, fps=8)) as loader:
-        state = loader.state_dict()
-    with loader_of(with_events, Clip(4, fps=8.0, step=4, times=True)) as loader:
-        loader.load_state_dict(state)
-    others = [Clip(4), Clip(4, fps=9), Clip(4, fps=8, step=1), Clip(4, fps=8, around="event")]
-    for other in others:
-        with (
-            loader_of(with_events, other) as loader,
-            pytest.raises(InvalidArgument, match='the state\'s view is \'clips .*"fps":"8"'),
-        ):
-            loader.load_state_dict(state)
