@@ -6,7 +6,6 @@ import contextlib
 import gc
 import os
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
@@ -587,23 +586,6 @@ def test_iterators_keep_it(folder: str, written: list[dict[str, Any]], num_worke
     _check_epoch(list(steps), written)
 
 
-def test_close_from_another_thread_ends_a_wait_for_workers(folder: str) -> None:
-    def linger(sample: dict[str, Any]) -> dict[str, Any]:
-        if sample["label"] >= BATCH:
-            time.sleep(1000)
-        return sample
-
-    loader = _loader(folder, num_workers=1, transform=linger)
-    steps = iter(loader)
-    next(steps)
-    closer = threading.Thread(target=loader.close)
-    closer.start()
-    with pytest.raises(ClosedError):
-        list(steps)
-    closer.join(PATIENCE_S)
-    assert not closer.is_alive()
-
-
 @pytest.mark.parametrize("first", [0, 13])
 def test_close_in_another_thread_ends_a_loop_without_workers(folder: str, first: int) -> None:
     def close(sample: dict[str, Any]) -> dict[str, Any]:
@@ -633,17 +615,6 @@ def test_a_batch_alone_keeps_its_lists_readable(ragged: str, num_workers: int) -
         kept = list(loader)
     notes = [note for batch in kept for note in batch["note"]]  # decoded only now
     assert notes == [sample["note"] for sample in samples]
-
-
-@WORKERS
-def test_leaving_a_with_in_the_middle_of_a_loop_closes_the_loader(
-    folder: str, num_workers: int
-) -> None:
-    with pytest.raises(ValueError, match="oops"), _loader(folder, num_workers=num_workers) as kept:
-        for _ in kept:
-            raise ValueError("oops")
-    with pytest.raises(ClosedError):
-        iter(kept)
 
 
 @pytest.mark.usefixtures("swept")

@@ -11,7 +11,6 @@ import resource
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
@@ -24,7 +23,6 @@ import shardio
 from shardio import Array, Json, Schema, ShardLoader, WorkerDied
 from shardio.errors import TransformError
 from tests.loading import (
-    PATIENCE_S,
     TWO_FIELDS,
     bits,
     check_against,
@@ -565,31 +563,6 @@ def test_a_batch_that_one_worker_died_of_is_done_again_bit_for_bit(
             found[num_workers] = [bits(batch) for _ in range(2) for batch in loader]
         assert marker.exists()
     assert found[2] == found[1] == found[0]
-
-
-def test_the_death_of_the_zygote_is_survived_by_the_loader(folder: str) -> None:
-    from shardio._workers.processes import zygote as zygotes
-
-    with _loader(folder, num_workers=2) as loader:
-        assert len(list(loader)) == 5
-        zygote = zygotes._current
-        assert zygote is not None
-        workers = [pid for pid in loader._engine._backend._pool.pids() if pid]  # type: ignore[union-attr]
-        os.kill(zygote.pid, signal.SIGKILL)
-        end_s = time.monotonic() + PATIENCE_S
-        while any(_is_running(pid) for pid in workers):
-            assert time.monotonic() < end_s, "workers outlive their zygote"
-            time.sleep(0.001)
-        for _ in range(2):
-            assert [i for batch in loader for i in batch.indices.tolist()] == list(range(40))
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state not in "ZX"
 
 
 # --- work that is not wanted any more -------------------------------------------------------
