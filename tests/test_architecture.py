@@ -370,23 +370,10 @@ FACES = (
     "shardio.pipeline",
     "shardio._loading.sources",
 )
-OF_THE_ENGINE = {
-    "_posixsubprocess",
-    "_queue",
-    "_socket",
-    "_thread",
-    "asyncio",
-    "concurrent",
-    "multiprocessing",
-    "queue",
-    "select",
-    "selectors",
-    "signal",
-    "socket",
-    "subprocess",
-    "threading",
-    "zmq",
-}
+OF_THE_ENGINE = frozenset(
+    "_posixsubprocess _queue _socket _thread asyncio concurrent multiprocessing queue select"
+    " selectors signal socket subprocess threading zmq".split()
+)
 STARTS_PROCESSES = re.compile(r"fork|forkpty|popen|posix_spawnp?|spawn[lv]p?e?|system")
 
 

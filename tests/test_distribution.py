@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -72,34 +70,6 @@ def test_nothing_tells_users_to_install_the_other_project() -> None:
         if TAKEN.search(line)
     ]
     assert offences == []
-
-
-@pytest.mark.parametrize("has_old", [False, True])
-def test_setting_up_removes_the_distribution_of_the_old_name_first(
-    tmp_path: Path, *, has_old: bool
-) -> None:
-    (tmp_path / "tools").mkdir()
-    shutil.copy(ROOT / "tools" / "_setup.sh", tmp_path / "tools")
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    python = tmp_path / ".venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text(  # records what it is asked, and installs nothing
-        f'#!/bin/sh\necho "$*" >>{tmp_path}/asked\n'
-        f'[ "$*" != "-m pip show -q shardio" ] || exit {int(not has_old)}\n'
-    )
-    python.chmod(0o755)
-    for _ in range(2):  # the second one finds nothing to do
-        subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", "source tools/_setup.sh"],
-            cwd=tmp_path,
-            env={**os.environ, "CC": "true"},
-            check=True,
-            capture_output=True,
-        )
-    asked = (tmp_path / "asked").read_text().splitlines()
-    uninstall = "-m pip uninstall -q -y shardio"
-    install = f"-m pip install -q -e {tmp_path}[dev]"
-    assert [line for line in asked if "install" in line] == [uninstall] * has_old + [install]
 
 
 def test_the_wheel_has_a_name_of_its_own_three_typed_packages_and_the_license(built: Path) -> None:

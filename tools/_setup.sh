@@ -84,11 +84,6 @@ setup_environment() {
     fi
     rm -f "$stamp"
     say "installing shardio and its checks into .venv"
-    # Earlier checkouts installed the distribution as `shardio`: both own bin/shardio, and removing
-    # the old one later would take the new one's command with it.
-    if "$bin/python" -m pip show -q shardio 2>/dev/null; then
-        "$bin/python" -m pip uninstall -q -y shardio || fail "pip could not uninstall the old shardio (see above)"
-    fi
     "$bin/python" -m pip install -q -e "$root[dev]" || fail "pip could not install shardio (see above)"
     printf '%s\n' "$want" >"$stamp"
 }

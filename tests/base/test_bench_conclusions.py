@@ -55,54 +55,39 @@ def figures(
     )
 
 
-@pytest.mark.parametrize(
-    ("made", "limit", "because"),
-    [
-        pytest.param(
-            figures(waiting_s=0.5, hand_over_s=0.5), Limit.READING, "filling batches", id="body"
-        ),
-        pytest.param(figures(n_bytes=80 * GB), Limit.COPY, "8.00 GB/s, 80% of", id="copy"),
-        pytest.param(
-            figures(filling_s=2.0, main_cpu_s=9.5),
-            Limit.MAIN,
-            "busy 95% of the time: 950 µs for each batch of 1,000 KB",
-            id="main",
-        ),
-        pytest.param(figures(), Limit.READING, "busy filling batches 95%", id="reading"),
-        pytest.param(
-            figures(cached_share=0.25),
-            Limit.STORAGE,
-            "75% of the files was not in the page cache",
-            id="storage",
-        ),
-        pytest.param(figures(cached_share=1.0), Limit.READING, "reading 100%", id="cached"),
-        pytest.param(figures(checking_s=12.0), Limit.HASHING, "hashing 63%", id="hashing"),
-        pytest.param(
-            figures(decoding_s=12.0, cached_share=0.25),
-            Limit.DECODING,
-            "decompression 63%",
-            id="decoding",
-        ),
-        pytest.param(
-            figures(transforming_s=18.0), Limit.TRANSFORM, "the transform 95%", id="transform"
-        ),
-        pytest.param(
-            figures(n_workers=0, filling_s=8.0, main_cpu_s=9.9, transforming_s=7.0),
-            Limit.TRANSFORM,
-            "without workers, the main process is busy",
-            id="no-workers",
-        ),
-        pytest.param(
-            figures(filling_s=4.0, main_cpu_s=3.0), Limit.ROUND_TRIPS, "20% of the", id="nobody"
-        ),
-        pytest.param(
-            figures(filling_s=4.0, main_cpu_s=3.0, idle_share=0.02),
-            Limit.CPUS,
-            "idle only 2% of the time",
-            id="others",
-        ),
-    ],
-)
+LIMITS = {
+    "body": (figures(waiting_s=0.5, hand_over_s=0.5), Limit.READING, "filling batches"),
+    "copy": (figures(n_bytes=80 * GB), Limit.COPY, "8.00 GB/s, 80% of"),
+    "main": (
+        figures(filling_s=2.0, main_cpu_s=9.5),
+        Limit.MAIN,
+        "busy 95% of the time: 950 µs for each batch of 1,000 KB",
+    ),
+    "reading": (figures(), Limit.READING, "busy filling batches 95%"),
+    "storage": (
+        figures(cached_share=0.25),
+        Limit.STORAGE,
+        "75% of the files was not in the page cache",
+    ),
+    "cached": (figures(cached_share=1.0), Limit.READING, "reading 100%"),
+    "hashing": (figures(checking_s=12.0), Limit.HASHING, "hashing 63%"),
+    "decoding": (figures(decoding_s=12.0, cached_share=0.25), Limit.DECODING, "decompression 63%"),
+    "transform": (figures(transforming_s=18.0), Limit.TRANSFORM, "the transform 95%"),
+    "no-workers": (
+        figures(n_workers=0, filling_s=8.0, main_cpu_s=9.9, transforming_s=7.0),
+        Limit.TRANSFORM,
+        "without workers, the main process is busy",
+    ),
+    "nobody": (figures(filling_s=4.0, main_cpu_s=3.0), Limit.ROUND_TRIPS, "20% of the"),
+    "others": (
+        figures(filling_s=4.0, main_cpu_s=3.0, idle_share=0.02),
+        Limit.CPUS,
+        "idle only 2% of the time",
+    ),
+}
+
+
+@pytest.mark.parametrize(("made", "limit", "because"), LIMITS.values(), ids=LIMITS)
 def test_what_is_busy_is_what_limits(made: Figures, limit: Limit, because: str) -> None:
     found = conclude(made)
     assert found.limit is limit
@@ -110,24 +95,22 @@ def test_what_is_busy_is_what_limits(made: Figures, limit: Limit, because: str) 
     assert found.advice
 
 
-@pytest.mark.parametrize(
-    ("made", "advised"),
-    [
-        pytest.param(figures(n_cpus=8, transforming_s=18.0), "num_workers=8", id="more workers"),
-        pytest.param(figures(filling_s=2.0, main_cpu_s=9.5), "a larger batch_size", id="batch"),
-        pytest.param(figures(filling_s=2.0, main_cpu_s=9.5), "reuse=True", id="reuse"),
-        pytest.param(figures(checking_s=12.0, verify="always"), 'verify="first"', id="verify"),
-        pytest.param(figures(filling_s=4.0, main_cpu_s=3.0), "a larger prefetch", id="prefetch"),
-        pytest.param(
-            figures(filling_s=4.0, main_cpu_s=3.0, n_workers=4), "num_workers=2", id="fewer"
-        ),
-        pytest.param(figures(n_bytes=GB // 10), "a larger batch_size", id="small batches"),
-        pytest.param(figures(), "fields", id="fewer fields"),
-        pytest.param(figures(decoding_s=12.0), "raw", id="raw"),
-        pytest.param(figures(cached_share=0.1), "shuffle='blocks'", id="blocks"),
-        pytest.param(replace(figures(cached_share=0.1), fits=True), "preload", id="preload"),
-    ],
-)
+ADVICE = {
+    "more workers": (figures(n_cpus=8, transforming_s=18.0), "num_workers=8"),
+    "batch": (figures(filling_s=2.0, main_cpu_s=9.5), "a larger batch_size"),
+    "reuse": (figures(filling_s=2.0, main_cpu_s=9.5), "reuse=True"),
+    "verify": (figures(checking_s=12.0, verify="always"), 'verify="first"'),
+    "prefetch": (figures(filling_s=4.0, main_cpu_s=3.0), "a larger prefetch"),
+    "fewer": (figures(filling_s=4.0, main_cpu_s=3.0, n_workers=4), "num_workers=2"),
+    "small batches": (figures(n_bytes=GB // 10), "a larger batch_size"),
+    "fewer fields": (figures(), "fields"),
+    "raw": (figures(decoding_s=12.0), "raw"),
+    "blocks": (figures(cached_share=0.1), "shuffle='blocks'"),
+    "preload": (replace(figures(cached_share=0.1), fits=True), "preload"),
+}
+
+
+@pytest.mark.parametrize(("made", "advised"), ADVICE.values(), ids=ADVICE)
 def test_the_knob_that_helps_is_named(made: Figures, advised: str) -> None:
     assert [line for line in conclude(made).advice if advised in line]
 

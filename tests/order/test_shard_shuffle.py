@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from shardio import Array, Schema, ShardLoader, ShardWriter, Video, mix
+from shardio import Array, Schema, ShardLoader, Video, mix
 from shardio import open as open_dataset
-from shardio.dataset.manifest import load, publish, publish_next
+from shardio.dataset.manifest import load, publish_next
 from shardio.dataset.selection import RowRuns
 from shardio.errors import InvalidArgument
 from shardio.maintenance import compact
@@ -259,63 +258,3 @@ def test_clips_are_shuffled_by_the_shards_of_their_videos(tmp_path: Path) -> Non
         view = ClipView.of_tables(spec, dataset, {"n_frames": n_frames})
         ends = [0, *np.cumsum([0, 1, 4, 0, 1, 1, 2, 0, 12, 1, 1, 1]).tolist()]
         assert view.shard_ends.tolist() == [ends[3], ends[6], ends[9], ends[12]]
-
-
-def of_all_ranks(
-    n_steps: int | None, n_ranks: int, *given: Any, state: Any = None
-) -> tuple[list[int], Any]:
-    """Return the draws of all ranks in these steps, in order, and the first rank's state."""
-    parts, states = [], []
-    for rank in range(n_ranks):
-        with loader(*given, rank=rank, world_size=n_ranks, tail="pad", seed=5) as made:
-            if state is not None:
-                made.load_state_dict(state)
-            batches = itertools.islice(made, n_steps)
-            parts.append([batch["label"][batch.valid].tolist() for batch in batches])
-            states.append(json.loads(json.dumps(made.state_dict())))
-    assert all(each == states[0] for each in states)
-    return [label for step in zip(*parts, strict=True) for part in step for label in part], states[
-        0
-    ]
-
-
-@settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(
-    sizes=st.lists(st.integers(0, 9), min_size=1, max_size=20),
-    is_in=st.lists(st.booleans(), min_size=180, max_size=180),
-    ranks=st.tuples(st.integers(1, 5), st.integers(1, 5)),
-    batch_sizes=st.tuples(st.integers(1, 6), st.integers(1, 6)),
-    share=st.floats(0, 1),
-)
-def test_an_epoch_goes_on_exactly_with_other_ranks_at_any_step(
-    sizes: list[int],
-    is_in: list[bool],
-    ranks: tuple[int, int],
-    batch_sizes: tuple[int, int],
-    share: float,
-) -> None:
-    n = sum(sizes)
-    shown = np.flatnonzero(is_in[:n])
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = write_shards(Path(temporary), sizes)
-        with open_dataset(folder) as whole, whole.select(shown) as dataset:
-            expected, _ = of_all_ranks(None, 1, dataset, 7)
-            assert sorted(expected) == shown.tolist()
-            n_steps = int(share * (len(shown) // (ranks[0] * batch_sizes[0])))
-            had, state = of_all_ranks(n_steps, ranks[0], dataset, batch_sizes[0])
-            rest, _ = of_all_ranks(None, ranks[1], dataset, batch_sizes[1], state=state)
-            assert had + rest == expected
-
-
-def write_shards(folder: Path, sizes: list[int]) -> Path:
-    """Write a dataset whose shards have these sizes, and whose labels are its rows."""
-    labels, shards = itertools.count(), []
-    for k, size in enumerate(sizes):
-        with ShardWriter(folder / f"{k:06d}-000.shard", LABEL) as writer:
-            for _ in range(size):
-                writer.append({"label": next(labels)})
-            shards.append(writer.close())
-    publish(folder, schema=LABEL, shards=shards)
-    return folder
