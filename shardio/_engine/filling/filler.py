@@ -31,6 +31,7 @@ from shardio._engine.filling.user_functions import (
     error_at,
 )
 from shardio._workers.processes.blocks import BlockMap
+from shardio._workers.processes.serialization import without_middle
 from shardio.batch.batch import Skipped
 from shardio.batch.layout import (
     EMPTY,
@@ -218,14 +219,6 @@ def may_skip(error: BaseException) -> bool:
     return isinstance(error, ShardCorrupt | MediaError) and not isinstance(error, ShardChanged)
 
 
-def shortened(text: str) -> str:
-    """Return the text of a reason for a skip; if it is long, without its middle."""
-    if len(text) <= _MAX_CHARACTERS:
-        return text
-    half = _MAX_CHARACTERS // 2
-    return f"{text[:half]}\n[…]\n{text[-half:]}"
-
-
 class RowByRowFiller:
     """A filler that replaces samples at which `filler` fails by substitutes. Borrows `filler`."""
 
@@ -318,7 +311,7 @@ class RowByRowFiller:
                 return found
             if found is None or first is None:
                 index, row, _ = origin.tolist()
-                text, shard = shortened(str(error)), int(chunk.shards[0])
+                text, shard = without_middle(str(error), _MAX_CHARACTERS), int(chunk.shards[0])
                 found = Skipped(i, index, shard, row, type(error).__name__, text)
                 first = error
         if first is None:

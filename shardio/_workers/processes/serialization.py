@@ -49,9 +49,7 @@ def pack_error(error: BaseException) -> bytes:
         text = str(error)
     else:
         text = "".join(traceback.format_exception_only(error)).strip()
-    if len(text) > limit // 8:
-        text = f"{text[: limit // 16]}\n[…]\n{text[-limit // 16 :]}"
-    return pickle.dumps((TransformError(text), None))
+    return pickle.dumps((TransformError(without_middle(text, limit // 8)), None))
 
 
 def _pickle_error(error: BaseException, cause: BaseException | None) -> bytes | None:
@@ -116,6 +114,12 @@ def text_of(error: BaseException) -> str:
 
 _repr = Repr()
 _repr.maxstring = _repr.maxother = 120
+
+
+def without_middle(text: str, limit: int) -> str:
+    """Return a text; if it has more than `limit` characters, with an ellipsis as its middle."""
+    half = limit // 2
+    return text if len(text) <= limit else f"{text[:half]}\n[…]\n{text[-half:]}"
 
 
 def shortened(value: Any) -> str:

@@ -35,6 +35,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardio import errors
+from shardio._workers.processes.serialization import without_middle
 from shardio.batch.batch import Batch, Skipped
 from shardio.batch.layout import SKIPPED, BlockLayout, layout_of_received_batches
 from shardio.errors import InvalidArgument, ShardCorrupt, ShardioError
@@ -178,15 +179,17 @@ _MAX_CHARACTERS: Final = 1 << 16
 
 def as_json(error: BaseException) -> dict[str, Any]:
     """Return an error as JSON values. An error of another library becomes a ShardioError."""
-    name = type(error).__name__
-    if not isinstance(error, ShardioError) or name not in errors.__all__:
-        return {"class": "ShardioError", "text": _cut(f"{name}: {error}")}
-    if not isinstance(error, ShardCorrupt):
-        return {"class": name, "text": _cut(str(error))}
-    found = {each: getattr(error, each) for each in ("code", *_PLACES, *_VALUES)}
-    for each in _VALUES:
-        found[each] = None if found[each] is None else str(found[each])
-    return {"class": name, "text": _cut(error.what), **found}
+    kind = type(error).__name__
+    text = error.what if isinstance(error, ShardCorrupt) else str(error)
+    if not isinstance(error, ShardioError) or kind not in errors.__all__:
+        kind, text = "ShardioError", f"{kind}: {error}"
+    found: dict[str, Any] = {"class": kind, "text": without_middle(text, _MAX_CHARACTERS)}
+    if isinstance(error, ShardCorrupt):
+        found |= {each: getattr(error, each) for each in ("code", *_PLACES)}
+        for each in _VALUES:
+            value = getattr(error, each)
+            found[each] = None if value is None else str(value)
+    return found
 
 
 def from_json(found: Mapping[str, Any]) -> ShardioError:
@@ -197,14 +200,6 @@ def from_json(found: Mapping[str, Any]) -> ShardioError:
         return kind(what)
     where: dict[str, Any] = {each: found.get(each) for each in (*_PLACES, *_VALUES)}
     return kind(what, code=member(found, "code", str), **where)
-
-
-def _cut(message: str) -> str:
-    """Return a text; if it is too long, replace its middle by an ellipsis."""
-    if len(message) <= _MAX_CHARACTERS:
-        return message
-    half = _MAX_CHARACTERS // 2
-    return f"{message[:half]}\n[…]\n{message[-half:]}"
 
 
 _ALIGNMENT: Final = 64
