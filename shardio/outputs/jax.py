@@ -26,7 +26,13 @@ class JaxAdapter:
     aliases = False
 
     def __init__(self, device: str | None = None) -> None:
-        self._jax = _jax()
+        try:
+            import jax
+        except ImportError as error:
+            raise UnsupportedEnvironment(
+                f"output='jax' needs JAX ({error}): {install_hint('jax')}"
+            ) from error
+        self._jax: Any = jax
         self._device = None if device is None else _find_device(self._jax, device)
 
     def wrap(self, array: Ndarray, owner: object, dtype: str | None = None) -> Any:
@@ -43,17 +49,6 @@ class JaxAdapter:
 
     def synchronize(self) -> None:
         """Do nothing, because JAX keeps all memory alive that it still reads."""
-
-
-def _jax() -> Any:
-    """Import JAX."""
-    try:
-        import jax
-    except ImportError as error:
-        raise UnsupportedEnvironment(
-            f"output='jax' needs JAX ({error}): {install_hint('jax')}"
-        ) from error
-    return jax
 
 
 def _find_device(jax: Any, name: str) -> Any:

@@ -78,15 +78,13 @@ class TinygradAdapter:
         memory meanwhile. Arrays that are empty, not C-contiguous, not in native byte order, or not
         aligned to 64 bytes are always copied.
         """
-        native = _DTYPES.get(array.dtype) if self._view is not None else None
-        if self._view is None or native is None or not array.flags.c_contiguous or not array.size:
+        native = _DTYPES.get(array.dtype)
+        address: int = array.__array_interface__["data"][0]
+        is_aligned = bool(array.size) and not address % _ALIGNMENT and array.flags.c_contiguous
+        if self._view is None or native is None or not is_aligned:
             tensor = self._copy(array)
         else:
-            address: int = array.__array_interface__["data"][0]
-            if address % _ALIGNMENT:
-                tensor = self._copy(array)
-            else:
-                tensor = self._view(address, array.shape, native, owner)
+            tensor = self._view(address, array.shape, native, owner)
         return _as_dtype(tensor, array, dtype)
 
     def fixed(self, array: Ndarray, dtype: str | None = None) -> Callable[[Ndarray], Tensor]:

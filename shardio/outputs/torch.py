@@ -25,7 +25,13 @@ class TorchAdapter:
     """
 
     def __init__(self, device: str | None = None) -> None:
-        self._torch = _torch()
+        try:
+            import torch
+        except ImportError as error:
+            raise UnsupportedEnvironment(
+                f"output='torch' needs torch ({error}): {install_hint('torch')}"
+            ) from error
+        self._torch: Any = torch
         self._device = _open(self._torch, device or "cpu")
         self.aliases: bool = self._device.type == "cpu"
 
@@ -58,17 +64,6 @@ class TorchAdapter:
                 f"torch {torch.__version__} has no dtype for {array.dtype}: leave the field out "
                 'with `fields=`, convert it in a transform, or use output="numpy"'
             ) from error
-
-
-def _torch() -> Any:
-    """Import torch."""
-    try:
-        import torch
-    except ImportError as error:
-        raise UnsupportedEnvironment(
-            f"output='torch' needs torch ({error}): {install_hint('torch')}"
-        ) from error
-    return torch
 
 
 def _open(torch: Any, name: str) -> Any:
