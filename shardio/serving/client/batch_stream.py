@@ -195,7 +195,7 @@ class Stream(Closing):
     def _leave(self) -> None:
         self._is_iterating = self._is_open = False
         if self._link is not None:
-            self._link.leave(pack("close"))
+            self._link.close(pack("close"))
             self._link = None
 
     @property

@@ -171,6 +171,7 @@ ASK_AGAIN: Final = 300
 """The ZAP status code for a temporary error. The server sends it if it cannot read the keys."""
 
 _LEAVE_MS: Final = 200
+"""The maximum time in milliseconds to wait until the last message was sent."""
 _EVENT: Final = struct.Struct("=HI")
 _NO_HANDSHAKE: Final = (
     "the handshake failed: this client's server.public is not the key of the server, or only one "
@@ -290,20 +291,14 @@ class Link(Closing):
         """The sockets that become readable when there is something to receive."""
         return self._socket, self._monitor
 
-    def leave(self, message: bytes) -> None:
-        """Send a last message and close the connection. Wait for the sending up to `_LEAVE_MS`."""
-        if not self._context.closed:
+    def close(self, message: bytes | None = None) -> None:
+        """Close the connection, after sending a last message, if any. Idempotent."""
+        if self._context.closed:
+            return
+        if message is not None:
             self.send(message)
-            self._end(_LEAVE_MS)
-
-    def close(self) -> None:
-        """Close the connection. Idempotent."""
-        if not self._context.closed:
-            self._end(0)
-
-    def _end(self, linger_ms: int) -> None:
         self._socket.disable_monitor()
-        self._context.destroy(linger=linger_ms)
+        self._context.destroy(linger=0 if message is None else _LEAVE_MS)
 
 
 _PATIENCE_S: Final = 60.0
