@@ -181,6 +181,8 @@ def test_the_bar_counts_batches_and_the_figures_add_up(loader: RemoteLoader) -> 
         assert len(list(far.progress(file=said))) == len(far)
         next(iter(far))
         stats = far.stats()
+        far.load_state_dict(far.state_dict())
+        assert far.stats().total.n_samples == 34
     assert (stats.latest.n_batches, stats.total.n_samples) == (1, 34)
     assert stats.latest.n_bytes > 4 * 6912 and stats.total.n_restarts == 0
 

@@ -187,15 +187,18 @@ class RemoteLoader(Closing):
     def begin(self) -> RemotePass:
         """Start an iteration and return it. `iter(loader)` returns an iterator over it."""
         self.check_open()
-        if self._latest is not None:
-            self._latest.end()
-            self._totals += self._latest.stats()
-            self._latest = None
+        self._end_latest()
         begun = RemotePass(self._stream, self._adapter, self._next)
         self._warn_of_no_batch(begun)
         self._latest = begun
         self._next = {**self._opened().state, "epoch": begun.epoch + 1}
         return begun
+
+    def _end_latest(self) -> None:
+        if self._latest is not None:
+            self._latest.end()
+            self._totals += self._latest.stats()
+            self._latest = None
 
     def _warn_of_no_batch(self, begun: RemotePass) -> None:
         """Warn, once per loader, if an epoch has no batch because of tail="drop"."""
@@ -242,7 +245,8 @@ class RemoteLoader(Closing):
         if self._latest is not None:
             self._latest.end()
         self._stream.check(dict(state))
-        self._next, self._latest = dict(state), None
+        self._end_latest()
+        self._next = dict(state)
 
     def stats(self) -> LoaderStats:
         """Return the statistics of this client, such as waiting times and received bytes.
