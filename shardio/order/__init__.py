@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, Literal, Protocol, Self
 import numpy as np
 
 from shardio.errors import InvalidArgument
-from shardio.order.clip_groups import ClipGrouping, ClipGroupOrder
+from shardio.order.clip_groups import ClipGrouping, ClipGroupOrdering
 from shardio.order.permutation import Permutation, Positions, epoch_permutation
 
 CACHE_HINT: Final = "raise cache_bytes, or take shuffle='shards'"
@@ -172,13 +172,13 @@ class FullShuffle(Order):
         """Return the permutation of an epoch."""
         if samples.clip_grouping is None:
             return epoch_permutation(n, seed=seed, epoch=epoch)
-        return ClipGroupOrder(samples.clip_grouping.groups(n), seed=seed, epoch=epoch)
+        return ClipGroupOrdering(samples.clip_grouping.groups(n), seed=seed, epoch=epoch)
 
     def arrange_round(self, samples: Samples, n: int, key: int, source: int) -> Ordering:
         """Return the permutation of a round."""
         if samples.clip_grouping is None:
             return Permutation(n, key)
-        return ClipGroupOrder(samples.clip_grouping.groups(n, source), seed=key, epoch=0)
+        return ClipGroupOrdering(samples.clip_grouping.groups(n, source), seed=key, epoch=0)
 
     def check_cache(self, shard_bytes: Positions, cache_bytes: int, room: str) -> int:
         """Raise InvalidArgument, because every batch would need samples from all shards."""

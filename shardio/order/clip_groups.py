@@ -116,7 +116,7 @@ class ClipGrouping:
         return latest[1]
 
 
-class ClipGroupOrder:
+class ClipGroupOrdering:
     """The order of the clips of one epoch, which only the groups, `seed` and `epoch` determine."""
 
     def __init__(self, groups: ClipGroups, *, seed: int, epoch: int) -> None:

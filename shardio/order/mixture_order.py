@@ -138,7 +138,7 @@ class MixtureSizes:
         return _n_positions(self.mixing, self.sizes)
 
 
-class MixtureOrder:
+class MixtureOrdering:
     """The samples of one epoch of a mixture, by position. Samples are indices in the mixture.
 
     `order` is the order within each source, and `samples` has the facts about the samples of all
@@ -298,7 +298,7 @@ class Interleaved(Order):
 
     def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
         """Return the order of an epoch."""
-        return MixtureOrder(self.order, self.mixture, samples, seed=seed, epoch=epoch)
+        return MixtureOrdering(self.order, self.mixture, samples, seed=seed, epoch=epoch)
 
     def identity(self, samples: Samples) -> dict[str, Any]:
         """Return the options of the order within the sources, and the options of the mixture."""

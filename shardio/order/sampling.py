@@ -163,7 +163,7 @@ _N_TERMS: Final = 12
 of the first term."""
 
 
-class WeightedOrder:
+class WeightedOrdering:
     """The order of one epoch of draws with replacement; `sums` are the cumulative weights."""
 
     def __init__(self, sums: Numbers, *, seed: int, epoch: int) -> None:
@@ -224,7 +224,7 @@ class Weighted(Listed):
 
     def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
         """Return the order of the draws of one epoch."""
-        return WeightedOrder(self.table.array, seed=seed, epoch=epoch)
+        return WeightedOrdering(self.table.array, seed=seed, epoch=epoch)
 
 
 def draw_without_replacement(weights: Numbers, n: int, *, seed: int, epoch: int) -> Positions:

@@ -96,8 +96,8 @@ class BlockShuffle(Order):
     def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
         """Return the permutation of an epoch."""
         if self.k == 1:
-            return WindowedOrder(n, self, seed=seed, epoch=epoch)
-        return GroupedOrder(n, self, seed=seed, epoch=epoch)
+            return WindowedOrdering(n, self, seed=seed, epoch=epoch)
+        return GroupedOrdering(n, self, seed=seed, epoch=epoch)
 
     def arrange_round(self, samples: Samples, n: int, key: int, source: int) -> Ordering:
         """Return the permutation of a round: a full shuffle if all n samples fit in one window."""
@@ -120,7 +120,7 @@ class BlockShuffle(Order):
         return 0
 
 
-class WindowedOrder:
+class WindowedOrdering:
     """The order of one epoch of a block shuffle of n rows: the row at each position.
 
     A *place* is an index in the sequence of permuted runs, before the rows within each window are
@@ -188,7 +188,7 @@ class WindowedOrder:
         return rows
 
 
-class GroupedOrder:
+class GroupedOrdering:
     """The order of one epoch of a block shuffle in which groups of k rows stay together.
 
     The n % k rows that are left over come at the end of the epoch.
@@ -196,7 +196,7 @@ class GroupedOrder:
 
     def __init__(self, n: int, window: BlockShuffle, *, seed: int, epoch: int) -> None:
         self._k, self._n_groups = window.k, n // window.k
-        self._groups = WindowedOrder(self._n_groups, window, seed=seed, epoch=epoch)
+        self._groups = WindowedOrdering(self._n_groups, window, seed=seed, epoch=epoch)
 
     def at(self, positions: Positions) -> Positions:
         """Return the row at each of `positions`, as `Ordering.at` does."""
@@ -257,7 +257,7 @@ class ShardShuffle(Order):
 
     @classmethod
     def of(cls, ends: Positions, n: int, n_shards: int) -> Self:
-        """Return the order with windows of `n_shards` shards; `ends` is as in `ShardOrder`."""
+        """Return the order with windows of `n_shards` shards; `ends` is as in `ShardOrdering`."""
         ends = ends_within(ends, n)
         whole = max(1, n * n_shards // max(1, len(ends)))
         return cls(n_shards, whole, f"{hash_bytes(ends.astype('<i8').data):016x}")
@@ -288,7 +288,7 @@ class ShardShuffle(Order):
 
     def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
         """Return the permutation of an epoch."""
-        return ShardOrder(samples.shard_ends(), n, self.n_shards, seed=seed, epoch=epoch)
+        return ShardOrdering(samples.shard_ends(), n, self.n_shards, seed=seed, epoch=epoch)
 
     @property
     def window(self) -> int:
@@ -314,7 +314,7 @@ def ends_within(ends: Positions, n: int) -> Positions:
     return clipped[np.diff(clipped, prepend=0) > 0]
 
 
-class ShardOrder:
+class ShardOrdering:
     """The order of one epoch of a shard shuffle of the first n samples of a view.
 
     `ends` is the cumulative sum of the number of samples that the view has in each shard. A *place*

@@ -29,7 +29,7 @@ from shardio.order.mixture_order import (
     MAX_SOURCES,
     WHOLE,
     Exhausted,
-    MixtureOrder,
+    MixtureOrdering,
     MixtureShares,
     MixtureSizes,
 )
@@ -134,7 +134,7 @@ class Mixture(OpenDataset):
         If the epoch leaves the sample out, the position is after the end of the epoch.
         """
         sizes = self.sizes_of(ends)
-        order = MixtureOrder(Sequential(), sizes, None, seed=seed, epoch=epoch)
+        order = MixtureOrdering(Sequential(), sizes, None, seed=seed, epoch=epoch)
         source = int(np.searchsorted(ends, number, side="right"))
         found = order.first_position(source, number - sizes.firsts[source])
         return sizes.n_positions + number if found is None else found

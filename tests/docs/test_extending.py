@@ -53,7 +53,7 @@ def names_any(*wanted: str) -> Callable[[set[str]], bool]:
 EXAMPLES = {
     "a field type": names_any("Audio", "FieldType.AUDIO", "Required.AUDIO"),
     "a codec": names_any("ZSTD_DICTIONARY", "'zstd_dictionary'", "has_dictionary"),
-    "an order": names_any("ShardOrder", "ShardShuffle"),
+    "an order": names_any("ShardOrdering", "ShardShuffle"),
     "an output": names_any("JaxAdapter", "'jax'"),
     "a converter": names_any("TokenFiles", "'shardio_converters.records.tokens:TokenFiles'"),
     "a command": names_any("shardio_tools.diff", "shardio.maintenance.diff"),

@@ -34,10 +34,10 @@ class Strided(Order):
 
     def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
         """Return the samples of an epoch."""
-        return StridedOrder(n, self.k)
+        return StridedOrdering(n, self.k)
 
 
-class StridedOrder:
+class StridedOrdering:
     """The samples of one epoch, by position."""
 
     def __init__(self, n: int, k: int) -> None:

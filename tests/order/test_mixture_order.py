@@ -23,7 +23,7 @@ from shardio.order.mixture_order import (
     SPAN,
     WHOLE,
     Exhausted,
-    MixtureOrder,
+    MixtureOrdering,
     MixtureShares,
     MixtureSizes,
 )
@@ -50,9 +50,9 @@ def order(
     window: BlockShuffle | None = None,
     seed: int = 0,
     epoch: int = 0,
-) -> MixtureOrder:
+) -> MixtureOrdering:
     chosen = window or (FullShuffle() if shuffle else Sequential())
-    return MixtureOrder(chosen, of, samples(sum(of.sizes)), seed=seed, epoch=epoch)
+    return MixtureOrdering(chosen, of, samples(sum(of.sizes)), seed=seed, epoch=epoch)
 
 
 def whole(of: MixtureSizes, **options: Any) -> Numbers:

@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pytest
 
 from shardio.order.permutation import epoch_permutation
-from shardio.order.sampling import WeightedOrder, draw_without_replacement
-from shardio.order.shuffle import BlockShuffle, ShardOrder, WindowedOrder
+from shardio.order.sampling import WeightedOrdering, draw_without_replacement
+from shardio.order.shuffle import BlockShuffle, ShardOrdering, WindowedOrdering
 
 Rows = npt.NDArray[np.int64]
 Kind = Callable[[int, int], Rows]
@@ -27,20 +27,20 @@ def full(n: int, seed: int) -> Rows:
 
 
 def blocks(n: int, seed: int) -> Rows:
-    return WindowedOrder(n, BlockShuffle(1, 64), seed=seed, epoch=0).at(np.arange(n))
+    return WindowedOrdering(n, BlockShuffle(1, 64), seed=seed, epoch=0).at(np.arange(n))
 
 
 def blocks_of_runs(n: int, seed: int) -> Rows:
     """One window for most sizes; runs of 8."""
-    return WindowedOrder(n, BlockShuffle(8, 512), seed=seed, epoch=0).at(np.arange(n))
+    return WindowedOrdering(n, BlockShuffle(8, 512), seed=seed, epoch=0).at(np.arange(n))
 
 
 def shards_of_one(n: int, seed: int) -> Rows:
-    return ShardOrder(np.arange(1, n + 1), n, 8, seed=seed, epoch=0).at(np.arange(n))
+    return ShardOrdering(np.arange(1, n + 1), n, 8, seed=seed, epoch=0).at(np.arange(n))
 
 
 def one_shard(n: int, seed: int) -> Rows:
-    return ShardOrder(np.array([n]), n, 8, seed=seed, epoch=0).at(np.arange(n))
+    return ShardOrdering(np.array([n]), n, 8, seed=seed, epoch=0).at(np.arange(n))
 
 
 def drawn_once(n: int, seed: int) -> Rows:
@@ -49,7 +49,7 @@ def drawn_once(n: int, seed: int) -> Rows:
 
 def drawn(n: int, seed: int) -> Rows:
     sums = np.cumsum(np.full(n, 0.3))
-    return WeightedOrder(sums, seed=seed, epoch=0).at(np.arange(n))
+    return WeightedOrdering(sums, seed=seed, epoch=0).at(np.arange(n))
 
 
 PERMUTATIONS = pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_orders_of_10_to_the_12_are_uniform_where_they_are_looked_at() -> None:
     at = np.linspace(0, n - 2, 200_000, dtype=np.int64)
     for made in (
         epoch_permutation(n, seed=1, epoch=0),
-        WindowedOrder(n, BlockShuffle(512, 32_768), seed=1, epoch=0),
+        WindowedOrdering(n, BlockShuffle(512, 32_768), seed=1, epoch=0),
     ):
         rows, behind = made.at(at), made.at(at + 1)
         assert 0 <= rows.min() and rows.max() < n

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from shardio.order.sampling import (
-    WeightedOrder,
+    WeightedOrdering,
     draw_without_replacement,
     natural_log,
 )
@@ -19,8 +19,8 @@ WEIGHTS = np.array([1, 2, 0, 3, 4.5, 0.25])
 MANY = np.sqrt(np.arange(1, 100_001))
 
 
-def order(weights: npt.NDArray[np.float64], seed: int = 0, epoch: int = 0) -> WeightedOrder:
-    return WeightedOrder(np.cumsum(weights), seed=seed, epoch=epoch)
+def order(weights: npt.NDArray[np.float64], seed: int = 0, epoch: int = 0) -> WeightedOrdering:
+    return WeightedOrdering(np.cumsum(weights), seed=seed, epoch=epoch)
 
 
 @pytest.mark.parametrize(
