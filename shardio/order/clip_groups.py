@@ -55,12 +55,12 @@ class ClipGroups:
         # The videos that have a smaller group, sorted by the number of clips in this group.
         with_one = np.flatnonzero(n_left)
         self._by_size: Positions = with_one[np.argsort(n_left[with_one], kind="stable")]
-        sizes, firsts, n_bundles = np.unique(
+        sizes, firsts, n_groups = np.unique(
             n_left[self._by_size], return_index=True, return_counts=True
         )
         self.sizes: Positions = np.concatenate([[k], sizes])
         """The different sizes of groups, in clips: first k, then the sizes of smaller groups."""
-        self.counts: Positions = np.concatenate([[n_whole.sum()], n_bundles])
+        self.counts: Positions = np.concatenate([[n_whole.sum()], n_groups])
         """The number of groups of each size."""
         self._firsts: Positions = np.concatenate([[0], firsts])
 

@@ -1,4 +1,4 @@
-"""Bundles of clips: every clip once, neighbours together, bundles of one video far from each other.
+"""Groups of clips: every clip once, neighbours together, groups of one video far from each other.
 
 Seeds are fixed: these tests cannot fail by chance. Bounds are five deviations.
 """
@@ -36,7 +36,7 @@ def share_above(videos: Numbers, k: int, batch: int = 32) -> float:
 
 
 @given(COUNTS, st.integers(1, 50))
-def test_the_clips_of_a_video_come_in_as_few_bundles_as_there_can_be(
+def test_the_clips_of_a_video_come_in_as_few_groups_as_there_can_be(
     counts: list[int], k: int
 ) -> None:
     found = whole(counts, k)
@@ -60,7 +60,7 @@ def test_the_clips_of_a_video_come_in_as_few_bundles_as_there_can_be(
         ),
     ],
 )
-def test_an_order_of_bundles_has_the_clips_it_always_had(
+def test_an_order_of_groups_has_the_clips_it_always_had(
     counts: list[int], k: int, seed: int, epoch: int, start: int, clips: list[int]
 ) -> None:
     positions = np.arange(start, start + len(clips))
@@ -72,7 +72,7 @@ def test_clips_are_as_likely_anywhere_and_as_likely_to_follow_each_other() -> No
     n = sum(counts)
     by_place, by_pair = np.zeros((n_parts, n_parts)), np.zeros((n_parts, n_parts))
     for seed in range(24):
-        # One of 40 positions: bundles of up to 8 stand and fall together.
+        # One of 40 positions: groups of up to 8 stand and fall together.
         parts = (whole(counts, 8, seed) * n_parts // n)[::40]
         np.add.at(by_place, (np.arange(len(parts)) * n_parts // len(parts), parts), 1)
         np.add.at(by_pair, (parts[:-1], parts[1:]), 1)
