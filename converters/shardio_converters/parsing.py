@@ -72,6 +72,14 @@ def read_json(data: bytes) -> Any:
     return value
 
 
+def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the members of a JSON object; raise ValueError if it repeats a name."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("an object repeats a name")
+    return found
+
+
 def inside(values: Sequence[Any]) -> list[Any]:
     """Return the direct members of the objects and lists among values."""
     nested = [each for each in values if type(each) in NESTED]

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from shardio import Input, MediaError
 from shardio_converters.arrays.array_samples import ArraySamples, NamedArray, check_text, dtype_name
 from shardio_converters.files import Damage
+from shardio_converters.parsing import unique_names
 
 NOT_ZIP: Final = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error),
@@ -231,7 +232,7 @@ def _open_tensors(file: IO[bytes]) -> list[StoredArray]:
     if n_header > min(_MAX_HEADER, n_bytes - 8):
         raise MediaError(f"the header has {n_header:,} bytes, the file {n_bytes:,}")
     try:
-        header = json.loads(file.read(n_header).decode("utf-8"), object_pairs_hook=_once)
+        header = json.loads(file.read(n_header).decode("utf-8"), object_pairs_hook=unique_names)
         header.pop("__metadata__", None)
         placed = [_tensor(name, entry, file, 8 + n_header) for name, entry in header.items()]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -244,13 +245,6 @@ def _open_tensors(file: IO[bytes]) -> list[StoredArray]:
     if 8 + n_header + position != n_bytes:
         raise MediaError(f"expected {8 + n_header + position:,} bytes, found {n_bytes:,}")
     return [array for _, _, array in placed]
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a name appears twice")
-    return found
 
 
 def _tensor(name: str, entry: Any, file: IO[bytes], start: int) -> tuple[int, int, StoredArray]:

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, ClassVar, Final, Protocol
+from typing import IO, ClassVar, Final
 
 from shardio import Input, MediaError
 from shardio_converters.records.record_source import RecordConverter
@@ -19,12 +19,6 @@ _HEAD: Final = struct.Struct("<QI")  # size of the record in bytes, checksum of 
 _MAX_RECORD: Final = (1 << 31) - 1  # bytes; the limit of protobuf messages
 _BLOCK_BYTES: Final = 1 << 20  # the size of single reads
 _GZIP_OR_ZLIB: Final = zlib.MAX_WBITS | 32  # the format is detected from the first bytes
-
-
-class _Bytes(Protocol):
-    """A source of consecutive bytes; `read` returns up to `n_bytes`, and b"" at the end."""
-
-    def read(self, n_bytes: int, /) -> bytes: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +39,7 @@ class TFRecords(RecordConverter):
         file = open(source.path, "rb")
         head = file.read(_HEAD.size)
         file.seek(0)
-        ours: _Bytes = file
+        ours: IO[bytes] | _Inflated = file
         if not _is_head(head, checksum) and _is_compressed(head):
             ours = _Inflated(file)
             try:
@@ -84,7 +78,10 @@ def _is_compressed(head: bytes) -> bool:
 
 
 def _records(
-    file: Any, ours: _Bytes, n_bytes: int | None, checksum: Callable[[bytes], int]
+    file: IO[bytes],
+    ours: IO[bytes] | _Inflated,
+    n_bytes: int | None,
+    checksum: Callable[[bytes], int],
 ) -> Generator[bytes]:
     """Yield the records, and close `file` at the end.
 
@@ -127,7 +124,7 @@ def _check_length(length: int, start: int, n_bytes: int | None, where: str) -> N
         raise MediaError(f"{where}: the file ends {stop - n_bytes:,} bytes too early")
 
 
-def _filled(ours: _Bytes, data: bytes, n_bytes: int, where: str) -> bytes:
+def _filled(ours: IO[bytes] | _Inflated, data: bytes, n_bytes: int, where: str) -> bytes:
     """Return `data`, extended from the source to at least `n_bytes`."""
     parts, missing = [data], n_bytes - len(data)
     while missing > 0:
@@ -142,7 +139,7 @@ def _filled(ours: _Bytes, data: bytes, n_bytes: int, where: str) -> bytes:
 class _Inflated:
     """A decompressor of a gzip or zlib file; gzip may have several members."""
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._part = zlib.decompressobj(_GZIP_OR_ZLIB)
         self._waiting = b""

@@ -135,10 +135,6 @@ def _rows(blocks: Iterator[Tokens], length: int) -> Iterator[Tokens]:
             yield block[start : start + length]
 
 
-def _joined(waiting: list[Tokens], tokens: Tokens) -> Tokens:
-    return np.concatenate([*waiting, tokens]) if waiting else tokens
-
-
 def _documents(blocks: Iterator[Tokens], eot: int) -> Iterator[Tokens]:
     """Split a stream into documents; they begin with `eot` if the stream does, or end with it."""
     waiting: list[Tokens] = []
@@ -149,8 +145,10 @@ def _documents(blocks: Iterator[Tokens], eot: int) -> Iterator[Tokens]:
         (places,) = (block == eot).nonzero()
         start = 0
         for stop in places if leads else places + 1:
-            if waiting or stop > start:
-                yield _joined(waiting, block[start:stop])
+            if waiting:
+                yield np.concatenate([*waiting, block[start:stop]])
+            elif stop > start:
+                yield block[start:stop]
             waiting, start = [], stop
         if start < len(block):
             waiting.append(block[start:])

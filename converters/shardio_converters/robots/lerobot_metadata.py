@@ -61,15 +61,6 @@ def naming(name: str) -> Iterator[None]:
         raise MediaError(f"{name}: damaged: {error}") from error
 
 
-def read_info(root: str) -> Mapping[str, Any]:
-    """Return the content of `meta/info.json`."""
-    with naming(INFO):
-        info = json.loads(_text(root, INFO))
-        if not isinstance(info, dict) or not isinstance(info["features"], dict):
-            raise MediaError("expected an object with features")
-        return info
-
-
 def read_episode_tables(root: str, cameras: Sequence[str]) -> tuple[list[str], Columns]:
     """Return the names of the episode tables of version 3, and the columns needed from them."""
     from shardio_converters.tabular.arrow_files import open_table
@@ -273,10 +264,14 @@ def open_set(root: str) -> RobotSet:
 
 @lru_cache(maxsize=4)  # a small cache is enough, as inputs of a dataset are consecutive
 def _open_set(root: str, changed_ns: int, n_bytes: int) -> RobotSet:
-    info = read_info(root)
     with naming(INFO):
+        info = json.loads(_text(root, INFO))
+        if not isinstance(info, dict) or not isinstance(info["features"], dict):
+            raise MediaError("expected an object with features")
         version = _version(str(info["codebase_version"]))
-        fps = _rate(info["fps"])
+        fps = Fraction(str(info["fps"]))
+        if not 0 < fps <= _MAX_FPS:
+            raise MediaError(f"fps: expected up to {_MAX_FPS}, found {info['fps']!r}")
         specs = {str(name): _spec(str(name), one) for name, one in info["features"].items()}
         cameras = [name for name, spec in specs.items() if spec == VIDEO]
         data_path, video_path = str(info["data_path"]), str(info["video_path"] if cameras else "")
@@ -302,13 +297,6 @@ def _version(text: str) -> int:
             f"codebase_version: expected v2.0 to v3.x, found {text!r}; have LeRobot convert it"
         )
     return int(found[1])
-
-
-def _rate(fps: Any) -> Fraction:
-    rate = Fraction(str(fps))
-    if not 0 < rate <= _MAX_FPS:
-        raise MediaError(f"fps: expected up to {_MAX_FPS}, found {fps!r}")
-    return rate
 
 
 def _spec(name: str, feature: Mapping[str, Any]) -> str:

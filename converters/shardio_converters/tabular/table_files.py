@@ -16,7 +16,14 @@ from typing import IO, Any, Final
 
 from shardio import Input, MediaError, Schema
 from shardio.media import decode_image, demux, has_image_suffix, has_media_suffix, has_sound_suffix
-from shardio_converters.parsing import NESTED, OutOfRange, float_of, inside, may_be_out_of_range
+from shardio_converters.parsing import (
+    NESTED,
+    OutOfRange,
+    float_of,
+    inside,
+    may_be_out_of_range,
+    unique_names,
+)
 from shardio_converters.schema_spec import Field, check_names
 
 DELIMITERS: Final = {".csv": ",", ".tsv": "\t"}
@@ -229,14 +236,7 @@ def _column(rows: Sequence[dict[str, Any]], name: str) -> list[Any]:
         return [row.get(name) for row in rows]
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("an object repeats a name")
-    return found
-
-
-_DECODER: Final = json.JSONDecoder(object_pairs_hook=_once, parse_float=float_of)
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=unique_names, parse_float=float_of)
 
 
 def load(text: str) -> Any:
