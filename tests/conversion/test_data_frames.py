@@ -13,9 +13,10 @@ import pyarrow as pa
 import pytest
 
 import shardio
-from shardio import Array, Bytes, InvalidArgument, Json, List, Schema, Text
+from shardio import Array, InvalidArgument, Json, Schema, Text
 from shardio.conversion.data_frames import FrameRows
 from shardio.errors import SchemaError, UnsupportedEnvironment
+from shardio_converters.schema_spec import parse_field
 
 pd = pytest.importorskip("pandas", reason="its frames are converted")
 pl = pytest.importorskip("polars", reason="its frames are converted")
@@ -38,127 +39,79 @@ def listed(values: list[Any]) -> list[Any]:
 
 
 PANDAS: dict[str, Any] = {
-    "int": (np.array([1, 2, 3], "i2"), Array("int16"), [1, 2, 3]),
-    "bool": ([True, False, True], Array("bool"), [True, False, True]),
-    "nan": ([1.0, np.nan, 3.0], Array("float64"), [1.0, np.nan, 3.0]),
-    "text": (["a", None, "ü"], Text(optional=True), ["a", None, "ü"]),
-    "classes": (pd.Categorical(["x", "y", "x"]), Text(), ["x", "y", "x"]),
-    "numbers": (pd.Categorical([7, None, 7]), Array("int64", optional=True), [7, None, 7]),
-    "nullable": (pd.array([1, None, 3], "UInt8"), Array("uint8", optional=True), [1, None, 3]),
-    "boolean": (
-        pd.array([True, None, False], "boolean"),
-        Array("bool", optional=True),
-        [True, None, False],
-    ),
-    "whole": (pd.array([1, 2, 3], "Int32"), Array("int32"), [1, 2, 3]),
-    "arrow": (
-        pd.array([1.5, None, 2], "float[pyarrow]"),
-        Array("float32", optional=True),
-        [1.5, None, 2],
-    ),
-    "sparse": (pd.arrays.SparseArray([0, 0, 1]), Array("int64"), [0, 0, 1]),
-    "when": (
-        pd.to_datetime(DAYS).as_unit("s"),
-        Array("int64", optional=True),
-        [1577836800, None, -304815600],
-    ),
+    "int": (np.array([1, 2, 3], "i2"), "int16", [1, 2, 3]),
+    "bool": ([True, False, True], "bool", [True, False, True]),
+    "nan": ([1.0, np.nan, 3.0], "float64", [1.0, np.nan, 3.0]),
+    "text": (["a", None, "ü"], "text?", ["a", None, "ü"]),
+    "classes": (pd.Categorical(["x", "y", "x"]), "text", ["x", "y", "x"]),
+    "numbers": (pd.Categorical([7, None, 7]), "int64?", [7, None, 7]),
+    "nullable": (pd.array([1, None, 3], "UInt8"), "uint8?", [1, None, 3]),
+    "boolean": (pd.array([True, None, False], "boolean"), "bool?", [True, None, False]),
+    "whole": (pd.array([1, 2, 3], "Int32"), "int32", [1, 2, 3]),
+    "arrow": (pd.array([1.5, None, 2], "float[pyarrow]"), "float32?", [1.5, None, 2]),
+    "sparse": (pd.arrays.SparseArray([0, 0, 1]), "int64", [0, 0, 1]),
+    "when": (pd.to_datetime(DAYS).as_unit("s"), "int64?", [1577836800, None, -304815600]),
     "where": (
         pd.to_datetime(["2020-01-01"] * 3).tz_localize("Asia/Tokyo").as_unit("s"),
-        Array("int64"),
+        "int64",
         [1577804400] * 3,
     ),
-    "long": (
-        pd.to_timedelta([1, 2, 3], unit="s").as_unit("ms"),
-        Array("int64"),
-        [1000, 2000, 3000],
-    ),
+    "long": (pd.to_timedelta([1, 2, 3], unit="s").as_unit("ms"), "int64", [1000, 2000, 3000]),
     "arrays": (
         [np.zeros((1, 2), "f4"), np.ones((2, 2), "f4"), None],
-        Array("float32", (None, 2), optional=True),
+        "float32[*,2]?",
         [[[0, 0]], [[1, 1]] * 2, None],
     ),
-    "same": (
-        [np.zeros(2), np.ones(2), np.ones(2)],
-        Array("float64", (2,)),
-        [[0, 0], [1, 1], [1, 1]],
-    ),
-    "lists": ([[1, 2], [], [3.5]], Array("float64", VARIES), [[1, 2], [], [3.5]]),
-    "ragged": (
-        [[[1], [2, 3]], [], [[4]]],
-        List(Array("int64", VARIES)),
-        [[[1], [2, 3]], [], [[4]]],
-    ),
-    "dicts": ([{"a": 1}, None, {"b": [1]}], Json(optional=True), [{"a": 1}, None, {"b": [1]}]),
-    "mixed": ([[1], ["a"], {"b": 2}], Json(), [[1], ["a"], {"b": 2}]),
-    "flags": ([[1, True], [2], []], Json(), [[1, True], [2], []]),
-    "bytes": ([b"1", b"", b"3"], Bytes(), [b"1", b"", b"3"]),
-    "price": (
-        [decimal.Decimal("1.50"), None, decimal.Decimal(2)],
-        Text(optional=True),
-        ["1.50", None, "2"],
-    ),
-    "half": ([1, 2.5, None], Array("float64"), [1, 2.5, np.nan]),
-    "nothing": ([None] * 3, Json(optional=True), [None] * 3),
+    "same": ([np.zeros(2), np.ones(2), np.ones(2)], "float64[2]", [[0, 0], [1, 1], [1, 1]]),
+    "lists": ([[1, 2], [], [3.5]], "float64[*]", [[1, 2], [], [3.5]]),
+    "ragged": ([[[1], [2, 3]], [], [[4]]], "list[int64[*]]", [[[1], [2, 3]], [], [[4]]]),
+    "dicts": ([{"a": 1}, None, {"b": [1]}], "json?", [{"a": 1}, None, {"b": [1]}]),
+    "mixed": ([[1], ["a"], {"b": 2}], "json", [[1], ["a"], {"b": 2}]),
+    "flags": ([[1, True], [2], []], "json", [[1, True], [2], []]),
+    "bytes": ([b"1", b"", b"3"], "bytes", [b"1", b"", b"3"]),
+    "price": ([decimal.Decimal("1.50"), None, decimal.Decimal(2)], "text?", ["1.50", None, "2"]),
+    "half": ([1, 2.5, None], "float64", [1, 2.5, np.nan]),
+    "nothing": ([None] * 3, "json?", [None] * 3),
 }
 
 POLARS: dict[str, Any] = {
-    "int": (pl.Series([1, None, 3], dtype=pl.Int16), Array("int16", optional=True), [1, None, 3]),
-    "bool": (pl.Series([True, None, False]), Array("bool", optional=True), [True, None, False]),
-    "float": (
-        pl.Series([1.5, 2.5, float("nan")], dtype=pl.Float32),
-        Array("float32"),
-        [1.5, 2.5, np.nan],
-    ),
-    "text": (pl.Series(["a", None, "ü"]), Text(optional=True), ["a", None, "ü"]),
-    "classes": (pl.Series(["x", "y", "x"], dtype=pl.Categorical), Text(), ["x", "y", "x"]),
-    "enum": (
-        pl.Series(["x", "y", None], dtype=pl.Enum(["x", "y"])),
-        Text(optional=True),
-        ["x", "y", None],
-    ),
+    "int": (pl.Series([1, None, 3], dtype=pl.Int16), "int16?", [1, None, 3]),
+    "bool": (pl.Series([True, None, False]), "bool?", [True, None, False]),
+    "float": (pl.Series([1.5, 2.5, float("nan")], dtype=pl.Float32), "float32", [1.5, 2.5, np.nan]),
+    "text": (pl.Series(["a", None, "ü"]), "text?", ["a", None, "ü"]),
+    "classes": (pl.Series(["x", "y", "x"], dtype=pl.Categorical), "text", ["x", "y", "x"]),
+    "enum": (pl.Series(["x", "y", None], dtype=pl.Enum(["x", "y"])), "text?", ["x", "y", None]),
     "when": (
         pl.Series(DAYS, dtype=pl.Datetime("ms")),
-        Array("int64", optional=True),
+        "int64?",
         [1577836800000, None, -304815600000],
     ),
-    "day": (pl.Series([datetime.date(1970, 1, 2)] * 3), Array("int32"), [1, 1, 1]),
+    "day": (pl.Series([datetime.date(1970, 1, 2)] * 3), "int32", [1, 1, 1]),
     "long": (
         pl.Series([datetime.timedelta(1)] * 3, dtype=pl.Duration("us")),
-        Array("int64"),
+        "int64",
         [86_400_000_000] * 3,
     ),
-    "price": (
-        pl.Series([decimal.Decimal("1.50"), None, None]),
-        Text(optional=True),
-        ["1.50", None, None],
-    ),
-    "bytes": (pl.Series([b"1", None, b""]), Bytes(optional=True), [b"1", None, b""]),
-    "lists": (
-        pl.Series([[1, 2], [], None]),
-        Array("int64", VARIES, optional=True),
-        [[1, 2], [], None],
-    ),
-    "holes": (pl.Series([[1, None], [], [3]]), Json(), [[1, None], [], [3]]),
-    "words": (pl.Series([["a"], [], None]), Json(optional=True), [["a"], [], None]),
-    "ragged": (
-        pl.Series([[[1], [2, 3]], [], [[]]]),
-        List(Array("int64", VARIES)),
-        [[[1], [2, 3]], [], [[]]],
-    ),
-    "deep": (pl.Series([[[[1]]], [], []]), Json(), [[[[1]]], [], []]),
+    "price": (pl.Series([decimal.Decimal("1.50"), None, None]), "text?", ["1.50", None, None]),
+    "bytes": (pl.Series([b"1", None, b""]), "bytes?", [b"1", None, b""]),
+    "lists": (pl.Series([[1, 2], [], None]), "int64[*]?", [[1, 2], [], None]),
+    "holes": (pl.Series([[1, None], [], [3]]), "json", [[1, None], [], [3]]),
+    "words": (pl.Series([["a"], [], None]), "json?", [["a"], [], None]),
+    "ragged": (pl.Series([[[1], [2, 3]], [], [[]]]), "list[int64[*]]", [[[1], [2, 3]], [], [[]]]),
+    "deep": (pl.Series([[[[1]]], [], []]), "json", [[[[1]]], [], []]),
     "fixed": (
         pl.Series([[[1, 2]] * 2] * 3, dtype=pl.Array(pl.Int32, (2, 2))),
-        Array("int32", (2, 2)),
+        "int32[2,2]",
         [[[1, 2]] * 2] * 3,
     ),
     "boxes": (
         pl.Series([[[1, 2]], [], None], dtype=pl.List(pl.Array(pl.UInt8, 2))),
-        Array("uint8", (None, 2), optional=True),
+        "uint8[*,2]?",
         [[[1, 2]], [], None],
     ),
-    "records": (pl.Series([[{"a": 1}], [], None]), Json(optional=True), [[{"a": 1}], [], None]),
-    "nothing": (pl.Series([None] * 3), Json(optional=True), [None] * 3),
-    "objects": (pl.Series([np.ones(2)] * 3, dtype=pl.Object), Array("float64", (2,)), [[1, 1]] * 3),
+    "records": (pl.Series([[{"a": 1}], [], None]), "json?", [[{"a": 1}], [], None]),
+    "nothing": (pl.Series([None] * 3), "json?", [None] * 3),
+    "objects": (pl.Series([np.ones(2)] * 3, dtype=pl.Object), "float64[2]", [[1, 1]] * 3),
 }
 
 
@@ -187,16 +140,16 @@ def same(found: list[Any], expected: list[Any]) -> bool:
 @pytest.mark.parametrize("name", sorted(PANDAS))
 def test_a_pandas_column_becomes_a_field_of_its_type(name: str, of_pandas: Any) -> None:
     schema, values = of_pandas
-    _, field, expected = PANDAS[name]
-    assert schema[name] == field
+    _, spec, expected = PANDAS[name]
+    assert schema[name] == parse_field(name, spec)
     assert same(values[name], expected)
 
 
 @pytest.mark.parametrize("name", sorted(POLARS))
 def test_a_polars_column_becomes_a_field_of_its_type(name: str, of_polars: Any) -> None:
     schema, values = of_polars
-    _, field, expected = POLARS[name]
-    assert schema[name] == field
+    _, spec, expected = POLARS[name]
+    assert schema[name] == parse_field(name, spec)
     assert same(values[name], expected)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import decimal
 import json
 import os
 import shutil
@@ -162,14 +161,6 @@ def test_tables_whose_names_are_no_utf_8_are_read(name: str, tmp_path: Path) -> 
     os.rename(tmp_path / "table", os.fsencode(tmp_path) + b"/in/\xff" + name.encode())
     report = convert(tmp_path / "in", tmp_path / "out")
     assert [(one.name, one.n_samples) for one in report.inputs] == [(f"\\xff{name}", 2)]
-
-
-def test_decimals_are_text(tmp_path: Path) -> None:
-    made = [decimal.Decimal("1.50"), None, decimal.Decimal("-0.01")]
-    write_parquet(pa.table({"price": made}), tmp_path / "x.parquet")
-    convert(tmp_path / "x.parquet", tmp_path / "out")
-    with shardio.open(tmp_path / "out") as dataset:
-        assert [one["price"] for one in dataset] == ["1.50", None, "-0.01"]
 
 
 def test_tensors_and_runs_and_views_are_what_they_stand_for(tmp_path: Path) -> None:
@@ -392,18 +383,12 @@ NO_FIELDS = {
 }
 
 
-@pytest.mark.parametrize("name", [*WRITERS, "saved"])
+@pytest.mark.parametrize("name", WRITERS)
 def test_names_that_are_no_fields_are_told_with_the_reason(name: str, tmp_path: Path) -> None:
     for number, (column, why) in enumerate(NO_FIELDS.items()):
         root = tmp_path / f"in {number}"
         root.mkdir()
-        table = pa.table({"a": [1], column: [2]})
-        if name == "saved":  # as Hugging Face's `datasets` does
-            write_stream(table, root / "data-00000-of-00001.arrow")
-            state = {"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}
-            (root / "state.json").write_text(json.dumps(state))
-        else:
-            WRITERS[name](table, root / name)
+        WRITERS[name](pa.table({"a": [1], column: [2]}), root / name)
         with pytest.raises(InvalidArgument) as told:
             convert(root, tmp_path / f"out {number}", kind="arrow")
         assert f"names of columns must be names of fields: {why[:7]}" in str(told.value)
@@ -411,9 +396,8 @@ def test_names_that_are_no_fields_are_told_with_the_reason(name: str, tmp_path: 
         assert "; rename it or leave it out (--column" in str(told.value)
         convert(root, tmp_path / f"left {number}", kind="arrow", columns=["a"])
         write_parquet(pa.table({"g": [1]}), root / "good.parquet")
-        if name != "saved":
-            report = convert(root, tmp_path / f"both {number}", kind="arrow")
-            assert why in reasons(report)[name]
+        report = convert(root, tmp_path / f"both {number}", kind="arrow")
+        assert why in reasons(report)[name]
 
 
 @pytest.mark.parametrize("name", WRITERS)

@@ -308,9 +308,3 @@ def test_what_can_be_told_of_no_tar_is_said(root: Path, tmp_path: Path) -> None:
     (root / "a.tar").write_bytes(tar({"1.pkl": b""}))
     with pytest.raises(InvalidArgument, match=r"files looked at: 1; a.tar: .*\"pkl\": \"bytes\""):
         convert(root, tmp_path / "out")
-
-
-def test_what_is_read_before_a_break_can_be_kept(root: Path, tmp_path: Path) -> None:
-    (root / "a.tar").write_bytes(tar({"1.txt": b"one", "2.txt": b"two", "3.txt": b"3"})[:2600])
-    report = convert(root, tmp_path / "out", keep_partial=True, fields={"txt": "text"})
-    assert report.counts == {"broken": 1} and report.n_samples == 2
