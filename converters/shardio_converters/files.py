@@ -7,9 +7,10 @@ import io
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import IO, Final
+from typing import IO, Any, Final
 
 from shardio import Input, MediaError
+from shardio.media import demux, probe
 
 _PIECE_BYTES: Final = 16 << 20
 
@@ -56,6 +57,15 @@ def read_up_to(read: Callable[[int], bytes], n_bytes: int) -> bytes:
         pieces.append(data)
         n_left -= len(data)
     return b"".join(pieces)
+
+
+def media_value(field: Any, data: bytes, name: str = "") -> Any:
+    """Return a file in memory as the value of a field; raise MediaError if its head is damaged."""
+    if field.is_streamed:
+        return demux(data, field.medium, name=name)
+    if field.medium == "image":
+        probe(data)
+    return data
 
 
 class Damage:

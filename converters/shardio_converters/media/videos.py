@@ -154,9 +154,6 @@ def encoded(
         raise failure or MediaError(f"{name}: {error}") from error
 
 
-VIEW_KEYS: Final = ("frames", "stride", "step")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Videos(Converter):
     """A converter that stores whole videos, or clips of decoded frames.
@@ -229,8 +226,8 @@ class Videos(Converter):
         """Return the default view of the dataset: clips, or rows if each row is a clip already."""
         if self.store == "raw":
             return {"kind": "rows"}
-        numbers = {name: getattr(self, name) for name in VIEW_KEYS}
-        return {"kind": "clips", **numbers, "size": [self.size, self.size]}
+        clips = {"frames": self.frames, "stride": self.stride, "step": self.step}
+        return {"kind": "clips", **clips, "size": [self.size, self.size]}
 
     def libraries(self) -> Mapping[str, str]:
         """Return the versions of the libraries that determine the bytes; check for the encoder."""

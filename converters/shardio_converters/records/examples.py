@@ -10,8 +10,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from shardio import Array, Image, MediaError, Schema
-from shardio.media import probe
+from shardio import Array, MediaError, Schema
+from shardio_converters.files import media_value
 from shardio_converters.inference import DtypeShape, SchemaInference
 from shardio_converters.parsing import read_text
 from shardio_converters.schema_spec import are_compatible_names, format_spec
@@ -341,16 +341,10 @@ def _all(values: Values) -> list[bytes]:
     return values
 
 
-def _image(_: Image, values: Values) -> bytes:
-    data = _one(values)
-    probe(data)
-    return data
-
-
 _MAKERS: Final[dict[str, Callable[[Any, Values], Any]]] = {
     "array": _array,
     "bytes": lambda _, values: _one(values),
-    "image": _image,
+    "image": lambda field, values: media_value(field, _one(values)),
     "json": lambda _, values: [*map(read_text, _all(values))],
     "list": lambda _, values: [np.frombuffer(each, np.uint8) for each in _all(values)],
     "text": lambda _, values: read_text(_one(values)),

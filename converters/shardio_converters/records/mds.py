@@ -24,8 +24,7 @@ import xxhash
 import zstandard
 
 from shardio import Array, Input, InvalidArgument, MediaError, Outcome
-from shardio.media import probe
-from shardio_converters.files import data_name, named_path, read_up_to
+from shardio_converters.files import data_name, media_value, named_path, read_up_to
 from shardio_converters.inference import DtypeShape, SchemaInference, infer_fields
 from shardio_converters.parsing import OutOfRange, float_of, read_int, read_json, read_text
 from shardio_converters.records.zstd_files import open_zstd
@@ -111,7 +110,8 @@ class MdsColumn:
             )
         named: dict[str, Callable[[bytes], Any]] = {
             **{"str": read_text, "str_decimal": read_text, "json": read_json},
-            **{"jpeg": _picture, "png": _picture, "str_int": read_int, "str_float": _number},
+            **dict.fromkeys(("jpeg", "png"), partial(media_value, field)),
+            **{"str_int": read_int, "str_float": _number},
         }
         if self.encoding in named:
             return named[self.encoding]
@@ -162,11 +162,6 @@ class MdsColumn:
             return np.frombuffer(data, numpy, offset=at).reshape(shape)
         except (ValueError, KeyError, IndexError) as error:
             raise MediaError(f"damaged array: {error!r}") from error
-
-
-def _picture(data: bytes) -> bytes:
-    probe(data)
-    return data
 
 
 def _number(data: bytes) -> np.float64:

@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from shardio import Array, Input, InvalidArgument, MediaError, Outcome
-from shardio.media import demux, probe, sound_of
 from shardio_converters.arrays.array_samples import TEXT
 from shardio_converters.arrays.npy import StoredArray, array_in
+from shardio_converters.files import media_value
 from shardio_converters.inference import DtypeShape, SchemaInference, infer_fields
 from shardio_converters.parsing import read_int, read_json, read_text
 from shardio_converters.records.tar_files import Member, is_tar, open_tar
@@ -104,19 +104,10 @@ def facts_of(field: str, member: Member) -> DtypeShape:
 def value_of(name: str, field: Field, member: Member) -> Any:
     """Return the value of a member."""
     data = member.read()
-    if field.medium == "image":
-        probe(data)
-        return data
-    if field.is_opaque:
-        return data
+    if field.medium or field.is_opaque:
+        return media_value(field, data, member.name)
     if field.is_json:
         return read_json(data)
-    if field.medium == "video":
-        return demux(data, name=member.name)
-    if field.medium == "audio":
-        if (sound := sound_of(data, member.name)) is None:
-            raise MediaError("holds no sound")
-        return sound
     if name.rpartition(".")[2] == "npy":
         return _array(name, field.array, data)
     if field.is_utf8:

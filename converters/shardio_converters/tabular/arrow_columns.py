@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shardio import Array, MediaError
-from shardio.media import demux, probe
+from shardio_converters.files import media_value
 from shardio_converters.inference import UNKNOWN, widen
 from shardio_converters.parsing import read_json
 from shardio_converters.schema_spec import Field, check_names, fits, format_spec
@@ -444,9 +444,5 @@ def _files(array: pa.Array, field: Field) -> list[Any]:
                 f"expected the bytes of a file, found only its path, {path!r}: save the data set "
                 "with its files in it, as save_to_disk and to_parquet of `datasets` do"
             )
-        if data is not None and field.medium == "image":
-            probe(data)
-        elif data is not None:
-            data = demux(data, field.medium)
-        found.append(data)
+        found.append(None if data is None else media_value(field, data))
     return found
