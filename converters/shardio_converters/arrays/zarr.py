@@ -52,19 +52,18 @@ _DAMAGE: Final = (
 
 @dataclass(frozen=True)
 class _Store:
-    """An open store; `names` are the paths of all files in it, and `n_bytes` is its size.
+    """An open store of `n_bytes`, with the sizes of its files by path, sorted.
 
-    `read(name, n_bytes)` returns up to `n_bytes` bytes from the beginning of a file, and
-    `size(name)` returns the size of a file. `path_of(folder)` returns the path by which `zarr`
-    finds the array in a folder of `store`, its own object.
+    `read(name, n_bytes)` returns up to `n_bytes` bytes from the beginning of a file.
+    `path_of(folder)` returns the path by which `zarr` finds the array in a folder of `store`, its
+    own object.
     """
 
     zarr: Any
     store: Any
-    read: Callable[[str, int], bytes]
-    size: Callable[[str], int]
-    names: Sequence[str]
+    sizes: Mapping[str, int]
     n_bytes: int
+    read: Callable[[str, int], bytes]
     path_of: Callable[[str], str] = str
 
 
@@ -89,18 +88,15 @@ def _open_folder(zarr: Any, source: Input) -> _Store:
         with open(paths[name], "rb") as file:
             return file.read(n_bytes)
 
-    def size(name: str) -> int:
-        return os.path.getsize(paths[name])
-
     store = zarr.storage.LocalStore(folder, read_only=True)
-    n_bytes = sum(one.n_bytes for one in every)
-    return _Store(zarr, store, read, size, sorted(paths), n_bytes, partial(named_path, ""))
+    sizes = dict(sorted((one.name[n_root:], one.n_bytes) for one in every))
+    return _Store(zarr, store, sizes, sum(sizes.values()), read, partial(named_path, ""))
 
 
 def _open_zip(zarr: Any, source: Input, files: ExitStack) -> _Store:
     archive = files.enter_context(zipfile.ZipFile(source.path))
-    names = archive.namelist()
-    if len({*names}) < len(names):
+    sizes = dict(sorted((member.filename, member.file_size) for member in archive.infolist()))
+    if len(sizes) < len(archive.infolist()):
         raise MediaError("damaged: two members of the archive have one name")
     # Opening a member checks its name. zarr would treat a chunk with a damaged name as missing: its
     # elements would get the fill value of the array.
@@ -111,12 +107,9 @@ def _open_zip(zarr: Any, source: Input, files: ExitStack) -> _Store:
         with archive.open(name) as file:
             return file.read(n_bytes)
 
-    def size(name: str) -> int:
-        return archive.getinfo(name).file_size
-
     store = zarr.storage.ZipStore(source.path, mode="r", read_only=True)
     files.callback(_close, store)
-    return _Store(zarr, store, read, size, sorted(names), source.n_bytes)
+    return _Store(zarr, store, sizes, source.n_bytes, read)
 
 
 def _close(store: Any) -> None:
@@ -128,7 +121,7 @@ def _close(store: Any) -> None:
 def _arrays_of(found: _Store) -> dict[str, dict[str, Any]]:
     """Return the metadata of all arrays by folder; consolidated metadata is ignored."""
     arrays: dict[str, dict[str, Any]] = {}
-    for name in found.names:
+    for name in found.sizes:
         if _tail(name) not in ROOTS:
             continue
         about = _description(found, name)
@@ -140,7 +133,7 @@ def _arrays_of(found: _Store) -> dict[str, dict[str, Any]]:
         arrays[folder] = about
         _refuse_pickle({**about, "attributes": None}, name)
     folders = {folder: folder or ONLY for folder in arrays}
-    for name in found.names:
+    for name in found.sizes:
         is_known = _tail(name) in ROOTS or _tail(name).startswith(".") or name.endswith("/")
         if not is_known and _store_of(name, folders) is None:
             raise MediaError(f"{name}: belongs to no array, so it would be lost")
@@ -201,10 +194,10 @@ def _check_blosc(found: _Store, folder: str, about: Mapping[str, Any]) -> None:
     if "blosc" not in (last.get("id"), last.get("name")):
         return
     below = f"{folder}/" if folder else ""
-    for name in found.names:
+    for name, n_bytes in found.sizes.items():
         if not name.startswith(below) or _tail(name) in ROOTS or _tail(name).startswith("."):
             continue
-        head, n_bytes = found.read(name, 16), found.size(name)
+        head = found.read(name, 16)
         if len(head) < 16 or int.from_bytes(head[12:], "little") != n_bytes:
             raise MediaError(
                 f"{name}: damaged: {n_bytes:,} bytes differ from the length in the Blosc header"
