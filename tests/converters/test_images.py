@@ -112,12 +112,6 @@ def test_options_are_checked(options: dict[str, Any], said: str) -> None:
         Images(**options)
 
 
-def test_a_folder_of_pictures_needs_no_kind(root: Path, tmp_path: Path) -> None:
-    report = shardio.convert(root, tmp_path / "out", workers=0)
-    assert (report.kind, report.n_samples) == ("images", 5)
-    assert shardio.convert(root / "cats", tmp_path / "out", workers=0, append=True).kind == "images"
-
-
 def test_the_real_pictures_convert_and_videos_are_none(media_root: Path, tmp_path: Path) -> None:
     report = convert(media_root / "images", tmp_path / "out")
     assert report.counts == {"converted": 11}

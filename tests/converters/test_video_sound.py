@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import shardio
-from shardio import Audio, InvalidArgument, ShardLoader, Sound
+from shardio import Audio, InvalidArgument, ShardLoader
 from shardio.maintenance import verify_dataset
 from shardio.media import AudioDecoder, begin_of, demux
 from shardio_converters.media.videos import Videos
@@ -174,9 +174,3 @@ def test_the_report_says_which_files_have_sound(
         "layout": "stereo",
         "streams": 2,
     }
-
-
-def test_sound_is_resampled_as_it_is_asked_for(out: Callable[[str], Path]) -> None:
-    found = epoch(out("h264"), decode={"audio": Sound(rate=8_000, channels=2, dtype="int16")})
-    assert found["audio"].shape == (31, 1600, 2) and found["audio"].dtype == np.int16
-    assert 15_000 < np.abs(found["audio"]).max() < 32_768
