@@ -90,7 +90,7 @@ def read_episode_tables(root: str, cameras: Sequence[str]) -> tuple[list[str], C
 def read_episode_lines(root: str, info: Mapping[str, Any]) -> tuple[list[str], Columns]:
     """Return the name of the episode list of version 2, and its numbers by column."""
     with naming(_EPISODE_LINES):
-        lines = [json.loads(line) for line in _text(root, _EPISODE_LINES).splitlines() if line]
+        lines = _json_lines(root, _EPISODE_LINES)
         columns = {key: np.array([int(one[key]) for one in lines], np.int64) for key in EPISODE}
         columns[PLACE[0]] = columns["episode_index"] // max(1, int(info["chunks_size"]))
         _check(columns)
@@ -99,27 +99,20 @@ def read_episode_lines(root: str, info: Mapping[str, Any]) -> tuple[list[str], C
 
 def read_tasks(root: str, version: int) -> dict[int, str]:
     """Return the texts of the tasks by task number."""
+    from shardio_converters.tabular.arrow_files import open_table
+
     name = _TASK_LINES if version == ONE_EACH else _TASKS
     with naming(name):
         if version == ONE_EACH:
-            lines = [json.loads(line) for line in _text(root, name).splitlines() if line]
-            pairs = [(int(one["task_index"]), str(one["task"])) for one in lines]
+            rows = _json_lines(root, name)
         else:
-            pairs = _task_rows(root)
-        if len(dict(pairs)) < len(pairs):
+            with open_table(os.path.join(root, name), name) as table:
+                rows = [row for batch in table.batches() for row in batch.to_pylist()]
+        text = next((key for key in _TASK_TEXTS if rows and key in rows[0]), "task")
+        tasks = {int(row["task_index"]): str(row[text]) for row in rows}
+        if len(tasks) < len(rows):
             raise MediaError("two tasks have the same number")
-    return dict(pairs)
-
-
-def _task_rows(root: str) -> list[tuple[int, str]]:
-    from shardio_converters.tabular.arrow_files import open_table
-
-    with open_table(os.path.join(root, _TASKS), _TASKS) as table:
-        text = next((key for key in _TASK_TEXTS if key in table.schema.names), None)
-        if text is None:
-            raise MediaError(f"column 'task' is missing, found {', '.join(table.schema.names)}")
-        rows = [row for batch in table.batches(["task_index", text]) for row in batch.to_pylist()]
-    return [(int(row["task_index"]), str(row[text])) for row in rows]
+    return tasks
 
 
 def _check(columns: Columns) -> None:
@@ -143,6 +136,10 @@ def _numbers(name: str, values: pa.Array) -> npt.NDArray[Any]:
         what = f"{values.null_count} nulls" if is_known else str(values.type)
         raise MediaError(f"column {name!r}: expected numbers, found {what}")
     return np.asarray(values.to_numpy(zero_copy_only=False))
+
+
+def _json_lines(root: str, name: str) -> list[Any]:
+    return [json.loads(line) for line in _text(root, name).splitlines() if line]
 
 
 def _text(root: str, name: str) -> str:
