@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, Any, ClassVar, Final
 
@@ -24,7 +24,7 @@ import xxhash
 import zstandard
 
 from shardio import Array, Input, InvalidArgument, MediaError, Outcome
-from shardio_converters.files import data_name, media_value, named_path, read_up_to
+from shardio_converters.files import Damage, data_name, media_value, named_path, read_up_to
 from shardio_converters.inference import DtypeShape, SchemaInference, infer_fields
 from shardio_converters.parsing import OutOfRange, float_of, read_int, read_json, read_text
 from shardio_converters.records.zstd_files import open_zstd
@@ -78,9 +78,8 @@ class MdsColumn:
             why = _REFUSED.get(self.encoding, f"expected ndarray, or one of {', '.join(_WORDS)}")
             raise MediaError(f"column {self.name!r}: found encoding {self.encoding!r}: {why}")
         dtype, shape = self._stated
-        if self.is_array and dtype is not None and dtype not in _SCALARS:
-            raise MediaError(f"column {self.name!r}: found encoding {self.encoding!r}")
-        if shape is not None and (not 1 <= len(shape) <= _MAX_DIMS or min(shape) < 1):
+        is_known = dtype is None or dtype in _SCALARS or not self.is_array
+        if not is_known or (shape and (len(shape) > _MAX_DIMS or min(shape) < 1)):
             raise MediaError(f"column {self.name!r}: found encoding {self.encoding!r}")
 
     @property
@@ -103,7 +102,8 @@ class MdsColumn:
         if self.is_array and field.array:
             return partial(self._checked, field)
         dtype = field.dtype if field.array else ""
-        if (dtype or field.word()) != self._word:
+        word = _WORDS.get(self.encoding)
+        if (dtype or field.word()) != word:
             raise MediaError(
                 f"column {self.name!r}: expected {type(field).__name__} {dtype}, found "
                 f"encoding {self.encoding!r}"
@@ -115,18 +115,14 @@ class MdsColumn:
         }
         if self.encoding in named:
             return named[self.encoding]
-        return partial(_scalar, np.dtype(self._word).newbyteorder("<"))
-
-    @property
-    def _word(self) -> str:
-        return _WORDS.get(self.encoding, "")
+        return partial(_scalar, np.dtype(word).newbyteorder("<"))
 
     @property
     def is_array(self) -> bool:
         """True if the values are arrays, which can be decoded from views as well as bytes."""
         return self.encoding.partition(":")[0] == "ndarray"
 
-    @property
+    @cached_property
     def _stated(self) -> tuple[str | None, tuple[int, ...] | None]:
         """The dtype and shape, as far as an encoding such as `ndarray:int32:2,3` states them."""
         _, _, stated = self.encoding.partition(":")
@@ -185,6 +181,7 @@ SUFFIXES: Final = (".mds", ".mds.zstd")
 _COMPRESSED: Final = (".mds.br", ".mds.bz2", ".mds.gz", ".mds.snappy")
 _MAX_TEXT: Final = 256 << 20  # maximum bytes of an index, or of the JSON text of a shard
 _U32: Final = np.dtype("<u4")
+_DAMAGED: Final = (zstandard.ZstdError, EOFError)
 
 
 def open_shard(
@@ -240,22 +237,20 @@ def _read_index(path: str) -> list[dict[str, Any]]:
     except (ValueError, RecursionError) as error:
         raise MediaError(f"not JSON: {error}") from error
     shards = content.get("shards") if isinstance(content, dict) else None
-    if not isinstance(shards, list) or not any(_is_mds(entry) for entry in shards):
+    if not isinstance(shards, list) or not any(
+        isinstance(entry, dict) and entry.get("format") == "mds" for entry in shards
+    ):
         return []
     for entry in shards:
-        if not _is_mds(entry) or entry.get("version") != 2 or not _names(entry):
+        try:
+            files = (entry["raw_data"], entry.get("zip_data") or entry["raw_data"])
+            is_known = (entry["format"], entry["version"]) == ("mds", 2)
+            is_known = is_known and all(isinstance(one["basename"], str) for one in files)
+        except (KeyError, TypeError, AttributeError):
+            is_known = False
+        if not is_known:
             raise MediaError(f"expected MDS shards of version 2, found {str(entry)[:80]}")
     return shards
-
-
-def _is_mds(entry: Any) -> bool:
-    return isinstance(entry, dict) and entry.get("format") == "mds"
-
-
-def _names(entry: dict[str, Any]) -> bool:
-    """Return True if an index entry names the files of a shard."""
-    files = [entry.get("raw_data"), entry.get("zip_data") or entry.get("raw_data")]
-    return all(isinstance(one, dict) and isinstance(one.get("basename"), str) for one in files)
 
 
 def _compare(file: IO[bytes], path: str, key: str) -> None:
@@ -344,7 +339,9 @@ def _rows(
             row.append((view if is_array else data)[at : at + length])
             at += length
         yield row
-    if _up_to(file, 1):
+    with Damage(_DAMAGED):
+        behind = file.read(1)
+    if behind:
         raise MediaError("bytes follow the last sample; expected the end")
 
 
@@ -352,17 +349,13 @@ def _read(file: IO[bytes], n_bytes: int, n_file: int | None) -> bytes:
     """Read exactly `n_bytes` of a file; `n_file` is the size of the file, None if compressed."""
     if n_file is not None and n_bytes > n_file:
         raise MediaError(f"a part of {n_bytes:,} bytes; the file has {n_file:,}")
-    data = _up_to(file, n_bytes)
+    try:
+        data = read_up_to(file.read, n_bytes)
+    except _DAMAGED as error:
+        raise MediaError(f"damaged: {error}") from error
     if len(data) < n_bytes:
         raise MediaError(f"ends {n_bytes - len(data):,} bytes too early")
     return data
-
-
-def _up_to(file: IO[bytes], n_bytes: int) -> bytes:
-    try:
-        return read_up_to(file.read, n_bytes)
-    except (zstandard.ZstdError, EOFError) as error:
-        raise MediaError(f"damaged: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
