@@ -46,6 +46,14 @@ class MaintenanceProgress:
 Progress = Callable[[MaintenanceProgress], None]
 
 
+def size_of(path: str | os.PathLike[str]) -> int:
+    """Return the size of a file; 0 if it is missing or unreadable, which is reported elsewhere."""
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return 0
+
+
 def ends_of(sizes: Iterable[int]) -> list[int]:
     """Return 0, followed by the cumulative sums of `sizes`. `report_step` needs these numbers."""
     return list(accumulate(sizes, initial=0))

@@ -30,7 +30,7 @@ from shardio.errors import (
     ShardNotFound,
 )
 from shardio.format.schema import Schema
-from shardio.maintenance.jobs import Progress, ends_of, report_step
+from shardio.maintenance.jobs import Progress, ends_of, report_step, size_of
 from shardio.maintenance.salvage import mend, schema_of, unreadable_pages
 from shardio.maintenance.verify.shard import verify_file
 from shardio.shard.reader import ShardReader
@@ -272,7 +272,7 @@ def repair(
         OSError: writing failed; nothing is published.
     """
     before, plan = published_in(source), _plan(os.fspath(source))
-    ends = ends_of(sum(_size_of(part.path) for part in parts) for parts in plan.shards)
+    ends = ends_of(sum(size_of(part.path) for part in parts) for parts in plan.shards)
     repairs: list[ShardRepair] = []
     with GenerationWriter(out, plan.schema, shard_bytes=shard_bytes) as output:
         report_step(progress, "repairing", 0, ends)
@@ -290,13 +290,6 @@ def repair(
         details["operation"] = {"name": "repair", "options": {"shard_bytes": shard_bytes}}
         generation = output.publish(**details)
     return RepairReport(os.fspath(source), Path(out), generation.n_samples, tuple(repairs))
-
-
-def _size_of(path: str) -> int:
-    try:
-        return os.path.getsize(path)
-    except OSError:
-        return 0  # the repair of the file reports that the file is missing
 
 
 def _save(parts: Sequence[Part], output: GenerationWriter) -> ShardRepair:

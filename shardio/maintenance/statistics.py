@@ -235,10 +235,6 @@ class _Tally:
         self._smallest = [min(pair) for pair in zip(self._smallest, shape, strict=True)]
         self._largest = [max(pair) for pair in zip(self._largest, shape, strict=True)]
 
-    def _update_range(self, low: Any, high: Any) -> None:
-        self._min = low if self._min is None else min(self._min, low)
-        self._max = high if self._max is None else max(self._max, high)
-
     def _add_numbers(self, numbers: npt.NDArray[Any]) -> None:
         if numbers.dtype.kind == "f":
             finite = np.isfinite(numbers)
@@ -247,18 +243,19 @@ class _Tally:
                 numbers = numbers[finite]
         if not len(numbers):
             return
-        self._update_range(numbers.min().item(), numbers.max().item())
         wide = numbers.astype(np.float64)
         with np.errstate(all="ignore"):  # sums of values near the largest float64 may overflow
             n, mean = len(wide), float(wide.mean())
             wide -= mean
-            squares = float(wide @ wide)
-            self._combine_moments(n, mean, squares)
+            self._combine(n, mean, float(wide @ wide), numbers.min().item(), numbers.max().item())
 
-    def _combine_moments(self, n: int, mean: float, squares: float) -> None:
+    def _combine(self, n: int, mean: float, squares: float, low: Any, high: Any) -> None:
+        """Add n finite values, of which the mean and the sum of squared deviations are given."""
         total, step = self._n + n, mean - self._mean
         self._squares += squares + step * step * self._n * n / total
         self._mean += step * n / total
+        self._min = min(self._min, low) if self._n else low
+        self._max = max(self._max, high) if self._n else high
         self._n = total
 
     def join(self, other: _Tally) -> None:
@@ -267,10 +264,8 @@ class _Tally:
         self._n_missing += other._n_missing
         for shape in (other._smallest, other._largest) if other._smallest is not None else ():
             self._update_shapes(tuple(shape or ()))
-        if not other._n:
-            return
-        self._update_range(other._min, other._max)
-        self._combine_moments(other._n, other._mean, other._squares)
+        if other._n:
+            self._combine(other._n, other._mean, other._squares, other._min, other._max)
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON-serializable dict. A statistic that is unknown or infinite is None."""

@@ -134,17 +134,17 @@ class LoadingRun:
     @property
     def samples_per_s(self) -> float:
         """The number of samples per second in the warm readings."""
-        return _rate(self.warm.n_samples, self.warm)
+        return self.warm.n_samples / (self.warm.elapsed_s or math.inf)
 
     @property
     def bytes_per_s(self) -> float:
         """The number of bytes per second in the warm readings."""
-        return _rate(self.warm.n_bytes, self.warm)
+        return self.warm.n_bytes / (self.warm.elapsed_s or math.inf)
 
     @property
     def first_samples_per_s(self) -> float:
         """The number of samples per second in the first reading."""
-        return _rate(self.first.n_samples, self.first)
+        return self.first.n_samples / (self.first.elapsed_s or math.inf)
 
     def as_json(self) -> dict[str, Any]:
         """Return all figures, including the rates, as JSON values."""
@@ -346,7 +346,3 @@ def _trace(
         with loader.trace() as trace:
             _iterate(loader, len(loader), 1.0)
     return trace
-
-
-def _rate(count: int, stats: LoadingStats) -> float:
-    return count / stats.elapsed_s if stats.elapsed_s else 0.0

@@ -29,7 +29,7 @@ from shardio.errors import (
     InvalidArgument,
     ShardUnsupported,
 )
-from shardio.maintenance.jobs import MaintenanceProgress, Progress, run_jobs
+from shardio.maintenance.jobs import MaintenanceProgress, Progress, run_jobs, size_of
 from shardio.maintenance.verify import Finding, Findings
 from shardio.maintenance.verify.shard import VerifiedShard, verify_file, verify_or_report
 from shardio.storage.fs import refuse_links_outside
@@ -84,7 +84,7 @@ def verify_all(
 
     The other arguments are those of `verify_dataset`.
     """
-    sizes = [_size_of(root / name) for name in names]
+    sizes = [size_of(root / name) for name in names]
     n_bytes = sum(sizes)
     if workers is None and not engine.is_ray:
         n_useful = min(len(names), usable_cpus())
@@ -109,13 +109,6 @@ def verify_all(
             n_bytes_done += sizes[number]
             report(MaintenanceProgress("verifying", len(found), len(names), n_bytes_done, n_bytes))
     return {name: found[name] for name in names}
-
-
-def _size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0  # the verification of the shard reports that it is missing or unreadable
 
 
 def verify_dataset(

@@ -171,7 +171,13 @@ class ObjectStore:
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
         self.url = validate_url(url)
         self._options = dict(options or {})
-        self.deadline_s = _validate_deadline(self._options.pop("deadline_s", DEADLINE_S))
+        given = self._options.pop("deadline_s", DEADLINE_S)
+        if isinstance(given, bool) or not isinstance(given, int | float) or not given > 0:
+            raise InvalidArgument(
+                "storage_options['deadline_s'] must be a number of seconds above 0; "
+                f"found {given!r}"
+            )
+        self.deadline_s = float(given)
         self._store: Any = None
         self._pid = 0
 
@@ -383,11 +389,3 @@ class _BackOff:
             ) from None
         self._check()
         time.sleep(pause_s)
-
-
-def _validate_deadline(given: object) -> float:
-    if isinstance(given, bool) or not isinstance(given, int | float) or not given > 0:
-        raise InvalidArgument(
-            f"storage_options['deadline_s'] must be a number of seconds above 0; found {given!r}"
-        )
-    return float(given)
