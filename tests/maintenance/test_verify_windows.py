@@ -14,7 +14,7 @@ from shardio.format.sections import ENTRY
 from shardio.maintenance import verify_shard
 from shardio.maintenance.verify import payload
 from shardio.maintenance.verify.shard import verify_bytes
-from shardio.maintenance.verify.window import WINDOW_BYTES, Content
+from shardio.maintenance.verify.window import WINDOW_BYTES, ShardWindows
 from shardio.storage.content import PreadFile
 from tests.corruption.forge import PAYLOAD, Forgery, content_of
 from tests.shards import write_shard
@@ -122,13 +122,13 @@ def test_a_file_that_is_cut_short_while_it_is_read_is_a_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_shard(tmp_path / "a.shard", 400)
-    n_bytes, real = path.stat().st_size, Content.window
+    n_bytes, real = path.stat().st_size, ShardWindows.window
 
-    def cut_first(content: Content, start: int, end: int) -> memoryview:
+    def cut_first(content: ShardWindows, start: int, end: int) -> memoryview:
         os.truncate(path, start + 1)
         return real(content, start, end)
 
-    monkeypatch.setattr(Content, "window", cut_first)
+    monkeypatch.setattr(ShardWindows, "window", cut_first)
     cut, _ = findings = verify_shard(path)
     assert [finding.code for finding in findings] == ["file_size", "changed"]
     assert cut.offset is not None
@@ -139,7 +139,7 @@ def test_a_window_holds_its_part_of_the_file_whatever_was_asked_for_before(tmp_p
     whole = np.random.default_rng(0).bytes(5 * WINDOW_BYTES)
     path = tmp_path / "file"
     path.write_bytes(whole)
-    content = Content(PreadFile(str(path)))
+    content = ShardWindows(PreadFile(str(path)))
     places = [(0, 0), (5, 5), (0, 100), (PAGE, PAGE + 100), (7, 107), (PAGE + 7, PAGE + 107)]
     places += [(100, 5 * WINDOW_BYTES), (0, 0), (7, 107), (3 * PAGE - 1, 3 * PAGE + WINDOW_BYTES)]
     for start, end in places:

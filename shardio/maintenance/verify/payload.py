@@ -42,7 +42,7 @@ from shardio.maintenance.verify.window import (
     DIGEST_BYTES,
     U64,
     WINDOW_BYTES,
-    Content,
+    ShardWindows,
     differing,
     digests_of,
     parts_of,
@@ -82,7 +82,7 @@ class PayloadVerifier:
 
     def __init__(
         self,
-        content: Content,
+        content: ShardWindows,
         schema: Schema,
         sections: Sections,
         header: Header,

@@ -42,13 +42,12 @@ from shardio.maintenance.verify.window import (
     DIGEST_BYTES,
     U64,
     WINDOW_BYTES,
-    Content,
+    ShardWindows,
     differing,
     digests_of,
 )
 from shardio.shard.opening import check_sections, read_schema
-from shardio.storage.content import Content as Bytes
-from shardio.storage.content import PreadFile
+from shardio.storage.content import Content, PreadFile
 from shardio.storage.file_access import FileState
 
 
@@ -68,7 +67,7 @@ def _chunks(n_samples: int, stride: int, per_unit: int) -> Iterator[tuple[int, i
 
 
 def _verify_column(
-    content: Content,
+    content: ShardWindows,
     schema: Schema,
     name: str,
     sections: Sections,
@@ -188,9 +187,9 @@ def _check_unchanged(path: str, opened: FileState) -> Finding | None:
     return Finding(path, "changed", message, expected=str(opened), found=str(now))
 
 
-def verify_bytes(whole: Bytes, path: str) -> VerifiedShard:
+def verify_bytes(whole: Content, path: str) -> VerifiedShard:
     """Verify every byte of a shard in memory or in a file; findings have the path `path`."""
-    content, findings = Content(whole), Findings(path)
+    content, findings = ShardWindows(whole), Findings(path)
     known = VerifiedShard((), content.n_bytes)
     try:
         if header := _verify_headers(content, findings):
@@ -204,7 +203,7 @@ def verify_bytes(whole: Bytes, path: str) -> VerifiedShard:
     return replace(known, findings=findings.close())
 
 
-def _verify_headers(content: Content, findings: Findings) -> Header | None:
+def _verify_headers(content: ShardWindows, findings: Findings) -> Header | None:
     """Check the first and the last page; return the header if one of the pages is intact.
 
     Return None if the pages differ, or if the header does not match the size of the file.
@@ -244,7 +243,7 @@ def _verify_headers(content: Content, findings: Findings) -> Header | None:
     return header if findings.n_found == n_before else None
 
 
-def _header_at(content: Content, offset: int, name: str, findings: Findings) -> Header | None:
+def _header_at(content: ShardWindows, offset: int, name: str, findings: Findings) -> Header | None:
     page = bytes(content.bytes[offset : offset + PAGE])
     with findings.catching(section=name, offset=offset):
         try:
@@ -255,7 +254,7 @@ def _header_at(content: Content, offset: int, name: str, findings: Findings) -> 
     return None
 
 
-def _verify_sections(content: Content, header: Header, findings: Findings) -> Schema | None:
+def _verify_sections(content: ShardWindows, header: Header, findings: Findings) -> Schema | None:
     """Check the table of sections and all sections; return the schema, or None if it is damaged."""
     path, end = findings.path, header.table_offset + header.table_size
     content.check_zeros(end, header.file_size - PAGE, findings, section="section table")
@@ -291,7 +290,11 @@ def _verify_sections(content: Content, header: Header, findings: Findings) -> Sc
 
 
 def _verify_section_hashes(
-    content: Content, section: Section, sections: Sections, field: str | None, findings: Findings
+    content: ShardWindows,
+    section: Section,
+    sections: Sections,
+    field: str | None,
+    findings: Findings,
 ) -> None:
     """Check a section that has a hash of all its bytes, and the blocks whose hashes it has."""
     if section.kind == Kind.BLOCK_HASHES:
@@ -307,7 +310,7 @@ def _verify_section_hashes(
 
 
 def _verify_validity(
-    content: Content, schema: Schema, sections: Sections, n_samples: int, findings: Findings
+    content: ShardWindows, schema: Schema, sections: Sections, n_samples: int, findings: Findings
 ) -> Present:
     """Return a mask of the samples that have a value, for each optional field; check spare bits."""
     present: Present = {}

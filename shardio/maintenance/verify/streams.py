@@ -33,7 +33,7 @@ from shardio.format.types.streams import (
 )
 from shardio.format.types.text import canonical_json, check_json, read_json
 from shardio.maintenance.verify import Findings
-from shardio.maintenance.verify.window import U64, WINDOW_BYTES, Content, differing, digests_of
+from shardio.maintenance.verify.window import U64, WINDOW_BYTES, ShardWindows, differing, digests_of
 
 
 def are_texts(parts: Iterable[Any]) -> bool:
@@ -64,7 +64,7 @@ class StreamVerifier:
 
     def __init__(
         self,
-        content: Content,
+        content: ShardWindows,
         schema: Schema,
         sections: Sections,
         name: str,

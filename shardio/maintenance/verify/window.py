@@ -17,7 +17,7 @@ import zstandard
 from shardio.format.checksum import BLOCK_BYTES, digest_bytes, hash_bytes
 from shardio.format.layout import PAGE, Section
 from shardio.maintenance.verify import Findings
-from shardio.storage.content import Content as Bytes
+from shardio.storage.content import Content
 
 DIGEST_BYTES: Final = 8
 """The size of a hash in the form that `differing` compares."""
@@ -32,10 +32,10 @@ U64: Final = np.dtype("<u8")
 _SEGMENTS: Final = getattr(zstandard, "BufferWithSegments", None)
 
 
-class Content:
+class ShardWindows:
     """The bytes of a shard, which is an open file, borrowed, or is in memory."""
 
-    def __init__(self, whole: Bytes) -> None:
+    def __init__(self, whole: Content) -> None:
         self.bytes = whole
         self.n_bytes = whole.nbytes
         self._buffer = self._filled = self._window = memoryview(b"")
