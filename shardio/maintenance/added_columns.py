@@ -23,7 +23,7 @@ from shardio.dataset.writer import GenerationWriter
 from shardio.errors import InvalidArgument, SchemaError
 from shardio.format.schema import Schema
 from shardio.format.types import Field
-from shardio.maintenance.jobs import Progress, ends_of, report_step, run_for_shards
+from shardio.maintenance.jobs import Progress, ShardProgress, run_for_shards
 from shardio.maintenance.resharding import MaintenanceReport
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.shard.writer import ShardSummary, ShardWriter
@@ -225,8 +225,7 @@ def _add_given(
     progress: Progress | None,
 ) -> None:
     """Write the values for the samples of each shard to a new shard."""
-    ends = ends_of(shard.n_bytes for shard in dataset.shards)
-    report_step(progress, "writing", 0, ends)
+    state = ShardProgress(progress, "writing", (shard.n_bytes for shard in dataset.shards))
     for k, whole in enumerate(dataset.shards):
         first, n = int(dataset.starts[k]), whole.n_samples
         some = islice(values, n)
@@ -234,7 +233,7 @@ def _add_given(
         if shard.n_samples < n:
             raise _wrong_number(dataset, f"only {first + shard.n_samples}")
         output.take(place, shard)
-        report_step(progress, "writing", k + 1, ends)
+        state.done()
     if next(values, _END) is not _END:
         raise _wrong_number(dataset, "more")
 

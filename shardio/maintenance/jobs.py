@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from shardio._workers.processes.serialization import pack_error, unpack_error
@@ -54,15 +53,27 @@ def size_of(path: str | os.PathLike[str]) -> int:
         return 0
 
 
-def ends_of(sizes: Iterable[int]) -> list[int]:
-    """Return 0, followed by the cumulative sums of `sizes`. `report_step` needs these numbers."""
-    return list(accumulate(sizes, initial=0))
+class ShardProgress:
+    """Reports the progress of one step of an operation: at its start, and after each shard.
 
+    `sizes` are the sizes of the shards in bytes. Without `progress`, nothing is reported.
+    """
 
-def report_step(progress: Progress | None, step: str, n_done: int, ends: Sequence[int]) -> None:
-    """Report that n_done shards are done; `ends` is `ends_of` for the sizes of all shards."""
-    if progress is not None:
-        progress(MaintenanceProgress(step, n_done, len(ends) - 1, ends[n_done], ends[-1]))
+    def __init__(self, progress: Progress | None, step: str, sizes: Iterable[int]) -> None:
+        self._progress, self._step, self._sizes = progress, step, list(sizes)
+        self._n_bytes, self._n_done, self._n_bytes_done = sum(self._sizes), 0, 0
+        self._report()
+
+    def done(self, k: int | None = None) -> None:
+        """Report that the k-th shard is done; by default, shards are done in order."""
+        self._n_bytes_done += self._sizes[self._n_done if k is None else k]
+        self._n_done += 1
+        self._report()
+
+    def _report(self) -> None:
+        if self._progress is not None:
+            numbers = (self._n_done, len(self._sizes), self._n_bytes_done, self._n_bytes)
+            self._progress(MaintenanceProgress(self._step, *numbers))
 
 
 class _ShardJob(Generic[R]):
@@ -108,10 +119,9 @@ def run_for_shards(
     in progress reports. The other arguments are those of `run_jobs`; `sees` is by default the path
     of the dataset.
     """
-    ends = ends_of(shard.n_bytes for shard in dataset.shards)
+    state = ShardProgress(progress, step, (shard.n_bytes for shard in dataset.shards))
     early: dict[int, R] = {}  # the results that wait for the result of an earlier shard
     n_yielded = 0
-    report_step(progress, step, 0, ends)
     results = run_jobs(
         _ShardJob(function, dataset),
         range(len(dataset.shards)),
@@ -121,9 +131,9 @@ def run_for_shards(
         preload=preload,
     )
     with contextlib.closing(results):
-        for n_done, (k, result) in enumerate(results, 1):
+        for k, result in results:
             early[k] = result
-            report_step(progress, step, n_done, ends)
+            state.done(k)
             while n_yielded in early:
                 yield early.pop(n_yielded)
                 n_yielded += 1

@@ -30,7 +30,7 @@ from shardio.errors import (
     ShardNotFound,
 )
 from shardio.format.schema import Schema
-from shardio.maintenance.jobs import Progress, ends_of, report_step, size_of
+from shardio.maintenance.jobs import Progress, ShardProgress, size_of
 from shardio.maintenance.salvage import mend, schema_of, unreadable_pages
 from shardio.maintenance.verify.shard import verify_file
 from shardio.shard.reader import ShardReader
@@ -272,15 +272,15 @@ def repair(
         OSError: writing failed; nothing is published.
     """
     before, plan = published_in(source), _plan(os.fspath(source))
-    ends = ends_of(sum(size_of(part.path) for part in parts) for parts in plan.shards)
+    sizes = [sum(size_of(part.path) for part in parts) for parts in plan.shards]
     repairs: list[ShardRepair] = []
     with GenerationWriter(out, plan.schema, shard_bytes=shard_bytes) as output:
-        report_step(progress, "repairing", 0, ends)
+        state = ShardProgress(progress, "repairing", sizes)
         for parts in plan.shards:
             repairs.append(_save(parts, output))
             if repairs[-1].losses:
                 raise_conflict(source, before)
-            report_step(progress, "repairing", len(repairs), ends)
+            state.done()
         repairs += [
             ShardRepair(name, losses=[Loss(None, None, reason)])
             for name, reason in plan.unnamed.items()

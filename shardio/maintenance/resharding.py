@@ -24,7 +24,7 @@ from shardio.dataset.transaction import detect_conflict
 from shardio.dataset.writer import SHARD_BYTES, GenerationWriter, check_shard_bytes
 from shardio.errors import DataError, InvalidArgument
 from shardio.format.schema import Schema
-from shardio.maintenance.jobs import Progress, ends_of, report_step
+from shardio.maintenance.jobs import Progress, ShardProgress
 from shardio.maintenance.verify.dataset import require_sound
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.storage.fs import unlink
@@ -132,12 +132,11 @@ def _append_shards(
 ) -> None:
     """Write the samples of the shards with the indices `numbers` to the new shards of `output`."""
     chosen = list(numbers)
-    ends = ends_of(dataset.shards[k].n_bytes for k in chosen)
-    report_step(progress, "writing", 0, ends)
-    for n_done, k in enumerate(chosen, 1):
+    state = ShardProgress(progress, "writing", (dataset.shards[k].n_bytes for k in chosen))
+    for k in chosen:
         for sample in dataset.samples(k):
             output.append(sample)
-        report_step(progress, "writing", n_done, ends)
+        state.done()
 
 
 def compact(
@@ -288,14 +287,12 @@ def merge(
         for path in sources:
             require_sound(path, workers, progress)
         with GenerationWriter(out, datasets[0].schema, shard_bytes=shard_bytes) as output:
-            ends = ends_of(shard.n_bytes for dataset in datasets for shard in dataset.shards)
-            n_done = 0
-            report_step(progress, "writing", n_done, ends)
+            sizes = (shard.n_bytes for dataset in datasets for shard in dataset.shards)
+            state = ShardProgress(progress, "writing", sizes)
             for dataset, numbers in zip(datasets, changes, strict=True):
                 for k in range(len(dataset.shards)):
                     _write_shard(dataset, k, numbers, output)
-                    n_done += 1
-                    report_step(progress, "writing", n_done, ends)
+                    state.done()
             published = output.publish(
                 classes=classes,
                 inputs=[entry for dataset in datasets for entry in dataset.inputs],

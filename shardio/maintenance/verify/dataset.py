@@ -29,7 +29,7 @@ from shardio.errors import (
     InvalidArgument,
     ShardUnsupported,
 )
-from shardio.maintenance.jobs import MaintenanceProgress, Progress, run_jobs, size_of
+from shardio.maintenance.jobs import Progress, ShardProgress, run_jobs, size_of
 from shardio.maintenance.verify import Finding, Findings
 from shardio.maintenance.verify.shard import VerifiedShard, verify_file, verify_or_report
 from shardio.storage.fs import refuse_links_outside
@@ -85,10 +85,9 @@ def verify_all(
     The other arguments are those of `verify_dataset`.
     """
     sizes = [size_of(root / name) for name in names]
-    n_bytes = sum(sizes)
     if workers is None and not engine.is_ray:
         n_useful = min(len(names), usable_cpus())
-        workers = n_useful if n_useful > 1 and n_bytes >= LITTLE_BYTES else 0
+        workers = n_useful if n_useful > 1 and sum(sizes) >= LITTLE_BYTES else 0
     jobs = run_jobs(
         partial(verify_or_report, Path(os.path.abspath(root)) if engine.is_ray else root),
         names,
@@ -98,16 +97,13 @@ def verify_all(
         preload=verify_or_report.__module__,
     )
     found: dict[str, VerifiedShard] = {}
-    n_bytes_done = 0
-    report = progress or (lambda _: None)
-    report(MaintenanceProgress("verifying", 0, len(names), 0, n_bytes))
+    state = ShardProgress(progress, "verifying", sizes)
     with contextlib.closing(jobs):
         for number, examined in jobs:
             name = names[number]
             findings = tuple(replace(each, path=str(root / name)) for each in examined.findings)
             found[name] = replace(examined, findings=findings)
-            n_bytes_done += sizes[number]
-            report(MaintenanceProgress("verifying", len(found), len(names), n_bytes_done, n_bytes))
+            state.done(number)
     return {name: found[name] for name in names}
 
 
