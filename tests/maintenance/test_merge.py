@@ -16,7 +16,6 @@ from shardio.dataset import writer
 from shardio.dataset.manifest import load, publish_next
 from shardio.dataset.selection import RowRuns
 from shardio.errors import (
-    DatasetConflict,
     DatasetCorrupt,
     DatasetExists,
     InvalidArgument,
@@ -290,25 +289,3 @@ def test_a_folder_that_holds_something_is_not_written_to(tmp_path: Path, name: s
     source = write(tmp_path / "a", 2)
     with pytest.raises(DatasetExists):
         SURGERIES[name](source, source)
-
-
-def test_of_two_that_make_the_same_new_dataset_one_wins_whole(tmp_path: Path) -> None:
-    source, out = small(tmp_path / "a", 6, 2), tmp_path / "out"
-    with writer.GenerationWriter(out, LABELS) as one:
-        one.append({"label": 1, "source": "mine"})
-        with pytest.raises(DatasetExists, match=r"\.staging-"):
-            merge(out, source, workers=0)
-        one.publish()
-    assert samples_of(out) == [(1, "mine")]
-    assert is_sound(out)
-
-
-def test_a_shard_that_somebody_put_there_meanwhile_is_not_replaced(tmp_path: Path) -> None:
-    source, out = small(tmp_path / "a", 1), tmp_path / "out"
-    with writer.GenerationWriter(out, LABELS) as mine:
-        mine.append({"label": 1, "source": "mine"})
-        os.link(shard_of(source, 0), shard_of(out, 0))
-        with pytest.raises(DatasetConflict, match=r"000000-000\.shard: created by another"):
-            mine.publish()
-    assert shard_of(out, 0).read_bytes() == shard_of(source, 0).read_bytes()
-    assert sorted(os.listdir(out)) == ["000000-000.shard"]

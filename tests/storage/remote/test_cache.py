@@ -136,15 +136,6 @@ def test_what_is_not_of_the_cache_is_neither_counted_nor_removed(tmp_path: Path)
     assert all(path.exists() for path in foreign)
 
 
-def test_processes_share_what_one_has_downloaded(remote: RemoteSet) -> None:
-    hold = remote.store.fail("hold", remote.shards[0].name)
-    with _holder(remote, *remote.shards) as one, _holder(remote, *remote.shards) as two:
-        assert hold.met.wait(60)
-        hold.go_on.set()
-        assert line_of(one) == line_of(two) == "held"
-    assert remote.store.proxy.n_bytes == remote.sizes
-
-
 def test_what_a_killed_process_was_downloading_is_gone_on_with(remote: RemoteSet) -> None:
     shard, half = remote.shards[0], remote.shards[0].n_bytes // 2
     with remote.open_cache() as cache:
@@ -364,19 +355,18 @@ def test_bytes_that_came_as_of_another_version_are_downloaded_again(remote: Remo
         assert not part.exists()
 
 
-def test_wrong_bytes_are_downloaded_again(remote: RemoteSet) -> None:
-    remote.store.fail("wrong", times=2)
+def test_wrong_bytes_are_downloaded_again_and_a_damaged_object_is_an_error_that_names_its_url(
+    remote: RemoteSet,
+) -> None:
+    shard, other, *_ = remote.shards
+    remote.store.fail("wrong", shard.name, times=2)
+    fault = remote.store.fail("wrong", other.name, times=9)
+    words = f"^{remote.url}/{other.name}: the object .* is damaged"
     with remote.open_cache() as cache:
-        assert _pinned(cache, remote.shards[0]) == remote.content(remote.shards[0])
-
-
-def test_an_object_that_is_damaged_is_an_error_that_names_its_url(remote: RemoteSet) -> None:
-    fault = remote.store.fail("wrong", times=9)
-    words = f"^{remote.url}/{remote.shards[0].name}: the object .* is damaged"
-    with remote.open_cache() as cache, pytest.raises(ShardCorrupt, match=words):
-        cache.pin(remote.shards[0])
-    assert fault.times == 6
-    assert remote.cached() == []
+        assert _pinned(cache, shard) == remote.content(shard)
+        with pytest.raises(ShardCorrupt, match=words):
+            cache.pin(other)
+    assert (fault.times, remote.cached()) == (6, [0])
 
 
 @pytest.mark.parametrize("call", ["create", "write"])

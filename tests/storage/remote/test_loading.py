@@ -45,15 +45,6 @@ def expected(folder: Path) -> dict[Any, list[tuple[bytes, bytes]]]:
     return found
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_batches_are_those_of_the_folder_and_each_shard_comes_once(
-    remote: RemoteSet, expected: Any, num_workers: int
-) -> None:
-    with _loader(remote, num_workers=num_workers, shuffle=True) as loader:
-        assert _epoch(loader) == expected[True]
-    assert remote.downloaded() == remote.sizes
-
-
 @pytest.mark.parametrize("shuffle", [False, True, "blocks", "shards"])
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 def test_shards_of_equal_content_are_batches_like_any_other(

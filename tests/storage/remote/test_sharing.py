@@ -71,15 +71,6 @@ def _two(
         yield one, two
 
 
-def test_two_loaders_on_a_machine_download_every_shard_once(remote: RemoteSet) -> None:
-    hold = remote.store.fail("hold")  # until both are there, one is downloading
-    given: Any = {"num_workers": 1, "shuffle": True}
-    with _two(remote, 1, **given) as (one, two):
-        hold.go_on.set()
-        assert line_of(one) == line_of(two) == _expected(remote.folder, True)
-    assert remote.downloaded() == remote.sizes
-
-
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("shuffle", [False, True, "shards"])
 def test_two_loaders_download_shards_of_equal_content_once_each(
