@@ -155,9 +155,6 @@ class Dataset(Sequence[dict[str, Any]], Closing):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.rows.restore(state)
-
     def __getitem__(self, index: Any) -> Any:
         """Return a sample as a dict or, for a slice, a list of samples.
 

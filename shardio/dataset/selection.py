@@ -271,15 +271,6 @@ class RowSelection:
         """Return the row at each position in the selection, as an index over all shards."""
         return numbers if self._view is None else self._view.rows(numbers)
 
-    @property
-    def state(self) -> Any:
-        """The state for `restore`, which is pickled in addition to the constructor's arguments."""
-        return (self._view,)
-
-    def restore(self, state: Any) -> None:
-        """Restore the `state` of a selection that was constructed with the same arguments."""
-        (self._view,) = state
-
 
 class MixtureSelection(RowSelection):
     """The selected rows of all sources of a mixture, one source after another.
@@ -348,14 +339,6 @@ class MixtureSelection(RowSelection):
             listed = np.flatnonzero(rows >= n_rows)
             rows[listed] = self.row_list.rows(rows[listed] - n_rows)
         return rows
-
-    @property
-    def state(self) -> Any:
-        """An empty tuple, because the sources are pickled with their own states."""
-        return ()
-
-    def restore(self, state: Any) -> None:
-        """Do nothing, because each source restores its own state."""
 
 
 def _concatenate(sources: Sequence[RowSelection], firsts: Sequence[int], n_rows: int) -> RowRuns:

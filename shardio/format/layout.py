@@ -170,10 +170,6 @@ def pack_table(sections: Sequence[Section]) -> bytes:
     return b"".join(section.pack() for section in sections)
 
 
-_Corrupt = Callable[..., ShardCorrupt]
-"""ShardCorrupt with the arguments `path` and `section` filled in already."""
-
-
 def unpack_header(page: bytes, path: str, *, offset: int = 0) -> Header:
     """Unpack a header page and validate it, without regard to the rest of the file.
 
@@ -202,20 +198,8 @@ def unpack_header(page: bytes, path: str, *, offset: int = 0) -> Header:
             f"{path}: format version {major}.{minor}, this shardio reads version {MAJOR}; "
             "read it with a shardio that knows that version"
         )
-    _check_rest_of_page(page, offset, corrupt)
-    if page_size != PAGE:
-        what = "unknown page size"
-        raise corrupt(what, code="page_size", offset=offset + 12, expected=PAGE, found=page_size)
-    check_required(required, path)
-    place = table_offset, table_size, table_hash
-    return Header(n_samples, file_size, *place, shard_id, required, optional, minor)
-
-
-def _check_rest_of_page(page: bytes, offset: int, corrupt: _Corrupt) -> None:
-    """Check the hash after the header's fields, and the zeros after the hash."""
     (stored,) = HEADER_HASH.unpack_from(page, HEADER.size)
-    found = hash_bytes(page[: HEADER.size])
-    if stored != found:
+    if (found := hash_bytes(page[: HEADER.size])) != stored:
         what, hashes = "the header does not match its hash", show_hashes(stored, found)
         raise corrupt(what, code="header_hash", offset=offset + HEADER.size, **hashes)
     padding = HEADER.size + HEADER_HASH.size
@@ -223,6 +207,12 @@ def _check_rest_of_page(page: bytes, offset: int, corrupt: _Corrupt) -> None:
         at = next(i for i in range(padding, PAGE) if page[i])
         what = "the header's padding is not zero"
         raise corrupt(what, code="padding", offset=offset + at, expected=0, found=page[at])
+    if page_size != PAGE:
+        what = "unknown page size"
+        raise corrupt(what, code="page_size", offset=offset + 12, expected=PAGE, found=page_size)
+    check_required(required, path)
+    place = table_offset, table_size, table_hash
+    return Header(n_samples, file_size, *place, shard_id, required, optional, minor)
 
 
 def check_required(required: int, path: str) -> None:
@@ -269,7 +259,13 @@ def unpack_table(table: bytes, header: Header, path: str) -> tuple[Section, ...]
     `check_place` must have checked `header`.
     """
     corrupt = functools.partial(ShardCorrupt, path=path, section="section table")
-    _check_table_bytes(table, header, corrupt)
+    at = header.table_offset
+    if (found := hash_bytes(table)) != header.table_hash:
+        what = "the section table does not match its hash"
+        raise corrupt(what, code="table_hash", offset=at, **show_hashes(header.table_hash, found))
+    if (id_ := content_id(table)) != header.id:
+        what = "the id is not that of the section table"
+        raise corrupt(what, code="id", offset=at, expected=header.id.hex(), found=id_.hex())
     sections, seen, place = [], set(), PAGE
     for i, (kind, field, of_kind, zero, *numbers) in enumerate(SECTION.iter_unpack(table)):
         offset = header.table_offset + i * SECTION.size
@@ -284,28 +280,14 @@ def unpack_table(table: bytes, header: Header, path: str) -> tuple[Section, ...]
         seen.add(section.key)
         sections.append(section)
         place = section.end
-    if (at := header.table_offset) != place:
+    if at != place:
         what = "bytes between the last section and the table"
         raise corrupt(what, code="hole", offset=at, expected=at, found=place)
     return tuple(sections)
 
 
-def _check_table_bytes(table: bytes, header: Header, corrupt: _Corrupt) -> None:
-    """Raise ShardCorrupt unless the table matches the hash and the id in the header."""
-    at, found = header.table_offset, hash_bytes(table)
-    if found != header.table_hash:
-        what, hashes = (
-            "the section table does not match its hash",
-            show_hashes(header.table_hash, found),
-        )
-        raise corrupt(what, code="table_hash", offset=at, **hashes)
-    if (id_ := content_id(table)) != header.id:
-        what = "the id is not that of the section table"
-        raise corrupt(what, code="id", offset=at, expected=header.id.hex(), found=id_.hex())
-
-
 def _check_extent(
-    section: Section, place: int, offset: int, header: Header, corrupt: _Corrupt
+    section: Section, place: int, offset: int, header: Header, corrupt: Callable[..., ShardCorrupt]
 ) -> None:
     """Raise ShardCorrupt unless a section begins at `place` and ends before the section table.
 

@@ -169,7 +169,7 @@ class Mixture(OpenDataset):
         return fields
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Mixture, (self.sources, self.mixing), self.rows.state
+        return Mixture, (self.sources, self.mixing)
 
     def __repr__(self) -> str:
         return f"Mixture({len(self)} samples of {len(self.sources)} sources: {self.sources})"

@@ -153,7 +153,10 @@ class ShardDataset(OpenDataset):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return a call that opens the same samples of the same generation."""
-        return ShardDataset.of, (self.source,), self.rows.state
+        return ShardDataset.of, (self.source,), self.rows.row_list
+
+    def __setstate__(self, row_list: RowList) -> None:
+        self.rows.set_rows(row_list)
 
     def __repr__(self) -> str:
         part = "" if self.subset_name is None else f"subset {self.subset_name!r}, "

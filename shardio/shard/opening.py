@@ -112,35 +112,19 @@ def read_schema(content: Content, sections: Sections, path: str) -> Schema:
     return schema
 
 
-def _check_optional(section: Section, path: str) -> None:
-    """Raise ShardCorrupt if a section of an optional kind breaks a rule for such sections."""
-    if section.of_kind:
-        what = "a section of an optional kind states that it belongs to another section"
-        raise _corrupt(path, section, what, 0, section.of_kind)
-    if section.stride and section.size != section.count * section.stride:
-        expected = section.count * section.stride
-        raise _corrupt(path, section, "wrong size", expected, section.size)
+def check_sections(header: Header, schema: Schema, sections: Sections, path: str) -> None:
+    """Raise ShardCorrupt unless the sections of a shard match its schema and number of samples.
 
-
-def _check_kinds(sections: Sections, path: str) -> None:
-    """Raise ShardUnsupported if a section has an unknown kind that a reader must not skip."""
+    A section that the schema requires must not be missing, and must have the right count, stride
+    and size. (The number of packets and chunks may be any number.) Any other section must be of an
+    optional kind. Raises ShardUnsupported for an unknown kind that a reader must not skip.
+    """
     for section in sections.values():
         if section.kind < FIRST_OPTIONAL_KIND and section.kind not in _KINDS:
             raise ShardUnsupported(
                 f"{path}: has a section of kind {section.kind} at byte {section.offset}, which "
                 "this version of shardio cannot read; read it with a newer shardio"
             )
-
-
-def check_sections(header: Header, schema: Schema, sections: Sections, path: str) -> None:
-    """Raise ShardCorrupt unless the sections of a shard match its schema and number of samples.
-
-    A section that the schema requires must not be missing, and must have the right count, stride
-    and size. (The number of packets and chunks may be any number.) Any other section must be of an
-    optional kind. Raises ShardUnsupported if a section has an unknown kind that a reader must not
-    skip.
-    """
-    _check_kinds(sections, path)
     if (n := header.n_samples) > MAX_SAMPLES:
         what = "too many samples"
         raise ShardCorrupt(what, code="count", path=path, expected=MAX_SAMPLES, found=n)
@@ -152,10 +136,10 @@ def check_sections(header: Header, schema: Schema, sections: Sections, path: str
     counts = tuple((key, each.count) for key, each in sections.items() if each.kind in COUNTED)
     planned = plan(schema, header.n_samples, counts)
     for key, n_items, stride in planned:
-        section = sections.get(key)
-        if section is None:
+        if key not in sections:
             kind = Section(*key, 0, 0, 0, 0, 0).name
             raise ShardCorrupt(f"section {kind} is missing", code="section", path=path)
+        section = sections[key]
         if (section.count, section.stride) != (n_items, stride):
             found = (section.count, section.stride)
             raise _corrupt(path, section, "wrong count or stride", (n_items, stride), found)
@@ -167,7 +151,12 @@ def check_sections(header: Header, schema: Schema, sections: Sections, path: str
     if len(sections) == len(planned):
         return
     for key in sections.keys() - {spec.key for spec in planned}:
-        if key[0] < FIRST_OPTIONAL_KIND:
+        section = sections[key]
+        if section.kind < FIRST_OPTIONAL_KIND:
             what = "a section that does not match the schema"
-            raise _corrupt(path, sections[key], what, None, key)
-        _check_optional(sections[key], path)
+            raise _corrupt(path, section, what, None, key)
+        if section.of_kind:
+            what = "a section of an optional kind states that it belongs to another section"
+            raise _corrupt(path, section, what, 0, section.of_kind)
+        if section.stride and section.size != (expected := section.count * section.stride):
+            raise _corrupt(path, section, "wrong size", expected, section.size)

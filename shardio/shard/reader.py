@@ -120,7 +120,11 @@ class ShardReader(Closing):
 
         Raise ShardChanged if the file was truncated, unless `check_truncated` is False.
         """
-        row = self._in_range(operator.index(row))
+        self._check_open()
+        row, n = operator.index(row), len(self)
+        if not -n <= row < n:
+            raise IndexError(f"{self.path}: row {row} of {n}")
+        row += n if row < 0 else 0
         if check_truncated:
             self.check_length()
         sample: dict[str, Any] = {}
@@ -157,13 +161,6 @@ class ShardReader(Closing):
 
     def _check_open(self) -> None:
         _ = self.units.content  # raises ClosedError after `close`
-
-    def _in_range(self, row: int) -> int:
-        self._check_open()
-        n = len(self)
-        if not -n <= row < n:
-            raise IndexError(f"{self.path}: row {row} of {n}")
-        return row + n if row < 0 else row
 
     def column(
         self,

@@ -424,11 +424,6 @@ class List(Field):
         if (np.frombuffer(record[place:], np.uint8) > 1).any():
             raise ShardCorrupt("a bool in a list is neither 0 nor 1", code="value")
 
-    def value_bytes(self, value: Any) -> bytes:
-        """Return the concatenated `value_bytes` of the arrays, each preceded by its length."""
-        parts = [self.element.value_bytes(array) for array in value]
-        return b"".join(f"l{len(part)},".encode() + part for part in parts)
-
 
 _NUMBER: Final = struct.Struct("<Q")
 

@@ -121,10 +121,6 @@ class Image(EncodedMedia):
             raise ShardCorrupt("an image that is present has no bytes", code="validity")
         self.shape_of(dims, len(record))
 
-    def value_bytes(self, value: Any) -> bytes:
-        """Return the dimensions and the bytes of the file."""
-        return f"i{value.shape}".encode() + bytes(value)
-
 
 def is_picture(height: int, width: int, channels: int) -> bool:
     """Return True if an image can have these dimensions."""

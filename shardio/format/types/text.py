@@ -41,10 +41,6 @@ class Bytes(RecordField):
         """Return a mask that is True for all records, because any bytes are valid."""
         return np.ones(len(dims), np.bool_)
 
-    def value_bytes(self, value: Any) -> bytes:
-        """Return the letter b and the bytes."""
-        return b"b" + bytes(value)
-
 
 @dataclass(frozen=True, slots=True)
 class Text(RecordField):
@@ -81,10 +77,6 @@ class Text(RecordField):
     def decode_batch(self, records: Sequence[Content]) -> list[Any]:
         """Return the texts."""
         return [str(record, "utf-8") for record in records]
-
-    def value_bytes(self, value: Any) -> bytes:
-        """Return the letter t and the text in UTF-8."""
-        return b"t" + bytes(value.encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +118,6 @@ class Json(RecordField):
             raise ShardCorrupt(f"a record cannot be decoded: {error}", code="value") from error
         if not is_canonical:
             raise ShardCorrupt("JSON is not in canonical form", code="value")
-
-    def value_bytes(self, value: Any) -> bytes:
-        """Return the canonical JSON."""
-        return canonical_json(value)
 
 
 _CANONICAL: Final = json.JSONEncoder(
