@@ -35,9 +35,6 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         root: the absolute path of the folder, or the URL of the dataset. For a mixture, `root`
             equals `path`.
         generation: the published state of the dataset that was opened.
-        files: the files that store the samples.
-        rows: the selected samples.
-        verify: when hashes are checked: "off", "first" or "always", as in ShardReader.
         subset: the name of the subset that `rows` selects; None if `rows` selects no subset.
     """
 
@@ -246,26 +243,13 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         found = self._gathers.get(name)
         while found is None:
             try:
-                found = self._gathers[name] = self._new_gather(name)
+                field = self.schema.columns[name]
+                found = ColumnGather(name, field, self.files, self.starts, self.verify)
+                self._gathers[name] = found
             except InsufficientMemory:  # there is too little address space for this many files
                 if not self.files.open_files.halve():
                     raise
         return found
-
-    def _new_gather(self, name: str) -> ColumnGather:
-        marks, mark_starts = self.files.marks_of(name)
-        return ColumnGather(
-            name,
-            self.schema.columns[name],
-            self.files.open_files,
-            self.files.first_file(name),
-            is_mapped=self.access == "mmap",
-            starts=self.starts[:-1],
-            counts=np.diff(self.starts),
-            marks=marks,
-            mark_starts=mark_starts,
-            verify=self.verify,
-        )
 
     def close(self) -> None:
         """Close all files. Samples that the dataset has returned stay valid. Idempotent."""
@@ -342,12 +326,12 @@ def _parts(dataset: Dataset, n: int, rows_of: Callable[[Rows], Rows]) -> Iterato
 def _readers(dataset: Dataset, shard: int) -> Callable[[str], ShardReader]:
     if not dataset.remote_storages:
         return lambda name: dataset.reader(shard, name)
-    opened: dict[str, ShardReader] = {}
+    opened: dict[int, ShardReader] = {}
 
     def open_metadata(name: str) -> ShardReader:
-        ((_, summary),) = dataset.files.files_with_storage(shard, [name])
-        if summary.name not in opened:
-            opened[summary.name] = dataset.files.open_metadata(shard, name)
-        return opened[summary.name]
+        file = dataset.files.first_file(name)
+        if file not in opened:
+            opened[file] = dataset.files.open_metadata(shard, name)
+        return opened[file]
 
     return open_metadata

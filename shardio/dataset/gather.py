@@ -28,14 +28,14 @@ from shardio.dataset.column_rows import (
     MappedRows,
     PooledRows,
 )
-from shardio.dataset.open_files import OpenFiles
+from shardio.dataset.files import DatasetFiles
 from shardio.errors import ShardChanged, UnsupportedEnvironment
 from shardio.format.checksum import BLOCK_BYTES, distinct, hash_bytes, rows_per_unit
 from shardio.format.layout import Kind
 from shardio.format.sections import DIMENSION
 from shardio.format.types import Array
 from shardio.shard.reader import ShardReader
-from shardio.shard.verification import HASH_DTYPE, Rows
+from shardio.shard.verification import HASH_DTYPE, Rows, Verify
 
 _UNKNOWN: Final = -1
 """The value of `_mark_shift` for a shard whose file has not been opened yet."""
@@ -49,36 +49,20 @@ class ColumnGather:
     Args:
         name: the name of the column.
         field: the type of the column.
-        files: the open files of the dataset; borrowed.
-        first_file: the index of the file that stores the column for shard 0. The files that store
-            the column for the other shards have the next indices.
-        is_mapped: True if files are mapped, False if they are read.
-        starts: for each shard, the index of its first row in the dataset.
-        counts: the number of rows of each shard.
-        marks: the marks of all files, shared with other readers of the dataset. A mark is a byte
-            that is 1 if a unit, which is a range of bytes with one hash, has been verified.
-        mark_starts: for each shard, the position in `marks` at which the marks of its file begin.
+        files: the files of the dataset; borrowed.
+        starts: the index of each shard's first row, followed by the total number of rows.
         verify: when hashes are checked: "off", "first" or "always", as in ShardReader.
     """
 
     def __init__(
-        self,
-        name: str,
-        field: Array,
-        files: OpenFiles,
-        first_file: int,
-        *,
-        is_mapped: bool,
-        starts: Rows,
-        counts: Rows,
-        marks: npt.NDArray[np.uint8],
-        mark_starts: Rows,
-        verify: str,
+        self, name: str, field: Array, files: DatasetFiles, starts: Rows, verify: Verify
     ) -> None:
-        self._name, self._verify, self._files, self._first_file = name, verify, files, first_file
-        self._starts, self._counts, self._is_mapped = starts, counts, is_mapped
+        self._name, self._verify, self._files = name, verify, files.open_files
+        self._first_file, self._is_mapped = files.first_file(name), files.access == "mmap"
+        self._starts, self._counts = starts[:-1], np.diff(starts)
+        counts = self._counts
+        self._marks, self._mark_starts = files.marks_of(name)
         self._row_bytes, self._stride = field.row_bytes or 0, field.stride
-        self._marks, self._mark_starts = marks, mark_starts
         self._all_verified = verify == "off"
         self._n_verified_batches, self._next_check = 0, 32
         self._rows = self._new_rows(self._stride, self._row_bytes)
@@ -94,11 +78,11 @@ class ColumnGather:
         self._mark_shift: Rows = np.full(len(counts), _UNKNOWN)
         self._row_mark_shift, self._block_shift = self._mark_shift.copy(), self._mark_shift.copy()
         self._is_open = np.zeros(len(counts), np.bool_)
-        self._is_partial = files.max_open is not None
+        self._is_partial = files.is_partial
         """True if files may have to be opened before rows are copied."""
         if self._is_partial:
             n_maps = 0 if self._hashes is None else self._hashes.maps_per_shard
-            files.add_listener(self._on_evict, self._rows.maps_per_shard + n_maps)
+            self._files.add_listener(self._on_evict, self._rows.maps_per_shard + n_maps)
             return
         for shard in range(len(counts)):
             self._open_shard(shard)
