@@ -186,8 +186,8 @@ class OpenFiles:
     def add_listener(self, method: Callable[[int], None], n_maps: int) -> None:
         """Call `method` with the index of each file that is about to be evicted.
 
-        Only a weak reference to the method's object is kept, which creates `n_maps` memory maps for
-        each open file. The maximum number of open files is lowered accordingly.
+        Only a weak reference to the method's object is kept. This object creates `n_maps` memory
+        maps for each open file, and the maximum number of open files is lowered accordingly.
         """
         self._listeners.append(weakref.WeakMethod(method))
         self._maps_per_file += n_maps

@@ -163,10 +163,7 @@ class ShardReader(Closing):
         _ = self.units.content  # raises ClosedError after `close`
 
     def column(
-        self,
-        name: str,
-        rows: Sequence[int] | npt.NDArray[Any] | None = None,
-        out: npt.NDArray[Any] | None = None,
+        self, name: str, rows: Sequence[int] | npt.NDArray[Any] | None = None
     ) -> npt.NDArray[Any]:
         """Return the values that many samples have for a field, as one array.
 
@@ -176,12 +173,12 @@ class ShardReader(Closing):
         if the file is not mapped. The array is **unverified** unless the reader was opened with
         verify="always".
 
-        With `rows`, return a verified copy of these rows, in `out` or in a new array of shape
-        (len(rows), *field.shape). In this copy, the rows of missing values are zero, whatever the
-        file contains; `present` finds these rows.
+        With `rows`, return a verified copy of these rows, of shape (len(rows), *field.shape). In
+        this copy, the rows of missing values are zero, whatever the file contains; `present` finds
+        these rows.
 
         Raises:
-            InvalidArgument: there is no such column, or `out` has a wrong shape or dtype.
+            InvalidArgument: there is no such column.
             IndexError: a row is out of range.
             ChecksumMismatch: the bytes were changed after they were written.
             ShardCorrupt: (for a verified whole column) the row of a missing value is not zero.
@@ -199,19 +196,11 @@ class ShardReader(Closing):
                 self._check_absent(name, whole)
             return whole
         indices = self._indices(rows)
-        shape = (len(indices), *column.shape)
-        if out is not None and out.shape != shape:
-            raise InvalidArgument(f"out has shape {out.shape}, expected {shape}")
-        if out is not None and out.dtype != column.dtype:
-            raise InvalidArgument(f"out has dtype {out.dtype}, expected {column.dtype}")
         self.units.check_column(name, indices)
         found = column.rows(indices)
         if self.schema.columns[name].optional:
             found[~self.records.present(name, indices)] = 0
-        if out is None:
-            return found
-        out[...] = found
-        return out
+        return found
 
     def _check_absent(self, name: str, whole: npt.NDArray[Any]) -> None:
         """Raise ShardCorrupt if the row of a missing value is not zero."""

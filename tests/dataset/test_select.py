@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardio import Array, Schema, ShardDataset, ShardLoader, WeightedSampler
+from shardio import Array, Batch, Schema, ShardDataset, ShardLoader, WeightedSampler
 from shardio import open as open_dataset
 from shardio.errors import InvalidArgument
 from shardio.maintenance import add_column, split
-from tests.loading import TWO_FIELDS, make_loader, two_fields, write_dataset
+from tests.loading import TWO_FIELDS, bits, make_loader, two_fields, write_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 
@@ -161,6 +161,20 @@ def test_a_loader_reads_a_selection(dataset: ShardDataset, num_workers: int) -> 
         assert [batch.indices.tolist() for batch in batches] == [[0, 1, 2], [3, 4]]
         assert batches[0].origins.tolist() == [[0, 5], [0, 5], [2, 17]]
         assert len(made.dataset) == 5
+
+
+def test_a_large_selection_is_the_same_for_any_number_of_workers(dataset: ShardDataset) -> None:
+    many = np.arange(20_000) * 17 % N
+    batches: list[Batch] = []
+    with dataset.select(many) as found:
+        hashes = []
+        for num_workers in (0, 2):
+            options: dict[str, Any] = {"num_workers": num_workers, "fields": ["label"]}
+            with loader(found, 1000, shuffle=True, seed=4, **options) as made:
+                batches = list(made)
+                hashes.append([bits(batch) for batch in batches])
+    assert hashes[0] == hashes[1]
+    assert all(np.array_equal(many[batch.indices], batch["label"]) for batch in batches)
 
 
 def test_the_first_sample_of_a_selection_is_transformed_first(dataset: ShardDataset) -> None:

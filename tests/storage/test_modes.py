@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import shardio
 from shardio import ShardDataset, ShardLoader, ShardReader
-from shardio.errors import ChecksumMismatch, ClosedError, InvalidArgument
+from shardio.errors import ChecksumMismatch, ClosedError
 from shardio.shard.verification import Verify
 from shardio.storage.file_access import Access
 from tests.loading import bits, write_dataset
@@ -59,9 +59,6 @@ def test_columns_are_the_same(pair: Pair, rows: list[int], name: str) -> None:
     expected, found = mapped.column(name, rows), read.column(name, rows)
     assert (expected.dtype, expected.shape) == (found.dtype, found.shape)
     assert expected.tobytes() == found.tobytes()
-    into = np.zeros_like(found)
-    assert read.column(name, rows, out=into) is into
-    assert into.tobytes() == expected.tobytes()
     whole = read.column(name)
     assert whole.tobytes() == mapped.column(name).tobytes()
     assert not whole.flags.writeable
@@ -130,17 +127,6 @@ def test_samples_that_were_read_outlive_the_reader_and_records_are_read_on(folde
         assert same_sample(sample, again[3])
     with pytest.raises(ClosedError):
         reader[0]
-
-
-@pytest.mark.parametrize("access", ["mmap", "pread"])
-def test_a_reader_refuses_an_out_that_does_not_fit_in_either_mode(
-    folder: str, access: Access
-) -> None:
-    with ShardReader(os.path.join(folder, "000000-000.shard"), access=access) as reader:
-        with pytest.raises(InvalidArgument, match="out has shape"):
-            reader.column("label", [1, 2], out=np.zeros(3, np.int64))
-        with pytest.raises(InvalidArgument, match="out has dtype"):
-            reader.column("label", [1, 2], out=np.zeros(2, np.int32))
 
 
 @pytest.mark.parametrize(
