@@ -6,7 +6,7 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
@@ -102,7 +102,8 @@ def _walk(
     files in it that match, and True if the folder is a class. If a folder cannot be listed, the
     only file name is "", which stands for the folder itself.
     """
-    waiting: list[tuple[str, MatchState, frozenset[FileId]]] = [("", pattern.start, frozenset())]
+    start = _with_following({pattern.parts})
+    waiting: list[tuple[str, set[Rest], frozenset[FileId]]] = [("", start, frozenset())]
     while waiting:
         folder, reached, above = waiting.pop()
         here = os.path.join(root, folder)
@@ -119,16 +120,18 @@ def _walk(
             continue
         folders = sorted(name for name, is_dir in found if is_dir)
         files = [
-            name for name, is_dir in found if not is_dir and pattern.matches_file(reached, name)
+            name
+            for name, is_dir in found
+            if not is_dir and (() in reached or () in _step(reached, name))
         ]
         if exclude is not None:
             folders = [name for name in folders if _file_id(os.path.join(here, name)) != exclude]
-        yield folder, files, bool(files) or (not found and pattern.matches_all(reached))
+        yield folder, files, bool(files) or (not found and () in reached)
         circle = above | {identity} if identity else above
         waiting += [
             (os.path.join(folder, name), descended, circle)
             for name in reversed(folders)
-            if (descended := pattern.descend(reached, name))
+            if (descended := _with_following(_step(reached, name)))
         ]
 
 
@@ -160,10 +163,8 @@ def _make_input(name: str, path: str, label: int) -> Input:
 
 _SPECIAL: Final = re.compile(r"[*?\[]")
 _ANY_FOLDERS: Final = "**"
-MatchState = frozenset[int]
-"""A state of a search in folders: the indices of all parts of the pattern that may match the next
-component of the path. If the state contains the number of parts as an index, the whole pattern has
-matched a folder."""
+Rest = tuple[str, ...]
+"""The parts of a pattern that the rest of a path must match. () matches every rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,41 +181,26 @@ class Pattern:
     root: str
     parts: tuple[str, ...] = ()
 
-    @property
-    def start(self) -> MatchState:
-        """The state at `root`, from which the search starts."""
-        return self._with_following([0])
 
-    def matches_all(self, reached: MatchState) -> bool:
-        """Return True if everything in a folder with the state `reached` matches."""
-        return len(self.parts) in reached
+def _step(reached: set[Rest], name: str) -> set[Rest]:
+    """Return the rests after the component `name` of a path."""
+    found = set()
+    for rest in reached:
+        if not rest or (rest[0] == _ANY_FOLDERS and name[:1] != "."):
+            found.add(rest)
+        elif rest[0] != _ANY_FOLDERS and _name_matches(rest[0], name):
+            found.add(rest[1:])
+    return found
 
-    def descend(self, reached: MatchState, name: str) -> MatchState:
-        """Return the state of a subfolder of a folder with the state `reached`; empty: no match."""
-        if self.matches_all(reached):
-            return reached
-        stays = [k for k in reached if self.parts[k] == _ANY_FOLDERS and name[:1] != "."]
-        return self._with_following([*stays, *(k + 1 for k in self._matching(reached, name))])
 
-    def matches_file(self, reached: MatchState, name: str) -> bool:
-        """Return True if the file `name` in a folder with the state `reached` matches."""
-        return self.matches_all(reached) or len(self.parts) - 1 in self._matching(reached, name)
-
-    def _matching(self, reached: MatchState, name: str) -> list[int]:
-        """Return the indices in `reached` whose parts match a name and are not `**`."""
-        return [
-            k
-            for k in reached
-            if self.parts[k] != _ANY_FOLDERS and _name_matches(self.parts[k], name)
-        ]
-
-    def _with_following(self, numbers: Iterable[int]) -> MatchState:
-        """Return the given indices, and those after each `**`, which may match no folder."""
-        found = set(numbers)
-        for k, part in enumerate(self.parts):
-            if k in found and part == _ANY_FOLDERS:
-                found.add(k + 1)
-        return frozenset(found)
+def _with_following(reached: set[Rest]) -> set[Rest]:
+    """Return the rests, and those after each leading `**`, which may match no folder."""
+    found = set(reached)
+    for rest in reached:
+        while rest[:1] == (_ANY_FOLDERS,):
+            rest = rest[1:]
+            found.add(rest)
+    return found
 
 
 def parse_pattern(source: str) -> Pattern:
