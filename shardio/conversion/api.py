@@ -21,12 +21,11 @@ from shardio.conversion.execution import ConvertOptions, convert_inputs
 from shardio.conversion.inputs import Listing, list_inputs
 from shardio.conversion.python_samples import (
     MapStyleSamples,
-    append_samples,
     as_mapping,
     convert_items,
-    convert_samples,
     index_runs,
     is_map_style,
+    write_samples,
 )
 from shardio.conversion.report import ConversionReport, Progress
 from shardio.conversion.upload import Upload
@@ -188,9 +187,9 @@ class _Source:
             is_data_frame(self.src) or not is_map_style(self.src, options.workers)
         ):
             options.refuse(_OPTIONS_OF_INPUTS, "not for samples from an iterable")
-            to_dataset = append_samples if options.append else convert_samples
             schema, rows = self._rows(append=options.append)
-            return to_dataset(rows, os.fspath(out), schema, options.shard_bytes)
+            place, n_bytes = os.fspath(out), options.shard_bytes
+            return write_samples(rows, place, schema, n_bytes, append=options.append)
         options.refuse(("kind", "labels"), "only for files")
         if self.samples is not None:
             items, make, name = self.src, self.samples, _function_name(self.samples)

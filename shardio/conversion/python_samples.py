@@ -33,81 +33,70 @@ from shardio.conversion.converter import Converter, Input, Item, Outcome
 from shardio.conversion.execution import ConvertOptions, convert_inputs
 from shardio.conversion.inputs import Listing
 from shardio.conversion.report import ConversionReport
-from shardio.dataset.writer import DatasetWriter, GenerationWriter
+from shardio.dataset.writer import GenerationWriter
 from shardio.errors import InvalidArgument, MediaError, SchemaError
 from shardio.format.checksum import hash_bytes
 from shardio.format.schema import Schema
 from shardio.format.types import Field, Image
 from shardio.format.types.array_values import is_of
-from shardio.shard.writer import encode_media
+from shardio.shard.writer import check_schema, encode_media
 
 SampleFunction = Callable[[Any], Any]
 
 
-def convert_samples(
-    samples: Iterable[Mapping[str, Any]], out: str, schema: Schema | None, shard_bytes: int
+def write_samples(
+    samples: Iterable[Mapping[str, Any]],
+    out: str,
+    schema: Schema | None,
+    shard_bytes: int,
+    *,
+    append: bool,
 ) -> ConversionReport:
-    """Write samples to a new dataset at `out`, or nothing if there are no samples."""
-    start_s = time.monotonic()
-    rest = iter(samples)
-    first = next(rest, None)
+    """Write samples to a new dataset at `out`, or append them to the dataset there.
+
+    If there are no samples, nothing is published.
+    """
+    start_s, rest, n_samples = time.monotonic(), iter(samples), 0
+    base = load_base(out) if append else None
+    if base is not None:
+        if schema is not None:
+            check_same_schema(base.schema, schema, out)
+        schema = base.schema
     if schema is None:
+        first = next(rest, None)
         if first is None:
             raise InvalidArgument("no samples to infer the schema from; pass schema=")
         try:
             schema = infer_sample_schema(first)
         except SchemaError as error:
             raise SchemaError(f"sample 0: {error}") from error
-    with DatasetWriter(out, schema, shard_bytes=shard_bytes) as writer:
-        if first is None:
-            writer.abort()
-            return ConversionReport(
-                Path(out), "samples", 0, 0, time.monotonic() - start_s, generation=0
-            )
-        for sample in _prepare_all(chain((first,), rest), schema):
-            writer.append(sample)
-        generation = writer.close()
-    return ConversionReport(
-        dataset=Path(out),
-        kind="samples",
-        n_samples=generation.n_samples,
-        n_bytes=sum(shard.n_bytes for shard in generation.shards),
-        elapsed_s=time.monotonic() - start_s,
-    )
-
-
-def append_samples(
-    samples: Iterable[Mapping[str, Any]], out: str, schema: Schema | None, shard_bytes: int
-) -> ConversionReport:
-    """Append samples to the dataset at `out`, and publish its next generation."""
-    start_s = time.monotonic()
-    base = load_base(out)
-    if schema is not None:
-        check_same_schema(base.schema, schema, out)
-    n_samples = 0
-    with GenerationWriter(out, base.schema, shard_bytes=shard_bytes, previous=base) as output:
-        for sample in _prepare_all(samples, base.schema):
+        rest = chain((first,), rest)
+    check_schema(schema)
+    with GenerationWriter(out, schema, shard_bytes=shard_bytes, previous=base) as output:
+        for sample in _prepare_all(rest, schema):
             output.append(sample)
             n_samples += 1
-        found = latest = rebase(base, Path(out))
+        found = latest = None if base is None else rebase(base, Path(out))
         if n_samples:
-            output.follow(latest)
-            stats = {key: value for key, value in latest.stats.items() if key != "whole"}
-            found = output.publish(
-                stats=stats,
-                operation={"name": "append", "options": {"shard_bytes": shard_bytes}},
-            )
-    new = found.shards[len(latest.shards) :]
+            details: dict[str, Any] = {}
+            if latest is not None:
+                output.follow(latest)
+                details = {
+                    "stats": {key: value for key, value in latest.stats.items() if key != "whole"},
+                    "operation": {"name": "append", "options": {"shard_bytes": shard_bytes}},
+                }
+            found = output.publish(**details)
+    shards = found.shards if found else ()
     return ConversionReport(
         dataset=Path(out),
         kind="samples",
         n_samples=n_samples,
-        n_bytes=sum(shard.n_bytes for shard in new),
+        n_bytes=sum(shard.n_bytes for shard in shards[len(latest.shards) if latest else 0 :]),
         elapsed_s=time.monotonic() - start_s,
-        classes=found.classes,
-        generation=found.number,
-        n_samples_before=latest.n_samples,
-        stats_dropped=found.stats != latest.stats,
+        classes=found.classes if found else (),
+        generation=found.number if found else 0,
+        n_samples_before=latest.n_samples if latest else 0,
+        stats_dropped=bool(latest and found and found.stats != latest.stats),
     )
 
 
