@@ -120,14 +120,9 @@ def apply_labels(listing: Listing, labels: Mapping[str, str], where: str) -> Lis
     """
     if unknown := sorted(labels.keys() - {source.name for source in listing.inputs}):
         named = ", ".join(map(repr, unknown[:_MAX_PATHS_NAMED]))
-        rest = (
-            f" and {len(unknown) - _MAX_PATHS_NAMED} more"
-            if len(unknown) > _MAX_PATHS_NAMED
-            else ""
-        )
         raise InvalidArgument(
-            f"{os.fspath(where)}: not a file of the source: {named}{rest}; paths are relative to "
-            "the source, with / as separator"
+            f"{where}: {len(unknown):,} of the paths are not files of the source, such as {named}; "
+            "paths are relative to the source, with / as separator"
         )
     names = {*labels.values()}
     is_numeric = all(name.isascii() and name.isdigit() for name in names)

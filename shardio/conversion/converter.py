@@ -164,11 +164,7 @@ class Converter(ABC):
         """
         return ROWS
 
-    def error(
-        self,
-        source: Input,
-        sample: Mapping[str, Any],
-    ) -> tuple[float, int] | None:
+    def error(self, source: Input, sample: Mapping[str, Any]) -> tuple[float, int] | None:
         """Compare the pixels of an input with those stored in its first sample.
 
         Return the sum of the squared differences, and the number of compared values. Return None if

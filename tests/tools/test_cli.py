@@ -168,11 +168,7 @@ def test_the_command_line_loads_neither_av_nor_tinygrad_nor_rich_to_say_what_it_
         "import sys, shardio_tools.cli as cli; cli.parser()\n"
         "sys.exit(str({'av', 'tinygrad', 'rich'} & set(sys.modules)))"
     )
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/tools"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.stderr.strip() == "set()"
+    assert run_in_shell("", before=("-c", code)).stderr.strip() == "set()"
 
 
 def test_a_reader_of_the_output_that_leaves_early_is_no_error(tmp_path: Path) -> None:
@@ -340,9 +336,7 @@ def test_what_is_opened_later_does_not_get_the_number_of_a_closed_stream() -> No
         "cli.COMMANDS['verify'].run = run\n"
         "cli.main(['verify', 'x'])"
     )
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/tools"}
-    command = ["sh", "-c", '"$@" <&- >&- 2>&-', "sh", sys.executable, "-c", code]
-    assert subprocess.run(command, env=environment, check=False).returncode == 103
+    assert run_in_shell("<&- >&- 2>&-", before=("-c", code)).returncode == 103
 
 
 def test_a_reader_of_the_errors_that_leaves_early_is_told_by_the_exit_code(dataset: Path) -> None:

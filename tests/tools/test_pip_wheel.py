@@ -69,14 +69,6 @@ def test_the_files_that_pip_reads_are_read_and_a_named_one_first(
     assert Path("/etc/pip.conf") in files
 
 
-def test_the_environment_is_stronger_than_the_configuration_file(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "pip.conf").write_text("[global]\nindex-url = file:///nowhere\n")
-    monkeypatch.setenv("PIP_INDEX_URL", _make_index(tmp_path / "index", WHEELS))
-    assert _pip_wheel.fetch(tmp_path).name == NEWEST
-
-
 def test_a_further_index_is_asked_where_the_first_has_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
