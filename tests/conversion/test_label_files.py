@@ -60,7 +60,7 @@ def test_whole_numbers_are_sorted_numerically(lines: Path, tmp_path: Path) -> No
         (
             "l.csv",
             "path,label\na/1.txt,x\na/none.txt,y\n",
-            r"1 of the paths are not files of the source, such as 'a/none\.txt'",
+            r"paths that are not files of the source \(1\): 'a/none\.txt'",
         ),
         ("l.csv", "path,class\na/1.txt,x\n", "it lacks label, found 'path', 'class'"),
         ("l.csv", "", "it lacks path and label"),
