@@ -121,8 +121,8 @@ def apply_labels(listing: Listing, labels: Mapping[str, str], where: str) -> Lis
     if unknown := sorted(labels.keys() - {source.name for source in listing.inputs}):
         named = ", ".join(map(repr, unknown[:_MAX_PATHS_NAMED]))
         raise InvalidArgument(
-            f"{where}: paths that are not files of the source ({len(unknown):,}): {named}; they must "
-            "be relative to the source, with / as separator"
+            f"{where}: paths that are not files of the source ({len(unknown):,}): {named}; they "
+            "must be relative to the source, with / as separator"
         )
     names = {*labels.values()}
     is_numeric = all(name.isascii() and name.isdigit() for name in names)
