@@ -17,15 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from shardio import Array, Schema
-from shardio._engine.dispatch.crashes import InFlightRows, SuspectSamples
-from shardio._engine.dispatch.iterations import EpochIteration
-from shardio._engine.filling.batch_spec import EpochPlan
 from shardio._workers.tasks.schedule import DEPTH, ENDLESS, QUICK_DEPTH, Assignment, Schedule
-from shardio.batch.batch import Skipped
-from shardio.batch.layout import layout_for_samples
-from shardio.errors import TooManySkipped
-from shardio.order import RankPartition
 
 
 def assign_all(schedule: Schedule) -> Iterator[Assignment]:
@@ -73,13 +65,6 @@ class Passes(RuleBasedStateMachine):
         self.errors: dict[int, Exception] = {}
         self.assigned_to = first
         self.is_cancelled = False
-        self.cautions: dict[int, SuspectSamples] = {}  # of steps that workers have died of
-        self.skipped: dict[int, int] = {}  # step -> how many of its samples
-        self.n_skipped = 0
-        partition = RankPartition(last := first + n_steps, 0, 1)
-        layout = layout_for_samples(Schema({"label": Array("int64")}), 1)
-        self.iteration = EpochIteration(0, EpochPlan(0, partition), self.schedule, layout)
-        self.most = last // 2
 
     @precondition(lambda self: self.outside and not self.is_cancelled)
     @rule(data=st.data())
@@ -138,8 +123,8 @@ class Passes(RuleBasedStateMachine):
         return {step: block for step, (who, block) in self.working.items() if who == worker}
 
     @precondition(lambda self: self.working)
-    @rule(data=st.data(), outcome=st.sampled_from(["done", "done", "skipped", "failed"]))
-    def a_worker_answers(self, data: st.DataObject, outcome: str) -> None:
+    @rule(data=st.data(), is_done=st.sampled_from([True, True, True, False]))
+    def a_worker_answers(self, data: st.DataObject, *, is_done: bool) -> None:
         # A worker answers its own tasks in order; which worker comes first is open.
         workers = sorted({worker for worker, _ in self.working.values()})
         worker = data.draw(st.sampled_from(workers))
@@ -148,16 +133,11 @@ class Passes(RuleBasedStateMachine):
         if self.is_cancelled and data.draw(st.booleans()):
             self.schedule.cancelled(worker, step)
             self.free.add(block)
-        elif outcome != "failed":
+        elif is_done:
             is_quick = data.draw(st.booleans())
             self.schedule.done(worker, step, is_quick=is_quick)
             self.pace(worker, is_quick=is_quick)
             self.ready[step] = block
-            left_out = self.cautions[step].left_out if step in self.cautions else {}
-            self.skipped[step] = len(left_out.get(0, ())) + (outcome == "skipped")
-            if self.skipped[step]:
-                skip = Skipped(0, step, 0, step, "TransformError", f"step {step} is bad")
-                self.iteration.skips[step] = (skip,) * self.skipped[step]
         else:
             self.errors[step] = ValueError(step)
             self.schedule.failed(worker, step, self.errors[step])
@@ -170,8 +150,9 @@ class Passes(RuleBasedStateMachine):
         self.leads[worker] = QUICK_DEPTH // 4 if is_quick else 0
 
     @precondition(lambda self: self.working)
-    @rule(data=st.data(), is_blamed=st.booleans())
-    def a_worker_dies(self, data: st.DataObject, *, is_blamed: bool) -> None:
+    @rule(data=st.data(), is_final=st.booleans())
+    def a_worker_dies(self, data: st.DataObject, *, is_final: bool) -> None:
+        """Give up the step that it was at, or have that done again as well."""
         worker = data.draw(st.sampled_from(sorted({who for who, _ in self.working.values()})))
         tasks = self.schedule.tasks_of(worker)
         assert list(tasks.items()) == list(self.tasks_of(worker).items()), "what it works on first"
@@ -181,9 +162,7 @@ class Passes(RuleBasedStateMachine):
             if self.is_cancelled:
                 self.schedule.cancelled(worker, step)
                 self.free.add(block)
-            elif is_blamed and step == first and not self.is_hopeless(step, data):
-                self.lost[step] = block  # to be done again, with caution
-            elif is_blamed and step == first:
+            elif is_final and step == first:
                 self.errors[step] = ValueError(step)
                 self.schedule.failed(worker, step, self.errors[step])
                 self.free.add(block)
@@ -191,17 +170,6 @@ class Passes(RuleBasedStateMachine):
                 self.lost[step] = block
         self.schedule.lost(worker)
         assert self.schedule.tasks_of(worker) == {}
-
-    def is_hopeless(self, step: int, data: st.DataObject) -> bool:
-        """Return True if a step that has crashed one more worker is given up."""
-        caution = self.cautions.setdefault(step, SuspectSamples())
-        n_known = len(caution.left_out.get(0, ()))
-        number = data.draw(st.integers(0, 2))  # a sample, or one of its substitutes
-        places = ((0, number),) if data.draw(st.booleans()) else ((0, number), (1, 9))
-        has_learned = caution.record_crash(InFlightRows("", places=places), "died")
-        assert len(caution.left_out.get(0, ())) - n_known in ((0, 1) if has_learned else (0,))
-        assert not (has_learned and caution.is_hopeless)
-        return caution.is_hopeless
 
     @precondition(lambda self: self.last == ENDLESS)
     @rule(n_more=st.integers(0, 5))
@@ -229,7 +197,6 @@ class Passes(RuleBasedStateMachine):
         assert block == self.ready.pop(self.next_step, None), "in order, or not at all"
         if block is not None:
             self.outside.add(block)
-            self.skips_are_handed_over(self.next_step)
             self.next_step += 1
 
     def the_loop_asks_for_any_batch(self) -> None:
@@ -250,20 +217,7 @@ class Passes(RuleBasedStateMachine):
         step, block = found
         del self.ready[step]
         self.outside.add(block)
-        self.skips_are_handed_over(step)
         self.next_step += 1
-
-    def skips_are_handed_over(self, step: int) -> None:
-        """They come with their batch, and are counted in the order of the loop."""
-        n_new = self.skipped.pop(step)
-        self.n_skipped += n_new
-        if self.n_skipped > self.most:
-            with pytest.raises(TooManySkipped, match=f"{self.n_skipped} samples of epoch 0"):
-                self.iteration.take_skips(step, self.most)
-        else:
-            found = self.iteration.take_skips(step, self.most)
-            assert [each.index for each in found] == [step] * n_new
-        assert self.iteration.n_skipped == self.n_skipped
 
     @precondition(lambda self: not self.is_cancelled)
     @rule(chance=st.integers(0, 15))
@@ -349,7 +303,7 @@ class Passes(RuleBasedStateMachine):
                 del self.working[step]
                 self.schedule.done(worker, step)
                 self.pace(worker, is_quick=False)
-                self.ready[step], self.skipped[step] = block, 0
+                self.ready[step] = block
             self.the_loop_asks_for_a_batch()
             assert self.next_step == before + 1, "every round brings a batch"
 
