@@ -9,19 +9,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from shardio import InvalidArgument, ShardDataset, ShardLoader
 from shardio._engine.dispatch import iterations
-from shardio._engine.dispatch.backends import WorkerBackend
 from shardio._engine.dispatch.engine import Engine
 from shardio._engine.dispatch.iterations import EpochIteration
 from shardio._engine.dispatch.worker import WorkerLost
 from shardio._engine.filling.batch_spec import BatchSpec, EpochPlan
-from shardio._workers.processes.blocks import BlockPool
 from shardio.batch.layout import CLAIMED
 from shardio.errors import DatasetCorrupt, InsufficientMemory
 from shardio.order import RankPartition
@@ -70,28 +67,6 @@ def _steps(engine: Engine, iteration: EpochIteration) -> list[int]:
     while (delivered := engine.next(iteration)) is not None:
         found.append(delivered[1])
     return found
-
-
-def test_a_task_is_sent_before_the_next_block_is_made(
-    engines: Engines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = engines(2)
-    events = []
-
-    def note(owner: Any, name: str, event: str) -> None:
-        call = getattr(owner, name)
-
-        def noted(self: Any, *given: Any) -> Any:
-            if event == "made" or any(self._outbox):
-                events.append(event)
-            return call(self, *given)
-
-        monkeypatch.setattr(owner, name, noted)
-
-    note(BlockPool, "make_extra", "made")
-    note(WorkerBackend, "post", "sent")
-    engine.next(engine.iterate(_plan(0)))
-    assert events[:8] == ["made", "sent"] * 4  # two workers have two tasks each
 
 
 @WORKERS

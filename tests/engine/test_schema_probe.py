@@ -13,7 +13,7 @@ from shardio._engine.dispatch.backends import InlineWorker
 from shardio._engine.dispatch.engine import SchemaProbe, schema_candidates
 from shardio._engine.dispatch.worker import Status, Task, TaskResult, WorkerLost
 from shardio._engine.filling.batch_spec import BatchSpec, Schemas
-from shardio.errors import InsufficientMemory, ShardChanged, TransformError, WorkerDied
+from shardio.errors import InsufficientMemory, ShardChanged
 from shardio.samples.shard_dataset import DatasetSource
 from shardio.samples.view import RowView
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
@@ -78,12 +78,6 @@ def test_only_the_death_of_the_worker_that_was_asked_has_it_asked_again(
     assert len(backend.given) == 2
 
 
-def test_a_first_sample_that_two_workers_died_of_says_so(dataset: ShardDataset) -> None:
-    asked, _ = inquiry(dataset, [[DEATHS[0]], [DEATHS[0]]])
-    with pytest.raises(WorkerDied, match=r"sample 0 of .*, at which 2 workers have crashed$"):
-        asked.schemas()
-
-
 def test_time_in_which_workers_start_is_not_counted(
     dataset: ShardDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,24 +90,6 @@ def test_time_in_which_workers_start_is_not_counted(
 
 def failed(error: BaseException) -> TaskResult:
     return TaskResult(Status.FAILED, 0, 0, 0, 0, 0, 0, error=error)
-
-
-def test_where_samples_are_skipped_the_next_is_tried_after_a_failure_and_after_two_deaths(
-    dataset: ShardDataset,
-) -> None:
-    script: list[list[TaskResult | WorkerLost]]
-    script = [[failed(TransformError("no"))], [DEATHS[0]], [DEATHS[0]], [ANSWER]]
-    asked, backend = inquiry(dataset, script, skips=True)
-    assert asked.schemas() == MADE
-    assert [task.step for task in backend.given] == [0, 1, 1, 2]
-
-
-def test_each_sample_is_tried_once_and_the_last_error_is_raised(dataset: ShardDataset) -> None:
-    errors = [failed(TransformError(f"no {i}")) for i in range(5)]
-    asked, backend = inquiry(dataset, [[each] for each in errors], skips=True)
-    with pytest.raises(TransformError, match="no 3"):
-        asked.schemas()
-    assert [task.step for task in backend.given] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(
