@@ -89,8 +89,7 @@ class InputProbe:
         )
 
 
-UNKNOWN: Final = "null"
-"""The dtype of a field of nothing but nulls, which may be of any type."""
+UNKNOWN: Final = "null"  # the dtype of a field of nothing but nulls, which may be of any type
 
 DtypeShape = tuple[str, tuple[int | None, ...]]
 """The type of a field as a pair. The first item is a dtype, the name of a type, or a whole spec.

@@ -11,8 +11,7 @@ import numpy as np
 
 from shardio import MediaError
 
-NESTED: Final = frozenset((dict, list))
-"""The types of JSON values that contain other values."""
+NESTED: Final = frozenset((dict, list))  # the types of JSON values that contain other values
 
 _MAX_DEPTH: Final = 256  # the maximum nesting depth of a value in a Json field
 TOO_DEEP: Final = f"nested more than {_MAX_DEPTH} deep"

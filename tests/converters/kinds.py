@@ -27,10 +27,6 @@ def _write_csv(path: Path, columns: Columns) -> None:
     path.write_text("\n".join(lines))
 
 
-def _write_json_lines(path: Path, columns: Columns) -> None:
-    path.write_text("\n".join(map(json.dumps, rows_of(columns))))
-
-
 def _write_parquet(path: Path, columns: Columns) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -65,18 +61,6 @@ def _examples(columns: Columns) -> list[bytes]:
     return [example(**{name: ints(n) for name, n in row.items()}) for row in rows_of(columns)]
 
 
-def _write_tfrecord(path: Path, columns: Columns) -> None:
-    path.write_bytes(framed(_examples(columns)))
-
-
-def _write_array_record(path: Path, columns: Columns) -> None:
-    write_array_record(path, _examples(columns))
-
-
-def _write_npz(path: Path, columns: Columns) -> None:
-    np.savez(path, **_arrays(columns))
-
-
 def _write_safetensors(path: Path, columns: Columns) -> None:
     from safetensors.numpy import save_file
 
@@ -103,16 +87,16 @@ def _arrays(columns: Columns) -> dict[str, Any]:
     return {name: np.asarray(values) for name, values in columns.items()}
 
 
-WRITERS: Final[Mapping[str, Callable[[Path, Columns], None]]] = {
+WRITERS: Final[Mapping[str, Callable[[Path, Columns], object]]] = {
     "csv": _write_csv,
-    "jsonl": _write_json_lines,
+    "jsonl": lambda path, columns: path.write_text("\n".join(map(json.dumps, rows_of(columns)))),
     "parquet": _write_parquet,
     "arrow": _write_arrow,
     "tar": _write_tar,
     "mds": _write_mds,
-    "tfrecord": _write_tfrecord,
-    "array_record": _write_array_record,
-    "npz": _write_npz,
+    "tfrecord": lambda path, columns: path.write_bytes(framed(_examples(columns))),
+    "array_record": lambda path, columns: write_array_record(path, _examples(columns)),
+    "npz": lambda path, columns: np.savez(path, **_arrays(columns)),
     "safetensors": _write_safetensors,
     "h5": _write_hdf5,
     "zarr": _write_zarr,

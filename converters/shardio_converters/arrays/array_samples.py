@@ -37,8 +37,7 @@ _MAX_RATIO: Final = 1000
 `deflate` reaches about this ratio at best."""
 
 
-TEXT: Final = "text"
-"""The value of `NamedArray.dtype` for arrays of strings."""
+TEXT: Final = "text"  # the value of `NamedArray.dtype` for arrays of strings
 _REFUSED: Final = {
     "O": "objects, which are a pickle, which can run any code: store numbers or strings",
     "V": "a structured dtype, or plain bytes: store each of its fields as an array",

@@ -72,7 +72,7 @@ def _tail(name: str) -> str:
 
 
 def _store_of(name: str, roots: Mapping[str, str]) -> str | None:
-    """Return the value in `roots` of the outermost folder of a file; None if there is none."""
+    """Return the value of the outermost folder of a file that `roots` has; None if it has none."""
     parts = name.split("/")[:-1]
     folders = ("/".join(parts[:n]) for n in range(len(parts) + 1))
     return next((roots[folder] for folder in folders if folder in roots), None)

@@ -23,8 +23,7 @@ from shardio_converters.records.examples import (
 from shardio_converters.schema_spec import Field, InferringConverter, schema_of
 
 RECORDS: Final = ("example", "bytes")
-ONLY: Final = "record"
-"""The field name of a record stored as raw bytes."""
+ONLY: Final = "record"  # the field name of a record stored as raw bytes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,8 +30,7 @@ PLACE: Final = ("episode_chunk", "episode_index")
 """The columns that determine the files of an episode in version 2."""
 DATA_PLACE: Final = ("data/chunk_index", "data/file_index")
 VIDEO_PLACE: Final = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
-ONE_EACH: Final = 2
-"""The version in which each episode has separate files."""
+ONE_EACH: Final = 2  # the version in which each episode has separate files
 
 _EPISODES: Final = "meta/episodes"
 _EPISODE_LINES: Final = "meta/episodes.jsonl"

@@ -19,8 +19,7 @@ from shardio_converters.inference import UNKNOWN, widen
 from shardio_converters.parsing import read_json
 from shardio_converters.schema_spec import Field, check_names, fits, format_spec
 
-MAX_DEPTH: Final = 32
-"""The maximum nesting depth of lists and structs; more than any field allows."""
+MAX_DEPTH: Final = 32  # the maximum nesting depth of lists and structs; more than any field allows
 MEDIA: Final = {"Image": "image", "Audio": "audio", "Video": "video"}
 """The field specs of Hugging Face features that hold files."""
 

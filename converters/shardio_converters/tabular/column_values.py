@@ -59,8 +59,7 @@ def cell_kind(cells: Sequence[str]) -> str:
     return kind
 
 
-MAX_EXACT: Final = 1 << 53
-"""The largest magnitude up to which float64 represents every integer."""
+MAX_EXACT: Final = 1 << 53  # the largest magnitude up to which float64 represents every integer
 _MAX_DIMS: Final = 17  # the maximum number of dimensions of a field, plus one for rows
 
 
@@ -92,7 +91,7 @@ def as_numbers(values: list[Any]) -> npt.NDArray[Any] | None:
 
 
 def _cast(field: Array, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return numbers in a field's dtype, rounded if it is a float; else raise ValueError."""
+    """Return numbers in a field's dtype, rounded to a float; raise ValueError if it lacks them."""
     dtype = field.numpy
     if array.dtype == dtype or not array.size:
         return array.astype(dtype, copy=False)
