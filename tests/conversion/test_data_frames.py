@@ -17,6 +17,7 @@ from shardio import Array, InvalidArgument, Json, Schema, Text
 from shardio.conversion.data_frames import FrameRows
 from shardio.errors import SchemaError, UnsupportedEnvironment
 from shardio_converters.schema_spec import parse_field
+from tests.converters.helpers import plain
 
 pd = pytest.importorskip("pandas", reason="its frames are converted")
 pl = pytest.importorskip("polars", reason="its frames are converted")
@@ -30,12 +31,6 @@ def converted(frame: Any, out: Path) -> tuple[dict[str, Any], dict[str, list[Any
     with shardio.open(out) as dataset:
         values = {name: [sample[name] for sample in dataset] for name in dataset.schema}
         return dict(dataset.schema), values
-
-
-def listed(values: list[Any]) -> list[Any]:
-    return [
-        value.tolist() if isinstance(value, np.ndarray | np.generic) else value for value in values
-    ]
 
 
 PANDAS: dict[str, Any] = {
@@ -128,13 +123,12 @@ def of_polars(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def same(found: list[Any], expected: list[Any]) -> bool:
-    def plain(value: Any) -> Any:
+    def comparable(value: Any) -> Any:
         if isinstance(value, list):
-            return [plain(each) for each in value]
-        value = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+            return [comparable(each) for each in value]
         return "nan" if value != value else value
 
-    return bool(plain(found) == plain(expected))
+    return bool(comparable(plain(found)) == comparable(plain(expected)))
 
 
 @pytest.mark.parametrize("name", sorted(PANDAS))
@@ -190,8 +184,8 @@ def test_anything_that_exports_an_arrow_stream_is_a_data_frame(tmp_path: Path) -
     for n, frame in enumerate((table, Exported(table), table.to_reader(max_chunksize=3))):
         schema, values = converted(frame, tmp_path / str(n))
         assert schema == expected
-        assert listed(values["x"]) == [1, None, 3, 4]
-        assert listed(values["box"]) == [[1.5, 2], [3, 4], [5, 6], [7, 8]]
+        assert plain(values["x"]) == [1, None, 3, 4]
+        assert plain(values["box"]) == [[1.5, 2], [3, 4], [5, 6], [7, 8]]
         assert values["camera.id"] == ["a", None, "c", None]
         assert values["kind"] == ["cat", "dog", None, "cat"]
     with pytest.raises(InvalidArgument, match="the data frame cannot be read"):
@@ -234,7 +228,7 @@ def test_empty_frames_have_fields(tmp_path: Path) -> None:
 
 def test_many_rows_keep_their_order(tmp_path: Path) -> None:
     _, values = converted(pl.DataFrame({"x": range(10_000)}), tmp_path / "out")
-    assert listed(values["x"]) == list(range(10_000))
+    assert plain(values["x"]) == list(range(10_000))
 
 
 def test_a_frame_can_be_converted_with_a_schema_and_appended(tmp_path: Path) -> None:

@@ -247,13 +247,6 @@ def check_arrays(out: Path) -> None:
         assert all((one["y"] == i).all() for i, one in enumerate(dataset))
 
 
-def values_of_arrays() -> dict[str, Any]:
-    return {
-        "x": [[[i, 1, 2], [3, 4, 5]] for i in range(3)],
-        "y": [[[[i, i], [i, i]]] * i for i in range(3)],
-    }
-
-
 class Array2DType(pa.ExtensionType):  # type: ignore[misc, name-defined]
     """A type as `datasets` registers it once it is imported: `shape`, and no `permutation`."""
 
@@ -277,15 +270,17 @@ class Array2DType(pa.ExtensionType):  # type: ignore[misc, name-defined]
 def test_arrays_of_hugging_face_are_read_while_their_types_are_registered(
     name: str, tmp_path: Path
 ) -> None:
-    arrays = {
-        name: pa.ExtensionArray.from_storage(
-            (kind := Array2DType(tuple(ARRAYS[name]["shape"]), ARRAYS[name]["dtype"])),
-            pa.array(values, kind.storage_type),
-        )
-        for name, values in values_of_arrays().items()
+    values: dict[str, Any] = {
+        "x": [[[i, 1, 2], [3, 4, 5]] for i in range(3)],
+        "y": [[[[i, i], [i, i]]] * i for i in range(3)],
     }
-    about = {"huggingface": json.dumps({"info": {"features": ARRAYS}})}
-    WRITERS[name](pa.table(arrays).replace_schema_metadata(about), tmp_path / name)
+    arrays = {}
+    for column, about in ARRAYS.items():
+        kind = Array2DType(tuple(about["shape"]), about["dtype"])
+        storage = pa.array(values[column], kind.storage_type)
+        arrays[column] = pa.ExtensionArray.from_storage(kind, storage)
+    metadata = {"huggingface": json.dumps({"info": {"features": ARRAYS}})}
+    WRITERS[name](pa.table(arrays).replace_schema_metadata(metadata), tmp_path / name)
     convert(tmp_path / name, tmp_path / "out")
     pa.register_extension_type(Array2DType((2, 3), "int32"))
     try:
