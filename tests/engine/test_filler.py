@@ -177,4 +177,4 @@ def test_the_schema_is_that_of_the_first_sample_whoever_asks(
         return {f"sample {int(sample['label'])}": 1}
 
     filler = filling(dataset, transform=name_it, shuffle=True, seed=6).filler
-    assert list(filler.batch_schema()) == ["sample 0"]
+    assert list(filler.schemas().samples) == ["sample 0"]

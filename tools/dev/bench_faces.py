@@ -103,7 +103,7 @@ def _epochs_of_worker(case: str, folder: str) -> Iterable[Callable[[], int]]:
             transform=transform,
         )
         filler = Filler(batch_spec, RowView(dataset))
-        layout = layout_for_samples(filler.batch_schema(), BATCH)
+        layout = layout_for_samples(filler.schemas().samples, BATCH)
         blocks = [Block(number, 2 * layout.heap) for number in range(4)]
         epoch = 0
 

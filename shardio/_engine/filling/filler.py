@@ -85,7 +85,6 @@ class Filler:
         self._batch_spec, self._view, self._cautions = batch_spec, view, cautions
         self._readahead = ReadAhead(batch_spec, view)
         self._index_planner = IndexPlanner(view, seed=batch_spec.seed)
-        self._heap_bytes = 0
         self._reader = view.reader(batch_spec.fields, batch_spec.pictures, batch_spec.audio)
         self._transformed = TransformRunner(batch_spec, view, self._reader, calls)
         self._batches = BatchBuilder(batch_spec, view.dataset, self._reader, calls)
@@ -98,14 +97,11 @@ class Filler:
         """Set the number of workers among which the steps of an epoch are divided."""
         self._index_planner.n_workers = n_workers
 
-    def batch_schema(self, number: int = 0) -> Schema:
-        """Return the schema of the samples in a batch.
-
-        With a transform, this is the schema of the result for sample `number` of the view.
-        """
+    def _sample_schemas(self, number: int) -> Schemas:
+        """Return the schema of samples; with a transform, that of its result for one sample."""
         batch_spec, view = self._batch_spec, self._view
         if batch_spec.transform is None:
-            return batch_spec.delivered(view)
+            return Schemas(batch_spec.delivered(view))
         chunk = self._index_planner.first(number)
         if self._cautions is not None:
             self._cautions(chunk.covered(slice(0, 1))[1])
@@ -117,8 +113,8 @@ class Filler:
             # If the sample has no image in an optional field, the inferred schema lacks the size of
             # the images in this field.
             schema = image_schema(schema, batch_spec.pictures)
-            self._heap_bytes = heap_bytes_by(sample, schema, batch_spec.block_rows)
-            return schema
+            heap_bytes = heap_bytes_by(sample, schema, batch_spec.block_rows)
+            return Schemas(schema, heap_bytes=heap_bytes)
         except SchemaError as error:
             raise error_at(error, self._transformed.place(chunk, 0)) from None
 
@@ -129,9 +125,9 @@ class Filler:
         batch of copies of sample `number` of the view.
         """
         batch_spec = self._batch_spec
-        samples = self.batch_schema(number)
+        found = self._sample_schemas(number)
         if not batch_spec.makes_batches:
-            return Schemas(samples, heap_bytes=self._heap_bytes)
+            return found
         n_rows = batch_spec.block_rows
         if batch_spec.skips:
             chunk, part = self._index_planner.first(number), slice(0, 1)
@@ -140,9 +136,9 @@ class Filler:
             plan = EpochPlan(0, partition, FullShuffle() if batch_spec.shuffle else Sequential())
             chunk, part = self._index_planner.index_chunk(plan, 0)
         states = np.empty(part.stop - part.start, np.int32)
-        layout = batch_spec.lay_out(Schemas(samples))
+        layout = batch_spec.lay_out(found)
         rows = BatchRows(layout, Scratch(layout), chunk, part, states, n_rows)
-        return self._batches.first(samples, rows, self.fill_rows)
+        return self._batches.first(found.samples, rows, self.fill_rows)
 
     def fill(
         self,
