@@ -281,7 +281,7 @@ class Engine:
         self._dispatcher.settle = self._settle
 
     def settle_by(self, settle: Callable[[], None]) -> None:
-        """Set the function `settle` of the dispatcher."""
+        """Set the function that waits until tensors no longer read released batches."""
         self._settle = settle
         if self._dispatcher is not None:
             self._dispatcher.settle = settle
@@ -328,7 +328,7 @@ class Engine:
                 raise
             finally:
                 self._is_inside = False
-                if self._is_closed:
+                if self._is_closed:  # see `_is_inside`
                     self._release()
 
     @contextlib.contextmanager

@@ -23,10 +23,7 @@ from shardio.errors import InvalidArgument, TooManySkipped
 _NAMED_SKIPS: Final = 3
 
 Delivered = tuple[int, int, int, int]
-"""The index of a filled block, its step, its number of rows, and its bytes of varying values.
-
-Varying values are values whose sizes differ from sample to sample.
-"""
+"""The index of a filled block, its step, its number of rows, and the bytes used in its heap."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +35,7 @@ class EpochIteration:
     schedule: Schedule
     layout: BlockLayout
     sizes: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """For each ready step, the number of rows and the number of bytes of varying values."""
+    """For each ready step, the number of rows and the bytes used in the heap."""
     crashes: dict[int, int] = field(default_factory=dict)
     """The number of workers that have crashed at each step; steps without a crash have no entry."""
     cautions: dict[int, SuspectSamples] = field(default_factory=dict)

@@ -167,7 +167,7 @@ def shard_paths(dataset: Dataset) -> tuple[ShardPaths, dict[str, ShardPaths]]:
 
 
 def samples_of(view: SampleView) -> Samples:
-    """Describe the samples of a view for orders."""
+    """Describe the samples of a view, for the orders of epochs."""
     dataset = view.dataset
 
     def why_unsharded() -> str | None:
