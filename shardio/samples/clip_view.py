@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -22,7 +21,7 @@ from shardio.samples.decoding import AudioSource, ClipSource
 from shardio.samples.field_sources import FieldSource, Keys
 from shardio.samples.media import AudioSpec, distinct_sizes
 from shardio.samples.video_index import VideoIndex, event_dtype
-from shardio.samples.view import Maker, SampleView, Table, Tables
+from shardio.samples.view import SampleView, Table, Tables
 from shardio.shard.verification import Rows
 
 _OPTIONS: Final = ("frames", "stride", "step", "size")
@@ -58,13 +57,12 @@ class ClipView(SampleView):
         if self.clip.around is not None:
             event_dtype(dataset.schema, self.clip.around)
 
-    @classmethod
-    def of_tables(cls, spec: ClipSpec, dataset: Dataset, tables: Tables) -> ClipView:
-        """Return a view of `dataset` from the `spec` and the tables of an equal view."""
-        found = cls(dataset, spec.clip)
+    def restore(self, tables: Tables) -> None:
+        """Take the `tables` of an equal view, so that they are not read from the shards."""
+        height, width = tables["size"].tolist()
         events = Events(tables["events"], tables["values"]) if "events" in tables else None
-        found.__dict__["_found"] = spec, Clips(spec.clip, tables["n_frames"], events)
-        return found
+        clips = Clips(self.clip, tables["n_frames"], events)
+        self.__dict__["_found"] = ClipSpec(self.clip, self.video, (height, width)), clips
 
     @cached_property
     def _found(self) -> tuple[ClipSpec, Clips]:
@@ -131,14 +129,12 @@ class ClipView(SampleView):
             )
         return names
 
-    @property
-    def maker(self) -> Maker:
-        """A function that creates an equal view from its `tables`."""
-        return functools.partial(ClipView.of_tables, self.spec)
-
     def tables(self) -> Mapping[str, Table]:
         """Return the tables from which another process creates the view again."""
-        found = {"n_frames": Table(self.clip_table.n_frames, "how many frames each video has")}
+        found = {
+            "size": Table(np.array(self.spec.size), "the size of clips"),
+            "n_frames": Table(self.clip_table.n_frames, "how many frames each video has"),
+        }
         if self.clip_table.events is not None:
             counts, values = self.clip_table.events
             found["events"] = Table(counts, "how many events each video has")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import operator
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Self
 
@@ -211,9 +211,12 @@ class SampleView(Sequence[dict[str, Any]]):
         return self.maker(dataset, {name: table.array for name, table in self.tables().items()})
 
     @property
-    @abstractmethod
     def maker(self) -> Maker:
         """A picklable function that creates an equal view of the same dataset from `tables`."""
+        return functools.partial(restored_view, type(self), self.options)
+
+    def restore(self, tables: Tables) -> None:
+        """Take the `tables` of an equal view, so that they are not read from the shards."""
 
     def delivered(self, schema: Schema) -> Schema:
         """Return the schema of the view's samples, given the schema of the stored fields."""
@@ -290,12 +293,11 @@ class RowView(SampleView):
     def __repr__(self) -> str:
         return f"RowView({len(self)} rows of {self.dataset!r})"
 
-    @property
-    def maker(self) -> Maker:
-        """A function that creates an equal view."""
-        return RowView.of_tables
 
-    @classmethod
-    def of_tables(cls, dataset: Dataset, _: Tables) -> RowView:
-        """Return the view of a dataset."""
-        return cls(dataset)
+def restored_view(
+    kind: type[SampleView], options: tuple[Any, ...], dataset: Dataset, tables: Tables
+) -> SampleView:
+    """Return a view of `dataset` from the options and the tables of an equal view."""
+    found = kind(dataset, *options)
+    found.restore(tables)
+    return found

@@ -6,7 +6,6 @@ document is uncompressed, mapped and already verified, only the part is read.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -25,7 +24,7 @@ from shardio.format.types import Field
 from shardio.samples.field_sources import BatchRows, Bytes, FieldSource, IndexChunk, Present
 from shardio.samples.media import AudioSpec
 from shardio.samples.packing import Pack, PackedWindows, WindowParts
-from shardio.samples.view import Maker, SampleView, Table, Tables
+from shardio.samples.view import SampleView, Table, Tables
 from shardio.shard.verification import Rows
 
 
@@ -52,13 +51,10 @@ class WindowView(SampleView):
         self.packing = resolve_pack(dataset.schema, pack)
         """The options of the windows, with the field of tokens."""
 
-    @classmethod
-    def of_tables(cls, pack: Pack, dataset: Dataset, tables: Tables) -> WindowView:
-        """Return a view of `dataset` from the options and the tables of an equal view."""
-        found = cls(dataset, pack)
-        sources = dataset.rows.source_counts
-        found.__dict__["windows"] = PackedWindows(pack, tables["ends"], sources, tables["firsts"])
-        return found
+    def restore(self, tables: Tables) -> None:
+        """Take the `tables` of an equal view, so that they are not read from the shards."""
+        sources, pack = self.dataset.rows.source_counts, self.packing
+        self.__dict__["windows"] = PackedWindows(pack, tables["ends"], sources, tables["firsts"])
 
     @cached_property
     def windows(self) -> PackedWindows:
@@ -110,11 +106,6 @@ class WindowView(SampleView):
                 "out of fields"
             )
         return self.fields
-
-    @property
-    def maker(self) -> Maker:
-        """A function that creates an equal view from its `tables`."""
-        return functools.partial(WindowView.of_tables, self.packing)
 
     def tables(self) -> Mapping[str, Table]:
         """Return the tables from which another process creates the view again."""

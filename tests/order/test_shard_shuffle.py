@@ -24,7 +24,7 @@ from shardio.order import shuffle
 from shardio.order.permutation import Permutation, derive_key
 from shardio.order.shuffle import ShardOrdering
 from shardio.samples.clip_view import ClipView
-from shardio.samples.clips import Clip, ClipSpec
+from shardio.samples.clips import Clip
 from tests.loading import make_loader, write_dataset
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -254,7 +254,7 @@ def test_clips_are_shuffled_by_the_shards_of_their_videos(tmp_path: Path) -> Non
         n_frames = np.array([4, 8, 16, 0, 7, 9, 11, 6, 40, 8, 8, 8])
         clip = Clip(4, 2, step=3, field="video")
         dataset.schema = Schema({"video": Video()})
-        spec = ClipSpec(clip, "video", (2, 2))
-        view = ClipView.of_tables(spec, dataset, {"n_frames": n_frames})
+        view = ClipView(dataset, clip)
+        view.restore({"size": np.array([2, 2]), "n_frames": n_frames})
         ends = [0, *np.cumsum([0, 1, 4, 0, 1, 1, 2, 0, 12, 1, 1, 1]).tolist()]
         assert view.shard_ends.tolist() == [ends[3], ends[6], ends[9], ends[12]]

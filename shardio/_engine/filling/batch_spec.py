@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ from shardio.samples.field_sources import IndexChunk, Keys
 from shardio.samples.media import AudioSpec, common_sizes, image_schema
 from shardio.samples.mixture import Mixture, MixtureSpec
 from shardio.samples.shard_dataset import DatasetSource
-from shardio.samples.view import Maker, RowView, SampleView
+from shardio.samples.view import Maker, RowView, SampleView, restored_view
 from shardio.shard.verification import Rows
 
 
@@ -61,7 +62,7 @@ class BatchSpec:
     skips: bool = False
     pictures: tuple[str, ...] = ()
     audio: AudioSpec = AudioSpec()
-    make_view: Maker = RowView.of_tables
+    make_view: Maker = partial(restored_view, RowView, ())
     tables: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     n_selected: int | None = None
 
