@@ -119,16 +119,13 @@ class PacketReader:
     extradata: bytes = b""
 
     def __post_init__(self) -> None:
-        if self.facts_from is None:
-            self._begin()
-            return
-        self.parameters = dict(self.facts_from.parameters)
-        self.extradata = self.facts_from.extradata
-        self._read(is_known=True)
-
-    def _begin(self) -> None:
         import av
 
+        if self.facts_from is not None:
+            self.parameters = dict(self.facts_from.parameters)
+            self.extradata = self.facts_from.extradata
+            self._read(is_known=True)
+            return
         codec = self.source.codec_context
         self.parameters = decoder_parameters(codec)
         self.extradata = codec.extradata or b""
@@ -270,12 +267,12 @@ class SpanReader(Closing):
         self._container = open_container(path, path)
         try:
             with named_errors(path):
-                self._begin()
+                self._read_head()
         except BaseException:
             self._container.close()
             raise
 
-    def _begin(self) -> None:
+    def _read_head(self) -> None:
         """Check that spans can be cut out of the file, and read the file up to its first frame."""
         streams = video_streams(self._container, self._path)
         self._source, self._n_streams = streams[0], len(streams)

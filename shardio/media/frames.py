@@ -189,6 +189,7 @@ class FrameWriter:
         """
         found = frame_format(frame), display
         if found != self._format:
+            self._format = None  # if this frame is refused, choose again for the next one
             self._choose_conversion(frame, display)
             self._format = found
         if self._is_yuv:

@@ -40,7 +40,6 @@ from shardio.media.timestamps import (
 
 if TYPE_CHECKING:
     from av import VideoFrame
-    from av.video.stream import VideoStream
     from typing_extensions import Buffer
 
 
@@ -62,14 +61,24 @@ class VideoFile(Closing):
     """
 
     def __init__(self, path: str, *, fill_in_times: bool = True) -> None:
+        import av
+
         self.path = path
         self._container = open_container(path, path, fill_in_times=fill_in_times)
         try:
-            self._stream, self._facts = self._open_stream()
+            streams = video_streams(self._container, path)
+            self._stream, codec = streams[0], streams[0].codec_context
+            make_strict(codec)
+            codec.open(strict=False)
             if self._stream.time_base is None:
-                raise MediaError(f"{self.path}: the video stream has no time base")
+                raise MediaError(f"{path}: the video stream has no time base")
             self.time_base = self._stream.time_base
             self._is_guessed = has_guessed_times(self._container, self._stream)
+            self._facts: dict[str, Any] = {"codec": codec.name, "stream": self._stream.index}
+            self._facts["video_streams"] = len(streams)
+        except av.FFmpegError as error:
+            self._container.close()
+            raise MediaError(f"{path}: the decoder does not open: {error.strerror}") from error
         except BaseException:
             self._container.close()
             raise
@@ -85,20 +94,6 @@ class VideoFile(Closing):
         Some of the properties are known only once a frame has been decoded.
         """
         return dict(self._facts)
-
-    def _open_stream(self) -> tuple[VideoStream, dict[str, Any]]:
-        import av
-
-        streams = video_streams(self._container, self.path)
-        stream = streams[0]
-        codec = stream.codec_context
-        make_strict(codec)
-        try:
-            codec.open(strict=False)
-        except av.FFmpegError as error:
-            raise MediaError(f"{self.path}: the decoder does not open: {error.strerror}") from error
-        facts = {"codec": codec.name, "stream": stream.index, "video_streams": len(streams)}
-        return stream, facts
 
     def pictures(
         self,

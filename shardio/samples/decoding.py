@@ -104,10 +104,8 @@ class ImageSource(RecordSource):
 
 
 Numbers = npt.NDArray[np.int64]
-Clip = tuple[int, Pixels]
-"""The start of a clip, as from `Clips.starts`, and the array for its frames."""
-Wanted = tuple[list[Clip], list[CropPosition | CropBox | None]]
-"""Clips of one video, and the crop of each clip."""
+Wanted = tuple[list[tuple[int, Pixels]], list[CropPosition | CropBox | None]]
+"""The clips of one video, pairs of (start, array for the frames), and their crops."""
 
 _MAX_VIDEO_STREAMS: Final = 2048
 """The maximum number of open videos. Opening one takes as long as decoding about 12 frames of

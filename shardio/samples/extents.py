@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -147,21 +147,24 @@ class ShardFileNumbers:
 
 
 class _Section:
-    """The section of one kind in all shards, which has an item for each row.
+    """The section of one kind in all shards, in the files with the field `name`.
 
-    `find` returns the offset of a shard's section in the shard's file; `starts` has the offset of
-    each shard's file in the concatenation.
+    `starts` has the offset of each shard's file in the concatenation.
     """
 
-    def __init__(self, find: Callable[[int], int], starts: Rows) -> None:
-        self._find, self._starts = find, starts
+    def __init__(self, dataset: Dataset, kind: Kind, name: str, starts: Rows) -> None:
+        self._dataset, self._kind, self._name, self._starts = dataset, kind, name, starts
         self._known: Rows = np.full(len(starts), -1, np.int64)
 
     def first(self, shards: Rows) -> Rows:
         """Return the offset of the section of each shard in the concatenation."""
         if self._known.take(shards).min(initial=0) < 0:
             for shard in distinct(shards).tolist():
-                self._known[shard] = self._starts[shard] + self._find(shard)
+                reader = self._dataset.files.reader(shard, self._name)
+                is_shared = self._kind in (Kind.INDEX, Kind.PAYLOAD)
+                field = NO_FIELD if is_shared else reader.schema.field_id(self._name)
+                offset = reader.units.sections[self._kind, field, 0].offset
+                self._known[shard] = self._starts[shard] + offset
         return self._known.take(shards)
 
     def items(self, numbers: Rows, shards: Rows, stride: int, n_bytes: int) -> Ranges:
@@ -178,11 +181,11 @@ class _ColumnExtents:
 
     def __init__(self, dataset: Dataset, name: str, starts: Rows, verify: str) -> None:
         self._name, self._verify, self._reader = name, verify, dataset.files.reader
-        field, reader = dataset.schema.columns[name], dataset.files.reader
+        field = dataset.schema.columns[name]
         self._stride, self._row_bytes = field.stride, field.row_bytes or 0
         self._per_unit = rows_per_unit(self._row_bytes, field.stride)
-        self._rows = _Section(lambda i: reader(i, name).column_section(name).offset, starts)
-        self._hashes = _Section(lambda i: reader(i, name).hashes_section(name).offset, starts)
+        self._rows = _Section(dataset, Kind.COLUMN, name, starts)
+        self._hashes = _Section(dataset, Kind.COLUMN_HASHES, name, starts)
 
     def ranges(self, local: Rows, shards: Rows) -> list[Ranges]:
         found = [self._rows.items(local, shards, self._stride, self._row_bytes)]
@@ -218,23 +221,15 @@ class _RecordExtents:
         self._files, self._numbers = files, numbers
         starts, self._ends = files.starts[numbers], files.starts[numbers + 1]
         self._entries: dict[int, tuple[int, list[int]]] = {}
-        self._index = _Section(self._finder(Kind.INDEX), starts)
-        self._payload = _Section(self._finder(Kind.PAYLOAD), starts)
+        self._index = _Section(dataset, Kind.INDEX, names[0], starts)
+        self._payload = _Section(dataset, Kind.PAYLOAD, names[0], starts)
         self._starts = starts
-        n_dims = ((name, len(dataset.schema[name].stored_dims)) for name in names)
+        n_dims = {name: len(dataset.schema[name].stored_dims) for name in names}
         self._shapes = [
-            (_Section(self._finder(Kind.SHAPES, name), starts), n * DIMENSION.size)
-            for name, n in n_dims
+            (_Section(dataset, Kind.SHAPES, name, starts), n * DIMENSION.size)
+            for name, n in n_dims.items()
             if n
         ]
-
-    def _finder(self, kind: Kind, name: str | None = None) -> Callable[[int], int]:
-        def find(shard: int) -> int:
-            reader = self._dataset.files.reader(shard, self._names[0])
-            number = NO_FIELD if name is None else reader.schema.field_id(name)
-            return next(each.offset for each in reader.sections if each.key == (kind, number, 0))
-
-        return find
 
     def _entries_of(self, shard: int) -> tuple[int, list[int]]:
         """Return the size of an index row, and the positions of the fields' entries in the row."""
@@ -361,16 +356,18 @@ class ClipExtents:
     def _of_shard(self, shard: int, local: Rows, starts: Rows) -> Ranges:
         reader, name = self._dataset.files.reader(shard, self._spec.name), self._spec.name
         stored, field = list(reader.schema.records), reader.schema.field_id(name)
-        places = {each.key: each.offset for each in reader.sections}
+        sections = reader.units.sections
         number = int(self._numbers[shard])
         with self._files.opened(number) as fd:
-            first = places[Kind.INDEX, NO_FIELD, 0] + stored.index(name) * ENTRY.size
+            first = sections[Kind.INDEX, NO_FIELD, 0].offset + stored.index(name) * ENTRY.size
             entries = _lines(fd, first + local * (len(stored) * ENTRY.size), ENTRY_DTYPE)
-            first = places[Kind.STREAMS, field, 0]
+            first = sections[Kind.STREAMS, field, 0].offset
             lines = _lines(fd, first + local * STREAM.size, STREAM_DTYPE)
-        tables = places[Kind.PACKETS, field, 0] + _numbers(lines, "first_packet") * PACKET.size
+        tables = (
+            sections[Kind.PACKETS, field, 0].offset + _numbers(lines, "first_packet") * PACKET.size
+        )
         table_ends = tables + _numbers(lines, "n_packets") * PACKET.size
-        records = places[Kind.PAYLOAD, NO_FIELD, 0] + _numbers(entries, "offset")
+        records = sections[Kind.PAYLOAD, NO_FIELD, 0].offset + _numbers(entries, "offset")
         n_bytes = _numbers(entries, "n_bytes")
         begins, ends = self._parts(n_bytes, n_bytes / np.maximum(lines["n_frames"], 1), starts)
         heads = np.minimum(n_bytes, _HEAD_BYTES)

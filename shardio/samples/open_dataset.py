@@ -185,37 +185,27 @@ class OpenDataset(Dataset):
 
     @abstractmethod
     def subset(self, name: str) -> OpenDataset:
-        """Return the samples of a subset as a new dataset.
-
-        The new dataset opens the shards again, and must be closed separately.
-
-        Raises:
-            InvalidArgument: there is no such subset.
-        """
+        """Return the samples of a subset as a new dataset; see `ShardDataset.subset`."""
 
 
 def known_fields(fields: Any, schema: Schema) -> tuple[str, ...]:
-    """Return the dotted names of the requested fields.
+    """Return the dotted names of the requested fields; None requests all.
 
-    `fields` is None for all fields. In `fields`, the name of a nested record means all fields in
-    the record.
+    In `fields`, the name of a nested record means all fields in the record.
     """
     if fields is None:
         return tuple(schema)
-    if isinstance(fields, str):
-        raise InvalidArgument(f"fields must be a list of names; found the string {fields!r}")
-    if not isinstance(fields, Iterable):
-        raise InvalidArgument(f"fields must be a list of names; found {fields!r}")
-    wanted = tuple(each for name in fields for each in _below(name, schema))
+    if isinstance(fields, str) or not isinstance(fields, Iterable):
+        kind = "the string " if isinstance(fields, str) else ""
+        raise InvalidArgument(f"fields must be a list of names; found {kind}{fields!r}")
+    wanted: tuple[Any, ...] = ()
+    names: Iterable[Any] = fields
+    for name in names:
+        is_group = isinstance(name, str) and name in schema.groups
+        below = (each for each in schema if each.startswith(f"{name}."))
+        wanted += tuple(below) if is_group else (name,)
     is_known = all(isinstance(name, str) and name in schema for name in wanted)
     if not is_known or not wanted or len(set(wanted)) < len(wanted):
         known = ", ".join(schema)
         raise InvalidArgument(f"fields must be different ones of {known}; found {wanted!r}")
     return wanted
-
-
-def _below(name: Any, schema: Schema) -> list[Any]:
-    """Return the fields of a nested record; for any other name, the name itself."""
-    if not isinstance(name, str) or name not in schema.groups:
-        return [name]
-    return [each for each in schema if each.startswith(f"{name}.")]
