@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final
 
@@ -250,7 +250,7 @@ def demux_audio(source: bytes | str, container: InputContainer, name: str) -> En
     """Demux the first audio stream of an open container; decode it to count its samples."""
     stream = audio_stream(container, name)
     with named_errors(name):
-        return _read_packets(source, container, stream, name).stream()
+        return _AudioPackets(source, container, stream, name).stream()
 
 
 def sound_of(source: bytes | str, name: str = "") -> EncodedStream | None:
@@ -265,59 +265,50 @@ def sound_of(source: bytes | str, name: str = "") -> EncodedStream | None:
             return None
         stream = audio_stream(container, name)
         with named_errors(f"{name}: its audio"):
-            cut = _read_packets(source, container, stream, name)
+            cut = _AudioPackets(source, container, stream, name)
             return cut.stream() if cut.parts else None
 
 
-def _read_packets(
-    source: bytes | str, container: InputContainer, stream: AudioStream, name: str
-) -> _AudioPackets:
-    import av
-
-    codec = stream.codec_context
-    parameters: dict[str, Any] = {
-        "codec": codec.codec.canonical_name,
-        "rate": codec.sample_rate,
-        "layout": codec.layout.name,
-        "sample_format": codec.format.name,
-    }
-    if (n_streams := len(container.streams.audio)) > 1:
-        parameters |= {"stream": stream.index, "audio_streams": n_streams}
-    time_base = stream.time_base or Fraction(1, codec.sample_rate)
-    cut, end = _AudioPackets(time_base, parameters, codec.extradata or b""), 0
-    is_guessed = has_guessed_times(container, stream)
-    try:
-        for packet in container.demux(stream):
-            if packet.is_corrupt:
-                raise MediaError(f"packet {len(cut.parts)} is marked corrupt")
-            if not packet.size:
-                continue
-            cut.add(packet)
-            if packet.pts is not None:
-                end = max(end, packet.pts + (packet.duration or 0))
-        check_complete(source, container, stream, end)
-        if is_guessed:
-            cut.times = stored_times(source, name, stream.index)
-    except av.FFmpegError as error:
-        raise MediaError(f"breaks after {len(cut.parts)} packets: {error.strerror}") from error
-    return cut
-
-
-@dataclass(slots=True)
 class _AudioPackets:
     """The packets of an audio stream, with the times and flags from the container."""
 
-    time_base: Fraction
-    parameters: dict[str, Any]
-    extradata: bytes
-    parts: list[bytes] = field(default_factory=list)
-    times: list[int | None] = field(default_factory=list)
-    discarded: list[bool] = field(default_factory=list)
-    n_before: int = 0
-    n_after: int = 0
+    def __init__(
+        self, source: bytes | str, container: InputContainer, stream: AudioStream, name: str
+    ) -> None:
+        import av
 
-    def add(self, packet: Packet[AudioStream]) -> None:
-        """Append a packet."""
+        codec = stream.codec_context
+        self.parameters: dict[str, Any] = {
+            "codec": codec.codec.canonical_name,
+            "rate": codec.sample_rate,
+            "layout": codec.layout.name,
+            "sample_format": codec.format.name,
+        }
+        if (n_streams := len(container.streams.audio)) > 1:
+            self.parameters |= {"stream": stream.index, "audio_streams": n_streams}
+        self.extradata = codec.extradata or b""
+        self.time_base = stream.time_base or Fraction(1, codec.sample_rate)
+        self.parts: list[bytes] = []
+        self.times: list[int | None] = []
+        self.discarded: list[bool] = []
+        self.n_before = self.n_after = end = 0
+        is_guessed = has_guessed_times(container, stream)
+        try:
+            for packet in container.demux(stream):
+                if packet.is_corrupt:
+                    raise MediaError(f"packet {len(self.parts)} is marked corrupt")
+                if packet.size:
+                    self._add(packet)
+                    if packet.pts is not None:
+                        end = max(end, packet.pts + (packet.duration or 0))
+            check_complete(source, container, stream, end)
+            if is_guessed:
+                self.times = stored_times(source, name, stream.index)
+        except av.FFmpegError as error:
+            n = len(self.parts)
+            raise MediaError(f"breaks after {n} packets: {error.strerror}") from error
+
+    def _add(self, packet: Packet[AudioStream]) -> None:
         if packet.has_sidedata("skip_samples"):
             before, after = _SKIP.unpack(bytes(packet.get_sidedata("skip_samples"))[:8])
             self.n_before = self.n_before or before

@@ -189,20 +189,15 @@ class ClipSource(FieldSource):
             stream, times = self._open(shard, row)
             if times is None:
                 raise AssertionError("times are kept where they are needed")
-            return stream, times, np.asarray(self._frames(start, times))
+            return stream, times, clip_frames(self._clips, start, times)
         except (MediaError, InvalidArgument) as error:
             raise self._placed(error, shard, row) from error
-
-    def _frames(self, start: int, times: FrameTimes | None) -> range | Numbers:
-        if times is not None and self._spec.clip.goes_by_times:
-            return clip_frames(self._clips, start, times)
-        return self._clips.frames(start)
 
     def _decode(self, shard: int, row: int, wanted: Wanted) -> None:
         start_ns, (clips, places) = now_ns(), wanted
         try:
             stream, times = self._open(shard, row)
-            made = [(self._frames(start, times), out) for start, out in clips]
+            made = [(clip_frames(self._clips, start, times), out) for start, out in clips]
             self._decoder.decode_many(stream, made, crop=places, pixels=self._spec.clip.pixels)
         except (MediaError, InvalidArgument) as error:
             raise self._placed(error, shard, row) from error

@@ -150,13 +150,16 @@ def event_dtype(schema: Schema, name: str) -> np.dtype[Any]:
     )
 
 
-def clip_frames(clips: Clips, start: int, times: FrameTimes) -> Numbers:
-    """Return the frames of a clip, given its `start` (from `Clips.starts`) and the frame times."""
+def clip_frames(clips: Clips, start: int, times: FrameTimes | None) -> Numbers:
+    """Return the frames of a clip, given its `start` (from `Clips.starts`).
+
+    `times` are those of the video; clips that do not go by times do not need them.
+    """
     clip = clips.clip
-    if not clip.goes_by_times:
-        return _run(clip, start)
+    if times is None or not clip.goes_by_times:
+        return np.asarray(clips.frames(start))
     if clip.rate is None:
-        return _run(clip, _start_around(clip, _event(clips, start), times))
+        return np.asarray(clips.frames(_start_around(clip, _event(clips, start), times)))
     every = 1 / (clip.rate * times.time_base)
     reach = (clip.frames - 1) * every
     if clip.around is not None:
@@ -167,10 +170,6 @@ def clip_frames(clips: Clips, start: int, times: FrameTimes) -> Numbers:
     else:
         first = times.start_at_share(start, clips.n_shares, reach)
     return times.on_show(first, every, clip.frames)
-
-
-def _run(clip: Clip, start: int) -> Numbers:
-    return start + clip.stride * np.arange(clip.frames)
 
 
 def _event(clips: Clips, number: int) -> int | float:
