@@ -278,5 +278,5 @@ def plane_rows(plane: Any, height: int, n_bytes: int, top: int = 0, left: int = 
 
     The part has `height` rows of `n_bytes` bytes, from row `top` and byte `left` on.
     """
-    line = plane.line_size
-    return np.ndarray((height, n_bytes), np.uint8, plane, top * line + left, (line, 1))
+    stride = plane.line_size
+    return np.ndarray((height, n_bytes), np.uint8, plane, top * stride + left, (stride, 1))

@@ -251,8 +251,8 @@ def _find_clips(dataset: Dataset, clip: Clip) -> tuple[ClipSpec, Clips]:
             owners.append(np.repeat(part.numbers, counts))
             has_clip = counts > 0
         if len(sizes) < 2:
-            lines = videos.lines[has_clip]
-            sizes |= distinct_sizes(np.stack([lines["height"], lines["width"]], axis=1))
+            streams = videos.streams[has_clip]
+            sizes |= distinct_sizes(np.stack([streams["height"], streams["width"]], axis=1))
     events_found = None
     if around is not None:
         videos_of_events = np.concatenate(owners)

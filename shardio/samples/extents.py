@@ -271,12 +271,12 @@ class _RecordExtents:
         number, (row_bytes, chosen) = np.array([shard]), self._entries_of(shard)
         first = int(self._index.first(number)[0] - self._starts[shard])
         entries = np.zeros((len(local), row_bytes // ENTRY.size), ENTRY_DTYPE)
-        lines = entries.view(np.uint8).reshape(len(local), row_bytes)
+        content = entries.view(np.uint8).reshape(len(local), row_bytes)
         cuts = [0, *(np.flatnonzero(np.diff(local) != 1) + 1).tolist(), len(local)]
         with self._files.opened(int(self._numbers[shard])) as fd:
             for begin, end in zip(cuts, cuts[1:], strict=False):
                 offset = first + int(local[begin]) * row_bytes
-                os.preadv(fd, [lines[begin:end].reshape(-1).data], offset)
+                os.preadv(fd, [content[begin:end].reshape(-1).data], offset)
         return entries[:, chosen]
 
 
@@ -360,16 +360,17 @@ class ClipExtents:
         number = int(self._numbers[shard])
         with self._files.opened(number) as fd:
             first = sections[Kind.INDEX, NO_FIELD, 0].offset + stored.index(name) * ENTRY.size
-            entries = _lines(fd, first + local * (len(stored) * ENTRY.size), ENTRY_DTYPE)
+            entries = _read_items(fd, first + local * (len(stored) * ENTRY.size), ENTRY_DTYPE)
             first = sections[Kind.STREAMS, field, 0].offset
-            lines = _lines(fd, first + local * STREAM.size, STREAM_DTYPE)
+            streams = _read_items(fd, first + local * STREAM.size, STREAM_DTYPE)
         tables = (
-            sections[Kind.PACKETS, field, 0].offset + _numbers(lines, "first_packet") * PACKET.size
+            sections[Kind.PACKETS, field, 0].offset
+            + _numbers(streams, "first_packet") * PACKET.size
         )
-        table_ends = tables + _numbers(lines, "n_packets") * PACKET.size
+        table_ends = tables + _numbers(streams, "n_packets") * PACKET.size
         records = sections[Kind.PAYLOAD, NO_FIELD, 0].offset + _numbers(entries, "offset")
         n_bytes = _numbers(entries, "n_bytes")
-        begins, ends = self._parts(n_bytes, n_bytes / np.maximum(lines["n_frames"], 1), starts)
+        begins, ends = self._parts(n_bytes, n_bytes / np.maximum(streams["n_frames"], 1), starts)
         heads = np.minimum(n_bytes, _HEAD_BYTES)
         base = int(self._files.starts[number])
         found = Ranges(
@@ -391,15 +392,15 @@ class ClipExtents:
         return begins, np.clip(-(-ends // CHUNK_BYTES) * CHUNK_BYTES, 0, n_bytes)
 
 
-def _numbers(lines: npt.NDArray[np.void], name: str) -> Rows:
-    found: Rows = lines[name].astype(np.int64)
+def _numbers(items: npt.NDArray[np.void], name: str) -> Rows:
+    found: Rows = items[name].astype(np.int64)
     return found
 
 
-def _lines(fd: int, offsets: Rows, dtype: np.dtype[np.void]) -> npt.NDArray[np.void]:
+def _read_items(fd: int, offsets: Rows, dtype: np.dtype[np.void]) -> npt.NDArray[np.void]:
     """Read an item of `dtype` at each offset of a file."""
     found = np.zeros(len(offsets), dtype)
-    lines = found.view(np.uint8).reshape(len(offsets), dtype.itemsize)
-    for line, offset in zip(lines, offsets.tolist(), strict=True):
-        os.preadv(fd, [line.data], offset)
+    items = found.view(np.uint8).reshape(len(offsets), dtype.itemsize)
+    for item, offset in zip(items, offsets.tolist(), strict=True):
+        os.preadv(fd, [item.data], offset)
     return found

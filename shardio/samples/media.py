@@ -187,8 +187,8 @@ def _seconds_range(
     measured = name if clip is None else clip.field or ""
     low: Fraction | None = None
     high = Fraction(0)
-    for lines in _lines(dataset, measured, name):
-        known = lines if clip is None else lines[lines["n_frames"] >= clip.span]
+    for streams in _streams(dataset, measured, name):
+        known = streams if clip is None else streams[streams["n_frames"] >= clip.span]
         if not len(known):
             continue
         if clip is not None and not known["duration"].all():
@@ -206,19 +206,19 @@ def _seconds_range(
     return None if low is None else (low, high)
 
 
-def _seconds(line: np.void, clip: Clip | None) -> Fraction:
-    n_frames = int(line["n_frames"])
+def _seconds(stream: np.void, clip: Clip | None) -> Fraction:
+    n_frames = int(stream["n_frames"])
     if clip is None:
-        return Fraction(n_frames, int(line["height"]))
-    time_base = Fraction(int(line["numerator"]), int(line["denominator"]))
-    return clip_seconds(clip, int(line["duration"]) * time_base, n_frames)
+        return Fraction(n_frames, int(stream["height"]))
+    time_base = Fraction(int(stream["numerator"]), int(stream["denominator"]))
+    return clip_seconds(clip, int(stream["duration"]) * time_base, n_frames)
 
 
 def _common(dataset: Dataset, name: str, column: str, option: str, what: str) -> int:
     """Return the value that all audio streams of a field have in common; 1 without streams."""
     found: set[int] = set()
-    for lines in _lines(dataset, name, name):
-        found |= set(np.unique(lines[column])[:2].tolist())
+    for streams in _streams(dataset, name, name):
+        found |= set(np.unique(streams[column])[:2].tolist())
         if len(found) > 1:
             several = " and ".join(map(str, sorted(found)[:2]))
             raise InvalidArgument(
@@ -228,7 +228,7 @@ def _common(dataset: Dataset, name: str, column: str, option: str, what: str) ->
     return found.pop() if found else 1
 
 
-def _lines(dataset: Dataset, name: str, sound: str) -> Iterator[Streams]:
+def _streams(dataset: Dataset, name: str, sound: str) -> Iterator[Streams]:
     """Yield rows of the stream table of `name`, for selected samples with a value in `sound`."""
 
     def look(part: ShardSamples) -> Streams:
@@ -237,5 +237,5 @@ def _lines(dataset: Dataset, name: str, sound: str) -> Iterator[Streams]:
         found: Streams = records.lines(name, own, records.entries(name, own))
         return found
 
-    for _, lines in scan(dataset, look):
-        yield lines[lines["n_packets"] > 0]
+    for _, streams in scan(dataset, look):
+        yield streams[streams["n_packets"] > 0]

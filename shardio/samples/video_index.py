@@ -204,30 +204,30 @@ _MAX_DURATION: Final = (1 << 64) - 1
 class VideoIndex:
     """The index data of the videos in some rows of a shard, for cutting clips.
 
-    `lines` are the videos' rows of the stream table. `n_frames` is the number of frames of each
+    `streams` are the videos' rows of the stream table. `n_frames` is the number of frames of each
     video. If `clip` has `fps`, it is the number of the times 0, 1 / fps, 2 / fps, … before the end
     of the video.
     """
 
     def __init__(self, reader: ShardReader, name: str, rows: Rows, clip: Clip) -> None:
         self._reader, self._name, self._rows = reader, name, rows
-        self.lines: Streams = self._read()
-        self.n_frames: Rows = self.lines["n_frames"].astype(np.int64)
-        self._lengths: npt.NDArray[np.uint64] = self.lines["duration"].copy()
+        self.streams: Streams = self._read()
+        self.n_frames: Rows = self.streams["n_frames"].astype(np.int64)
+        self._lengths: npt.NDArray[np.uint64] = self.streams["duration"].copy()
         if clip.goes_by_times:
-            unknown = (self.lines["duration"] == 0) & (self.lines["n_frames"] > 0)
+            unknown = (self.streams["duration"] == 0) & (self.streams["n_frames"] > 0)
             for i in np.flatnonzero(unknown).tolist():
                 (stream,) = reader.records.values(name, rows[i : i + 1])
                 self._lengths[i] = min(FrameTimes(stream).length, _MAX_DURATION)
         if clip.rate is not None:
-            base = self.lines["numerator"], self.lines["denominator"]
+            base = self.streams["numerator"], self.streams["denominator"]
             self.n_frames = n_times(self._lengths, *base, clip.rate)
             for i in np.flatnonzero(self.n_frames > _MAX_FRAMES)[:1].tolist():
-                line = self.lines[i]
+                ticks = f"ticks of {base[0][i]}/{base[1][i]} s"
                 raise InvalidArgument(
                     f"{reader.path}, field {name!r}, sample {int(rows[i])}: a video of "
-                    f"{int(self._lengths[i])} ticks of {line['numerator']}/{line['denominator']} s "
-                    f"has more than {_MAX_FRAMES:,} frames at fps={clip.rate}"
+                    f"{int(self._lengths[i])} {ticks} has more than {_MAX_FRAMES:,} frames at "
+                    f"fps={clip.rate}"
                 )
 
     def _read(self) -> Streams:
@@ -261,11 +261,11 @@ class VideoIndex:
         if is_time:
             wrong = self._outside(values, owners)
         else:
-            n_frames = self.lines["n_frames"].astype(np.int64)
+            n_frames = self.streams["n_frames"].astype(np.int64)
             wrong = np.flatnonzero((values < 0) | (values >= n_frames[owners]))
         for i in wrong.tolist():
             video, value = int(owners[i]), values[i].item()
-            if not (n := int(self.lines["n_frames"][video])):
+            if not (n := int(self.streams["n_frames"][video])):
                 continue  # the video is missing
             event, length = f"at frame {value}", f"{n} frames"
             if is_time:
@@ -298,7 +298,7 @@ class VideoIndex:
 
         Events near the end of their video are compared exactly.
         """
-        ticks = self.lines["numerator"] / np.maximum(self.lines["denominator"], 1)
+        ticks = self.streams["numerator"] / np.maximum(self.streams["denominator"], 1)
         is_clear = (values >= 0) & (values < (self._lengths * ticks)[owners] * _NEARLY)
         wrong = [
             i
@@ -309,5 +309,5 @@ class VideoIndex:
         return np.array(wrong, np.int64)
 
     def _seconds(self, video: int) -> Fraction:
-        line, length = self.lines[video], int(self._lengths[video])
-        return Fraction(length * int(line["numerator"]), max(1, int(line["denominator"])))
+        stream, length = self.streams[video], int(self._lengths[video])
+        return Fraction(length * int(stream["numerator"]), max(1, int(stream["denominator"])))
