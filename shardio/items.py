@@ -13,9 +13,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Final, Literal, Self, get_args
 
+from shardio._base.callers import one_of
 from shardio._base.classes import Closing
 from shardio._base.statistics import ItemStats, SkippedItem
-from shardio._loading.options import OnError, most_skips, one_of, refuse_path, seconds
+from shardio._loading.options import OnError, most_skips, refuse_path, seconds
 from shardio._workers.processes.limits import usable_cpus
 from shardio._workers.processes.linux import Finalizer
 from shardio._workers.processes.serialization import add_note, shortened

@@ -8,9 +8,10 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, get_args
 
+from shardio._base.callers import one_of
 from shardio._base.classes import Closing
 from shardio._base.statistics import SkippedItem
-from shardio._loading.options import OnError, most_skips, one_of, refuse_path, seconds
+from shardio._loading.options import OnError, most_skips, refuse_path, seconds
 from shardio._workers.processes.serialization import shortened
 from shardio._workers.processes.worker_main import Start
 from shardio._workers.tasks.failure_policy import ErrorBudget

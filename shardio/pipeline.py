@@ -11,9 +11,10 @@ import weakref
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, Literal, Self, get_args
 
+from shardio._base.callers import one_of
 from shardio._base.classes import Closing
 from shardio._base.statistics import PipelineStats, StageStats
-from shardio._loading.options import OnError, most_skips, one_of, seconds
+from shardio._loading.options import OnError, most_skips, seconds
 from shardio._loading.sources import MapIterator, PipelineSource, ResumePosition
 from shardio._workers.processes.linux import Finalizer, interrupts_held
 from shardio._workers.processes.serialization import shortened

@@ -35,6 +35,15 @@ def takes_rng(name: str, given: str, function: Callable[..., Any]) -> bool:
     return len(required) == 2 or (len(places) > 1 and places[1].name == "rng")
 
 
+def one_of(name: str, value: Any, known: tuple[Any, ...]) -> Any:
+    """Return the value; raise InvalidArgument unless it is one of `known`."""
+    if not any(value is k or (isinstance(value, str) and value == k) for k in known):
+        raise InvalidArgument(
+            f"{name} must be one of {', '.join(map(repr, known))}; found {value!r}"
+        )
+    return value
+
+
 def refuse_unknown_options(
     name: str, given: Iterable[str], known: Iterable[str], habits: Mapping[str, str]
 ) -> None:

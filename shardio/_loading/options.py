@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, Self, get_args
 
 import numpy as np
 
-from shardio._base.callers import caller_stacklevel, takes_rng
+from shardio._base.callers import caller_stacklevel, one_of, takes_rng
 from shardio._engine.dispatch.backends import StartMethod
 from shardio._engine.filling.batch_spec import BatchSpec
 from shardio._workers.processes.limits import default_budget, usable_cpus
@@ -88,15 +88,6 @@ def dataset_habits(call: str) -> dict[str, str]:
         "preload": "write dataset.preload(fields) before, and pass that dataset",
         "sound": 'write decode={"audio": shardio.Sound(…)}, with the name of the field',
     }
-
-
-def one_of(name: str, value: Any, known: tuple[Any, ...]) -> Any:
-    """Return the value; raise InvalidArgument unless it is one of `known`."""
-    if not any(value is k or (isinstance(value, str) and value == k) for k in known):
-        raise InvalidArgument(
-            f"{name} must be one of {', '.join(map(repr, known))}; found {value!r}"
-        )
-    return value
 
 
 def refuse_path(name: str, value: Any) -> None:

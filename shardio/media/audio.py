@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.callers import one_of
 from shardio._base.classes import Closing
 from shardio.errors import InvalidArgument, MediaError
 from shardio.format.types.streams import EncodedStream, packet_sizes
@@ -86,11 +87,7 @@ class Sound:
         if type(self.channels) is bool or self.channels not in (None, 1, 2):
             raise InvalidArgument(f"channels must be 1, 2 or None; found {self.channels!r}")
         for name, choices in (("dtype", get_args(SoundType)), ("where", get_args(Start))):
-            if getattr(self, name) not in choices:
-                known = ", ".join(map(repr, choices))
-                raise InvalidArgument(
-                    f"{name} must be one of {known}; found {getattr(self, name)!r}"
-                )
+            one_of(name, getattr(self, name), choices)
         if self.seconds is not None:
             object.__setattr__(self, "seconds", _checked_seconds(self.seconds))
         elif self.where == "random":

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, NamedTuple, Self, get_args
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.callers import one_of
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.format.types import Array, Field
@@ -57,11 +58,7 @@ class Clip:
 
     def __post_init__(self) -> None:
         for name, known in _CHOICES.items():
-            if getattr(self, name) not in known:
-                raise InvalidArgument(
-                    f"{name} must be one of {', '.join(map(repr, known))}; "
-                    f"found {getattr(self, name)!r}"
-                )
+            one_of(name, getattr(self, name), known)
         _check_number("frames", self.frames)
         _check_number("stride", self.stride)
         self._check_times()

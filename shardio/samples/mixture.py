@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from shardio._base.callers import refuses
+from shardio._base.callers import one_of, refuses
 from shardio.dataset.dataset import Dataset
 from shardio.dataset.files import DatasetFiles
 from shardio.dataset.generation import ROWS, ColumnGroup, Generation
@@ -247,7 +247,6 @@ def _summaries(
     return tuple(found)
 
 
-_EXHAUSTED: Final = get_args(Exhausted)
 _UNORDERED: Final = (Set, Mapping)
 """Invalid types of `sources`: a set has no order, and a mapping could mean keys or values."""
 
@@ -278,11 +277,7 @@ def mix(
         InvalidArgument: a weight, a source or `exhausted` is invalid.
         DatasetNotFound, DatasetCorrupt, …: a source cannot be opened.
     """
-    # A user's value may be an array, for which == returns no bool.
-    asked: object = exhausted
-    if not isinstance(asked, str) or asked not in _EXHAUSTED:
-        known = ", ".join(map(repr, _EXHAUSTED))
-        raise InvalidArgument(f"exhausted must be one of {known}; found {exhausted!r}")
+    one_of("exhausted", exhausted, get_args(Exhausted))
     given = _checked(sources)
     mixing = MixtureShares(_shares(weights, len(given)), exhausted)
     opened: list[ShardDataset] = []

@@ -15,6 +15,7 @@ from typing import Final, Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
+from shardio._base.callers import one_of
 from shardio.errors import InvalidArgument
 from shardio.format.schema import Schema
 from shardio.format.types import Array, Field
@@ -52,9 +53,7 @@ class Pack:
         for name, value in (("eot", self.eot), ("pad", self.pad)):
             if type(value) is not int and (value is not None or name == "pad"):
                 raise InvalidArgument(f"{name} must be a token, an integer; found {value!r}")
-        if self.rest not in get_args(Rest):
-            known = ", ".join(map(repr, get_args(Rest)))
-            raise InvalidArgument(f"rest must be one of {known}; found {self.rest!r}")
+        one_of("rest", self.rest, get_args(Rest))
 
     @property
     def name(self) -> str:

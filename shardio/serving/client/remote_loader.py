@@ -8,14 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final, Self, TextIO
 
-from shardio._base.callers import refuse_unknown_options
+from shardio._base.callers import one_of, refuse_unknown_options
 from shardio._base.classes import Closing
 from shardio._base.statistics import LoaderStats, LoadingStats
 from shardio._loading.iterator import ProgressBar
 from shardio._loading.options import (
     TORCH_HABITS,
     device_or_none,
-    one_of,
     place_among_ranks,
     seconds,
     warn_of_no_batch,
