@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 
 import shardio
-from shardio import DatasetWriter, MultiLoader, ShardLoader, ShardReader, ShardWriter
+from shardio import (
+    DatasetWriter,
+    MultiLoader,
+    ShardLoader,
+    ShardReader,
+    ShardWriter,
+    WeightedSampler,
+)
 from shardio.map_view import MapView
 from tests.loading import TWO_FIELDS, two_fields, write_dataset
 
@@ -48,6 +55,11 @@ def test_a_loader_whose_sampler_is_a_function_does_not_call_it(folder: str) -> N
         before = list(asked)
         assert "30 samples" in repr(loader)
         assert asked == before
+
+
+def test_a_weighted_sampler() -> None:
+    shown = repr(WeightedSampler([1, 2], n_draws=9))
+    assert shown == "WeightedSampler(2 weights, replacement=True, n_draws=9)"
 
 
 def test_writers_and_a_reader(folder: str, tmp_path: Path) -> None:

@@ -114,11 +114,9 @@ class Collation:
     def _join(self, name: str, found: Field) -> JoinedField | None:
         if (array := found.array) is None or array.is_fixed:
             return None
-        rule = self.named.get(name)
-        if rule is None and self.others.kind == "stack":
-            return None  # by default, a varying field becomes a list
-        rule = rule or self.others
-        if rule.kind == "list":
+        # By default, a varying field becomes a list.
+        rule = self.named.get(name) or self.others
+        if rule.kind == "list" or (name not in self.named and rule.kind == "stack"):
             return None
         ending = _BESIDE.get(rule.kind)
         return JoinedField(name, rule, array, f"{name}_{ending[0]}" if ending else None)

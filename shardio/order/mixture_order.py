@@ -75,24 +75,17 @@ class MixtureShares:
         The counts add up to n, and none decreases if n grows. A count differs from the exact
         number, n * share / (sum of all shares), by at most the number of halvings in `_divide`.
         """
-        found: list[Any] = []
-        self._divide(n, 0, len(self.shares), found)
-        return found
+        return _divide(n, self.shares)
 
-    def _divide(self, n: Any, first: int, last: int, found: list[Any]) -> None:
-        """Append to `found` the counts of the sources first..last-1, which add up to n.
 
-        The list of sources is halved, and n is divided between the halves in proportion to their
-        shares.
-        """
-        if last - first == 1:
-            found.append(n)
-            return
-        middle = (first + last) // 2
-        part, whole = sum(self.shares[first:middle]), sum(self.shares[first:last])
-        of_part = n // whole * part + n % whole * part // whole
-        self._divide(of_part, first, middle, found)
-        self._divide(n - of_part, middle, last, found)
+def _divide(n: Any, shares: tuple[int, ...]) -> list[Any]:
+    """Halve the list of sources; divide n between the halves in proportion to their shares."""
+    if len(shares) == 1:
+        return [n]
+    middle = len(shares) // 2
+    part, whole = sum(shares[:middle]), sum(shares)
+    of_part = n // whole * part + n % whole * part // whole
+    return _divide(of_part, shares[:middle]) + _divide(n - of_part, shares[middle:])
 
 
 @functools.lru_cache(maxsize=64)
