@@ -127,13 +127,10 @@ class BlockViews(NamedTuple):
 class BlockLayout:
     """The layout of a batch of up to n_rows samples in a block.
 
-    `schema` is the schema of the batch, `samples` is the schema of its single samples. `whole` has
-    the slots of the whole arrays; `joins`, those of the fields whose values are joined into a whole
-    array.
-
-    `inner` is None unless the loader has a batch function. The worker then writes the samples to
-    memory of its own, whose layout is `inner`; the function gets these samples, and its results are
-    written to the block. Both layouts have the same number of rows.
+    `schema` is the schema of the batch, `samples` that of its single samples. `joins` has the slots
+    of the fields whose values are joined into a whole array. If the loader has a batch function,
+    the worker first writes the samples to memory of its own, with the layout `inner` of as many
+    rows; the function gets these samples, and its results are written to the block.
     """
 
     schema: Schema

@@ -114,13 +114,9 @@ _CLOSE_TIMEOUT_S: Final = 2.0
 class Server(Closing):
     """A server of batches, made by `make_server`. It owns its socket and all sessions.
 
-    Args:
-        make_loader: a function that creates a loader from the options of a client.
-        served: the options that the server has set itself and on which batches depend, as JSON
-            values.
-        bind: the address to listen at, as in `make_server`.
-        keys: the keys of the server and of the accepted clients; None to serve only this machine.
-        most_clients: the maximum number of clients at the same time.
+    `make_loader` creates a loader from the options of a client. `served` has the options that the
+    server has set itself and on which batches depend, as JSON values. If `keys` is None, only this
+    machine is served. At most `most_clients` clients are served at the same time.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """The session of one client: its loader, and a thread that sends its batches.
 
-The server's thread passes each message of the client to the session with `tell`. The session's
-thread sends messages to the client with `post`. Batches are sent before the client's loop asks for
-them; the client's credit and the session's limits (`MAX_UNTAKEN_BYTES`) say how many.
+The server's thread passes each message of the client to the session with `tell`. Batches are sent
+before the client's loop asks for them, as far as the client's credit and `MAX_UNTAKEN_BYTES` allow.
 """
 
 from __future__ import annotations
@@ -48,11 +47,8 @@ Frames = list[Any]
 class Session:
     """The session of one client. It owns a loader and a thread, which end after `leave`.
 
-    Args:
-        head: the client's "open" message.
-        make_loader, served: as in `Server`.
-        post: a function of the session and the frames of a message. It queues the message for the
-            client.
+    `head` is the client's "open" message; `make_loader` and `served` are as in `Server`. `post`
+    queues a message for the client; its arguments are the session and the frames of the message.
     """
 
     def __init__(

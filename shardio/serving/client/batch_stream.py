@@ -52,17 +52,11 @@ _NO_ERROR: Final = "the server is alive and reports no error"
 class Stream(Closing):
     """A stream of batches from one of several servers of a dataset. It owns its connection.
 
-    A stream may be used by one thread at a time. Only `close` and `interrupt` may be called from
-    any thread. All methods that wait for a server raise the errors that `RemoteLoader` documents.
-
-    Args:
-        addresses: the servers. If the connection to one is lost, the next one is tried.
-        keys: the keys of this client, or None.
-        options: the options of the loader, as JSON values.
-        most_bytes: the maximum total size of the batches that were requested but that the user's
-            loop has not taken. A single batch must not exceed it.
-        most_ahead: the maximum number of these batches.
-        timeout_s: as in `RemoteLoader`.
+    A stream may be used by one thread at a time; only `close` and `interrupt` may be called from
+    any thread. Methods that wait for a server raise the errors that `RemoteLoader` documents.
+    `options` are those of the loader, as JSON values. At most `most_ahead` batches, of at most
+    `most_bytes` in total, are requested before the user's loop takes them. `timeout_s` is as in
+    `RemoteLoader`.
     """
 
     def __init__(
@@ -220,8 +214,8 @@ class Stream(Closing):
     def _process_one(self, wait_s: float, entered_s: float) -> None:
         """Handle one message, if one arrives within `wait_s`.
 
-        A server that has sent nothing for `_SILENCE_S` is considered lost. The time before
-        `entered_s` does not count, because this client did not receive messages then.
+        The server is considered lost if it has sent nothing for `_SILENCE_S`, not counting the time
+        before `entered_s`, in which this client received no messages.
         """
         with self._lock:
             self._check_open()

@@ -245,13 +245,9 @@ class Link(Closing):
             self._socket.send(message, self._zmq.NOBLOCK)
 
     def receive(self, wait_s: float) -> tuple[dict[str, Any], Any] | None:
-        """Return the head of the next message and its block; the block may be None.
+        """Return the head of the next message and its block, if any; None after `wait_s`.
 
-        Return None if no message arrives within `wait_s`.
-
-        Raises:
-            Lost: the connection was lost.
-            MalformedMessage: the message is not valid.
+        Raises Lost if the connection was lost, and MalformedMessage if the message is not valid.
         """
         found = self._take()
         if found is None:

@@ -33,13 +33,9 @@ _RESERVED: Final = (
 class RemoteSamples(Closing):
     """The samples of several servers. It owns a RemoteLoader for each server.
 
-    Args:
-        addresses: the address of each server.
-        options: options of ShardLoader, for the loaders of all servers.
-        keys, timeout_s: as in RemoteLoader.
-        memory_bytes: the maximum size of the received batches of all servers together.
-        say: a function that is called with a line of text for each event, for example if a server
-            has sent all of its samples.
+    `options` are options of ShardLoader, for all servers; `keys` and `timeout_s` are as in
+    RemoteLoader. The received batches of all servers have at most `memory_bytes` together. `say` is
+    called with a line of text for each event, for example if a server has sent all of its samples.
     """
 
     def __init__(
