@@ -18,8 +18,8 @@ _Result = TypeVar("_Result")
 def takes_rng(name: str, given: str, function: Callable[..., Any]) -> bool:
     """Return True if a user's function must be called as f(given, rng), not as f(given).
 
-    `rng` is a random generator. Raises InvalidArgument, with `name`, the name of the user's option,
-    and `given`, a name for the first argument, if the function takes other arguments.
+    `rng` is a random generator. Raises InvalidArgument if the function takes other arguments. In
+    the message, `name` is the user's option, and `given` is the first argument.
     """
     try:
         signature = inspect.signature(function)

@@ -68,7 +68,7 @@ class Order:
 
     @classmethod
     def check(cls, samples: Samples) -> None:
-        """Raise InvalidArgument, which names another order, if this order cannot be used."""
+        """Raise InvalidArgument if this order cannot be used; the message names one that can."""
         reason = samples.why_unsharded() if cls.needs_shards else None
         if reason is not None:
             raise InvalidArgument(
@@ -91,20 +91,25 @@ class Order:
         return samples.n
 
     def arrange(self, samples: Samples, n: int, *, seed: int, epoch: int) -> Ordering:
-        """Return the order of one epoch of n positions. It depends on nothing else."""
+        """Return the order of one epoch of n positions.
+
+        The result depends only on the parameters of the order and on the arguments.
+        """
         raise NotImplementedError
 
     def arrange_round(self, samples: Samples, n: int, key: int, source: int) -> Ordering:
         """Return the order of one round of a source of a mixture.
 
-        Each of the n samples of the source occurs once. `source` is the index of the source.
+        In a round, each of the n samples of the source occurs once. `key` is the key of the round,
+        and `source` is the index of the source.
         """
         raise NotImplementedError
 
     def identity(self, samples: Samples) -> dict[str, Any]:
         """Return the options that determine the samples of an epoch.
 
-        A loader's state has these options, and is only valid for a loader with the same options.
+        A loader's state has these options, and is only valid for a loader with the same options. If
+        the number of samples of an epoch is fixed, the option `rows` is included.
         """
         grouping = samples.clip_grouping if self.keeps_clips else None
         return {"shuffle": self.name, "per_video": None if grouping is None else grouping.k}
@@ -242,7 +247,10 @@ class RankPartition:
         return start + rest * self.rank // n, start + rest * (self.rank + 1) // n
 
     def share(self, step: int) -> tuple[int, int]:
-        """Return the start and the end of this rank's positions in a step; they may be equal."""
+        """Return the start and the end of this rank's positions in a step.
+
+        They are equal if this rank has only padding in the step.
+        """
         start = self.first + (step - self.first_step) * self._stride
         if start + self._stride > self.n:
             return self._part_of_rest(start)

@@ -79,7 +79,7 @@ class MixtureShares:
 
 
 def _divide(n: Any, shares: tuple[int, ...]) -> list[Any]:
-    """Halve the list of sources; divide n between the halves in proportion to their shares."""
+    """Return the counts of the sources, by dividing n between the two halves of their list."""
     if len(shares) == 1:
         return [n]
     middle = len(shares) // 2
@@ -134,8 +134,8 @@ class MixtureSizes:
 class MixtureOrdering:
     """The samples of one epoch of a mixture, by position. Samples are indices in the mixture.
 
-    `order` is the order within each source, and `samples` has the facts about the samples of all
-    sources together; None for storage order.
+    `order` is the order within each source. `samples` has the facts about the samples of all
+    sources together; if it is None, the samples of every source come in storage order.
     """
 
     def __init__(

@@ -52,7 +52,10 @@ class TorchAdapter:
         """Do nothing, because a call of torch has read memory of the CPU when it returns."""
 
     def _cpu_tensor(self, array: Ndarray, dtype: str | None) -> Any:
-        """Return a tensor on the CPU that shares the memory of an array of native byte order."""
+        """Return a tensor on the CPU that shares the memory of an array.
+
+        If the byte order of the array is not native, the tensor is a copy.
+        """
         torch = self._torch
         array = array.astype(array.dtype.newbyteorder("="), copy=False)
         if dtype == "bfloat16":

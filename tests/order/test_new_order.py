@@ -15,7 +15,7 @@ import pytest
 import shardio
 from shardio import ShardLoader
 from shardio.errors import InvalidArgument
-from shardio.order import FullShuffle, Order, Sequential
+from shardio.order import FullShuffle, Order
 from shardio.order.sampling import ORDERS
 from tests.loading import TWO_FIELDS, samples, two_fields, write_dataset
 from tests.order.strided import Strided
@@ -93,8 +93,3 @@ def test_an_order_that_does_not_mix_is_refused_for_a_mixture() -> None:
     Anything.check(samples(3))
     with pytest.raises(InvalidArgument, match="'anything' is for the samples of one dataset"):
         Anything.check(samples(3, is_mixture=True))
-
-
-def test_without_a_shuffle_samples_come_as_they_are() -> None:
-    plain = Sequential().arrange(samples(100), 100, seed=3, epoch=5)
-    assert plain.at(np.arange(10, 20)).tolist() == list(range(10, 20))

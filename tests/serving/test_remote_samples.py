@@ -231,11 +231,6 @@ def test_keys_and_options_are_for_an_address(more: dict[str, Any]) -> None:
         MultiLoader(range(3), **more)
 
 
-def test_a_server_that_is_not_there_is_an_error_in_time() -> None:
-    with pytest.raises(ServerUnreachable, match="no server listens"):
-        iter(MultiLoader(address="tcp://127.0.0.1:1", timeout_s=0.1))
-
-
 def test_a_server_that_says_nothing_more_is_an_error_without_any_timeout(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -161,16 +161,6 @@ def test_a_client_asks_again_where_the_server_cannot_read_its_keys(
     assert len(set(asked)) == 1 < len(asked)
 
 
-def test_a_client_is_let_in_as_soon_as_its_key_is_there(path: str, keys: Path) -> None:
-    with serving(path, keys=keys / "theirs") as server:
-        client = make_keys(keys / "theirs", "late")
-        with _asks(server.address, client) as far:
-            assert len(far) == 8
-        (keys / "theirs" / "clients" / "late.public").unlink()
-        with pytest.raises(ServerUnreachable, match="does not know"):
-            _asks(server.address, client)
-
-
 def test_a_connection_that_is_cut_within_batches_gives_every_batch_once(path: str) -> None:
     with (
         serving(path) as server,

@@ -200,7 +200,7 @@ class Stream(Closing):
         return max(1, min(self._most_ahead, self._most_bytes // self._n_batch_bytes))
 
     def _wait(self, is_there: Callable[[], object], what: str) -> None:
-        """Handle messages until `is_there()` is true. Errors name what did not come, `what`."""
+        """Handle messages until `is_there()` is true; errors call the awaited thing `what`."""
         entered_s = time.monotonic()
         while not is_there():
             self._process_one(_STEP_S, entered_s)
