@@ -86,15 +86,11 @@ class Permutation:
 
     def at(self, positions: Positions) -> Positions:
         """Return the integer at each of `positions`, as `Ordering.at` does."""
-        if self.n <= SORTED_MAX:
-            return self.whole()[positions]
-        return permute(positions, self.n, self._key)
-
-    def whole(self) -> Positions:
-        """Return the whole permutation, cached; n must be at most SORTED_MAX."""
+        if self.n > SORTED_MAX:
+            return permute(positions, self.n, self._key)
         if self._whole is None:
             self._whole = permutations(self.n, np.array([self._key], np.uint64))[0]
-        return self._whole
+        return self._whole[positions]
 
 
 def substitute_position(n: int, *, seed: int, epoch: int, position: int, attempt: int) -> int:

@@ -55,11 +55,9 @@ class Inputs:
     def __iter__(self) -> Iterator[tuple[str, str, bytes]]:
         while True:
             name = self._rng.choice(self._names)
-            family, content = getattr(self, f"_{name}")(self._rng)
+            make = self._shards.make if name == "shard" else getattr(self, f"_{name}")
+            family, content = make(self._rng)
             yield name, family, content
-
-    def _shard(self, rng: random.Random) -> tuple[str, bytes]:
-        return self._shards.make(rng)
 
     def _dataset(self, rng: random.Random) -> tuple[str, bytes]:
         pointer, generation = self._documents
