@@ -49,15 +49,6 @@ def test_one_kind_of_damage_can_be_chosen_and_what_is_missed_is_an_error(
     assert text.count(" in ") == 1
 
 
-def test_random_shards_are_damaged_until_the_time_is_over(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert flip(monkeypatch, "--minutes", "0.005", "--seed", "3") == 0
-    text = capsys.readouterr().out
-    found = re.search(r"random shards: (\d+)/(\d+) in", text)
-    assert found is not None and found[1] == found[2] != "0"
-
-
 def test_every_crafted_shard_is_listed_as_the_page_about_trust_counts_them(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -66,16 +57,6 @@ def test_every_crafted_shard_is_listed_as_the_page_about_trust_counts_them(
     assert f"{counted} as" in TRUST.read_text("utf-8").replace("\n", " ")
     rows = re.findall(r"^\|.*\| (\d+) \|$", TRUST.read_text("utf-8"), re.MULTILINE)
     assert sum(map(int, rows)) == int(counted.partition("/")[0])
-
-
-def test_a_crafted_shard_that_is_met_by_another_rule_is_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tool = load_tool("list_crafted")
-    cases = [("nothing", b"no shard at all", "hole", "hole")]
-    monkeypatch.setattr(tool, "crafted", lambda folder: iter(cases))
-    assert tool.main() == 1
-    assert "EXPECTED hole hole" in capsys.readouterr().out
 
 
 def test_every_command_that_the_page_about_trust_names_exists() -> None:
