@@ -62,14 +62,9 @@ def load_base(out: PathName) -> Generation:
 def _check_no_added_columns(base: Generation, out: PathName) -> Generation:
     """Return the generation; raise InvalidArgument if it has columns added after its conversion."""
     if added := [group.name for group in base.column_groups]:
-        work = Path(out) / WORK_FOLDER
-        left = f"; {work} belongs to an interrupted conversion: delete it, unless that is to be "
-        "resumed"
-        left *= (work / PLAN_FILE).exists()
         raise InvalidArgument(
             f"{os.fspath(out)}: has added columns ({', '.join(added)}), which new samples would "
             "lack; convert into a separate folder, add the columns there, and merge both datasets"
-            f"{left}"
         )
     return base
 

@@ -41,7 +41,6 @@ from shardio.conversion.journal import UnitEvent, conversion_settings, cut_units
 from shardio.conversion.report import (
     ConversionReport,
     InputReport,
-    NoMatchingInputs,
     Progress,
     check_any_of_kind,
 )
@@ -266,7 +265,7 @@ class _Run:
             check_any_of_kind(
                 self.options.source, kind, reports, kind_given=kind_given, appends=appends
             )
-        except NoMatchingInputs:
+        except InvalidArgument:
             self.staging.discard_units()
             raise
         return reports

@@ -34,7 +34,7 @@ from shardio.format.layout import MAJOR, MINOR
 from shardio.maintenance import verify_shard
 from shardio.shard.reader import ShardReader
 from shardio.shard.writer import ShardSummary
-from shardio.storage.fs import read_checksummed_json, to_checksummed_json, unlink, write_atomic
+from shardio.storage.fs import read_checksummed_json, to_checksummed_json, write_atomic
 
 MIN_UNIT_BYTES: Final = 1 << 20
 """The minimum size of a unit. Smaller units would give shards too small to read efficiently."""
@@ -301,11 +301,6 @@ def write_record(folder: Path, done: Sequence[InputDone], end: UnitDone) -> None
 def has_records(folder: Path) -> bool:
     """Return True if the work folder has the record of a finished unit."""
     return next(folder.glob(f"*/{RECORD_FILE}"), None) is not None
-
-
-def delete_record(folder: Path) -> None:
-    """Delete the record in the folder of a unit, so that the unit is converted again."""
-    unlink(folder / RECORD_FILE)
 
 
 def read_record(folder: Path, unit: Unit) -> tuple[list[InputDone], UnitDone] | None:

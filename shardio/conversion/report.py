@@ -151,14 +151,10 @@ _IGNORED_OUTCOMES: Final = ("unsupported", "part")
 _MAX_SUFFIXES: Final = 4
 
 
-class NoMatchingInputs(InvalidArgument):
-    """Raised if a source contains no file of the requested kind."""
-
-
 def check_any_of_kind(
     source: str, kind: str, reports: Sequence[InputReport], *, kind_given: bool, appends: bool
 ) -> None:
-    """Raise NoMatchingInputs if no file of a source is of the kind `kind`.
+    """Raise InvalidArgument if no file of a source is of the kind `kind`.
 
     A file of the kind counts even if it is broken, has no samples or is a duplicate. `reports` are
     the reports on all files. `kind_given` is True if the caller chose the kind.
@@ -175,7 +171,7 @@ def check_any_of_kind(
         hint = "an append needs files of the same kind as the dataset"
     elif suggested and suggested != kind:
         hint = f"the file names suggest {suggested!r} (--kind {suggested}, or kind={suggested!r})"
-    error = NoMatchingInputs(f"{source}: holds {what}: {_describe_files(reports)}; {hint}")
+    error = InvalidArgument(f"{source}: holds {what}: {_describe_files(reports)}; {hint}")
     error.add_note(f"kinds: {', '.join(known_kinds())}")
     raise error
 

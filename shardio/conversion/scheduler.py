@@ -35,11 +35,11 @@ from shardio._workers.tasks.task_pool import TaskPool
 from shardio.conversion.converter import Input
 from shardio.conversion.inputs import Listing
 from shardio.conversion.journal import (
+    RECORD_FILE,
     InputDone,
     Unit,
     UnitEvent,
     conversion_settings,
-    delete_record,
     different_settings,
     read_record,
 )
@@ -47,7 +47,7 @@ from shardio.conversion.report import InputReport, Progress
 from shardio.conversion.worker import CPU_LIMIT_SIGNAL, ConversionJob, convert_unit, cpu_limit_s
 from shardio.errors import ShardioError, UnsupportedEnvironment, WorkerDied
 from shardio.shard.writer import ShardSummary
-from shardio.storage.fs import make_folder, remove_tree, rename, sync_path
+from shardio.storage.fs import make_folder, remove_tree, rename, sync_path, unlink
 
 
 class ConversionState:
@@ -249,7 +249,7 @@ class _UnitScheduler:
             # The worker may have crashed while it verified the shards of an earlier conversion,
             # which the unit's journal record lists. Delete the record: the next worker then writes
             # the shards again instead of verifying them.
-            delete_record(Path(self._job.folder, unit.key))
+            unlink(Path(self._job.folder, unit.key, RECORD_FILE))
         if self._n_crashes[unit.number, position] == MAX_CRASHES:
             if position is None:
                 raise WorkerDied(
@@ -380,7 +380,12 @@ def run_on_ray(
         with Cluster(engine, sees=attempts, n_at_once=n_at_once) as cluster:
             work = _UnitTask(job, attempts, settings)
             for number, found in cluster.run(work, next_job, lambda n: running[n].title):
-                _check_visible(found.missing_path)
+                # If this machine does not see the file either, it was deleted meanwhile.
+                if found.missing_path and os.path.lexists(found.missing_path):
+                    raise UnsupportedEnvironment(
+                        f"a machine of the Ray cluster cannot see {found.missing_path}: the source "
+                        "must be on a file system that all machines mount at the same path"
+                    )
                 _commit_attempt(found, running.pop(number), job)
                 yield from found.events
     finally:
@@ -400,18 +405,6 @@ def _first_invisible(unit: Unit) -> str:
             if each.stamp != (0, 0) and not os.path.lexists(each.path):
                 return each.path
     return ""
-
-
-def _check_visible(path: str) -> None:
-    """Raise UnsupportedEnvironment if this machine sees a path that another machine cannot see.
-
-    Otherwise the file was deleted during the conversion, which is not an error of the machine.
-    """
-    if path and os.path.lexists(path):
-        raise UnsupportedEnvironment(
-            f"a machine of the Ray cluster cannot see {path}: the source must be on a file "
-            "system that all machines mount at the same path"
-        )
 
 
 def _commit_attempt(found: UnitAttempt, unit: Unit, job: ConversionJob) -> None:

@@ -12,7 +12,7 @@ from shardio import Array, InvalidArgument
 from shardio.conversion import execution
 from shardio.errors import DatasetExists, DatasetNotFound
 from shardio.export import export
-from shardio.maintenance import add_column, merge, reshard
+from shardio.maintenance import merge, reshard
 from shardio.storage.fs import to_checksummed_json
 from tests.lines import OLD, contents, convert, leave_killed, texts, write
 
@@ -115,16 +115,6 @@ def test_a_dataset_being_replaced_takes_no_append(lines: Path, killed_replacemen
         convert(lines, killed_replacement, append=True)
     convert(lines, killed_replacement, resume=True)
     assert texts(killed_replacement) == OLD
-
-
-def test_an_append_stopped_by_a_column_names_its_leftovers(
-    lines: Path, killed_append: Path
-) -> None:
-    add_column(killed_append, "extra", Array("int32"), range(7))
-    with pytest.raises(
-        InvalidArgument, match=r"added columns.*\.conversion belongs to .*: delete it"
-    ):
-        convert(lines, killed_append, append=True, resume=True)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

@@ -103,19 +103,6 @@ def test_a_clip_is_written_as_a_film(clips: Path, tmp_path: Path) -> None:
     assert np.abs(found.astype(int) - clip(0)).max(initial=0, where=_flat(24)) < 20
 
 
-@pytest.mark.parametrize("suffix", [".gif", ".webp", ".png", ".mp4"])
-@pytest.mark.parametrize("n_frames", [1, 3])
-def test_what_does_not_move_is_written_too(suffix: str, n_frames: int, tmp_path: Path) -> None:
-    still = np.repeat(clip(1)[:1], n_frames, axis=0)
-    folder = of_one(tmp_path, Array("uint8", (None, 16, 24, 3)), still)
-    inspect(folder, "--image", tmp_path / f"out{suffix}")
-    if suffix != ".mp4":
-        assert (
-            np.abs(pixels(tmp_path / f"out{suffix}")[10:, 10:].astype(int) - still[0, 9, 9]).max()
-            < 9
-        )
-
-
 def test_a_film_has_even_sides(tmp_path: Path) -> None:
     odd = np.ascontiguousarray(clip(0)[:, :15, :23])
     folder = of_one(tmp_path, Array("uint8", odd.shape), odd)
