@@ -24,6 +24,7 @@ from shardio._workers.tasks.stage import (
     PipelineStart,
     PipeStep,
     SourceItem,
+    UserCall,
     Where,
     checked_where,
     user_call,
@@ -157,10 +158,6 @@ def _one_for_one(step: PipeStep) -> PipeStep:
     return step
 
 
-def _each_of(items: Iterable[Any]) -> Iterator[Any]:
-    yield from items
-
-
 class Pipeline(PipelineIterations):
     """A source of items and a chain of concurrent steps that process them.
 
@@ -242,9 +239,9 @@ class Pipeline(PipelineIterations):
 
         The items must be iterable.
         """
-        thread_group = f"step {len(self._steps)}"
-        step = _piped("function", _each_of, name="disaggregate", thread_group=thread_group)
-        return self._with(step)
+        group = f"step {len(self._steps)}"
+        call = UserCall(iter, "generator")
+        return self._with(PipeStep(call, "disaggregate", 1, in_order=True, thread_group=group))
 
     def sink(self, buffer: int = _BUFFER, *, timeout: float | None = None) -> Pipeline:
         """Return a pipeline that buffers up to `buffer` results for the loop.

@@ -174,7 +174,14 @@ def _require_within(tightest: MemoryLimit, n_bytes: int, what: str, hint: str) -
 
 def limits(root: str = "/") -> list[MemoryLimit]:
     """Return all limits that files below `root` contain; without /proc, the list is empty."""
-    return [*page_cache_limits(root), *_commit_limits(root)]
+    found = page_cache_limits(root)
+    figures = _meminfo(root)
+    overcommit = read_number(os.path.join(root, "proc/sys/vm/overcommit_memory"))
+    if overcommit == _STRICT and {"CommitLimit", "Committed_AS"} <= figures.keys():
+        left_bytes = figures["CommitLimit"] - figures["Committed_AS"]
+        name = "CommitLimit, as vm.overcommit_memory is 2"
+        found.append(MemoryLimit(max(0, left_bytes), name))
+    return found
 
 
 def page_cache_limits(root: str = "/") -> list[MemoryLimit]:
@@ -205,16 +212,6 @@ def _least(found: list[MemoryLimit]) -> MemoryLimit:
 
 def _meminfo(root: str) -> dict[str, int]:
     return _parse_key_values(read_text(os.path.join(root, "proc/meminfo")), unit_bytes=1024)
-
-
-def _commit_limits(root: str) -> list[MemoryLimit]:
-    if read_number(os.path.join(root, "proc/sys/vm/overcommit_memory")) != _STRICT:
-        return []
-    figures = _meminfo(root)
-    if not {"CommitLimit", "Committed_AS"} <= figures.keys():
-        return []
-    left_bytes = figures["CommitLimit"] - figures["Committed_AS"]
-    return [MemoryLimit(max(0, left_bytes), "CommitLimit, as vm.overcommit_memory is 2")]
 
 
 def _group_limit(level: CgroupLevel) -> MemoryLimit | None:

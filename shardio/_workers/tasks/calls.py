@@ -210,8 +210,11 @@ class _Caller:
                 value = self._guarded(step, lambda: self._function(request))
             n_results = 0
             if isinstance(value, ResultChunks):
-                value.n_passed_over += n_passed_over
-                value, n_results = self._next_chunk(step, value)
+                chunks = value
+                chunks.n_passed_over += n_passed_over
+                value = self._guarded(step, chunks.take)
+                if not chunks.is_over:
+                    self._suspended[step], n_results = chunks, len(value)
             taken_ns = now_ns() - start_ns
             found = self._packer.pack(value)
             if found.n_bytes <= MAX_INLINE_BYTES:
@@ -231,14 +234,6 @@ class _Caller:
             taken_ns = now_ns() - start_ns
             return HEADER.pack(CallOutcome.FAILED, 0, number, step, 0, taken_ns) + failure
         return HEADER.pack(CallOutcome.IN_BLOCK, n_results, number, step, found.n_bytes, taken_ns)
-
-    def _next_chunk(self, step: int, chunks: ResultChunks) -> tuple[Any, int]:
-        """Return the next results of a generator, and their number, or 0 if no more will follow."""
-        found = self._guarded(step, chunks.take)
-        if chunks.is_over:
-            return found, 0
-        self._suspended[step] = chunks
-        return found, len(found)
 
     def _guarded(self, step: int, function: Callable[[], Any]) -> Any:
         """Return the result of a function; if the function also returns in a fork, end the fork."""

@@ -186,7 +186,6 @@ class AsyncExecutor(StageExecutor):
     def __init__(self, runner: PipelineRunner, stages: Sequence[Stage]) -> None:
         self._runner, self._stages = runner, stages[::-1]
         self._tasks: set[asyncio.Task[None]] = set()
-        self._suspended: dict[StageJob, asyncio.Event] = {}
         self._is_waking = False
         with files_explained():
             self._loop = asyncio.new_event_loop()
@@ -222,12 +221,16 @@ class AsyncExecutor(StageExecutor):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _begin(self) -> None:
+        jobs = []
         with self._runner.lock:
             self._is_waking = False
-            jobs = [] if self._runner.is_closed else self._next_jobs()
+            for stage in self._stages if not self._runner.is_closed else ():
+                while (job := stage.begin()) is not None:
+                    jobs.append(job)
+                    self._runner.settle_before(stage)
         for job in jobs:
-            if job in self._suspended:
-                self._suspended.pop(job).set()
+            if job.results is not None:  # the event that a suspended job awaits
+                job.results.set()
                 continue
             task = self._loop.create_task(self._perform(job))
             self._tasks.add(task)
@@ -237,14 +240,6 @@ class AsyncExecutor(StageExecutor):
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._runner.break_down(error)  # the loop raises this internal error
-
-    def _next_jobs(self) -> list[StageJob]:
-        jobs = []
-        for stage in self._stages:
-            while (job := stage.begin()) is not None:
-                jobs.append(job)
-                self._runner.settle_before(stage)
-        return jobs
 
     async def _perform(self, job: StageJob) -> None:
         call, start_ns = job.stage.call, now_ns()
@@ -268,8 +263,8 @@ class AsyncExecutor(StageExecutor):
         async for value in results:
             if not self._runner.give(job, (value,), now_ns() - start_ns):
                 # `_begin` will find the event, because it runs in this thread, too.
-                room = self._suspended[job] = asyncio.Event()
-                await room.wait()
+                job.results = asyncio.Event()
+                await job.results.wait()
             start_ns = now_ns()
             del value
         self._runner.finish(job, (), now_ns() - start_ns)

@@ -176,7 +176,8 @@ class StageJob:
     step: int  # the index of the input in the stage
     origin: SourceItem
     item: Any
-    results: Any = None  # a generator; for a worker process, the item's index in the task pool
+    # A generator; of an async one, an event that resumes it; in a worker process, the item's index.
+    results: Any = None
     n_given: int = 0
     began_ns: int = 0
     thread_id: int = 0

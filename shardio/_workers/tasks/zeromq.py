@@ -120,11 +120,6 @@ class Receiver(Closing):
             self.path_fd = -1
 
 
-def address_of(path_fd: int) -> str:
-    """Return the address of a `Receiver` for a process that has a duplicate of its `path_fd`."""
-    return f"ipc:///proc/self/fd/{path_fd}"
-
-
 HEAD: Final = struct.Struct("<IIQ")
 PLACE: Final = struct.Struct("<QQ")  # the index of a block, and the size of the sample in it
 WORD: Final = struct.Struct("<QQ")  # from the main process to a worker: a Command and a number
@@ -195,7 +190,7 @@ def send_all(
     with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
         socket.linger = 0  # at the end, drop unsent messages: the main process has then exited
         socket.sndhwm = 0  # credit limits the bytes, so the message count needs no limit
-        socket.connect(address_of(channel.fds[-1]))
+        socket.connect(f"ipc:///proc/self/fd/{channel.fds[-1]}")
         sender = SampleSender(socket, channel, most_bytes, may_skip=may_skip)
         with suppress(MainExited):
             sender.send_samples(dataset)
