@@ -15,9 +15,7 @@ import numpy as np
 import pytest
 
 from shardio import InvalidArgument, Loader, SharedMemoryShim, load, load_with_workers
-from shardio._workers.tasks.calls import InlinePool
 from shardio.errors import BatchTimeout, ClosedError, TooManySkipped, TransformError
-from shardio.items import ItemIteration
 from tests.faces.loaders import loader_of
 
 pytestmark = pytest.mark.usefixtures("warm_zygote")
@@ -280,26 +278,15 @@ def test_a_fork_of_the_program_ends_nothing_of_it() -> None:
     assert ends == ["end"]
 
 
-def test_whoever_asks_while_it_starts_or_waits_is_refused_and_it_goes_on() -> None:
-    asked: list[str] = []
-
-    def ask(when: str) -> None:
-        with pytest.raises(InvalidArgument, match="another thread is waiting"):
-            next(loading)
-        asked.append(when)
-
-    def begin() -> InlinePool:
-        ask("it starts")
-        return InlinePool(abs, "abs")
-
+def test_a_source_that_asks_its_own_iteration_is_refused_and_it_goes_on() -> None:
     def source() -> Generator[int, None, None]:
-        yield 0
-        ask("it waits")
-        yield 1
+        for item in range(2):
+            with pytest.raises(InvalidArgument, match="another thread is waiting"):
+                next(loadings[0])
+            yield item
 
-    loading = ItemIteration(begin, SAME, source(), None)
-    assert list(loading) == [0, 1]
-    assert asked == ["it starts", "it waits"]
+    loadings = [load_with_workers(SAME, source(), 0)]
+    assert list(loadings[0]) == [0, 1]
 
 
 def test_one_that_its_own_source_closes_keeps_no_memory() -> None:

@@ -86,6 +86,7 @@ def least(root: str) -> int:
 def test_without_control_groups_what_the_machine_has_available_counts(tmp_path: Path) -> None:
     root = write(tmp_path, machine(available_mib=300))
     assert limits(root) == [MemoryLimit(300 * MIB, "MemAvailable of this machine")]
+    assert quota_cpus(root) is None
     assert limits(str(tmp_path / "empty")) == []
 
 
@@ -170,17 +171,13 @@ def test_a_demand_within_the_limits_is_granted_and_one_above_names_both_figures(
     monkeypatch.setattr(
         module, "limits", lambda: [MemoryLimit(9 * MIB, "a box"), MemoryLimit(3 * MIB, "b")]
     )
+    assert (available_bytes(), default_budget()) == (3 * MIB, 3 * MIB // 2)
     require(3 * MIB, "3 blocks")
     with pytest.raises(
         InsufficientMemory,
         match=r"4 blocks need 4,194,304 bytes .* 3,145,728 bytes .*\(b\).* batch_size",
     ):
         require(4 * MIB, "4 blocks")
-
-
-def test_the_budget_is_half_of_what_is_available(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "limits", lambda: [MemoryLimit(9 * MIB, "a box")])
-    assert (available_bytes(), default_budget()) == (9 * MIB, 9 * MIB // 2)
 
 
 def test_where_nothing_is_known_the_size_of_the_machine_is_taken(
@@ -247,10 +244,6 @@ def test_the_tightest_quota_above_the_process_counts(tmp_path: Path) -> None:
         "sys/fs/cgroup/c/cpu.max": "100000 100000",
     }
     assert quota_cpus(write(tmp_path, in_v2("/a/b") | files)) == 3
-
-
-def test_without_control_groups_there_is_no_quota(tmp_path: Path) -> None:
-    assert quota_cpus(str(tmp_path)) is None
 
 
 def test_affinity_and_quota_are_both_caps(monkeypatch: pytest.MonkeyPatch) -> None:
