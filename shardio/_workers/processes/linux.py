@@ -29,6 +29,7 @@ from shardio.storage.fs import max_file_bytes
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_MFD_NOEXEC_SEAL = 8
 _KEPT_BYTES = 128 << 20
 _LARGEST_KEPT_BYTES = 32 << 20  # the largest value that glibc accepts
 _OF_MALLOC = {"MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"}
@@ -202,8 +203,12 @@ def memory_file(*parts: bytes) -> int:
     """
     if not hasattr(os, "memfd_create"):
         raise _missing_call("memfd_create", f"this is {sys.platform}")
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
-        fd = os.memfd_create("shardio", os.MFD_CLOEXEC)
+        try:
+            fd = os.memfd_create("shardio", flags | _MFD_NOEXEC_SEAL)
+        except OSError:  # kernels before 6.3 do not know this flag
+            fd = os.memfd_create("shardio", flags)
     except OSError as error:
         explain_files(error)
         raise _missing_call("memfd_create", str(error)) from error
@@ -217,12 +222,6 @@ def memory_file(*parts: bytes) -> int:
         os.close(fd)
         raise
     return fd
-
-
-def resize_memory_file(fd: int, n_bytes: int, what: str) -> None:
-    """Set the length of a memory file for `what`; a page takes memory only once it is touched."""
-    with file_limit_explained(n_bytes, what):
-        os.ftruncate(fd, n_bytes)
 
 
 @contextlib.contextmanager

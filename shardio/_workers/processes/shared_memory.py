@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from shardio._base.statistics import now_ns
 from shardio._workers.processes.limits import available_bytes, require
-from shardio._workers.processes.linux import resize_memory_file
+from shardio._workers.processes.linux import file_limit_explained, memory_file
 from shardio.errors import InsufficientMemory
 from shardio.storage.file_access import map_over
 
@@ -43,7 +43,6 @@ _MADV_POPULATE_WRITE: Final = 23
 _MADV_COLLAPSE: Final = 25
 _F_ADD_SEALS: Final = 1033
 _F_SEAL_SHRINK: Final = 2
-_MFD_NOEXEC_SEAL: Final = 8
 
 
 class _KernelSupport:
@@ -124,13 +123,10 @@ def reserve_memory_file(n_bytes: int, what: str) -> int:
 @contextlib.contextmanager
 def _new_memory_file(n_bytes: int, what: str) -> Iterator[int]:
     """Yield a new memory file; then seal it against shrinking, or close it if the body raises."""
-    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    fd = memory_file()
     try:
-        fd = os.memfd_create("shardio", flags | _MFD_NOEXEC_SEAL)
-    except OSError:  # kernels before 6.3 do not know this flag
-        fd = os.memfd_create("shardio", flags)
-    try:
-        resize_memory_file(fd, n_bytes, what)
+        with file_limit_explained(n_bytes, what):
+            os.ftruncate(fd, n_bytes)
         yield fd
         fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK)
     except BaseException:
