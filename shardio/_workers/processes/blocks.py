@@ -71,7 +71,7 @@ class BlockMap:
         return min(status.st_size, status.st_blocks * _STAT_BLOCK)
 
     def note_growth(self, n_bytes: int | None = None) -> None:
-        """Map the file again if it is longer than the map; with None, ask for its length."""
+        """Map the file again if it is longer than the map; None asks the kernel for its length."""
         if (os.fstat(self._fd).st_size if n_bytes is None else n_bytes) > len(self.bytes):
             self._map()
 

@@ -431,7 +431,7 @@ class FutureExecutor(ThreadExecutor):
 
 
 def _conclude(runner: PipelineRunner, job: StageJob, value: Any, busy_ns: int) -> None:
-    """Report the end of a job; `value` is what `_in_one` or the last chunk has returned."""
+    """Report the end of a job; `value` is the result of `_in_one`, or the last chunk."""
     if not job.stage.call.yields_many:
         runner.finish(job, (value,), busy_ns)
     elif isinstance(value, FailedCall):

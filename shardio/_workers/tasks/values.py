@@ -87,9 +87,9 @@ def write_value(packed: PackedValue, target: memoryview) -> None:
 
 
 def write_to_block(packed: PackedValue, block: BlockMap, what: str, hint: str) -> None:
-    """Write a packed value to a block, which grows if needed; errors begin and end with the texts.
+    """Write a packed value to a block, which grows if needed.
 
-    Raises InsufficientMemory if there is no memory for the value.
+    If there is no memory, InsufficientMemory says that `what` needs it, and gives the `hint`.
     """
     # Check here although `grow` checks, too: the message of `grow` would name a batch.
     if (n_lacking := packed.n_bytes - block.backed_bytes()) > 0:
