@@ -124,7 +124,7 @@ def test_what_a_worker_had_sent_before_it_died_is_handed_over(
             arrived.append(message)
     monkeypatch.setattr(box, "take", lambda: arrived.pop(0) if arrived else take())
     os.kill(loader._pool.pids()[0], signal.SIGKILL)
-    while loader._loss is None:  # the death is seen before the rest is
+    while loader._crash is None:  # the death is seen before the rest is
         assert select.select([loader._pool], [], [], PATIENCE_S)[0]
         loader._handle_events()
     assert [next(loader), next(loader)] == [1, 2]

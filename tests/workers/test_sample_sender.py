@@ -17,8 +17,8 @@ from shardio._workers.processes.worker_main import Channel
 from shardio._workers.tasks import values
 from shardio._workers.tasks.values import pack_value
 from shardio._workers.tasks.zeromq import (
+    BLOCK_AND_SIZE,
     HEAD,
-    PLACE,
     WORD,
     Command,
     MainExited,
@@ -91,7 +91,7 @@ def test_a_sample_for_whose_arrays_there_is_no_memory_fails_alone_and_its_block_
     sent = sent_by(channel, samples, may_skip=True)
     kinds = [MessageKind.SAMPLE, MessageKind.SAMPLE, MessageKind.SKIPPED, MessageKind.IN_BLOCK]
     assert sent.heads[:4] == list(zip(kinds, range(4), strict=True))
-    assert PLACE.unpack(sent[3][2]) == (0, pack_value(samples[3]).n_bytes)
+    assert BLOCK_AND_SIZE.unpack(sent[3][2]) == (0, pack_value(samples[3]).n_bytes)
     assert sent.heads[4:] == [(MessageKind.SAMPLE, 4), (MessageKind.END, 5)]
 
 

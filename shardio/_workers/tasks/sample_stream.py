@@ -37,9 +37,9 @@ from shardio._workers.processes.worker_pool import Failed, WorkerExit, WorkerPoo
 from shardio._workers.tasks.failure_policy import ErrorBudget
 from shardio._workers.tasks.values import BlockLender, read_value
 from shardio._workers.tasks.zeromq import (
+    BLOCK_AND_SIZE,
     HEAD,
     OVERHEAD_BYTES,
-    PLACE,
     WORD,
     Command,
     MessageKind,
@@ -105,7 +105,7 @@ class SampleStream(Closing):
         self._finalizer = Finalizer(self, _let_go, self._pid, *held, self._lock)
         self._going = {worker: _Sender() for worker in range(n_workers)}  # who has not finished
         self._saved: deque[bytes] = deque()  # messages that arrived before a crash was handled
-        self._loss: WorkerExit | None = None  # the crash
+        self._crash: WorkerExit | None = None
         self._look_at_s = 0.0
         self._least_credit_bytes = most_bytes // n_workers // _CREDITS
         self._is_over = False
@@ -172,14 +172,15 @@ class SampleStream(Closing):
     def _take(self) -> bytes | None:
         """Return the next message, or None; raise WorkerDied after the last one of a crash."""
         now_s = time.monotonic()
-        if now_s > self._look_at_s and self._loss is None:
+        if now_s > self._look_at_s and self._crash is None:
             self._look_at_s = now_s + _LOOK_EVERY_S
             self._handle_events()
         message = self._saved.popleft() if self._saved else self._receiver.take()
-        if message is None and self._loss is not None:
-            sender = self._going[self._loss.worker]
+        if message is None and self._crash is not None:
+            sender = self._going[self._crash.worker]
             detail = f":\n\n{sender.last_words}" if sender.last_words else ""
-            raise WorkerDied(f"{self._loss.manner}, after {sender.n_arrived} samples of it{detail}")
+            n = sender.n_arrived
+            raise WorkerDied(f"{self._crash.manner}, after {n} samples of it{detail}")
         return message
 
     def _open(self, message: bytes) -> Any:
@@ -193,8 +194,8 @@ class SampleStream(Closing):
         memory: Bytes | bytes = message
         start = HEAD.size
         if kind == _IN_BLOCK:
-            place = PLACE.unpack_from(message, start)
-            memory, start = self._block_lender.hand_over(worker, *place), 0
+            number_and_size = BLOCK_AND_SIZE.unpack_from(message, start)
+            memory, start = self._block_lender.hand_over(worker, *number_and_size), 0
             self._lend()
         elif kind != _SAMPLE:
             self._open_other(MessageKind(kind), worker, memoryview(message)[start:])
@@ -247,12 +248,12 @@ class SampleStream(Closing):
 
     def _lend(self) -> None:
         """Send the blocks that workers have requested, as far as blocks are available."""
-        if self._loss is None:
+        if self._crash is None:
             self._block_lender.give(functools.partial(self._tell, Command.BLOCK))
 
     def _release_worker(self, worker: int) -> None:
         """Release a worker whose samples have all arrived."""
-        if self._loss is None:
+        if self._crash is None:
             self._handle_events()
         sender = self._going[worker]
         if sender.last_words:  # a fork of the worker has sent them: the worker itself is alive
@@ -272,7 +273,7 @@ class SampleStream(Closing):
         self._tell(Command.GOODBYE, worker)
 
     def _tell(self, word: Command, worker: int, number: int = 0, fds: Sequence[int] = ()) -> None:
-        if self._loss is None:
+        if self._crash is None:
             with suppress(WorkerDied):  # the worker exited after its last message
                 self._pool.send(worker, WORD.pack(word, number), fds)
 
@@ -309,7 +310,7 @@ class SampleStream(Closing):
             elif not isinstance(event, WorkerExit):  # the worker requests a block
                 self._block_lender.ask(event.worker)
             elif not self._has_come_to_its_end(event.worker):
-                self._loss = event
+                self._crash = event
                 self._pool.close()  # the error ends the iteration, so no worker is needed
                 return
         self._lend()

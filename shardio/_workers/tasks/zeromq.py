@@ -121,7 +121,7 @@ class Receiver(Closing):
 
 
 HEAD: Final = struct.Struct("<IIQ")
-PLACE: Final = struct.Struct("<QQ")  # the index of a block, and the size of the sample in it
+BLOCK_AND_SIZE: Final = struct.Struct("<QQ")
 WORD: Final = struct.Struct("<QQ")  # from the main process to a worker: a Command and a number
 WANT: Final = b"?"  # the message by which a worker requests a block for a large sample
 # Larger samples are sent in blocks: one of 70 KiB takes 31 µs in a block, and 41 µs in a message.
@@ -260,7 +260,7 @@ class SampleSender:
         if not self._lent_blocks:
             self._ask_for_block()
         number, n_bytes = self._lent_blocks.fill(packed), packed.n_bytes
-        self._send(MessageKind.IN_BLOCK, PLACE.pack(number, n_bytes), n_bytes)
+        self._send(MessageKind.IN_BLOCK, BLOCK_AND_SIZE.pack(number, n_bytes), n_bytes)
 
     def _send(self, kind: MessageKind, payload: bytes | bytearray = b"", n_bytes: int = 0) -> None:
         """Send a message as soon as the credit allows; `n_bytes` is the size of the sample.
