@@ -82,7 +82,8 @@ class ThreadExecutor(StageExecutor):
 
     def __init__(self, runner: PipelineRunner, stages: Sequence[Stage], n_threads: int) -> None:
         self._runner, self._stages, self._n_left = runner, stages[::-1], n_threads
-        # The locks on which idle threads wait. The thread that became idle last is woken first.
+        # The locks on which idle threads wait. The thread that became idle last is woken first. A
+        # Condition takes 10 % more CPU time for 100,000 quick calls.
         self._idle: list[threading.Lock] = []
         self._is_waking = self._is_closed = False
         self._left: list[Any] = []
