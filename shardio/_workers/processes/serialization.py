@@ -283,7 +283,8 @@ def unpack(fd: int) -> Callable[..., Any]:
                 os.environ[name] = value
         if cwd is not None:
             os.chdir(cwd)
-        target: Callable[..., Any] = pickle.load(stored)
+        with memoryview(stored)[stored.tell() :] as packed:  # `pickle.load` would copy large parts
+            target: Callable[..., Any] = pickle.loads(packed)
     return target
 
 
