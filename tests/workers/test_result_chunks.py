@@ -52,11 +52,11 @@ def test_large_results_are_fewer_to_a_portion() -> None:
     assert [len(portion) for portion in _all(iter([b"x" * 30_000] * 5))] == [3, 2]
 
 
-def test_a_result_with_a_large_array_ends_a_portion() -> None:
+def test_a_result_with_a_large_array_is_a_portion_of_its_own() -> None:
     large = np.zeros(20_000, np.uint8)
     found = _all(iter([1, 2, (3, large), (4, large), 5]))
     assert [[r[0] if isinstance(r, tuple) else r for r in each] for each in found] == [
-        [1, 2, 3], [4], [5],
+        [1, 2], [3], [4], [5],
     ]  # fmt: skip
 
 

@@ -45,8 +45,9 @@ from shardio._workers.tasks.failure_policy import ErrorBudget
 from shardio._workers.tasks.values import ValuePacker, write_to_block
 from shardio.errors import BatchTimeout, InsufficientMemory, InvalidArgument
 
-# A chunk ends after _MAX results, after _MAX_BYTES of pickled results, after _MAX_NS, or with a
-# result that has an array of at least _LARGE_BYTES.
+# A chunk ends after _MAX results, after _MAX_BYTES of pickled results, or after _MAX_NS. A result
+# with an array of at least _LARGE_BYTES is a chunk of its own: if there is no memory for it, the
+# results before it are delivered.
 _MAX: Final = 64
 _MAX_BYTES: Final = 64 << 10
 _MAX_NS: Final = 10_000_000
@@ -84,6 +85,7 @@ class ResultChunks:
     def __init__(self, results: Iterator[Any], name: str) -> None:
         self._results, self._name = results, name
         self._pickler = ValuePickler(_LARGE_BYTES)
+        self._large: list[Any] = []  # the next result, if it must be a chunk of its own
         self.n_passed_over = 0  # the number of results to skip: an earlier worker has sent them
         self.is_over = False
 
@@ -98,6 +100,9 @@ class ResultChunks:
         return found
 
     def _gather(self, found: list[Any]) -> None:
+        if self._large:
+            found.append(self._large.pop())
+            return
         n_bytes, end_ns = 0, now_ns() + _MAX_NS
         while len(found) < _MAX and n_bytes < _MAX_BYTES and (now_ns() < end_ns or not found):
             value = next(self._results, _END)
@@ -109,7 +114,7 @@ class ResultChunks:
                 continue
             pickled, apart = self._pickler.dumps(value)
             if apart:
-                found.append(value)
+                (self._large if found else found).append(value)
                 return
             found.append(_Pickled(pickled))
             n_bytes += len(pickled)
