@@ -25,6 +25,7 @@ from shardio._workers.processes.stack_dumps import ask_for_stacks
 from shardio._workers.processes.worker_main import (
     EXECUTE,
     FORK,
+    MAX_FDS,
     Channel,
     Start,
     Target,
@@ -55,6 +56,8 @@ class WorkerPool(Closing):
         preload: Sequence[str] = (),
         start: Start = "zygote",
     ) -> None:
+        if len(fds) > MAX_FDS - 2:
+            raise InvalidArgument(f"{len(fds)} fds; a pool can be given at most {MAX_FDS - 2}")
         self._preload = tuple(preload)
         self._action = EXECUTE if start == "spawn" else FORK
         self._held = PoolState()
