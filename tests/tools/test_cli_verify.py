@@ -105,3 +105,11 @@ def test_what_does_not_exist_is_one_line_and_exit_code_2(tmp_path: Path, capsys:
     assert cli.main(["verify", str(tmp_path), "--workers", "-1"]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 3
+
+
+@pytest.mark.parametrize("option", [("--workers", "1"), ("--engine", "ray")])
+def test_options_of_datasets_are_refused_for_a_shard(
+    dataset: Path, capsys: Capture, option: tuple[str, str]
+) -> None:
+    assert cli.main(["verify", str(min(dataset.glob("*.shard"))), *option]) == 2
+    assert "are for datasets, not for one shard" in capsys.readouterr().err

@@ -31,7 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command to its parser."""
     add = parser.add_argument
     add("path", metavar="PATH", help="a dataset (a folder) or one shard (a file)")
-    add("--workers", type=int, metavar="N", help="processes (default: one per usable CPU)")
+    add(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="processes for a dataset (default: one per usable CPU)",
+    )
     add_engine_arguments(add)
     add_output_arguments(add, "print problems only")
 
@@ -41,8 +46,8 @@ def run(options: argparse.Namespace) -> int:
     start_s = time.monotonic()
     if is_dataset(options.path):
         report, findings = _check_dataset(options)
-    elif options.engine != "local":
-        raise InvalidArgument(f"--engine {options.engine} is for datasets, not for one shard")
+    elif options.engine != "local" or options.workers is not None:
+        raise InvalidArgument("--engine and --workers are for datasets, not for one shard")
     else:
         findings = tuple(verify_shard(options.path))
         report = {
