@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -53,7 +54,8 @@ class ParquetExporter:
         )
         fields = options.fields.items()
         self.schema_spec: Mapping[str, str] = {name: field_spec(field) for name, field in fields}
-        texts = {name: _as_json for name, field in fields if field.is_json}
+        as_json = partial(json.dumps, ensure_ascii=False)
+        texts = {name: as_json for name, field in fields if field.is_json}
         self.prepare: Prepare = {**options.muxing, **texts}
         self._tree = _field_tree(options.fields)
         columns = [_column(name, inner) for name, inner in self._tree.items()]
@@ -127,10 +129,6 @@ class ParquetExporter:
         fields = [_column(key, each) for key, each in inner.items()]
         arrays = [self._array(f"{name}.{key}", each, batch) for key, each in inner.items()]
         return pa.StructArray.from_arrays(arrays, fields=fields)
-
-
-def _as_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _field_tree(fields: Mapping[str, Field]) -> dict[str, Any]:

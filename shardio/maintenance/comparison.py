@@ -199,21 +199,16 @@ def diff(a: str | os.PathLike[str], b: str | os.PathLike[str]) -> DiffReport:
         sides = _Side(report.a, stack), _Side(report.b, stack)
         report.n_a, report.n_b = len(sides[0]), len(sides[1])
         report.classes_differ = sides[0].classes != sides[1].classes
-        names = _compare_fields(report, *sides)
+        a_schema, b_schema = (side.schema for side in sides)
+        names = [name for name in a_schema if name in b_schema]
+        report.fields_only_a = [name for name in a_schema if name not in b_schema]
+        report.fields_only_b = [name for name in b_schema if name not in a_schema]
+        report.fields_redefined = [name for name in names if a_schema[name] != b_schema[name]]
         if report.n_a == report.n_b:
             _compare_by_number(report, *sides, names)
         else:
             _compare_by_content(report, *sides, names)
     return report
-
-
-def _compare_fields(report: DiffReport, a: _Side, b: _Side) -> list[str]:
-    """Record the differences between the fields; return the names of the fields that both have."""
-    report.fields_only_a = [name for name in a.schema if name not in b.schema]
-    report.fields_only_b = [name for name in b.schema if name not in a.schema]
-    common = [name for name in a.schema if name in b.schema]
-    report.fields_redefined = [name for name in common if a.schema[name] != b.schema[name]]
-    return common
 
 
 def _chunks(n: int) -> Iterator[Rows]:

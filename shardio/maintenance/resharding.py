@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
@@ -126,14 +126,13 @@ def _operation(name: str, shard_bytes: int, *sources: ShardDataset) -> dict[str,
 
 def _append_shards(
     dataset: ShardDataset,
-    numbers: Iterable[int],
+    numbers: Sequence[int],
     output: GenerationWriter,
     progress: Progress | None,
 ) -> None:
     """Write the samples of the shards with the indices `numbers` to the new shards of `output`."""
-    chosen = list(numbers)
-    state = ShardProgress(progress, "writing", (dataset.shards[k].n_bytes for k in chosen))
-    for k in chosen:
+    state = ShardProgress(progress, "writing", (dataset.shards[k].n_bytes for k in numbers))
+    for k in numbers:
         for sample in dataset.samples(k):
             output.append(sample)
         state.done()
@@ -298,7 +297,11 @@ def merge(
                 inputs=[entry for dataset in datasets for entry in dataset.inputs],
                 converter=_common([dataset.converter for dataset in datasets]),
                 view=_common([dataset.view for dataset in datasets]) or ROWS,
-                versions=_common_entries([dataset.versions for dataset in datasets]),
+                versions={
+                    name: version
+                    for name, version in datasets[0].versions.items()
+                    if all(dataset.versions.get(name) == version for dataset in datasets)
+                },
                 operation=_operation("merge", shard_bytes, *datasets),
             )
             return MaintenanceReport.of(out, published, output.n_written)
@@ -372,9 +375,3 @@ def _renumbered(value: Any, numbers: Mapping[int, int], shard: str, row: int) ->
 def _common(values: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Return the first of `values` if all values are equal, else an empty mapping."""
     return values[0] if all(value == values[0] for value in values) else {}
-
-
-def _common_entries(values: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Return the entries that all mappings have, with the same value."""
-    first, *others = values
-    return {k: v for k, v in first.items() if all(other.get(k) == v for other in others)}

@@ -140,14 +140,10 @@ def _workers_limit(figures: Figures, busy: float) -> Conclusion:
     because = f"{who} busy filling batches {min(1.0, busy):.0%} of the time: {parts}"
     if limit is Limit.STORAGE:
         because += f"; {1 - cached:.0%} of the files was not in the page cache"
-    return Conclusion(limit, because, (*_more_workers(figures), *_advice_on(limit, figures)))
-
-
-def _more_workers(figures: Figures) -> tuple[str, ...]:
-    n_cpus = figures.n_cpus
-    if figures.n_workers >= n_cpus or n_cpus in figures.tried:
-        return ()
-    return (f"num_workers={n_cpus}: the number of available CPUs",)
+    n_cpus, advice = figures.n_cpus, _advice_on(limit, figures)
+    if figures.n_workers < n_cpus and n_cpus not in figures.tried:
+        advice = (f"num_workers={n_cpus}: the number of available CPUs", *advice)
+    return Conclusion(limit, because, advice)
 
 
 def _advice_on(limit: Limit, figures: Figures) -> tuple[str, ...]:

@@ -146,7 +146,10 @@ def verify_dataset(
     unknown = _unknown(root, generations)
     if published is not None:
         names = published.names
-        begun = _names_of_next(root, published)
+        begun = set[str]()
+        with contextlib.suppress(DatasetCorrupt, ShardUnsupported):
+            # A writer may be about to publish the next generation: its shards are no findings.
+            begun = {*load_generation(root, published.number + 1).names}
         what = "no generation of the dataset names this shard"
         strays = [name for name in unknown if name.endswith(".shard") and name not in begun]
         findings += [Finding(str(root / name), "unknown_shard", what) for name in strays]
@@ -250,13 +253,6 @@ def _unknown(root: Path, generations: Sequence[Generation]) -> list[str]:
         inside = sorted(os.listdir(root / GENERATIONS))
         found += [f"{GENERATIONS}/{name}" for name in inside if name not in numbers]
     return found
-
-
-def _names_of_next(root: Path, published: Generation) -> set[str]:
-    """Return the names of the shards of a generation that a writer may be about to publish."""
-    with contextlib.suppress(DatasetCorrupt, ShardUnsupported):
-        return {*load_generation(root, published.number + 1).names}
-    return set()
 
 
 def _disagreements(

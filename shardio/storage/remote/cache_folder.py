@@ -84,20 +84,18 @@ class ByteLocks:
         while is_asked and self._mutex.acquire(blocking=False):
             try:
                 while self._released:
-                    self._release_one(self._released.popleft())
+                    byte = self._released.popleft()
+                    n_held = self._counts.pop(byte, 0)
+                    if n_held > 1:
+                        self._counts[byte] = n_held - 1
+                    elif n_held:
+                        _lock(self._fd, fcntl.F_UNLCK, byte)
                 if self._is_closed and not self._counts and self._fd >= 0:
                     os.close(self._fd)
                     self._fd = -1
             finally:
                 self._mutex.release()
             is_asked = bool(self._released)
-
-    def _release_one(self, byte: int) -> None:
-        n_held = self._counts.pop(byte, 0)
-        if n_held > 1:
-            self._counts[byte] = n_held - 1
-        elif n_held:
-            _lock(self._fd, fcntl.F_UNLCK, byte)
 
     def _reset_after_fork(self) -> None:
         """Forget the locks of the parent process if this process is a forked child.
