@@ -288,7 +288,10 @@ def _headers(content: Content, path: str) -> Iterator[Header | DataError]:
 
 
 def _header_offsets(content: Content) -> Iterator[int]:
-    """Yield 0, then search (maybe the whole file) for the last page that starts with MAGIC."""
+    """Yield 0, then the offset of the last page that starts with MAGIC.
+
+    The search for this page may read the whole file: it begins only when it is needed.
+    """
     yield 0
     for page in range(content.nbytes // PAGE * PAGE - PAGE, 0, -PAGE):
         if bytes(content[page : page + len(MAGIC)]) == MAGIC:

@@ -328,7 +328,7 @@ def read_checksummed_json(path: Path) -> dict[str, Any]:
 
 
 def read_file(path: Path) -> bytes:
-    """Return the content of a regular file; raise DatasetCorrupt, without waiting, for a pipe."""
+    """Return the content of a regular file; raise DatasetCorrupt for others, such as a pipe."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:

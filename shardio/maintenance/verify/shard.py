@@ -296,7 +296,7 @@ def _verify_section_hashes(
     field: str | None,
     findings: Findings,
 ) -> None:
-    """Check a section that has a hash of all its bytes, and the blocks whose hashes it has."""
+    """Check a section whose hash covers all its bytes and, if it has block hashes, the blocks."""
     if section.kind == Kind.BLOCK_HASHES:
         content.check_hash(section, findings, field)
         target = sections[section.of_kind, section.field, 0]

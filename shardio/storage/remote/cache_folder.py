@@ -251,7 +251,10 @@ class CacheEvictor:
                 _write_count(self._count_path, used)
 
     def _evict_unused(self, n_bytes: int) -> int:
-        """Remove the least recently used files without a lock; return the number of freed bytes."""
+        """Remove files without a lock until `n_bytes` are freed; return the number of freed bytes.
+
+        The least recently used files are removed first.
+        """
         freed = 0
         for each in sorted(self._files()):
             if freed >= n_bytes:
