@@ -72,7 +72,7 @@ class ParquetExporter:
         self._open_next()
 
     def write(self, batch: SampleBatch) -> None:
-        """Append a batch, to a new file if `shard_bytes` is exceeded; it may stay in memory a while."""
+        """Append a batch, which may stay in memory until later calls."""
         if self._n_written > self._options.shard_bytes:
             self.finish()
         if self._writer is None:
