@@ -208,25 +208,21 @@ def check_rows(found: Any, n: int) -> _Numbers:
 
 
 class RowSelection:
-    """The selected rows of a dataset.
-
-    Args:
-        starts: the index of each shard's first row, followed by the total number of rows.
-        view: the selected rows; None if all rows are selected, in their stored order.
-    """
+    """The selected rows of a dataset."""
 
     def __init__(self, starts: Rows, view: RowRuns | RowList | None = None) -> None:
         self.shard_starts = starts
         """The index of each shard's first row, followed by the total number of rows."""
-        self._view = view
+        self.view = view
+        """The selected rows; None if all rows are selected, in their stored order."""
 
     def __len__(self) -> int:
-        return int(self.shard_starts[-1]) if self._view is None else len(self._view)
+        return int(self.shard_starts[-1]) if self.view is None else len(self.view)
 
     @property
     def is_plain(self) -> bool:
         """True if all rows are selected, in their stored order."""
-        return self._view is None
+        return self.view is None
 
     @property
     def shard_ends(self) -> Rows:
@@ -235,26 +231,21 @@ class RowSelection:
         The selected rows must be in ascending order.
         """
         ends = self.shard_starts[1:]
-        return ends if self._view is None else self._view.n_below(ends)
+        return ends if self.view is None else self.view.n_below(ends)
 
     @property
     def view_id(self) -> str:
         """An id of the selected rows; "" if all rows are selected."""
-        return "" if self._view is None else self._view.identity
-
-    @property
-    def view(self) -> RowRuns | RowList | None:
-        """The selected rows; None if all rows are selected, in their stored order."""
-        return self._view
+        return "" if self.view is None else self.view.identity
 
     @property
     def row_list(self) -> RowList | None:
         """The selected rows if they were chosen by the method `select` of a dataset, else None."""
-        return self._view if isinstance(self._view, RowList) else None
+        return self.view if isinstance(self.view, RowList) else None
 
     def set_rows(self, row_list: RowList) -> None:
         """Select the rows in `row_list` instead of the rows that are selected now."""
-        self._view = row_list
+        self.view = row_list
 
     @property
     def source_counts(self) -> list[int]:
@@ -269,7 +260,7 @@ class RowSelection:
 
     def at(self, numbers: Rows) -> Rows:
         """Return the row at each position in the selection, as an index over all shards."""
-        return numbers if self._view is None else self._view.rows(numbers)
+        return numbers if self.view is None else self.view.rows(numbers)
 
 
 class MixtureSelection(RowSelection):
@@ -297,7 +288,7 @@ class MixtureSelection(RowSelection):
 
         The id does not identify the sources. The lineage of the mixture identifies them.
         """
-        if self._view is None:
+        if self.view is None:
             return ""
         return ",".join(source.view_id for source in self._sources)
 

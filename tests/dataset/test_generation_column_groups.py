@@ -78,19 +78,11 @@ def with_two_fields(s: list[Content]) -> None:
     s[0]["schema"]["fields"].append(second)
 
 
+MUST_NAME = "'required' must name 'external_lists' if a list is external, then 'column_groups' if"
 BROKEN: dict[str, tuple[Callable[[Content], object], str]] = {
-    "nothing required": (
-        without("required"),
-        "'required' must name 'external_lists' if a list is external, then 'column_groups' if",
-    ),
-    "no sides": (
-        without("column_groups"),
-        "'required' must name 'external_lists' if a list is external, then 'column_groups' if",
-    ),
-    "empty sides": (
-        lambda g: g.update(column_groups=[]),
-        "'required' must name 'external_lists' if a list is external, then 'column_groups' if",
-    ),
+    "nothing required": (without("required"), MUST_NAME),
+    "no sides": (without("column_groups"), MUST_NAME),
+    "empty sides": (lambda g: g.update(column_groups=[]), MUST_NAME),
     "twice": (
         lambda g: g.update(required=["column_groups"] * 2),
         "'column_groups' if there are column groups, each once",

@@ -78,11 +78,6 @@ def test_whether_any_entry_is_broken_is_told_as_each_is(
     assert first_invalid(entries, field, payload) == (bad[0] if bad else None)
 
 
-def test_the_first_of_several_broken_entries_is_named() -> None:
-    good, bad = (0, 4, Codec.RAW, 4), (0, 4, Codec.RAW, 5)
-    assert first_invalid(entries_of(good, bad, good, bad), Bytes(), 4) == 1
-
-
 def test_a_record_has_fewer_than_2_to_48_bytes() -> None:
     packed = entries_of(*((0, 1 << 40, Codec.ZSTD, n) for n in ((1 << 48) - 1, 1 << 48)))
     assert invalid_entries(packed, Bytes(codec="zstd"), 1 << 60).tolist() == [False, True]

@@ -60,15 +60,17 @@ def test_rows_count_from_the_end_too_and_may_be_numpy_integers(shard: Path) -> N
             assert same_sample(reader[row], reader[int(row) % N])  # type: ignore[index]
 
 
-@pytest.mark.parametrize("row", [N, -N - 1, 1 << 70])
-def test_a_row_out_of_range_is_an_index_error_that_names_the_shard(shard: Path, row: int) -> None:
-    with ShardReader(shard) as reader, pytest.raises(IndexError, match=r"a\.shard: row .* of 40"):
-        reader[row]
-
-
-@pytest.mark.parametrize("row", [1.0, "1", None, slice(2)])
-def test_a_row_that_is_no_integer_is_a_type_error(shard: Path, row: Any) -> None:
-    with ShardReader(shard) as reader, pytest.raises(TypeError):
+@pytest.mark.parametrize(
+    ("row", "error", "message"),
+    [
+        *((row, IndexError, r"a\.shard: row .* of 40") for row in (N, -N - 1, 1 << 70)),
+        *((row, TypeError, "integer") for row in (1.0, "1", None, slice(2))),
+    ],
+)
+def test_what_is_no_row_is_an_error(
+    shard: Path, row: Any, error: type[Exception], message: str
+) -> None:
+    with ShardReader(shard) as reader, pytest.raises(error, match=message):
         reader[row]
 
 
@@ -119,15 +121,23 @@ def test_a_whole_column_is_a_read_only_view_of_the_map(shard: Path) -> None:
         assert not whole.flags.writeable
 
 
-@pytest.mark.parametrize("rows", [[N], [-N - 1], np.array([1 << 63], np.uint64)])
-def test_a_row_of_a_column_out_of_range_is_an_index_error(shard: Path, rows: Any) -> None:
-    with ShardReader(shard) as reader, pytest.raises(IndexError, match="out of range of 40"):
-        reader.column("label", rows)
-
-
-@pytest.mark.parametrize("rows", [[1.5], [True, False], [[1, 2]], 3, ["1"]])
-def test_rows_that_are_no_integers_in_a_row_are_refused(shard: Path, rows: Any) -> None:
-    with ShardReader(shard) as reader, pytest.raises(InvalidArgument, match="rows must be integer"):
+@pytest.mark.parametrize(
+    ("rows", "error", "message"),
+    [
+        *(
+            (rows, IndexError, "out of range of 40")
+            for rows in ([N], [-N - 1], np.array([1 << 63], np.uint64))
+        ),
+        *(
+            (rows, InvalidArgument, "rows must be integer")
+            for rows in ([1.5], [True, False], [[1, 2]], 3, ["1"])
+        ),
+    ],
+)
+def test_what_are_no_rows_of_a_column_is_an_error(
+    shard: Path, rows: Any, error: type[Exception], message: str
+) -> None:
+    with ShardReader(shard) as reader, pytest.raises(error, match=message):
         reader.column("label", rows)
 
 
