@@ -341,10 +341,6 @@ class DatasetFiles:
                 )
             reader.units.marks = self._marks[start : start + n_marks]
 
-    def disable_readahead(self) -> None:
-        """Disable the kernel's read-ahead for mapped files."""
-        self.open_files.disable_readahead()
-
     def close(self) -> None:
         """Close all files and storages. Data that was returned stays valid. Idempotent."""
         self.open_files.close()

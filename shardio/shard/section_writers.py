@@ -45,17 +45,10 @@ from shardio.format.types.streams import PACKET, Record, StreamRecord, pack_line
 class SectionBuffer:
     """The bytes of a section that is being written: in memory or, after `move_to`, in a file."""
 
-    def __init__(self) -> None:
-        self.n_bytes = 0
-        self._memory = bytearray()
+    def __init__(self, content: bytes = b"") -> None:
+        self.n_bytes = len(content)
+        self._memory = bytearray(content)
         self._file: IO[bytes] | None = None
-
-    @classmethod
-    def of(cls, content: bytes) -> SectionBuffer:
-        """Return a buffer that contains `content`."""
-        buffer = cls()
-        buffer.write(content)
-        return buffer
 
     @property
     def waiting(self) -> int:

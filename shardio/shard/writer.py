@@ -316,8 +316,8 @@ class ShardWriter(Publishing):
             found[Kind.VALIDITY, ids(name), 0] = validity.data
         for name, dictionary in payload.dictionaries.items():
             content = dictionary.content if dictionary else b""
-            found[Kind.DICTIONARY, ids(name), 0] = SectionBuffer.of(content)
-        found[Kind.SCHEMA, NO_FIELD, 0] = SectionBuffer.of(self.schema.to_json())
+            found[Kind.DICTIONARY, ids(name), 0] = SectionBuffer(content)
+        found[Kind.SCHEMA, NO_FIELD, 0] = SectionBuffer(self.schema.to_json())
         return found
 
     def abort(self) -> None:

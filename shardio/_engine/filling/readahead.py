@@ -179,7 +179,7 @@ class ReadAhead:
         for name in fields:
             if self._batch_spec.transform is None and name in dataset.schema.columns:
                 dataset.gather(name).disable_readahead()
-        dataset.files.disable_readahead()
+        dataset.files.open_files.disable_readahead()
 
     def _probe(self, extents: Extents, rows: Rows, shards: Rows, starts: Rows) -> None:
         """Probe some rows, and record the result in the policy."""
