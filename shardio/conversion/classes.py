@@ -1,9 +1,7 @@
 """Classes of inputs: labels from a file, and a warning about folders that are named like splits.
 
 By default, the class of a file is its folder, and the label of a file is the index of its class. A
-label file assigns other classes to files. A split is a subset of a data set, such as train or test.
-If the splits of a source are in separate folders, these folders are read as classes, which is
-rarely intended.
+split is a subset of a data set, such as train or test: folders of splits are rarely classes.
 """
 
 from __future__ import annotations
@@ -114,9 +112,8 @@ def apply_labels(listing: Listing, labels: Mapping[str, str], where: str) -> Lis
     """Return the listing with the classes and labels of a label file, instead of folders.
 
     `labels` maps names of inputs to names of classes. Inputs that it does not contain get the label
-    -1. The classes are sorted by name, or by number if the names of all classes are integers. If
-    `labels` contains a path that is not an input, raise InvalidArgument. `where` is the path of the
-    label file for this message.
+    -1. The classes are sorted by name, or by number if the names of all classes are integers. Raise
+    InvalidArgument for a path in `labels` that is not an input; `where` is the label file.
     """
     if unknown := sorted(labels.keys() - {source.name for source in listing.inputs}):
         named = ", ".join(map(repr, unknown[:_MAX_PATHS_NAMED]))

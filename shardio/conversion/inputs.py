@@ -206,10 +206,8 @@ def _with_following(reached: set[Rest]) -> set[Rest]:
 def parse_pattern(source: str) -> Pattern:
     """Return the pattern for a source.
 
-    If a file or folder exists at the path `source`, the path is not treated as a pattern: the
-    result has no parts. Otherwise, the root of the pattern ends before the first component that
-    contains one of `*?[`. A component with such a character still belongs to the root if a file or
-    folder with exactly this name exists.
+    A path that exists is never a pattern: the result has no parts. Otherwise, the root ends before
+    the first component that contains one of `*?[` and is not the exact name of a file or folder.
     """
     if not _SPECIAL.search(source) or os.path.lexists(source):
         return Pattern(source)
@@ -288,10 +286,9 @@ def file_hash(path: str, stopped: threading.Event | None = None) -> str:
 def join_parts(listing: Listing, source: Converter) -> Listing:
     """Return a listing in which the inputs have the parts that the converter `source` determines.
 
-    Some inputs represent their folder, such as the metadata file of a Zarr store: inputs that have
-    parts in their own folder, and inputs for which `parts` returns an empty list. The class of such
-    an input is not its folder but the parent of this folder. A folder that contains only parts, or
-    only an input that represents the folder, is not a class.
+    An input represents its folder, such as the metadata file of a Zarr store, if it has parts
+    there or if `parts` returns an empty list for it. Its class is then the parent of this folder. A
+    folder that contains only parts, or only an input that represents it, is not a class.
     """
     if not (parts := source.parts(listing.inputs)):
         return listing

@@ -197,10 +197,7 @@ def as_mapping(value: object, names: Sequence[str] | None = None) -> Mapping[str
 
 
 def infer_sample_schema(sample: Mapping[str, Any]) -> Schema:
-    """Return the schema that `infer_schema` infers from a sample, with two additions.
-
-    A Pillow image gets an Image field, and a bfloat16 tensor of torch gets a bfloat16 Array field.
-    """
+    """Return the schema of a sample, in which Pillow images and bfloat16 tensors have own types."""
     values = {name: _to_plain_field(name, value) for name, value in sample.items()}
     found: dict[str, Field] = dict(infer_schema(values))
     for name, value in sample.items():
@@ -212,10 +209,7 @@ def infer_sample_schema(sample: Mapping[str, Any]) -> Schema:
 
 
 def prepare_sample(sample: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
-    """Return a sample in which each value has a form that its field can store, see `to_plain`.
-
-    The values of nested dicts get names with dots, such as `a.b`.
-    """
+    """Return a flat sample in which each value has a form that its field can store."""
     flat = schema.flatten(sample)
     return {name: _to_plain_field(name, value, schema.get(name)) for name, value in flat.items()}
 
@@ -437,9 +431,8 @@ MAX_ITEMS: Final = 16_384
 def is_map_style(src: object, workers: int | None) -> bool:
     """Return True if samples are read from a source by index instead of by iteration.
 
-    Such a source has `__len__` and `__getitem__`. If it also has `__iter__`, it is read by index
-    only if the caller has set the number of workers. A torch IterableDataset is never read by
-    index, because the `__getitem__` that it inherits only raises an exception.
+    A source that also has `__iter__` is read by index only if the caller has set the number of
+    workers. The `__getitem__` that a torch IterableDataset inherits only raises an exception.
     """
     kind = type(src)
     if not (hasattr(kind, "__getitem__") and hasattr(kind, "__len__")):

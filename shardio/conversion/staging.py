@@ -80,16 +80,13 @@ exited too."""
 class Staging:
     """The work folder `out/.conversion`. Within the `with` block, this object owns and locks it.
 
-    If `resume` is True, an interrupted conversion is continued, if there is one. If `overwrite` is
-    True, all inputs are converted again, and a dataset in `out` is replaced once the new one is
-    complete. `appends` is True if samples are appended to the dataset in `out`. `hint` is not empty
-    if and only if `out` is the local folder of an upload. It is a text for messages that says how
-    to start the upload from the beginning.
+    `resume`, `overwrite` and `appends` are the options of `convert`. `hint` is a text for messages,
+    which says how to start an upload from the beginning; it is "" unless `out` is the local folder
+    of an upload.
 
-    At the end of the `with` block, the work folder is removed if `finish` was called. In an upload,
-    only its content is removed, except for the plan. If `finish` was not called, the work folder is
-    kept if at least one unit is finished. Otherwise it is removed, and so is `out` if this object
-    has created it.
+    At the end of the `with` block, the work folder is removed if `finish` was called; an upload
+    keeps its plan. If `finish` was not called, the work folder is kept if at least one unit is
+    finished. Otherwise it is removed, and so is `out` if this object has created it.
 
     Raises:
         DatasetExists: `out` is a file; or `out` contains data or an interrupted conversion, and the

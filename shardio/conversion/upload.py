@@ -333,9 +333,9 @@ class Upload(Closing):
     def publish(self, report: ConversionReport | None = None) -> ConversionReport:
         """Upload the remaining shards and then the generation, and return the report.
 
-        `report` is the report on the conversion. It is None if an earlier process wrote Python
-        samples and was killed before it published them. If a request fails, or an uploaded shard is
-        missing or replaced, or another writer has published a dataset, an error is raised.
+        `report` is None if an earlier process wrote Python samples and was killed before it
+        published them. Raise an error if a request fails, if an uploaded shard is missing or
+        replaced, or if another writer has published a dataset.
         """
         found, root = load(self.folder), Path(self.folder)
         shards = [shard for shard, _ in found.files]
