@@ -449,3 +449,19 @@ def test_what_is_done_to_datasets_comes_to_the_same(
     (shard, *_) = sorted(there.glob("*.shard"))
     shard.write_bytes(shard.read_bytes()[:-1])
     assert verify_dataset(there, engine="ray") == verify_dataset(there, workers=0)
+
+
+@pytest.mark.parametrize("name", ["top.txt", "deleted.txt"])
+def test_a_machine_that_does_not_see_an_input_is_refused_unless_the_input_was_deleted(
+    ray: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    lines, out = install(tmp_path, monkeypatch), tmp_path / "out"
+    monkeypatch.setattr(scheduler, "_first_invisible", lambda _: str(lines / name))
+    if name == "deleted.txt":
+        assert convert(lines, out, workers=None, engine="ray").n_samples == 7
+    else:
+        with pytest.raises(
+            UnsupportedEnvironment, match=r"cannot see .*/top\.txt: the source must"
+        ):
+            convert(lines, out, workers=None, engine="ray")
+        assert not out.exists()
