@@ -1,10 +1,9 @@
 """Demux audio into packets, and compute the exact time of every packet's samples.
 
-A container rounds the time of each packet to a tick, and a tick may be as long as a millisecond.
-The samples of consecutive packets, however, follow each other without a gap. The rounded times of
-all packets together therefore limit the time of the first sample to a short range; in most files,
-only one value is possible. If the time of a packet is later than the end of the previous packet,
-there is a gap between the two packets, and the gap is silence.
+A container rounds the time of each packet to a tick, which may be a millisecond long. The samples
+of consecutive packets, however, follow each other without a gap, so that all rounded times together
+limit the time of the first sample to a short range; in most files, to one value. If a packet is
+later than the end of the previous packet, there is a gap, and the gap is silence.
 """
 
 from __future__ import annotations

@@ -40,9 +40,8 @@ from shardio.media.pixels import FrameConverter, Pixels, display_matrix
 if TYPE_CHECKING:
     from av import VideoFrame
 
-# The search for a frame's keyframe goes back by at most this number of keyframes. If the search has
-# found none by then, decoding starts at the first keyframe of the stream. Without the limit, the
-# search could take long if a table is damaged.
+# The search for a frame's keyframe goes back by at most this number of keyframes, and then to the
+# first one of the stream. Without the limit, it could take long if a table is damaged.
 _MAX_STEPS = 32
 
 
@@ -289,9 +288,8 @@ class ClipDecoder(Closing):
     ) -> None:
         """Decode several clips of one stream. `clips` has the `frames` and the `out` of each clip.
 
-        The results are the same as if `decode` were called for each clip. However, a frame that
-        occurs in several clips is decoded only once, and converted only once per crop. If `crop` is
-        a list, it has one crop per clip.
+        The results are those of `decode` for each clip, but a frame that occurs in several clips is
+        decoded only once, and converted once per crop. If `crop` is a list, it has one per clip.
         """
         if not clips:
             return

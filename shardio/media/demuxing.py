@@ -1,8 +1,7 @@
 """Demux media files into packets, with a table that makes it possible to decode any frame.
 
-Usually only the first frame is decoded, to find orientation and colours. With some containers and
-codecs, times or keyframe flags are often wrong or missing. Streams with such containers or codecs
-are decoded completely, by `checking`.
+Usually only the first frame is decoded, to find orientation and colours. Streams of containers and
+codecs in which times or keyframe flags are often wrong are decoded completely, by `checking`.
 """
 
 from __future__ import annotations

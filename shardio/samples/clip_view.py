@@ -31,13 +31,8 @@ _OPTIONS: Final = ("frames", "stride", "step", "size")
 class ClipView(SampleView):
     """A view whose samples are clips of the videos in one field. It borrows the dataset.
 
-    On first use, the number of frames and the length of every video are read from the index, 64
-    bytes per video. With `fps` or `around`, the packet tables of videos without a stored length are
-    read too.
-
-    Args:
-        dataset: the dataset with the videos.
-        clip: the options of the clips; `clip.field` is optional if only one field has videos.
+    On first use, 64 bytes per video are read from the index. With `fps` or `around`, the packet
+    tables of videos without a stored length are read too.
 
     Raises:
         InvalidArgument: the field does not exist or has no videos. On first use: no video has a

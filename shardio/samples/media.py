@@ -143,12 +143,8 @@ def audio_schema(
 def audio_field(dataset: Dataset, name: str, sound: Sound, clip: Clip | None) -> AudioField:
     """Return the format of the audio in a field, over the selected rows of a dataset.
 
-    Rates, channels and lengths are read from the index, 64 bytes per stream, unless `sound`, the
-    requested format, determines them. `clip` has the options of clips if samples are clips.
-
-    Raises:
-        InvalidArgument: sample rates or channels differ, and the format does not determine them; or
-            a video has no stored length.
+    What `sound`, the requested format, does not determine is read from the index, 64 bytes per
+    stream; it must be the same in all rows. `clip` has the options of clips if samples are clips.
     """
     rate, channels = sound.rate, sound.channels
     if rate is None:

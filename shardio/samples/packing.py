@@ -115,8 +115,7 @@ class WindowParts(NamedTuple):
     """The parts of documents in some windows, in order.
 
     Attributes:
-        windows: the index of the window of each part, from 0.
-        places: the part's offset in the window.
+        windows, places: the window of each part, from 0, and the part's offset in the window.
         documents, firsts: the document, and the offset of the part's first token in the document.
         counts: the token count, at least 1.
         is_last: True if the part ends with the document's last token.

@@ -34,10 +34,6 @@ class WindowView(SampleView):
     On first use, the lengths of documents are read from the index, 32 bytes per document, unless
     the field has a fixed shape. The documents of each source of a mixture are packed separately.
 
-    Args:
-        dataset: the dataset with the documents.
-        pack: the options of the windows; `pack.field` is optional if only one field can be packed.
-
     Raises:
         InvalidArgument: the field cannot be packed with these options. On first use: the tokens do
             not fill a window.
