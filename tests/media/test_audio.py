@@ -15,7 +15,7 @@ import pytest
 from shardio.errors import InvalidArgument, MediaError
 from shardio.media.audio import AudioDecoder
 from shardio.media.demuxing import demux
-from tests.media_made import scene, write_flash, write_sound, write_video
+from tests.media_made import write_flash, write_sound
 
 WAVE = (np.sin(np.arange(30_000) / 9) * np.linspace(0.1, 0.6, 30_000)).astype(np.float32)
 
@@ -100,22 +100,6 @@ def test_behind_the_end_lies_silence(tmp_path: Path) -> None:
         assert np.abs(found[:10]).max() > 0 and not found[10:].any()
         assert not decoder.decode(stream, 10**6, 10**6 + 5).any()
         assert decoder.decode(stream, 5, 5).shape == (0, 1)
-
-
-def test_channels_are_mixed_as_asked(tmp_path: Path) -> None:
-    stream = demux(str(write(tmp_path / "a.wav", "pcm_s16le")), "audio")
-    with AudioDecoder(max_streams=1) as decoder:
-        mono, stereo = (decoder.decode(stream, 100, 200, channels=n) for n in (1, 2))
-    assert mono.shape == (100, 1) and stereo.shape == (100, 2)
-    assert np.allclose(stereo[:, 0], stereo[:, 1])
-
-
-def test_sound_beside_a_video_is_found_and_knows_when_it_begins(tmp_path: Path) -> None:
-    path = write_video(tmp_path / "a.mkv", scene(9), with_sound=True)
-    stream = demux(str(path), "audio")
-    assert stream.parameters["codec"] == "aac" and stream.time_base == Fraction(1, stream.height)
-    first = int(stream.packets["pts"][0]) + int(stream.parameters.get("skip", 0))
-    assert abs(first) <= 1024
 
 
 @pytest.mark.parametrize("rate", [8_000, 16_000, 48_000])

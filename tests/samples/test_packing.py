@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import pickle
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -446,15 +445,6 @@ def test_only_what_is_packed_is_read(folder: str) -> None:
         assert set(next(iter(made))) == {"tokens", "tokens_mask"}
         numbers = np.array([0, 1, 0])
         assert made.view.covered_rows(numbers).tolist() == [0, 2]
-
-
-def test_a_view_of_windows_can_be_pickled(folder: str) -> None:
-    with loader(folder) as made:
-        found = pickle.loads(pickle.dumps(made.view))
-        with found.dataset:
-            assert isinstance(found, WindowView)
-            assert len(found) == len(made.view)
-            assert found.identity == made.view.identity
 
 
 def test_a_changed_byte_names_the_document(tmp_path: Path) -> None:

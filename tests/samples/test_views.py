@@ -172,9 +172,12 @@ def test_loading_a_view_leaves_its_dataset_as_it_was(dataset: OpenDataset) -> No
         assert (len(loader.view), len(dataset)) == (len(view), len(LENGTHS))
         assert repr(loader.view).startswith("ClipView(")
     assert dataset[2]["label"] == 2
-    again = pickle.loads(pickle.dumps(view))
-    with again.dataset:
-        assert (again.identity, len(again)) == (view.identity, len(view))
+    for made in VIEWS.values():
+        view = made(dataset)
+        again = pickle.loads(pickle.dumps(view))
+        with again.dataset:
+            assert type(again) is type(view)
+            assert (again.identity, len(again)) == (view.identity, len(view))
 
 
 def test_a_path_stands_for_the_view_that_it_was_converted_for(tmp_path: Path) -> None:
