@@ -67,11 +67,6 @@ class CropGeometry:
     left: int
     top: int
 
-    @property
-    def is_odd(self) -> bool:
-        """True if the crop, or the edge of the picture, splits a pair of pixels with one chroma."""
-        return bool((self.width | self.height | self.left | self.top) & 1)
-
 
 def display_size(width: int, height: int, aspect: Fraction, *, turned: bool) -> tuple[int, int]:
     """Return the width and height of a picture as displayed, with square pixels.
@@ -211,7 +206,9 @@ class FrameWriter:
         self._top = found.top if down > 0 else found.height - 1 - found.top
         self._left = found.left if right > 0 else found.width - 1 - found.left
         if self._is_yuv:
-            self._is_even = self._turns == _UPRIGHT and not found.is_odd
+            # True if neither the crop nor the picture splits a pair of pixels with one chroma.
+            is_even = not (found.width | found.height | found.left | found.top) & 1
+            self._is_even = is_even and self._turns == _UPRIGHT
             self._is_copy = self._is_even and self._converter.yuv(frame, *self._whole) is frame
         else:
             self._to_rgb, self._channels = self._converter.rgb(frame, *self._whole)

@@ -31,6 +31,7 @@ _GRAIN_BYTES: Final = 64 << 10
 """The granularity of ranges: reading a gap of this size takes less time than another read."""
 _AT_ONCE: Final = 1 << 16
 """The number of samples whose ranges are computed at a time."""
+_WHAT: Final = "the fields to preload"
 _WAY_OUT: Final = (
     "leave preload() out (with shuffle='blocks' if the data is larger than memory), name fewer "
     "fields, or raise that limit"
@@ -55,15 +56,11 @@ def preload(dataset: Dataset, fields: Sequence[str]) -> int:
     # With "always", the ranges include the hashes, which a loader reads together with the rows.
     extents = Extents(dataset, fields, "always", with_streams=True)
     fixed = _all(dataset, extents, of_records=False)
-    _require(fixed.n_bytes)
+    require_page_cache(fixed.n_bytes, _WHAT, _WAY_OUT)
     ranges = merged(joined([fixed, _all(dataset, extents, of_records=True)]), _GRAIN_BYTES)
-    _require(ranges.n_bytes)
+    require_page_cache(ranges.n_bytes, _WHAT, _WAY_OUT)
     run_parallel(_N_THREADS, _read_piece, _pieces(extents, ranges))
     return ranges.n_bytes
-
-
-def _require(n_bytes: int) -> None:
-    require_page_cache(n_bytes, "the fields to preload", _WAY_OUT)
 
 
 def _all(dataset: Dataset, extents: Extents, *, of_records: bool) -> Ranges:

@@ -79,20 +79,20 @@ def same(found: list[Any], expected: list[Any]) -> bool:
 
 
 @WORKERS
-def test_pictures_of_one_size_arrive_as_one_array(equal: str, num_workers: int) -> None:
-    with ShardLoader(equal, BATCH, num_workers=num_workers, output="numpy") as loader:
-        batch = next(iter(loader))
-    assert isinstance(batch["image"], np.ndarray)
-    assert (batch["image"].shape, batch["image"].dtype) == ((BATCH, 12, 16, 3), np.uint8)
-    assert same(epoch(equal, num_workers=num_workers, shuffle=True), decoded(equal_sizes()))
-
-
-@WORKERS
-def test_pictures_of_several_sizes_arrive_as_a_list(several: str, num_workers: int) -> None:
-    with ShardLoader(several, BATCH, num_workers=num_workers, output="numpy") as loader:
-        batch = next(iter(loader))
-    assert isinstance(batch["image"], list)
-    assert same(epoch(several, num_workers=num_workers, shuffle=True), decoded(several_sizes()))
+@pytest.mark.parametrize("sizes", ["equal", "several"])
+def test_pictures_of_one_size_arrive_as_an_array_and_others_as_a_list(
+    request: pytest.FixtureRequest, sizes: str, num_workers: int
+) -> None:
+    folder = request.getfixturevalue(sizes)
+    with ShardLoader(folder, BATCH, num_workers=num_workers, output="numpy") as loader:
+        images = next(iter(loader))["image"]
+    if sizes == "equal":
+        assert isinstance(images, np.ndarray)
+        assert (images.shape, images.dtype) == ((BATCH, 12, 16, 3), np.uint8)
+    else:
+        assert isinstance(images, list)
+    made = equal_sizes() if sizes == "equal" else several_sizes()
+    assert same(epoch(folder, num_workers=num_workers, shuffle=True), decoded(made))
 
 
 def test_a_selection_of_pictures_of_one_size_is_stacked(several: str, tmp_path: Path) -> None:
