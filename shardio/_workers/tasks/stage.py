@@ -213,6 +213,7 @@ class Stage:
     n_failed: int = 0
     busy_ns: int = 0
     waiting_ns: int = 0
+    _yields_many: bool = field(init=False)  # asked for each result: the property takes longer
     _n_begun: int = 0
     _next_step: int = 0  # the step whose results are due; if not in order, the number of ended jobs
     # The steps that finished before their turn, each with its error or None.
@@ -222,6 +223,9 @@ class Stage:
     _is_ended: bool = False
     _has_failed: bool = False
     end_error: Exception | None = None
+
+    def __post_init__(self) -> None:
+        self._yields_many = self.call.yields_many
 
     @property
     def has_room(self) -> bool:
@@ -287,7 +291,7 @@ class Stage:
         origin = job.origin
         if value is None:
             self.n_dropped += 1
-        elif not self.call.yields_many:
+        elif not self._yields_many:
             self._add(job.step, (origin, value))
         elif job.step or job.n_given > self.n_passed_over:
             self._add(job.step, (origin._replace(n_given=job.n_given), value))
