@@ -104,7 +104,7 @@ def describe_workers(
 
 
 def ask_for_stacks(fds: Sequence[int], send: Callable[[int, int], bool]) -> list[str]:
-    """Return the stacks of all workers, the innermost frame first, without those of `shortened`.
+    """Return the stacks of all workers, innermost frame first, as in `without_our_frames`.
 
     Worker i writes its stacks to the file `fds[i]` within `_PATIENCE_S`. `send(i, signal)` sends
     the signal to worker i, and returns False if the worker has no process.
@@ -138,10 +138,10 @@ def _sizes(fds: Sequence[int]) -> list[int]:
 def _said(fd: int, start: int, stop: int) -> str:
     if start == stop:
         return f"it did not report within {_PATIENCE_S:g} s what it is doing"
-    return shortened(os.pread(fd, stop - start, start).decode("utf-8", "replace"))
+    return without_our_frames(os.pread(fd, stop - start, start).decode("utf-8", "replace"))
 
 
-def shortened(text: str) -> str:
+def without_our_frames(text: str) -> str:
     """Return the stack of each thread without the frames of shardio that called the user's code."""
     kept: list[str] = []
     is_ours = False
