@@ -12,7 +12,7 @@ from tests.dev_tools import ROOT, load_tool
 TRUST = ROOT / "docs" / "explanation" / "trust.md"
 
 
-def flip(monkeypatch: pytest.MonkeyPatch, *arguments: str, misses: str | None = None) -> int:
+def run_tool(monkeypatch: pytest.MonkeyPatch, *arguments: str, misses: str | None = None) -> int:
     tool = load_tool("flip_every_bit")
     monkeypatch.setattr(sys, "argv", ["flip_every_bit.py", *arguments])
     if misses is not None:
@@ -24,7 +24,7 @@ def flip(monkeypatch: pytest.MonkeyPatch, *arguments: str, misses: str | None = 
 def test_a_slice_of_all_damage_is_counted_kind_by_kind(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert flip(monkeypatch, "--shard", "small", "--step", "6007", "--offset", "5") == 0
+    assert run_tool(monkeypatch, "--shard", "small", "--step", "6007", "--offset", "5") == 0
     text = capsys.readouterr().out
     assert text.count("a shard of") == 1
     assert "lengths: 11/11" in text and "tails: 1/1" in text and "flipped bits: 82/82" in text
@@ -43,10 +43,18 @@ def test_one_kind_of_damage_can_be_chosen_and_what_is_missed_is_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], what: str, method: str
 ) -> None:
     arguments = ("--shard", "small", "--what", what, "--step", "60007")
-    assert flip(monkeypatch, *arguments, misses=method) == 1
+    assert run_tool(monkeypatch, *arguments, misses=method) == 1
     text = capsys.readouterr().out
     assert re.search(r": 0/\d", text) and "cases were missed" in text
     assert text.count(" in ") == 1
+
+
+def test_random_shards_are_damaged_until_the_time_is_over(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_tool(monkeypatch, "--minutes", "0.005", "--seed", "3") == 0
+    found = re.search(r"random shards: (\d+)/(\d+) in", capsys.readouterr().out)
+    assert found is not None and found[1] == found[2] != "0"
 
 
 def test_every_crafted_shard_is_listed_as_the_page_about_trust_counts_them(

@@ -119,6 +119,26 @@ def test_guided_changes_depend_on_the_seed_alone_and_change_something(target: st
     assert set(changed) != {start}
 
 
+def test_what_converters_import_when_they_are_fed_was_there_to_be_instrumented(
+    tmp_path: Path,
+) -> None:
+    code = """if True:
+        import sys
+        from pathlib import Path
+        from tests.fuzz.converting import ConverterFiles
+        from tests.fuzz.feeding import corpus, import_converters
+        import_converters()
+        before = set(sys.modules)
+        feed = ConverterFiles(Path(sys.argv[1]))
+        for target, _, content in corpus():
+            if target == "converter":
+                feed(content)
+        print(*[name for name in {*sys.modules} - before if name.startswith("shardio_converters")])
+        """
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout == b"\n"
+
+
 # --- that defects are found -----------------------------------------------------------------------
 
 
@@ -312,3 +332,17 @@ def test_an_input_that_kills_its_process_is_kept_and_feeding_goes_on(
     assert run.totals.findings[place] == "the process was killed by SIGSEGV"
     assert Path(place).read_bytes() == b"{}"
     assert len(run.totals.tallies) == 2
+
+
+def test_without_atheris_the_mutator_works_alone_and_guided_alone_is_an_error(
+    tool: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engines: list[str] = []
+    monkeypatch.setattr(tool, "find_spec", lambda name: None)
+    monkeypatch.setattr(
+        tool.Run, "run", lambda run, lanes: engines.extend(lane.turns[0][0] for lane in lanes)
+    )
+    assert run_tool(tool, "--minutes", 1, "--processes", 2) == 0
+    assert engines == ["mutator", "mutator"]
+    assert run_tool(tool, "--minutes", 1, "--engine", "guided") == 3
+    assert "pip install '.[fuzz]'" in capsys.readouterr().out

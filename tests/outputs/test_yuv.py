@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,35 @@ def test_a_clip_of_h264_is_as_swscale_has_it(tmp_path: Path) -> None:
     assert np.abs(found - wanted).max() <= 2
     centred = by_arithmetic(planes_of(frames[0]), "bt601", "limited", "center").clip(0, 255)
     assert np.abs(centred - wanted[0]).max() > 10
+
+
+SIDE = 128  # of the part of a real frame that is compared: with one size, there is one kernel
+
+
+@on_cpu
+def test_real_clips_are_as_swscale_has_them(media_root: Path) -> None:
+    n_compared = 0
+    for path in sorted((media_root / "clips").glob("*/*")):
+        with av.open(str(path)) as container:
+            codec = container.streams.video[0].codec_context.name
+            frames = list(itertools.islice(container.decode(video=0), 0, 14, 13))
+        for frame in frames:
+            # Only these decoders put chroma on the left where the stream does not say its place.
+            if codec not in ("h264", "hevc", "mpeg4") or min(frame.width, frame.height) < SIDE:
+                continue
+            if frame.format.name not in ("yuv420p", "yuvj420p"):
+                continue
+            top, left = ((side - SIDE) // 4 * 2 for side in (frame.height, frame.width))
+            middle = np.s_[top : top + SIDE, left : left + SIDE]
+            halves = np.s_[top // 2 : (top + SIDE) // 2, left // 2 : (left + SIDE) // 2]
+            y, u, v = planes_of(frame)
+            square = Tensor(packed([y[middle], u[halves], v[halves]]), device="CPU")
+            matrix: Any = "bt709" if frame.colorspace == NUMBERS["bt709"] else "bt601"
+            range: Any = "full" if frame.color_range == RANGES["full"] else "limited"
+            off = np.abs(yuv420_to_rgb(square, matrix, range).numpy() - by_swscale(frame)[middle])
+            assert off[2:-2, 2:-2].max() <= 2, path  # the edges need pixels that were cut off
+            n_compared += 1
+    assert n_compared > 10
 
 
 # --- what is refused ------------------------------------------------------------------------
