@@ -28,7 +28,7 @@ from shardio.samples.mixture import Mixture
 from shardio.samples.open_dataset import OpenDataset
 from shardio.samples.view import SampleView
 from shardio.samples.window_view import WindowView
-from tests.shards import EVERY_FIELD, every_field_sample, same_in_batch
+from tests.shards import EVERY_FIELD, every_field_sample, flip, same_in_batch
 
 # Generous: reached only by a test that is about to fail.
 PATIENCE_S = 60.0
@@ -172,22 +172,14 @@ def check_workers_agree(make: Callable[..., ShardLoader]) -> None:
     assert found[0] == found[1] == found[2]
 
 
-def flip(folder: str, field: str, row: int, *, shard: int = 0) -> tuple[str, int]:
+def damage_row(folder: str, field: str, row: int, *, shard: int = 0) -> tuple[str, int]:
     """Change a byte of a row of a column; return the file and the offset of the row."""
     path = Path(folder) / f"{shard:06d}-000.shard"
     with ShardReader(path) as reader:
         section = reader.column_section(field)
     offset = section.offset + row * section.stride
-    flip_byte(path, offset)
+    flip(path, offset)
     return str(path), offset
-
-
-def flip_byte(path: Path, offset: int) -> None:
-    with open(path, "r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ 0x10]))
 
 
 def check_against(batch: Batch, samples: Sequence[Mapping[str, Any]]) -> None:

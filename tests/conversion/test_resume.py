@@ -28,7 +28,7 @@ from tests.lines import (
     texts,
     write,
 )
-from tests.loading import flip_byte
+from tests.shards import flip
 
 N_INPUTS = 7
 
@@ -179,7 +179,7 @@ def test_a_finished_unit_that_was_damaged_is_converted_again(
     read.clear()
     for path in (tmp_path / "out" / ".conversion").glob(f"*/*{suffix}"):
         if damage == "flipped":
-            flip_byte(path, path.stat().st_size // 2)
+            flip(path, path.stat().st_size // 2)
         elif damage == "truncated":
             os.truncate(path, path.stat().st_size // 2)
         else:
@@ -192,7 +192,7 @@ def test_a_finished_unit_that_was_damaged_is_converted_again(
 
 def test_a_damaged_plan_is_an_error_and_can_be_overwritten(lines: Path, tmp_path: Path) -> None:
     interrupted(lines, tmp_path / "out")
-    flip_byte(tmp_path / "out" / ".conversion" / "plan.json", 30)
+    flip(tmp_path / "out" / ".conversion" / "plan.json", 30)
     with pytest.raises(DatasetCorrupt, match=r"plan\.json: .*; overwrite .* starts again"):
         convert(lines, tmp_path / "out", resume=True)
     convert(lines, tmp_path / "out", overwrite=True)
@@ -289,7 +289,7 @@ def test_overwrite_replaces_only_datasets(lines: Path, tmp_path: Path) -> None:
 
 def test_overwrite_refuses_a_dataset_of_unreadable_generations(lines: Path, tmp_path: Path) -> None:
     convert(lines, tmp_path / "out")
-    flip_byte(tmp_path / "out" / "generations" / "000001.json", 30)
+    flip(tmp_path / "out" / "generations" / "000001.json", 30)
     before = contents(tmp_path / "out")
     with pytest.raises(DatasetCorrupt, match=r"000001\.json"):
         convert(lines, tmp_path / "out", overwrite=True)

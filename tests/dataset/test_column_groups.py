@@ -25,8 +25,8 @@ from shardio.format.layout import Kind
 from shardio.maintenance import add_column
 from shardio.samples.shard_dataset import ShardDataset
 from tests.loading import bits, make_loader, write_dataset
-from tests.maintenance.datasets import flip, place
-from tests.shards import EVERY_FIELD, as_read, every_field_sample, same_sample
+from tests.maintenance.datasets import place
+from tests.shards import EVERY_FIELD, as_read, every_field_sample, flip, same_sample
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 

@@ -17,7 +17,7 @@ from shardio.errors import ChecksumMismatch, ShardNotFound
 from shardio.samples.shard_dataset import ShardDataset
 from shardio.shard.verification import Verify
 from tests.loading import write_dataset
-from tests.maintenance.datasets import flip
+from tests.shards import flip
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

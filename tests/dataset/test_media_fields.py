@@ -38,11 +38,11 @@ from shardio.format.types.streams import packet_sizes
 from shardio.shard import writer as shard_writer
 from shardio.shard.verification import Verify
 from shardio.storage.file_access import Access
-from tests.maintenance.datasets import flip
 from tests.media.images_made import saved, smooth
 from tests.shards import (
     MEDIA_FIELDS,
     as_read,
+    flip,
     made_stream,
     media_sample,
     same_sample,

@@ -31,8 +31,7 @@ from shardio.errors import (
 from shardio.maintenance import add_column, split
 from shardio.samples.mixture import Mixture
 from tests.loading import TWO_FIELDS, bits, check_against, make_loader, write_dataset
-from tests.maintenance.datasets import flip
-from tests.shards import EVERY_FIELD, as_read, every_field_sample
+from tests.shards import EVERY_FIELD, as_read, every_field_sample, flip
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 

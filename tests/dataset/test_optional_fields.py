@@ -13,7 +13,8 @@ from shardio.dataset.writer import DatasetWriter
 from shardio.errors import ChecksumMismatch, SchemaError
 from shardio.format.layout import Kind
 from shardio.maintenance import verify_shard
-from tests.maintenance.datasets import flip, place
+from tests.maintenance.datasets import place
+from tests.shards import flip
 
 pytestmark = pytest.mark.usefixtures("warm_zygote", "quick_disk")
 

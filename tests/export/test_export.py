@@ -21,7 +21,8 @@ from shardio.maintenance import split
 from shardio.storage import fs
 from shardio_tools import cli
 from tests.faults.failing import FailingDisk
-from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, tree, write
+from tests.maintenance.datasets import LABELS, labelled, place, shard_of, tree, write
+from tests.shards import flip
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 FORMATS = ("files", "parquet", "webdataset")

@@ -32,13 +32,12 @@ from tests.loading import (
     TWO_FIELDS,
     bits,
     check_against,
-    flip,
-    flip_byte,
+    damage_row,
     make_loader,
     two_fields,
     write_dataset,
 )
-from tests.shards import EVERY_FIELD
+from tests.shards import EVERY_FIELD, flip
 
 N = 403
 
@@ -285,7 +284,7 @@ def test_fields_are_those_asked_for_in_the_order_asked_for(
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_field_that_is_not_asked_for_is_not_read(tmp_path: Path, num_workers: int) -> None:
     folder = write_dataset(tmp_path / "set", 20, 1, TWO_FIELDS, two_fields(20))
-    flip(folder, "image", 7)
+    damage_row(folder, "image", 7)
     with _loader(folder, fields=["label"], num_workers=num_workers, verify="always") as loader:
         assert [batch["label"].tolist() for batch in loader] == [list(range(20))]
 
@@ -299,7 +298,7 @@ def test_a_flipped_bit_in_a_column_is_an_error_that_names_the_place(
     tmp_path: Path, num_workers: int, transform: Any
 ) -> None:
     folder = write_dataset(tmp_path / "set", 30, 3, TWO_FIELDS, two_fields(30))
-    path, offset = flip(folder, "image", 7, shard=1)
+    path, offset = damage_row(folder, "image", 7, shard=1)
     with _loader(folder, 8, num_workers=num_workers, transform=transform) as loader:
         steps = iter(loader)
         assert [next(steps).step, next(steps).step] == [0, 1]  # samples 0..15: intact
@@ -321,7 +320,7 @@ def test_a_flipped_bit_in_a_record_is_an_error_that_names_the_place(
         entry = reader.records.entries(field, np.array([7]))[0]
         payload = next(s.offset for s in reader.sections if s.kind == Kind.PAYLOAD)
     offset = payload + int(entry["offset"])
-    flip_byte(path, offset)
+    flip(path, offset)
     with (
         _loader(folder, 4, num_workers=num_workers) as loader,
         pytest.raises(ChecksumMismatch) as caught,
@@ -345,7 +344,7 @@ def test_verify_decides_how_often_bytes_are_checked(tmp_path: Path, num_workers:
         folder = write_dataset(tmp_path / verify, 8, 1, TWO_FIELDS, two_fields(8))
         with _loader(folder, 8, num_workers=num_workers, verify=verify) as loader:
             list(loader)
-            flip(folder, "image", 3)
+            damage_row(folder, "image", 3)
             outcomes[verify] = [outcome(loader), outcome(loader)]
         with _loader(folder, 8, num_workers=num_workers, verify=verify) as loader:
             outcomes[verify].append(outcome(loader))
@@ -359,7 +358,7 @@ def test_verify_decides_how_often_bytes_are_checked(tmp_path: Path, num_workers:
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_after_an_error_the_loader_can_be_iterated_again(tmp_path: Path, num_workers: int) -> None:
     folder = write_dataset(tmp_path / "set", 40, 1, TWO_FIELDS, two_fields(40))
-    flip(folder, "image", 30)
+    damage_row(folder, "image", 30)
     with _loader(folder, 8, num_workers=num_workers) as loader:
         for _ in range(20):
             seen = []

@@ -23,7 +23,7 @@ from shardio.errors import (
     TooManySkipped,
     TransformError,
 )
-from tests.loading import TWO_FIELDS, bits, flip, make_loader, two_fields, write_dataset
+from tests.loading import TWO_FIELDS, bits, damage_row, make_loader, two_fields, write_dataset
 from tests.shards import EVERY_FIELD
 
 N, BATCH = 40, 8
@@ -43,8 +43,8 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Copy the dataset with samples 7 and 25 damaged."""
     made = tmp_path_factory.mktemp("skipping") / "damaged"
     path = write_dataset(made, N, 2, TWO_FIELDS, two_fields(N))
-    flip(path, "image", 7)
-    flip(path, "image", 5, shard=1)
+    damage_row(path, "image", 7)
+    damage_row(path, "image", 5, shard=1)
     return path
 
 
@@ -161,7 +161,7 @@ def test_every_field_of_a_substitute_arrives(tmp_path: Path, *, with_transform: 
     with loading(folder, fields=list(EVERY_FIELD)) as sound:
         expected = [row for batch in sound for row in rows_of(batch)]
     for row in (0, 3, 13, 14):
-        flip(folder, number, row)
+        damage_row(folder, number, row)
     transform = dict if with_transform else None
     found = []
     for num_workers in (0, 1):
@@ -414,8 +414,8 @@ def test_where_all_substitutes_fail_the_samples_own_error_is_raised(
 ) -> None:
     folder = write_dataset(tmp_path / "set", N, 2, TWO_FIELDS, two_fields(N))
     for row in range(20):
-        flip(folder, "image", row)
-        flip(folder, "image", row, shard=1)
+        damage_row(folder, "image", row)
+        damage_row(folder, "image", row, shard=1)
     with (
         loading(folder, num_workers=num_workers) as loader,
         pytest.raises(ChecksumMismatch, match="sample 0") as caught,

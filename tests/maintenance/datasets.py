@@ -57,14 +57,6 @@ def place(path: Path, kind: Kind, field: str | None = None, of_kind: int = 0) ->
         return found.offset, found.size
 
 
-def flip(path: Path, *offsets: int) -> None:
-    """Flip a bit of each of these bytes."""
-    content = bytearray(path.read_bytes())
-    for offset in offsets:
-        content[offset] ^= 4
-    path.write_bytes(content)
-
-
 def tree(folder: Path) -> dict[str, bytes]:
     """All files below a folder, and what they hold."""
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}

@@ -37,17 +37,8 @@ from shardio.maintenance import (
     verify_dataset,
 )
 from shardio.storage import fs
-from tests.maintenance.datasets import (
-    LABELS,
-    flip,
-    is_sound,
-    labelled,
-    place,
-    shard_of,
-    tree,
-    write,
-)
-from tests.shards import same_sample
+from tests.maintenance.datasets import LABELS, is_sound, labelled, place, shard_of, tree, write
+from tests.shards import flip, same_sample
 
 FLOAT = Array("float32", (3,))
 N = 12

@@ -31,7 +31,8 @@ from shardio.maintenance import (
     split,
     verify_dataset,
 )
-from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, write
+from tests.maintenance.datasets import LABELS, labelled, place, shard_of, write
+from tests.shards import flip
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

@@ -15,8 +15,8 @@ from shardio import Array, List, Schema, Text
 from shardio.format.layout import Kind
 from shardio.format.types import Field
 from shardio.maintenance import comparison, diff
-from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, write
-from tests.shards import EVERY_FIELD, every_field_sample, samples
+from tests.maintenance.datasets import LABELS, labelled, place, shard_of, write
+from tests.shards import EVERY_FIELD, every_field_sample, flip, samples
 
 N = 10
 

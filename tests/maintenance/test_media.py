@@ -23,8 +23,16 @@ from shardio.maintenance import (
     reshard,
     verify_dataset,
 )
-from tests.maintenance.datasets import flip, place, shard_of, write
-from tests.shards import MEDIA_FIELDS, as_read, made_stream, media_sample, same_sample, same_value
+from tests.maintenance.datasets import place, shard_of, write
+from tests.shards import (
+    MEDIA_FIELDS,
+    as_read,
+    flip,
+    made_stream,
+    media_sample,
+    same_sample,
+    same_value,
+)
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

@@ -23,17 +23,8 @@ from shardio.errors import (
 )
 from shardio.format.layout import Kind
 from shardio.maintenance import compact, diff, merge, reshard, verify_dataset
-from tests.maintenance.datasets import (
-    LABELS,
-    flip,
-    is_sound,
-    labelled,
-    place,
-    shard_of,
-    tree,
-    write,
-)
-from tests.shards import as_read, every_field_sample, same_sample
+from tests.maintenance.datasets import LABELS, is_sound, labelled, place, shard_of, tree, write
+from tests.shards import as_read, every_field_sample, flip, same_sample
 
 
 def samples_of(folder: Path) -> list[tuple[int, str]]:

@@ -23,8 +23,8 @@ from shardio.maintenance import (
     repair,
     verify_dataset,
 )
-from tests.maintenance.datasets import flip, place, shard_of, tree, write
-from tests.shards import as_read, every_field_sample, same_sample, write_shard
+from tests.maintenance.datasets import place, shard_of, tree, write
+from tests.shards import as_read, every_field_sample, flip, same_sample, write_shard
 
 N, N_SHARDS = 12, 3
 PER_SHARD = N // N_SHARDS

@@ -17,7 +17,8 @@ from shardio.dataset.manifest import load, publish_next
 from shardio.errors import DatasetConflict, InvalidArgument, ShardCorrupt
 from shardio.format.layout import Kind
 from shardio.maintenance import compact, split, splitting, verify_dataset
-from tests.maintenance.datasets import LABELS, flip, is_sound, place, shard_of, tree, write
+from tests.maintenance.datasets import LABELS, is_sound, place, shard_of, tree, write
+from tests.shards import flip
 
 PARTS = {"train": 0.75, "val": 0.25}
 

@@ -16,8 +16,8 @@ from shardio.dataset.selection import RowRuns
 from shardio.errors import InvalidArgument, ShardCorrupt
 from shardio.format.layout import Kind
 from shardio.maintenance import compute_stats, statistics, verify_dataset
-from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, write
-from tests.shards import EVERY_FIELD, every_field_sample
+from tests.maintenance.datasets import LABELS, labelled, place, shard_of, write
+from tests.shards import EVERY_FIELD, every_field_sample, flip
 
 N = 20
 

@@ -33,8 +33,7 @@ from shardio.maintenance import (
 from shardio.maintenance.verify import MAX_FINDINGS, Findings, shard
 from shardio.maintenance.verify import dataset as verification
 from shardio.storage.content import PreadFile
-from tests.maintenance.datasets import flip
-from tests.shards import write_shard
+from tests.shards import flip, write_shard
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
 

@@ -39,7 +39,7 @@ def change(path: Path, change: Callable[[bytearray], Any]) -> None:
     path.write_bytes(content)
 
 
-def flip(offset: int) -> Callable[[bytearray], None]:
+def flipping(offset: int) -> Callable[[bytearray], None]:
     def change(content: bytearray) -> None:
         content[offset] ^= 1
 
@@ -187,7 +187,7 @@ def test_a_shard_with_a_damaged_first_page_is_described_from_its_last(
 ) -> None:
     shard = write_shard(tmp_path / "a.shard", 4)
     sound = as_json(capsys, shard)
-    change(shard, flip(20))
+    change(shard, flipping(20))
     damaged = as_json(capsys, shard, code=1)
     assert damaged["damage"][0]["section"] == "header"
     for name in ("samples", "id", "schema", "sections"):
@@ -209,7 +209,7 @@ def test_a_field_that_is_damaged_hides_no_other(tmp_path: Path, capsys: Capture)
     shard = write_shard(tmp_path / "a.shard", 4)
     with shardio.ShardReader(shard) as reader:
         change_at = reader.column_section("frames").offset
-    change(shard, flip(change_at))
+    change(shard, flipping(change_at))
     facts = as_json(capsys, shard, code=1)
     (finding,) = facts["damage"]
     assert (finding["field"], finding["sample"], finding["offset"]) == ("frames", 0, change_at)
@@ -232,7 +232,7 @@ def test_a_file_that_is_no_shard_is_said_to_be_damaged(
 def test_damaged_and_missing_shards_of_a_dataset_hide_no_other(copy: Path, capsys: Capture) -> None:
     shards = sorted(copy.glob("*.shard"))
     assert len(shards) >= 3
-    change(shards[0], flip(30))
+    change(shards[0], flipping(30))
     shards[1].unlink()
     facts = as_json(capsys, copy, "--sample", -1, code=1)
     damaged = [Path(finding["path"]).name for finding in facts["damage"]]
@@ -258,7 +258,7 @@ def test_without_its_manifest_the_shards_in_the_folder_are_described(
 ) -> None:
     sound = as_json(capsys, copy)
     if how == "damaged":
-        change(copy / lost, flip(25))
+        change(copy / lost, flipping(25))
     elif how == "closed":
         _refuse(monkeypatch, copy / lost)
     else:

@@ -11,7 +11,8 @@ import pytest
 import shardio
 from shardio.format.layout import Kind
 from shardio_tools import cli
-from tests.maintenance.datasets import LABELS, flip, labelled, place, shard_of, write
+from tests.maintenance.datasets import LABELS, labelled, place, shard_of, write
+from tests.shards import flip
 
 Capture = pytest.CaptureFixture[str]
 
