@@ -106,11 +106,11 @@ def convert(
         kind: the name of the converter, such as "videos", "images", "audio" or "arrays", or of an
             installed third-party converter. The default in an append is the converter of the
             dataset; otherwise the kind is guessed from the names of the files.
-        labels: a CSV or JSON Lines file that contains the classes of files by path. Without it, the
-            folder of a file is its class. `read_labels` describes the columns.
+        labels: a CSV or JSON Lines file with the columns `path` (relative to `src`) and `label`
+            (the name of the class). By default, the folder of a file is its class.
         storage_options: options of obstore for the object store, if `out` is a URL. A shard is
-            uploaded as soon as it is finished. The cache folder on this machine contains the
-            unfinished shards, and the state that is needed to resume the conversion.
+            uploaded as soon as it is finished. The cache folder on this machine holds the shards
+            that are not uploaded yet, and the state that is needed to resume the conversion.
         engine: "local", or "ray" to convert on the machines of a Ray cluster. All machines must see
             `src` and `out` at these paths, and `workers` is the number of processes on all machines
             together. The bytes of the dataset are the same with both engines, and each engine can
@@ -260,10 +260,7 @@ _OPTIONS_OF_INPUTS: Final = (
 
 
 def _labelled(listing: Listing, source: Converter, labels: PathName | None) -> Listing:
-    """Return the listing with the classes of the label file or of the converter, if there are any.
-
-    Otherwise, its classes are still the folders of the inputs.
-    """
+    """Replace folders as classes by the classes of the label file or the converter, if any."""
     if labels is not None:
         path = os.fspath(labels)
         listing = apply_labels(listing, read_labels(path), path)

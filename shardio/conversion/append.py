@@ -70,7 +70,7 @@ def _check_no_added_columns(base: Generation, out: PathName) -> Generation:
 
 
 def check_not_repaired(base: Generation, out: PathName) -> None:
-    """Raise InvalidArgument if the dataset was repaired: shards do not record source files."""
+    """Raise InvalidArgument if the dataset was repaired: its source files are not recorded."""
     if any(entry["outcome"] not in (*OUTCOMES, "not_processed") for entry in base.inputs):
         raise InvalidArgument(
             f"{os.fspath(out)}: cannot append to a repaired dataset: its source files are no "
@@ -181,7 +181,7 @@ def classify_inputs(
 
 
 def _compare(one: Input, entries: Sequence[Entry], stopped: threading.Event) -> InputReport:
-    """Return the report on a known input; `entries` are those of the dataset about its name."""
+    """Return the report on a known input; `entries` are the dataset's entries with its name."""
     reason = "" if stopped.is_set() else _describe_change(one, entries, stopped)
     outcome: OutcomeKind = "modified" if reason else "duplicate"
     return InputReport(one.name, outcome, reason, 0, one.n_bytes, label=one.label)
@@ -258,8 +258,9 @@ def generation_changes(
     `shards` are the new shards, `classes` the classes after the append, and `reports` the reports
     on the converted inputs. A report replaces the entry about an input that gave no samples before.
 
-    Statistics of subsets are kept, because the samples of a subset do not change; those of the
-    whole dataset are dropped. New classes drop all statistics, which have a count per class.
+    Statistics of subsets are kept, because the samples of a subset do not change; statistics of the
+    whole dataset are dropped. If there are new classes, all statistics are dropped, because they
+    have a count per class.
     """
     new_entries = {report.name: report.as_json() for report in reports}
     kept = [

@@ -111,9 +111,9 @@ def _json_lines(path: str) -> Iterator[Entry]:
 def apply_labels(listing: Listing, labels: Mapping[str, str], where: str) -> Listing:
     """Return the listing with the classes and labels of a label file, instead of folders.
 
-    `labels` maps names of inputs to names of classes. Inputs that it does not contain get the label
-    -1. The classes are sorted by name, or by number if the names of all classes are integers. Raise
-    InvalidArgument for a path in `labels` that is not an input; `where` is the label file.
+    `labels` maps names of inputs to names of classes. All other inputs get the label -1. Classes
+    are sorted by name, or by number if all names are integers. Raise InvalidArgument for a path in
+    `labels` that is not an input; `where` is the path of the label file.
     """
     if unknown := sorted(labels.keys() - {source.name for source in listing.inputs}):
         named = ", ".join(map(repr, unknown[:_MAX_PATHS_NAMED]))
@@ -177,11 +177,11 @@ def warn_about_split(folders: Iterable[str], source: str, out: str) -> None:
 
 
 def find_split(folders: Iterable[str]) -> dict[str, str]:
-    """Return the name and the path of each folder that is named like a split.
+    """Return a dict from the name to the path of each folder that is named like a split.
 
-    Only the lowest depth that has such folders is searched. A folder counts only if its parent also
-    contains a folder that is named like another split. If several parents contain splits, the paths
-    are patterns that match all of them.
+    A folder counts only if its parent also contains a folder that is named like another split. Of
+    all depths with such folders, only the one nearest to the source is used. If several parents
+    contain splits, the paths are patterns that match all of them.
     """
     paths = [tuple(folder.split("/")) for folder in folders]
     for depth in range(max(map(len, paths), default=0)):

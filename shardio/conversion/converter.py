@@ -203,8 +203,7 @@ class BuiltIn:
 
     `target` names the module and the class of the converter. `unsupported` is the reason in reports
     on files of other kinds. `suffixes` are the endings of file names by which the kind is guessed.
-    `packages` are the packages and modules that the extra of this kind, a group of optional
-    dependencies of shardio, installs.
+    `packages` are the packages and modules that `pip install '.[KIND]'` installs.
     """
 
     target: str
@@ -383,7 +382,7 @@ def _package_of(entry: EntryPoint) -> str:
 _SHARD: Final = re.compile(r"-\d+-of-\d+")
 """Matches the index and the number of shards in a file name, such as -00001-of-00064."""
 _LEROBOT: Final = (re.compile(r"(?:.*/)?meta/info\.json"), re.compile(r"(?:.*/)?data/.+\.parquet"))
-"""Patterns of file names. Every LeRobot data set has a file for each of them."""
+"""Patterns of file names. In every LeRobot data set, each pattern matches at least one file."""
 
 
 def guess_kind(inputs: Iterable[Input]) -> str:
@@ -412,7 +411,7 @@ def kind_from_names(names: Iterable[str]) -> str | None:
         return "audio"
     if any(has_image_suffix(name) and not has_media_suffix(name) for name in names):
         return "images"
-    # Of the files with a suffix of media, only GIFs are neither video, audio nor image here.
+    # The only files with a media suffix that are left here are GIFs.
     if any(map(has_media_suffix, names)):
         return "videos"
     ends = [_SHARD.sub("", name).lower() for name in names]

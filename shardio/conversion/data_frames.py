@@ -1,8 +1,8 @@
 """Data frames as samples: each row becomes a sample, and each column becomes a field.
 
-Frames are read through Arrow's C stream interface (`__arrow_c_stream__`), except those of pandas,
-of which Arrow would turn NaN into null. The type of a column of Python objects is inferred from all
-its values. This module imports neither pandas nor polars.
+Frames are read through Arrow's C stream interface (`__arrow_c_stream__`). Frames of pandas are read
+directly, because Arrow would turn their NaN into null. The type of a column of Python objects is
+inferred from all its values. This module imports neither pandas nor polars.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CHUNK_ROWS: Final = 4096  # the number of rows that are copied from a frame at 
 
 
 def is_data_frame(src: object) -> bool:
-    """Return True for a DataFrame of pandas or polars, and for other objects that export Arrow.
+    """Return True for a DataFrame of pandas or polars, or an object that exports Arrow streams.
 
     Raise InvalidArgument for a Series, and for a LazyFrame of polars.
     """
@@ -127,12 +127,12 @@ def _to_plain_value(name: str, row: int, value: Any, field: Field | None = None)
 class _InferredType(NamedTuple):
     """The type of the values of a column that have been inspected so far.
 
-    `field` can store them all; it is None as long as all are empty lists.
+    `field` can store all these values; None if they are all empty lists.
     """
 
     field: Field | None
     may_be_json: bool = False
-    """True if a Json field can store them, too."""
+    """True if a Json field can store these values, too."""
 
 
 def _merge_types(known: _InferredType, found: _InferredType) -> _InferredType | None:
@@ -218,9 +218,9 @@ def _number_dtype(value: object) -> str:
 def _infer_list_type(value: Sequence[Any]) -> _InferredType:
     """Return the type of a list or tuple.
 
-    A list of numbers of one dtype has an Array field. A List field is for arrays, or non-empty
-    lists of numbers, of one dtype and one number of dimensions. The field of an empty list is not
-    known yet. Every other list has a Json field.
+    Numbers of one dtype are stored in an Array field. Arrays of one dtype and one number of
+    dimensions, or non-empty lists of numbers of one dtype, are stored in a List field. The field of
+    an empty list is not known yet. Every other list is stored in a Json field.
     """
     if not value:
         return _EMPTY
@@ -330,7 +330,7 @@ def arrow_columns(frame: Any) -> tuple[int, list[FrameColumn]]:
 
 
 def _polars_columns(converter: Any, series: Any) -> Iterator[FrameColumn]:
-    if str(series.dtype) == "Object":  # polars exports it as pointers
+    if str(series.dtype) == "Object":  # polars would export pointers to the objects
         yield object_column(series.name, lambda a, b: series[a:b].to_list(), iter(series))
         return
     refused = f"column {series.name!r}: unsupported type {series.dtype}; cast it to another type"

@@ -87,9 +87,9 @@ class ConvertOptions:
         return usable_cpus() if self.workers is None else self.workers
 
     def refuse(self, names: Iterable[str], reason: str) -> None:
-        """Raise InvalidArgument for those of the options that are given, and for any converter's.
+        """Raise InvalidArgument if an option in `names`, or any converter option, is given.
 
-        `reason` says why they are refused.
+        `reason` says why these options are refused.
         """
         default = ConvertOptions()
         given = [name for name in names if getattr(self, name) != getattr(default, name)]
@@ -195,8 +195,8 @@ def _append(run: _Run) -> ConversionReport:
     """Convert the inputs that the dataset does not have yet, and publish the next generation."""
     listing, staging = run.listing, run.staging
     with staging:
-        # The options were checked against the published generation before `out` was locked. Check
-        # them again, because another writer may have published a later generation since then.
+        # The options were completed from a generation that was read before `out` was locked. Check
+        # them now, because another writer may have published a later generation since then.
         base = load_base(staging.out)
         check_not_repaired(base, staging.out)
         check_same_samples(base, run.converter, run.job.source.schema(), staging.out)
@@ -325,7 +325,10 @@ class _Run:
     def publish_next(
         self, latest: Generation, placed: Sequence[tuple[str, ShardSummary]]
     ) -> Generation:
-        """Publish the shards in `placed`, after those of `latest`, as the next generation."""
+        """Publish the shards in `placed`, after those of `latest`, as the next generation.
+
+        `placed` has the path in the work folder and the summary of each new shard.
+        """
         staging, options = self.staging, self.converter["options"]
         names = staging.free_names(latest.number + 1, [shard.name for _, shard in placed])
         shards = [replace(shard, name=names[shard.name]) for _, shard in placed]

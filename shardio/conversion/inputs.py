@@ -164,7 +164,7 @@ def _make_input(name: str, path: str, label: int) -> Input:
 _SPECIAL: Final = re.compile(r"[*?\[]")
 _ANY_FOLDERS: Final = "**"
 Rest = tuple[str, ...]
-"""The parts of a pattern that the rest of a path must match. () matches every rest."""
+"""The parts of a pattern that the rest of a path must still match. () matches every rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class Pattern:
 
 
 def _step(reached: set[Rest], name: str) -> set[Rest]:
-    """Return the rests after the component `name` of a path."""
+    """Return the parts still to be matched after the component `name` of a path is matched."""
     found = set()
     for rest in reached:
         if not rest or (rest[0] == _ANY_FOLDERS and name[:1] != "."):
@@ -194,7 +194,7 @@ def _step(reached: set[Rest], name: str) -> set[Rest]:
 
 
 def _with_following(reached: set[Rest]) -> set[Rest]:
-    """Return the rests, and those after each leading `**`, which may match no folder."""
+    """Add each rest without its leading `**`, because `**` may match no folder."""
     found = set(reached)
     for rest in reached:
         while rest[:1] == (_ANY_FOLDERS,):
@@ -252,7 +252,7 @@ def _path_state(path: str) -> InputState | None:
 def input_states(one: Input) -> dict[str, InputState | None]:
     """Return a dict from the names of an input and of its parts to the states of the files."""
     if isinstance(one, Item):
-        return {one.name: InputState(stat.S_IFREG, 0, one.n_bytes, 0)}  # It never changes.
+        return {one.name: InputState(stat.S_IFREG, 0, one.n_bytes, 0)}  # An item never changes.
     return {each.name: _path_state(each.path) for each in (one, *one.parts)}
 
 
@@ -286,9 +286,10 @@ def file_hash(path: str, stopped: threading.Event | None = None) -> str:
 def join_parts(listing: Listing, source: Converter) -> Listing:
     """Return a listing in which the inputs have the parts that the converter `source` determines.
 
-    An input represents its folder, such as the metadata file of a Zarr store, if it has parts
-    there or if `parts` returns an empty list for it. Its class is then the parent of this folder. A
-    folder that contains only parts, or only an input that represents it, is not a class.
+    An input, such as the metadata file of a Zarr store, represents its folder if it has parts in
+    this folder, or if `source.parts` returns an empty list for it. The class of the input is then
+    the parent of this folder. A folder that contains only parts, or only the input that represents
+    it, is not a class.
     """
     if not (parts := source.parts(listing.inputs)):
         return listing

@@ -67,7 +67,7 @@ class Unit:
 
     @property
     def key(self) -> str:
-        """A hash of the names, labels, sizes and times of the inputs; the name of the folder."""
+        """A hash of the inputs' names, labels, sizes and times, which names the unit's folder."""
         content = [
             [one.name, one.label, one.n_bytes, *one.stamp]
             + [[part.name, part.n_bytes, *part.stamp] for part in one.parts]
@@ -132,8 +132,8 @@ class InputDone(NamedTuple):
     """The event of a finished input.
 
     `unit` is the number of the unit, and `position` is the index of the input among all inputs. The
-    size in the report is that at the time when the input was read, which may be hours after it was
-    listed. A later append compares it, and the hash, with those that the file has by then.
+    report has the size that the input had when it was read, which may be hours after it was listed.
+    A later append compares this size, and the hash, with those of the file.
     """
 
     unit: int
@@ -171,7 +171,7 @@ class JournaledPlan:
     """The content of `plan.json`.
 
     `units` are the keys of the units. `replaces` is True if the conversion replaces a dataset in
-    `out`, and `appends` if it appends to one.
+    `out`, and `appends` is True if it appends to this dataset.
     """
 
     settings: Mapping[str, Any]
@@ -344,7 +344,7 @@ def uploaded_name(path: str) -> str | None:
 
 
 def write_upload_note(path: str, name: str) -> None:
-    """Write a note beside the shard at `path`, durably: it is uploaded under the name `name`."""
+    """Record beside the shard at `path`, durably, that it is uploaded under the name `name`."""
     write_atomic(_note_path(path), to_checksummed_json({"name": name}), exclusive=False)
 
 

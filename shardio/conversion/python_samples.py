@@ -54,7 +54,8 @@ def write_samples(
 ) -> ConversionReport:
     """Write samples to a new dataset at `out`, or append them to the dataset there.
 
-    If there are no samples, nothing is published.
+    If there are no samples, nothing is published. If the schema is also unknown, InvalidArgument is
+    raised.
     """
     start_s, rest, n_samples = time.monotonic(), iter(samples), 0
     base = load_base(out) if append else None
@@ -197,7 +198,7 @@ def as_mapping(value: object, names: Sequence[str] | None = None) -> Mapping[str
 
 
 def infer_sample_schema(sample: Mapping[str, Any]) -> Schema:
-    """Return the schema of a sample, in which Pillow images and bfloat16 tensors have own types."""
+    """Infer the schema of a sample, which may have Pillow images and bfloat16 tensors."""
     values = {name: _to_plain_field(name, value) for name, value in sample.items()}
     found: dict[str, Field] = dict(infer_schema(values))
     for name, value in sample.items():
@@ -303,7 +304,7 @@ _NO_SAMPLE: Final = object()
 class ItemSource(Converter):
     """A converter that calls `make` for each item: see `convert_items`.
 
-    `make` returns one sample, an iterable of samples, or None. `fields` is their schema.
+    `make` returns one sample, an iterable of samples, or None. `fields` is the schema of samples.
     """
 
     kind: ClassVar[str] = "items"
@@ -444,9 +445,9 @@ def is_map_style(src: object, workers: int | None) -> bool:
 
 @dataclass(frozen=True)
 class MapStyleSamples:
-    """A function that returns the samples of a map-style data set for an item.
+    """A function that yields samples of a map-style data set.
 
-    The item is an index, or a tuple of the first and the last index of a range.
+    Its argument is an index, or a tuple of the first and the last index of a range.
     """
 
     dataset: Any

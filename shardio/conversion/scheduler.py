@@ -127,7 +127,7 @@ class ConversionState:
         return [placed for unit in units for placed in self._shards_of(unit)]
 
     def reports(self) -> list[InputReport]:
-        """Return the reports on all inputs; "not_processed" is the outcome without a result."""
+        """Return the reports on all inputs; without a result, the outcome is "not_processed"."""
         reports = []
         for position, source in enumerate(self.listing.inputs):
             done = self._done.get(position)
@@ -227,7 +227,7 @@ class _UnitScheduler:
         self._running[self._pool.put(unit, unit.title)] = unit
 
     def handle(self, item: int, found: UnitCrash | FailedCall | list[Any]) -> Iterator[UnitEvent]:
-        """Yield the events in an answer of a worker, raise the error in it, or handle its crash."""
+        """Yield the events that a worker sent, raise the error it sent, or handle its crash."""
         if isinstance(found, UnitCrash):
             self._on_crash(self._running.pop(item), *found)
             return
@@ -358,8 +358,8 @@ def run_on_ray(
 ) -> Generator[UnitEvent, None, None]:
     """Convert units on the machines of a Ray cluster, and yield the events of the units.
 
-    At most `n_at_once` units are converted at the same time; None means twice the number of CPUs of
-    the cluster.
+    At most `n_at_once` units are on the cluster at the same time. None means two units per CPU, of
+    which one is converted while the other waits.
 
     Raises:
         UnsupportedEnvironment: a machine cannot see the source or the dataset; or its processor

@@ -80,9 +80,9 @@ exited too."""
 class Staging:
     """The work folder `out/.conversion`. Within the `with` block, this object owns and locks it.
 
-    `resume`, `overwrite` and `appends` are the options of `convert`. `hint` is a text for messages,
-    which says how to start an upload from the beginning; it is "" unless `out` is the local folder
-    of an upload.
+    `resume`, `overwrite` and `appends` are the options of `convert`. In the local folder of an
+    upload, `hint` is a text for messages, which says how to start the upload from the beginning;
+    otherwise it is "".
 
     At the end of the `with` block, the work folder is removed if `finish` was called; an upload
     keeps its plan. If `finish` was not called, the work folder is kept if at least one unit is
@@ -285,8 +285,8 @@ class Staging:
         This is the case if a generation of the dataset in `out` lists one of the shards. If a
         writer was killed while it published a generation, that generation is removed first.
 
-        An upload removes its shards when they have been uploaded. But only this upload uses `out`,
-        so that any dataset there is its own.
+        An upload removes its shards once they are uploaded, so that they cannot be compared. But
+        only this upload uses `out`, so that any dataset there is its own.
         """
         if not holds_dataset(self.out):
             return False

@@ -5,8 +5,9 @@ a note: a small file that contains the name of the shard in the store. Local dis
 needed only for shards that are not yet uploaded, and the notes show an interrupted conversion which
 shards are uploaded.
 
-After all shards, the generation is uploaded, and the object `dataset.json`, which points to it,
-last. Until then, readers of the URL see no dataset. Neither object is ever overwritten.
+The generation is uploaded after all shards. The object `dataset.json`, which points to the
+generation, is uploaded last; until then, readers of the URL see no dataset. Neither object is ever
+overwritten.
 
 A lease, which is an object in the store, prevents two conversions from writing to the same URL. A
 local file has the same content as the lease, and shows that this machine owns it.
@@ -230,7 +231,7 @@ class Upload(Closing):
     """A dataset that is converted in a local folder and uploaded to a URL.
 
     This object owns the upload threads, the lease, and a lock on this machine. `folder_options` are
-    True for given options that are only for datasets in folders.
+    the options `append` and `overwrite`, which are only for datasets in folders.
 
     Raises:
         DatasetExists: the URL contains data; or an earlier conversion to the URL is complete but

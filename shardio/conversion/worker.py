@@ -46,7 +46,7 @@ _MAX_REASON: Final = 1000  # the maximum length of a recorded reason, in charact
 _MACHINE_ERRNOS: Final = frozenset(
     (errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
 )
-"""The errors that have their cause in the machine and not in the file that is being read."""
+"""The errors whose cause is the machine, not the file that is being read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +330,7 @@ def _transpose(samples: Sequence[Sample]) -> tuple[tuple[str, ...], list[Any]]:
 
 
 def _stack(values: list[Any]) -> Any:
-    """Return one array with the values, if it gives the same values again; else return `values`."""
+    """Combine the values into one array if its entries would equal them; else return `values`."""
     kinds = set(map(type, values))
     kind = kinds.pop()
     if kinds or not issubclass(kind, np.number | np.bool_ | np.ndarray):
