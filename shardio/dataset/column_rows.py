@@ -101,7 +101,7 @@ class MappedRows:
         self._slots: Rows = (ends - n_steps) * (step // stride)
         """For each part, the index of its first row in the array `_rows`."""
         self._shift = self._slots - starts
-        """For each shard, the number to add to an index in the dataset to get one in `_rows`."""
+        """For each shard: the index of a row in `_rows`, minus the row's index in the dataset."""
         self._mapped: dict[int, int] = {}
         """For each part into which a file is mapped, the number of mapped bytes."""
         raw = (ctypes.c_ubyte * self._n_bytes).from_address(self._address)

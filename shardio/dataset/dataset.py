@@ -60,7 +60,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         """The index of each shard's first row, followed by the total number of rows."""
         self._generation = generation
         self.verify: Verify = verify
-        """When hashes are checked: "off", "first" or "always", as in ShardReader."""
+        """When hashes are checked: "off" (never), "first" (on first read) or "always"."""
         # Usually all shards but the last have the same number of samples. The shard of a row is
         # then found by a division, which takes a tenth of the time of a binary search.
         counts = generation.counts
@@ -70,7 +70,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
 
     @property
     def place(self) -> str:
-        """The path as the user gave it; after a chdir that makes it invalid, the absolute path."""
+        """The path as the user gave it, or `root` if a chdir has made that path invalid."""
         return self.path if os.path.abspath(self.path) == self.root else self.root
 
     @property
@@ -100,7 +100,7 @@ class Dataset(Sequence[dict[str, Any]], Closing):
 
     @property
     def column_groups(self) -> Mapping[str, Sequence[ShardSummary]]:
-        """The shards of each added column, by its name, in the order of `shards`."""
+        """The shards of each added column, by the column's name, in the order of `shards`."""
         return {group.name: group.shards for group in self._generation.column_groups}
 
     @property
@@ -224,10 +224,10 @@ class Dataset(Sequence[dict[str, Any]], Closing):
         """Open the same samples again, with separate files; see ShardDataset.reopen."""
 
     def first_position(self, number: int, ends: Rows, *, seed: int, epoch: int) -> int:
-        """Return the first position of the sample `number` of a view in an unshuffled epoch.
+        """Return the first position, in an unshuffled epoch, of a view's sample `number`.
 
-        The position differs from `number` only in a mixture. For each source of the mixture, `ends`
-        has the number of samples of the view up to the end of the source.
+        The position differs from `number` only in a mixture. `ends` are the cumulative sample
+        counts of the mixture's sources in this view.
         """
         return number
 
@@ -272,9 +272,9 @@ A request fetches 64 KiB or a table of a shard.
 class ShardSamples(NamedTuple):
     """Some samples that are stored in one shard.
 
-    `numbers` are the indices of the samples in the dataset, and `rows` are the indices of their
-    rows within the shard. `reader` returns the reader of the file that stores a field; it may be
-    used only inside of the function `find` of `scan`.
+    `numbers` are the indices of the samples, from 0 to `n` - 1 (see `scan`), and `rows` are the
+    indices of their rows within the shard. `reader(name)` returns the reader of the file that
+    stores the field `name`. Only the function `find` of `scan` may call `reader`.
     """
 
     shard: int

@@ -145,10 +145,9 @@ def remove_unreferenced(folder: Path, among: Collection[str] | None = None) -> N
     """Remove external lists to which no generation in `folder` refers.
 
     If `among` is given, only lists with these file names are removed. If `among` is None, any list
-    may be removed, and the caller must hold the lock of the folder. Without the lock, another
-    writer may have written a list and not yet published the generation that refers to the list;
-    this list would be removed. If a generation cannot be read, no list is removed, because the
-    unreadable generation may refer to any list.
+    may be removed, and the caller must hold the lock of the folder: another writer may just have
+    written a list, and be about to publish the generation that refers to it. If a generation cannot
+    be read, no list is removed, because the unreadable generation may refer to any list.
     """
     found = {path.name for kind in (SHARDS, INPUTS) for path in folder.glob(f"*.{kind}")}
     found = found if among is None else found & {*among}

@@ -78,8 +78,8 @@ class DatasetFiles:
     Args:
         sources: the files of the dataset; for a mixture, the files of each dataset in it.
         groups: the group of the shards of all sources, one source after another, then a group for
-            each added field. In a mixture, their schemas have only the common fields.
-        verify: when hashes are checked: "off", "first" or "always", as in ShardReader.
+            each added field. In a mixture, the schemas of the groups have only the common fields.
+        verify: when hashes are checked: "off" (never), "first" (on first read) or "always".
         access: the method by which files are accessed: "mmap" (mapped) or "pread" (read).
         path: the path of the dataset, for messages.
     """
@@ -215,7 +215,7 @@ class DatasetFiles:
         source, local = self._located(shard)
         reader = self._open_from(source, local, self._groups[number].name, source.storage.pin)
         if self.is_partial:
-            # Use the table even if nobody shares it: readers are closed to make room for others,
+            # Use the table even in a single process: readers are closed to make room for others,
             # and the marks that a closed reader owned would be lost.
             self._make_marks()
         self._mark(file, reader)
@@ -317,10 +317,9 @@ class DatasetFiles:
         return marks
 
     def marks_of(self, name: str) -> tuple[Marks, Rows]:
-        """Return the table of marks, and for each shard a position in this table.
+        """Return the table of marks, and the position in it at which the marks of each file start.
 
-        The position is that of the first mark of the file that stores the field `name` for the
-        shard.
+        The files are those that store the field `name`, one for each shard.
         """
         first_file = self.first_file(name)
         starts = self._starts_of_marks()[first_file : first_file + self.n_shards]

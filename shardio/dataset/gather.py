@@ -51,7 +51,7 @@ class ColumnGather:
         field: the type of the column.
         files: the files of the dataset; borrowed.
         starts: the index of each shard's first row, followed by the total number of rows.
-        verify: when hashes are checked: "off", "first" or "always", as in ShardReader.
+        verify: when hashes are checked: "off" (never), "first" (on first read) or "always".
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class ColumnGather:
         self._hashes: MappedRows | FileRows | None = None
         if self._by_row and verify != "off":
             self._hashes = self._new_rows(DIMENSION.size, DIMENSION.size)
-        # Each of the three arrays has one number per shard. If the number is added to an index, the
-        # sum is the position of a mark. The index is that of a unit in the shard's column
-        # (`_mark_shift`), of a row in the dataset (`_row_mark_shift`), or of a block of 4 KiB of
-        # the column's hashes (`_block_shift`).
+        # Each of the three arrays has one number per shard: add this number to an index to get the
+        # position of a mark. `_mark_shift` is for the index of a unit in the shard's column,
+        # `_row_mark_shift` for the index of a row in the dataset, and `_block_shift` for the index
+        # of a 4 KiB block of the column's hashes.
         self._mark_shift: Rows = np.full(len(counts), _UNKNOWN)
         self._row_mark_shift, self._block_shift = self._mark_shift.copy(), self._mark_shift.copy()
         self._is_open = np.zeros(len(counts), np.bool_)

@@ -3,8 +3,8 @@
 A *view* is the kind of sample that a loader returns by default. A generation stores the view as
 JSON. With the view `ROWS`, every row is a sample. With the view
 `{"kind": "clips", "frames": 16, "stride": 1, "step": 16}`, every clip of 16 frames is a sample.
-The module `shardio.samples.clips` cuts the clips from the video field, of which the dataset must
-have exactly one. With the additional entry `"size": [height, width]`, frames get this size.
+The dataset must then have exactly one video field; `shardio.samples.clips` computes its clips. With
+the additional entry `"size": [height, width]`, frames get this size.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class ColumnGroup:
         return next(iter(self.schema))
 
     def fits(self, shards: Sequence[ShardSummary]) -> bool:
-        """Return True if the column has as many shards as `shards`, with the same sample counts."""
+        """Return True if the column's shards have the same sample counts as `shards`."""
         return np.array_equal(sample_counts(self.shards), sample_counts(shards))
 
 
@@ -272,8 +272,8 @@ class Generation:
     def check_inputs(self) -> None:
         """Raise DatasetCorrupt if the inputs are in an external list that is damaged.
 
-        Publishing the next generation reads the list: call this before the work for it, so that a
-        damaged list is found before the work and not after it.
+        Publishing the next generation reads this list. Call this method before the work on that
+        generation, so that damage is found early.
         """
         if isinstance(self.inputs, InputList):
             self.inputs.part.read()
@@ -395,7 +395,7 @@ def _check_readable(content: dict[str, Any], place: Path) -> None:
 
 
 def _check_required(content: dict[str, Any], place: Path) -> None:
-    """Check that this version supports all required features; check the entry 'required'."""
+    """Check that the entry 'required' is correct, and that this version supports its features."""
     required = content.get("required", [])
     if type(required) is not list or not all(isinstance(name, str) for name in required):
         raise DatasetCorrupt(f"{place}: 'required' must be a list of names; found {required!r}")

@@ -61,7 +61,7 @@ from shardio.storage.fs import (
 )
 
 POINTER: Final = "dataset.json"
-"""The name of the file that points to the published generation; a folder with it is a dataset."""
+"""The file that points to the published generation. A folder with this file is a dataset."""
 
 
 def holds_dataset(folder: str | os.PathLike[str]) -> bool:
@@ -82,7 +82,7 @@ def check_folder_name(name: str | os.PathLike[str]) -> None:
 
 
 def refuse_existing(folder: str | os.PathLike[str], *, exclude: str = "") -> None:
-    """Raise DatasetExists unless `folder` is missing or has no entry except for `exclude`."""
+    """Raise DatasetExists if `folder` is a file, or has an entry other than `exclude`."""
     path = Path(folder)
     if path.is_dir():
         if holds_dataset(path):
@@ -160,7 +160,7 @@ def publish(
 def publish_next(
     folder: str | os.PathLike[str], previous: Generation, **changes: Any
 ) -> Generation:
-    """Publish the generation that follows `previous`, on which processes may go on reading.
+    """Publish the generation that follows `previous`. Processes may continue to read `previous`.
 
     `changes` are the attributes of the Generation that differ from `previous`. All shards in
     `changes` must already be complete in `folder`.
@@ -204,8 +204,8 @@ def recover(folder: str | os.PathLike[str]) -> Generation:
 
     Raises:
         DatasetNotFound, DatasetCorrupt, ShardUnsupported: as in `load`.
-        DatasetConflict: there is an unpublished generation, and its writer may still be running,
-            because the file system has no locks. The generation is published instead of removed.
+        DatasetConflict: there is an unpublished generation, and the file system has no locks, so
+            its writer may still be running. The generation is published instead of removed.
     """
     root = Path(folder)
     if not holds_dataset(root):

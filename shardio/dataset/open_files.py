@@ -39,7 +39,7 @@ class LocalStorage:
         return choose_access(self.root, asked)
 
     def manifest_folder(self, generation: int | None) -> str:
-        """Return a local folder that has the generation with a number, or the published one."""
+        """Return a local folder that has the given generation (None: the published one)."""
         return self._named
 
     def invalidate(self) -> bool:
@@ -73,9 +73,9 @@ class LocalStorage:
         return self.pin(summary)
 
     def remote_file(self, summary: ShardSummary, path: str) -> None:
-        """Return an object that reads a file at a URL which `pin` has returned as `path`.
+        """Return an object that reads the file at `path`, or None if `path` is not a URL.
 
-        Return None for a local path, as all paths of this storage are.
+        `path` is a result of `pin`. In this storage, no path is a URL.
         """
 
     def unpin(self, summary: ShardSummary) -> None:
@@ -112,8 +112,8 @@ MAX_OPEN_FILES: Final = 16384
 _MIN_OPEN_FILES: Final = 16
 """The smallest value to which a limit on open files is lowered."""
 _EVICTED_SHARE: Final = 8
-"""When the limit is reached, an eighth of the open files is evicted: finding the least recently
-used ones takes a scan of all open files."""
+"""When the limit is reached, an eighth of the open files is evicted at once, because finding the
+least recently used files takes a scan of all open files."""
 
 
 class OpenFiles:
@@ -186,8 +186,8 @@ class OpenFiles:
     def add_listener(self, method: Callable[[int], None], n_maps: int) -> None:
         """Call `method` with the index of each file that is about to be evicted.
 
-        Only a weak reference to the method's object is kept. This object creates `n_maps` memory
-        maps for each open file, and the maximum number of open files is lowered accordingly.
+        Only a weak reference to the method's object is kept. The method's object creates `n_maps`
+        memory maps for each open file; the maximum number of open files is lowered accordingly.
         """
         self._listeners.append(weakref.WeakMethod(method))
         self._maps_per_file += n_maps
@@ -198,8 +198,8 @@ class OpenFiles:
     def _share_maps(self) -> None:
         """Lower `max_open` to this object's share of the kernel's limit on memory maps.
 
-        Three quarters of this limit are divided among the OpenFiles objects of the process with a
-        limit and an open file, such as those of the threads of a loader.
+        Three quarters of the kernel's limit are divided among those OpenFiles objects of the
+        process that have a `max_open` and an open file. Each thread of a loader has such objects.
         """
         if self.max_open is None or not self._maps_per_file:
             return
@@ -209,7 +209,7 @@ class OpenFiles:
         self.max_open = min(self.max_open, max(_MIN_OPEN_FILES, max_open))
 
     def mark_used(self, files: Rows) -> None:
-        """Mark files as the most recently used."""
+        """Record that `files` are now the most recently used."""
         self._turn += 1
         self._used[files] = self._turn
 

@@ -156,7 +156,7 @@ class RowList:
 
 
 def _as_array(found: Any, where: str) -> npt.NDArray[Any]:
-    """Return an argument as an array; for uneven nested lists, one that the callers reject."""
+    """Return an argument as an array; for uneven nested lists, an array that callers reject."""
     if is_masked(found):
         raise InvalidArgument(f"{where}: found a masked array, which would lose its mask; fill it")
     try:

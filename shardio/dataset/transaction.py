@@ -1,4 +1,4 @@
-"""Make all new files of an operation appear in a dataset together, or none of the files.
+"""Make all new files of an operation appear in a dataset together, or none of them.
 
 An operation writes new files in a *staging folder*, which is hidden and locked. When all files are
 complete, each file gets its final name as a second link (`link_staged`). Then a generation that
@@ -80,8 +80,8 @@ def detect_conflict(folder: PathName, before: int | None = None) -> Iterator[Non
 def raise_conflict(folder: PathName, before: int | None, cause: Exception | None = None) -> None:
     """Raise DatasetConflict if another writer has published a generation and removed files.
 
-    Files count as removed if they belong to generation `before` (None: nothing is checked), which
-    was published earlier, or to a generation between that and the one that is published now.
+    Files count as removed if a generation names them that was published from generation `before` on
+    and is not the published one now. If `before` is None, nothing is checked.
     """
     now = published_in(folder)
     if before is None or now is None or now == before or not _files_missing(folder, before, now):
@@ -262,7 +262,7 @@ def dataset_entries(root: Path) -> list[str]:
     """Return the names of the files and folders in `root` that belong to the dataset.
 
     The first name is `dataset.json`. A caller that moves the entries should move this file first,
-    so that nobody opens a dataset of which a part is missing.
+    so that no process opens an incomplete dataset.
     """
     generations = (load_generation(root, number) for number in generation_numbers(root))
     named = {name for generation in generations for name in generation.names}

@@ -133,8 +133,8 @@ class GenerationWriter:
     def publish(self, **details: Any) -> Generation:
         """Give the new shards their final names, and publish a generation with all added shards.
 
-        `details` are further attributes of the generation. A generation without any shard gets an
-        empty one, because the schema is stored in shards.
+        `details` are further attributes of the generation. If no shard was added, an empty shard is
+        added, because the schema is stored in shards.
         """
         self.cut()
         if not self._parts:
@@ -164,7 +164,7 @@ class GenerationWriter:
         return len(self._staged)
 
     def explain(self, error: OSError) -> None:
-        """Let an error about a staged file name the dataset; add a hint if the disk is full."""
+        """Replace a staged file's path in `error` by the dataset's; if the disk is full, say so."""
         path = error.filename  # a path, a descriptor or None
         if not isinstance(path, str) or not path.startswith(str(self.staging)):
             return

@@ -65,7 +65,7 @@ class ClipView(SampleView):
 
     @property
     def is_read(self) -> bool:
-        """True if the index of the videos was read, so that the clips are known."""
+        """True if the clips are known, because the index of the videos was read."""
         return "_found" in self.__dict__
 
     @property

@@ -106,8 +106,8 @@ class Clip:
 
     @property
     def rate(self) -> Fraction | None:
-        """Frames of a clip per second; None if clips are defined by frames of the video."""
-        # `__post_init__` has converted it to a Fraction.
+        """The frames per second of a clip; None if clips are defined by frames of the video."""
+        # `__post_init__` has converted `fps` to a Fraction.
         return self.fps if isinstance(self.fps, Fraction) else None
 
     @property
@@ -186,12 +186,12 @@ class Clips:
     def starts(
         self, positions: _Numbers, videos: _Numbers, draws: npt.NDArray[np.uint64]
     ) -> _Numbers:
-        """Return the start of each clip, as `video_index.clip_frames` takes it.
+        """Return the start of each clip: a number that `video_index.clip_frames` interprets.
 
-        With `around`, the start is the index of the event; without `around` and `fps`, that of the
-        first frame. With `fps` alone and where="all", the clip begins start / fps seconds after the
-        video's first frame; with another `where`, the share start / `n_shares` of all possible
-        first frames lies before the clip's first frame.
+        Clips with `around`: the index of the event. Clips with neither `around` nor `fps`: the
+        index of the first frame. Clips with only `fps` and where="all": `start` / fps is the time
+        in seconds from the video's first frame to the clip. Clips with only `fps` and another
+        `where`: `start` / `n_shares` of all possible first frames are before the clip's.
 
         Args:
             positions: the indices of the clips, from 0 to len() - 1.
@@ -219,7 +219,7 @@ class Clips:
 
     @property
     def n_shares(self) -> int:
-        """The denominator of the shares of which `starts` returns the numerators.
+        """The denominator of shares; `starts` returns the numerators.
 
         Only clips with `fps` and a `where` of "uniform" or "random" have shares.
         """
@@ -270,7 +270,7 @@ def time_field_names(name: str) -> tuple[str, str]:
 
 
 class ClipDraws(NamedTuple):
-    """The start of each sample's clip, as in `Clips.starts`, and the position of the crop.
+    """The start of each sample's clip, from `Clips.starts`, and the position of the crop.
 
     `places` has two fractions for each crop: the part of the cut-off columns that is cut off at the
     left side, and the part of the cut-off rows that is cut off at the top. None centres all crops.

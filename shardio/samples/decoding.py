@@ -105,7 +105,7 @@ class ImageSource(RecordSource):
 
 Numbers = npt.NDArray[np.int64]
 Wanted = tuple[list[tuple[int, Pixels]], list[CropPosition | CropBox | None]]
-"""The clips of one video, pairs of (start, array for the frames), and their crops."""
+"""The clips of one video, as pairs (start, output array), and the crop of each clip."""
 
 _MAX_VIDEO_STREAMS: Final = 2048
 """The maximum number of open videos. Opening one takes as long as decoding about 12 frames of
@@ -126,7 +126,7 @@ class ClipSource(FieldSource):
     """A source of clips of the videos in one field. Owns video decoders until `close`.
 
     Args:
-        dataset: the dataset, which must be closed after this source; borrowed.
+        dataset: the dataset; borrowed, so close this source first.
         spec, clips: the format of a clip, and the clips.
         needs_times: True if `moment` will be called.
     """
@@ -240,7 +240,7 @@ class AudioSource(FieldSource):
     """A source of decoded audio. Owns audio decoders until `close`.
 
     Args:
-        dataset: the dataset, which must be closed after this source; borrowed.
+        dataset: the dataset; borrowed, so close this source first.
         field: the format of the decoded audio.
         moment: if samples are clips, `ClipSource.moment`; else None.
     """

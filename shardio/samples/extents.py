@@ -86,9 +86,9 @@ least this size. A range that is rounded to smaller multiples therefore never ov
 class ShardFileNumbers:
     """The files in which some fields of a dataset are stored, numbered as they are concatenated.
 
-    Each entry of `groups` is a pair: fields that are stored in the same files, and each shard's
-    number of the file with these fields. Several shards of a mixture have one file if a dataset is
-    a source more than once. `sizes` and `starts` are indexed by file number.
+    Each entry of `groups` is a pair: fields that are stored in the same files, and for each shard
+    the number of the file with these fields. In a mixture, several shards have the same file if a
+    dataset is a source more than once. `sizes` and `starts` are indexed by file number.
     """
 
     def __init__(self, dataset: Dataset, fields: Sequence[str]) -> None:
@@ -344,7 +344,7 @@ class ClipExtents:
     def ranges(self, rows: Rows, shards: Rows, starts: Rows) -> Ranges:
         """Return the ranges that are read to decode some clips. Blocks while it reads the index.
 
-        `rows` are those of the clips' videos; `starts` are the first frames.
+        `rows` has the row of each clip's video, and `starts` the first frame of each clip.
         """
         local = rows - self._dataset.starts.take(shards)
         found = [

@@ -62,8 +62,8 @@ class IndexChunk:
 
     `rows` has each sample's row in the dataset, `shards` the index of the shard with this row.
     `origins`, (samples, 3), are entries for the origin table of a block (see `batch.layout`), which
-    say that no field is being read yet. `keys` are those of the samples' random draws. `tokens` is
-    the argument `n_tokens` of `PackedWindows.parts`.
+    say that no field is being read yet. `keys` has the keys of the samples' random draws. `tokens`
+    is passed to `PackedWindows.parts` as `n_tokens`.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class BatchRows(NamedTuple):
     Attributes:
         layout, memory: the layout of the block, and the block's memory.
         chunk, part: some samples, and the slice of them that is in the batch.
-        states: the part of the origin table with each sample's status and field being read.
+        states: for each sample, the status and the field that is being read, in the origin table.
         n_rows: the number of rows, padding included.
     """
 
@@ -194,7 +194,7 @@ class FieldSource(Closing):
         raise NotImplementedError(f"the field {slot.name!r} has a fixed size")
 
     def values(self, batch: BatchRows) -> Values:
-        """Return the stored arrays, of varying shape; uncompressed ones are views of the map."""
+        """Return the stored arrays of varying shape; uncompressed arrays are views of the map."""
         raise NotImplementedError(f"the arrays of field {self.name!r} are not collated as stored")
 
     def present(self, batch: BatchRows, slot: PresenceSlot) -> Present:

@@ -143,8 +143,9 @@ def audio_schema(
 def audio_field(dataset: Dataset, name: str, sound: Sound, clip: Clip | None) -> AudioField:
     """Return the format of the audio in a field, over the selected rows of a dataset.
 
-    What `sound`, the requested format, does not determine is read from the index, 64 bytes per
-    stream; it must be the same in all rows. `clip` has the options of clips if samples are clips.
+    `sound` is the requested format. The other properties are read from the index, 64 bytes per
+    stream; rate and channels must then be the same in all rows. `clip` has the options of clips;
+    None if samples are not clips.
     """
     rate, channels = sound.rate, sound.channels
     if rate is None:

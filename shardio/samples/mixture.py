@@ -114,7 +114,7 @@ class Mixture(OpenDataset):
 
     @property
     def worker_source(self) -> MixtureSpec:
-        """A description for workers. It has the strictest `verify` of all sources for each."""
+        """A description for workers; every source has the strictest `verify` of all sources."""
         stores = self.remote_storages
         access = stores[0].worker_access if stores else self.access
         sources = (

@@ -87,8 +87,8 @@ class OpenDataset(Dataset):
                 `video_pts`, int64 (frames,), in ticks, and `video_time_base`, int64 (2,), the
                 numerator and the denominator of seconds per tick.
 
-        A video that is shorter than a clip has no clips. With `fps`, this is a video that ends
-        before the time of the last frame of a clip that starts with the video.
+        A video that is shorter than a clip has no clips. With `fps`, a video is too short if it
+        lasts (frames - 1) / fps seconds or less.
 
         Raises:
             InvalidArgument: an option is invalid, which may be found on first use of the view; or

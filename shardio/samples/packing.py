@@ -119,7 +119,7 @@ class WindowParts(NamedTuple):
         documents, firsts: the document, and the offset of the part's first token in the document.
         counts: the token count, at least 1.
         is_last: True if the part ends with the document's last token.
-        n_tokens: the token count of each window, below `Pack.reach` only at the end of the stream.
+        n_tokens: the token count of each window; below `Pack.reach` only at the end of a stream.
     """
 
     windows: _Numbers
@@ -135,9 +135,9 @@ class WindowParts(NamedTuple):
         return WindowParts._make((*(column[within] for column in self[:-1]), self.n_tokens))
 
     def of_windows(self, first: int, last: int, within: slice) -> WindowParts:
-        """Return the parts of the windows from `first` to before `last`, numbered from 0.
+        """Return the parts of the windows `first` to `last` - 1, with windows numbered from 0.
 
-        `within` are these parts.
+        `within` is the slice of these parts.
         """
         found = self.some(within)
         return found._replace(windows=found.windows - first, n_tokens=self.n_tokens[first:last])

@@ -57,13 +57,12 @@ class ShardDataset(OpenDataset):
 
     Not thread-safe. A shard is opened when it is first needed. The values of a column that was
     added later are in separate files. With access="auto", the file system of the folder determines
-    the method for all shards. An unpickled dataset opens the same generation and samples, by the
-    path of the folder.
+    the method for all shards. Unpickling opens the same generation and samples at the same path.
 
     Args:
         path: the folder, or its URL: s3://, gs://, az://, https://.
-        verify: when hashes are checked, as in ShardReader.
-        access: the access method, as in ShardReader.
+        verify: when hashes are checked: "first" (on first read), "always" or "off".
+        access: "mmap" maps shards, "pread" reads them by offset, "auto" chooses; see ShardReader.
         subset: the name of a subset; the dataset then has only the samples of the subset, with
             indices from 0.
         generation: the number of the generation to open; by default the published one.

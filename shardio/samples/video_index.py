@@ -153,7 +153,7 @@ def event_dtype(schema: Schema, name: str) -> np.dtype[Any]:
 def clip_frames(clips: Clips, start: int, times: FrameTimes | None) -> Numbers:
     """Return the frames of a clip, given its `start` (from `Clips.starts`).
 
-    `times` are those of the video; clips that do not go by times do not need them.
+    `times` has the frame times of the video; it may be None unless `Clip.goes_by_times`.
     """
     clip = clips.clip
     if times is None or not clip.goes_by_times:

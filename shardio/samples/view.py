@@ -56,7 +56,7 @@ Maker = Callable[[Dataset, Tables], "SampleView"]
 
 
 class _OnDataset:
-    """A stand-in for a method that datasets have and views do not; its error says so."""
+    """A stand-in for a method that only datasets have. Access raises an error that says so."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -74,8 +74,8 @@ class SampleView(Sequence[dict[str, Any]]):
     """A sequence of samples derived from the rows of a borrowed dataset.
 
     Immutable, but not thread-safe. `view[i]` is the sample that a ShardLoader of the view delivers,
-    with images, clips and audio decoded. What a view needs of the shards' indices is read on first
-    use, but not by `repr`, which shows the number of samples once it is known.
+    with images, clips and audio decoded. On first use, a view reads its tables from the indices of
+    the shards. `repr` does not read them; it shows the number of samples if this is known.
     """
 
     clips, pack, preload = _OnDataset(), _OnDataset(), _OnDataset()
@@ -109,15 +109,16 @@ class SampleView(Sequence[dict[str, Any]]):
     def chosen(self, names: tuple[str, ...], *, is_asked: bool) -> tuple[str, ...]:
         """Return the stored fields that the view reads for a loader with `fields=names`.
 
+        `is_asked` is True if the user passed these names. If False, unsuitable fields are left out.
+
         Raises:
-            InvalidArgument: the user named (`is_asked`) a field that does not suit the view;
-                otherwise such a field is left out.
+            InvalidArgument: the view cannot have these fields.
         """
         return names
 
     @property
     def schema(self) -> Schema:
-        """The schema of a sample; height and width of images vary."""
+        """The schema of a sample, in which the height and width of images are not fixed."""
         stored = Schema({name: self.dataset.schema[name] for name in self.fields})
         return image_schema(self._audio.delivered(self.delivered(stored)), self.fields)
 
@@ -132,7 +133,7 @@ class SampleView(Sequence[dict[str, Any]]):
         return self.reader(self.fields, pictures, self._audio)
 
     def __getitem__(self, index: Any) -> Any:
-        """Return a sample as a dict, or a list of them for a slice."""
+        """Return a sample as a dict or, for a slice, a list of samples."""
         if isinstance(index, slice):
             return [self.sample(i) for i in range(*index.indices(len(self)))]
         return self.sample(index)
@@ -140,8 +141,8 @@ class SampleView(Sequence[dict[str, Any]]):
     def sample(self, index: int, *, seed: int = 0, epoch: int = 0) -> dict[str, Any]:
         """Return a sample with the random draws of a loader with shuffle=False.
 
-        In a mixture, a sample may come several times in such an epoch, or not at all: the draws are
-        those of its first position, or of a position after the end of the epoch.
+        An epoch of a mixture may have the sample several times, with the draws of the first time
+        returned here; or not at all, with the draws of a position after the end of the epoch.
 
         Args:
             index: the index of the sample; without shuffling, also its position in the epoch.
@@ -224,7 +225,7 @@ class SampleView(Sequence[dict[str, Any]]):
 
     @property
     def identity(self) -> str:
-        """Text that distinguishes the view from other views of the dataset; empty for all rows."""
+        """Text that distinguishes the view from other views; empty for a view of all rows."""
         options = (each.identity for each in self.options)
         return " ".join(filter(None, (self.dataset.rows.view_id, *options)))
 
@@ -234,7 +235,7 @@ class SampleView(Sequence[dict[str, Any]]):
         return np.cumsum(self.dataset.rows.source_counts)
 
     def at(self, numbers: Rows) -> Rows:
-        """Return each sample's row: of a clip, that of its video; of a window, where it begins."""
+        """Return the row of each sample: for a clip, its video's; for a window, its first row."""
         return self.dataset.rows.at(numbers)
 
     def covered_rows(self, numbers: Rows) -> Rows:

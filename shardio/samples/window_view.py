@@ -128,7 +128,7 @@ class WindowView(SampleView):
         return self.dataset.rows.at(self.windows.firsts[numbers])
 
     def covered_rows(self, numbers: Rows) -> Rows:
-        """Return the row of every document of which at least a part is in one of these windows."""
+        """Return the row of every document that has a part in one of these windows."""
         return self.dataset.rows.at(distinct(self.windows.parts(numbers).documents))
 
     @property
@@ -202,8 +202,8 @@ _PARTS_AHEAD: Final = 8192
 """The approximate number of parts computed at a time. A computation takes at least 100 µs."""
 
 _MAX_AHEADS: Final = 4
-"""The number of index arrays (`numbers`) for which parts are cached. A worker that also fills steps
-of other workers alternates between several arrays.
+"""The number of index arrays (`numbers`) for which parts are cached. A worker that also fills
+batches of other workers alternates between several arrays.
 """
 
 
@@ -295,7 +295,8 @@ class TokenSource(FieldSource):
         Args:
             outs: an output array for every field of a window, C-contiguous, (windows, length).
             numbers: the indices of windows; the array must not change while this object exists.
-            chosen: the part of `numbers` to write. The parts of later windows may be computed too.
+            chosen: the windows to write, as a slice of `numbers`. `WindowParts` of later windows
+                may be computed too.
             n_tokens: as in `PackedWindows.parts`; must be the same for the same `numbers`.
         """
         pack, name = self._pack, self.name
@@ -421,7 +422,7 @@ class TokenSource(FieldSource):
         return found
 
     def _check_lengths(self, shard: int, local: Rows, documents: Rows, entries: Entries) -> None:
-        """Check sizes against the stored shapes and the lengths that the windows are of."""
+        """Check documents' sizes against their stored shapes and the lengths that windows use."""
         records, name = self._dataset.files.reader(shard, self.name).records, self.name
         n_bytes = entries["n_bytes"].astype(np.int64)
         itemsize = self._field.numpy.itemsize
@@ -447,7 +448,7 @@ class TokenSource(FieldSource):
 
 
 def _write_segments_and_positions(segments: Tokens, positions: Tokens, parts: WindowParts) -> None:
-    """Write the segment and the position of each token, but for tokens that are only targets."""
+    """Write the segment and position of each token, except for tokens that are only targets."""
     n, length = segments.shape
     counts = np.minimum(parts.counts, length - parts.places)  # 0 if the part is only a target
     n_tokens = np.minimum(parts.n_tokens, length)
