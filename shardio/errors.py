@@ -15,7 +15,7 @@ Each class also derives from the built-in exception that fits best.
     ├── ShardExists                     FileExistsError
     ├── DatasetNotFound                 FileNotFoundError
     ├── DatasetExists                   FileExistsError
-    ├── DatasetConflict                 FileExistsError another writer published first
+    ├── DatasetConflict                 FileExistsError another writer uses the dataset
     ├── InvalidArgument                 ValueError      an option or argument is invalid
     ├── SchemaError                     ValueError      a schema or a sample is invalid
     ├── TransformError                  RuntimeError    the user's transform failed
@@ -114,10 +114,7 @@ class ShardCorrupt(DataError, ValueError):
         return _rebuild, (type(self), self.what, self.__dict__.copy())
 
     def at(self, **given: str | int | None) -> Self:
-        """Set the attributes that are still None (path, field, …) to the given values.
-
-        Return the error itself.
-        """
+        """Set attributes (path, field, …) that are still None; return the error itself."""
         vars(self).update({name: given[name] for name in given if getattr(self, name) is None})
         return self
 
@@ -151,7 +148,7 @@ class ShardUnsupported(DataError, ValueError):
 
 
 class DatasetCorrupt(DataError, ValueError):
-    """The manifest files of a dataset and the shards that these files list do not agree."""
+    """A manifest file of a dataset is damaged, or disagrees with the shards that it lists."""
 
 
 class MediaError(DataError, ValueError):
@@ -171,11 +168,11 @@ class DatasetNotFound(ShardioError, FileNotFoundError):
 
 
 class DatasetExists(ShardioError, FileExistsError):
-    """The folder already holds data."""
+    """The folder or URL already holds data or an interrupted conversion."""
 
 
 class DatasetConflict(ShardioError, FileExistsError):
-    """Another writer published the same generation first; that generation was not changed."""
+    """Another writer is writing here, or has changed the dataset or URL in the meantime."""
 
 
 class InvalidArgument(ShardioError, ValueError):

@@ -16,20 +16,23 @@ _PIECE_BYTES: Final = 16 << 20
 
 
 def named_path(folder: str, name: str) -> str:
-    """Return the path of a file in `folder`. `name` is its name in data, such as an index."""
+    """Return the path of a file in `folder`, given its name in a data file, such as an index."""
     # JSON may contain lone surrogates as escapes. Encode them too, instead of raising an error: no
     # file has such a name, so the path does not exist.
     return os.path.join(folder, os.fsdecode(name.encode("utf-8", "surrogatepass")))
 
 
 def data_name(name: str) -> str:
-    """Return the name that data uses for a file that Python lists as `name`."""
+    """Return the name that data files have for a file that Python lists as `name`."""
     return os.fsencode(name).decode("utf-8", "surrogateescape")
 
 
 @contextmanager
 def open_media(source: Input, *, is_promised: bool) -> Iterator[IO[bytes]]:
-    """Open a file; a broken link is an error if its name promises media, and else an empty file."""
+    """Open a file; a broken link is an error if media `is_promised`, and else an empty file.
+
+    `is_promised` is True if the suffix of the file is that of media.
+    """
     try:
         file: IO[bytes] = open(source.path, "rb")
     except OSError as error:
@@ -44,9 +47,9 @@ def open_media(source: Input, *, is_promised: bool) -> Iterator[IO[bytes]]:
 
 
 def read_up_to(read: Callable[[int], bytes], n_bytes: int) -> bytes:
-    """Return the next `n_bytes` that `read` gives, or fewer at the end.
+    """Return the next `n_bytes` that `read` returns, or fewer at the end.
 
-    They are read in pieces, so a wrong number of bytes in a damaged file allocates little.
+    Large numbers of bytes are read in pieces: a wrong size in a damaged file then allocates little.
     """
     data = read(min(n_bytes, _PIECE_BYTES))
     if len(data) == n_bytes:  # the usual case

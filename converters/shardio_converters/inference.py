@@ -24,8 +24,8 @@ _WORD: Final = re.compile(r"(list\[)?(\w+)(.*)")
 def common_dtype(one: str, other: str) -> str | None:
     """Return the dtype that can store numbers of both dtypes; None if there is none.
 
-    It is the one to which NumPy promotes both, except that two integer dtypes never become a float.
-    An integer and a float dtype do; `widen` rejects integers that the float cannot represent.
+    NumPy promotes both to this dtype. Two integer dtypes have no common float dtype. An integer and
+    a float dtype have one; `widen` rejects integers that it cannot represent.
     """
     if one == other:
         return one
@@ -174,7 +174,7 @@ class SchemaInference:
 
 
 def is_null_record(name: str, dtype: str, names: Iterable[str]) -> bool:
-    """Return True for a field of nothing but nulls that is a nested record according to `names`."""
+    """Return True for a field of nothing but nulls if `names` has members of the field."""
     return dtype == UNKNOWN and any(each.startswith(f"{name}.") for each in names)
 
 

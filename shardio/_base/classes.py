@@ -48,7 +48,7 @@ class cached_property(Generic[_Value]):  # lower case: a decorator, like `proper
 
     There is no lock. If two threads compute the value at the same time, the last one is kept.
     Before Python 3.12, `functools.cached_property` has one lock for all objects of a class: if a
-    process is forked while another thread holds it, the new process deadlocks.
+    process is forked while another thread holds this lock, the new process deadlocks.
     """
 
     def __init__(self, compute: Callable[[Any], _Value]) -> None:

@@ -87,7 +87,7 @@ def _write(
 ) -> tuple[str, ShardSummary]:
     """Write values to a new shard in a new folder; return the path and the summary of the shard.
 
-    For messages, `path` is that of the dataset, and `first` the index of the first value's sample.
+    Messages name the dataset at `path`; `first` is the index of the sample with the first value.
     """
     folder = staging / secrets.token_hex(8)
     make_folder(folder)
@@ -202,7 +202,7 @@ def _check_options(
 
 
 def _values(dataset: ShardDataset, values: Iterable[Any]) -> Iterator[Any]:
-    """Return an iterator; raise InvalidArgument without one, or if the known length is wrong."""
+    """Return `iter(values)`; raise InvalidArgument if it fails, or if a known length is wrong."""
     try:
         if isinstance(values, str | bytes | Mapping | set | frozenset):  # sets have no order
             raise TypeError

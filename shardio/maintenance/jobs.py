@@ -30,9 +30,9 @@ T = TypeVar("T")
 class MaintenanceProgress:
     """The progress of an operation.
 
-    `step` is "verifying", "writing", "counting" or "repairing". `n_shards` and
-    `n_bytes` are the number and the total size of all shards in this step. `n_shards_done` and
-    `n_bytes_done` are those of the finished shards.
+    `step` is "verifying", "writing", "counting" or "repairing". `n_shards` and `n_bytes` are the
+    number and the total size of all shards in this step. `n_shards_done` and `n_bytes_done` are the
+    number and the total size of the finished shards.
     """
 
     step: str
@@ -151,7 +151,7 @@ def run_jobs(
     """Call `function` for each item; yield the index of an item and the result when a call ends.
 
     The caller must close the generator. Otherwise, if the loop over it raises an exception, the
-    traceback keeps the generator, and with it the workers.
+    traceback keeps the generator and the workers alive.
 
     Args:
         function: the job. It is sent by cloudpickle, once to each process.

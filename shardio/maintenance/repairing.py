@@ -2,9 +2,10 @@
 
 The undamaged samples are written to a new dataset, and the lost samples are listed. The source is
 never changed. A shard in which verification finds no error is copied byte for byte.
-From a damaged shard, the samples that can be read and whose hashes are all correct are written to a
+Of a damaged shard, each sample that can be read, and whose hashes are all correct, is written to a
 new shard. If the published generation of the source is damaged, the repair uses an older
-generation, or what can be read of a generation together with all shards in the folder.
+generation. If no generation can be read completely, it uses the readable metadata of a generation,
+and all shards in the folder.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ class RepairPlan:
 
     `shards` has, for each shard, its file and the files that store added columns for the shard.
     `schema` has all fields of the samples. `generation` is the generation that is repaired, if one
-    can be read; it has no shards if its list of shards is damaged. `unnamed` maps the name of each
-    shard that only a later, damaged generation may list to the reason why it is left out.
+    can be read; it has no shards if its list of shards is damaged. `unnamed` has the shards that
+    only a later, damaged generation may list: for each name, the reason why it is left out.
     """
 
     shards: tuple[tuple[Part, ...], ...]
@@ -324,7 +325,7 @@ def _save(parts: Sequence[Part], output: GenerationWriter) -> ShardRepair:
 
 
 def _adopt(part: Part, output: GenerationWriter, found: ShardRepair) -> bool:
-    """Copy a shard if it is undamaged, and the one that is listed; return True if it was copied."""
+    """Copy a shard if it is undamaged and is the listed shard; return True if it was copied."""
     if unreadable_pages(part.path):
         return False
     examined = verify_file(part.path)

@@ -275,7 +275,7 @@ def _open_any(content: memoryview, path: str) -> tuple[Header, Sections]:
 
 
 def _headers(content: Content, path: str) -> Iterator[Header | DataError]:
-    """Yield the header, or its error, of the first page and of the last page that has one."""
+    """Yield the header (or the error in it) of the first page, and of the last page with one."""
     if content.nbytes < PAGE:
         what, size = "too short to be a shard", content.nbytes
         yield ShardCorrupt(what, code="file_size", path=path, expected=PAGE, found=size)
@@ -300,7 +300,7 @@ def _header_offsets(content: Content) -> Iterator[int]:
 
 
 def _mend_schema(draft: _Draft, schema: Schema) -> Schema | None:
-    """Return the schema of the shard; restore it from `schema` if it is damaged and this fits."""
+    """Return the schema of the shard; if it is damaged, restore it if `schema` matches its hash."""
     try:
         return read_schema(draft.content, draft.sections, draft.path)
     except DataError:
@@ -325,7 +325,7 @@ def _mend_block_hashes(draft: _Draft) -> None:
 
 
 def _mend_column_hashes(draft: _Draft, schema: Schema) -> None:
-    """Compute the hashes in a damaged 4 KiB block again; keep them if they match its hash."""
+    """Compute damaged 4 KiB blocks of row hashes again; use a block if its own hash matches."""
     for name, field_ in schema.columns.items():
         number = schema.field_id(name)
         column = draft.sections.get((int(Kind.COLUMN), number, 0))

@@ -1,6 +1,6 @@
 """Split a dataset into named subsets.
 
-The samples of a group, which have the same value of a field, go to the same subset. The subsets are
+Samples with the same value of a field form a group, and go to the same subset. The subsets are
 published with the next generation of the dataset. No shard is written.
 """
 
@@ -133,7 +133,7 @@ def _groups(
 ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
     """Return the index of each row's group, and the number of rows of each group.
 
-    Groups are numbered in the order of their first rows, whatever shard these are in.
+    Groups are numbered in the order of their first rows in the dataset.
     """
     n_rows = len(dataset)
     if group is None:
@@ -155,7 +155,7 @@ def _allot(
 ) -> npt.NDArray[np.int64]:
     """Return the index of the part of each group.
 
-    In random order, each group goes to the part that lacks most samples to meet its share.
+    Groups are taken in random order. Each goes to the part that lacks most samples for its share.
     """
     numbered, key = np.arange(len(counts)), np.full(len(counts), derive_key(seed), np.uint64)
     # Mix in the key several times, so that the results for adjacent groups are not correlated.

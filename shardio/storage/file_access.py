@@ -322,7 +322,7 @@ of the disk, and Linux sets this size to 128 KiB by default."""
 def is_cached(fd: int, offset: int) -> bool | None:
     """Return True if the page of a file at `offset` is in the page cache; None if this is unknown.
 
-    Unlike mincore(2), this works for files of other users. Beyond the end of the file, it is True.
+    Unlike mincore(2), this works for files of other users. Return True beyond the end of the file.
     """
     try:
         os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT)

@@ -46,9 +46,9 @@ R = TypeVar("R")
 def perform(call: str, path: str, function: Callable[P, R], *given: P.args, **named: P.kwargs) -> R:
     """Call `function`, which makes a system call that changes the file or folder at `path`.
 
-    `call` is the name of the system call; only functions that replace `perform` use it. If the call
-    fails, the error gets the path, which the error of a failed write lacks, and the limit on file
-    sizes if that was the reason.
+    `call` is the name of the system call; only functions that replace `perform` use this argument.
+    If the call fails, the path is added to the error, because the error of a failed write has none.
+    If the limit on file sizes is the reason, the limit is added to the message.
     """
     try:
         return function(*given, **named)
@@ -363,8 +363,8 @@ def to_checksummed_json(content: Mapping[str, Any]) -> bytes:
 def write_atomic(path: Path, content: bytes, *, exclusive: bool, durable: bool = True) -> None:
     """Write a file so that it appears with all of its content, or not at all.
 
-    An existing file is replaced or, with `exclusive`, an error: FileExistsError. With `durable`,
-    return only when the new file and its name are on the disk.
+    An existing file is replaced; with `exclusive`, FileExistsError is raised instead. With
+    `durable`, return only when the new file and its name are on the disk.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
     try:

@@ -26,7 +26,7 @@ from shardio_converters.schema_spec import (
 )
 
 _BLOCK_BYTES: Final = 4 << 20
-"""The size of the rows that are read at once, if a chunk is not larger."""
+"""The target size of the rows that are read at once, which are at least one chunk."""
 _MAX_BLOCK_BYTES: Final = 256 << 20
 """The maximum size of the rows that are read at once. A larger chunk is read several times."""
 _MAX_PLAIN_BYTES: Final = 1 << 30
@@ -89,7 +89,7 @@ class BlockArray(NamedArray):
         return found
 
     def rows(self) -> Iterator[Any]:
-        """Yield the rows, read several at once, as each read decodes a whole chunk."""
+        """Yield the rows; read whole chunks, because each read decodes whole chunks anyway."""
         n_rows = self.shape[0] or 0
         row_bytes = max(1, self.row_bytes)
         n_block = max(1, _BLOCK_BYTES // row_bytes // self.chunk_rows) * self.chunk_rows
@@ -108,7 +108,10 @@ def refuse_bomb(what: str, n_bytes: int, n_stored: int) -> None:
 
 
 def dtype_name(dtype: np.dtype[Any], what: str, refused: Mapping[str, str] = _REFUSED) -> str:
-    """Return shardio's name of a dtype, or `TEXT`; raise MediaError for others, as in `refused`."""
+    """Return shardio's name of a dtype, or `TEXT`; raise MediaError for an unsupported dtype.
+
+    `refused` has the reasons in messages, by the kind of the dtype.
+    """
     if dtype.kind in "UT":
         return TEXT
     if dtype.name not in DTYPES:
@@ -122,9 +125,9 @@ class ArraySamples(InferringConverter):
     """A base class of converters that make samples of named arrays; subclasses open the files.
 
     With `rows`, each row is a sample, with its index in the field `row`; all arrays of a file must
-    then have the same number of rows. Without, each file is a sample. Fields that are not given are
-    inferred from the files: where sizes of a dimension differ, the field accepts any, and numbers
-    get a dtype that can store all of them. An array that some files lack is optional.
+    then have the same number of rows. Without `rows`, each file is a sample. Fields that are not
+    given are inferred from the files. If sizes of a dimension differ, the field accepts any size;
+    numbers get a dtype that can store all of them. An array that some files lack is optional.
     """
 
     what: ClassVar[str]  # the name of the kind of files, for messages
@@ -146,7 +149,7 @@ class ArraySamples(InferringConverter):
 
     @abstractmethod
     def open(self, source: Input, files: ExitStack) -> Sequence[NamedArray] | None:
-        """Return the arrays of a file, readable until `files` is closed; None for another kind."""
+        """Return the arrays of a file, readable until `files` is closed; None for other files."""
 
     def name_of(self, source: Input) -> str:
         """Return the value of the field `source`."""
@@ -242,7 +245,10 @@ class ArraySamples(InferringConverter):
 
 
 def _samples_of(arrays: Sequence[NamedArray], *, rows: bool) -> dict[str, tuple[str, Shape]]:
-    """Return dtype and shape of each array in one sample; raise MediaError for no such samples."""
+    """Return dtype and shape of each array in a sample; raise MediaError if no sample can be made.
+
+    With `rows`, a sample is a row; otherwise, it is the whole file.
+    """
     check_names((each.name for each in arrays), "arrays")
     if rows and _n_rows(arrays) is None:
         shapes = ", ".join(f"{each.name!r} {each.shape}" for each in arrays)
@@ -289,7 +295,7 @@ def _value(array: NamedArray, value: npt.NDArray[Any]) -> Any:
 
 
 def check_text(array: npt.NDArray[Any], what: str) -> None:
-    """Raise MediaError if a string has a number that is not a character, where NumPy fails."""
+    """Raise MediaError if a string has an invalid code point, which NumPy cannot convert."""
     if array.dtype.kind == "U" and array.nbytes:
         numbers = np.ascontiguousarray(array).reshape(-1).view(f"{array.dtype.byteorder}u4")
         if (most := int(numbers.max())) > sys.maxunicode:

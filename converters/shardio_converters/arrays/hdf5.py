@@ -73,7 +73,7 @@ def _walk(h5py: Any, file: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _open(h5py: Any, dataset: Any, path: str, place: str) -> BlockArray:
-    """Return the dataset at `path` of the file at `place`, once its declaration is checked."""
+    """Check the declaration of the dataset at `path` in the file at `place`; return the array."""
     name = path.replace("/", ".")
     plist = dataset.id.get_create_plist()
     if plist.get_layout() == h5py.h5d.VIRTUAL or plist.get_external_count():

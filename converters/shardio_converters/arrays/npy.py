@@ -158,7 +158,7 @@ _NOT_NPY: Final = (
 
 
 def array_in(data: bytes, name: str, n_bytes: int) -> StoredArray:
-    """Return the array of a .npy of `n_bytes`; without values if `data` is only its beginning."""
+    """Return the array of a .npy of `n_bytes`; if `data` is only its beginning, read no values."""
     file = io.BytesIO(data)
     header = _read_header(file, name)
     start = file.tell()
@@ -224,7 +224,7 @@ def _parse_header(version: tuple[int, int], header: bytes) -> Header:
 
 
 def _open_tensors(file: IO[bytes]) -> list[StoredArray]:
-    """Return the tensors of a .safetensors file: a length, a header in JSON, then their data."""
+    """Return the tensors of a .safetensors file: a length, a header in JSON, then the data."""
     n_bytes = os.fstat(file.fileno()).st_size
     if n_bytes < 8:
         raise MediaError(f"{n_bytes} bytes; expected at least 8, the length of the header")
@@ -269,9 +269,9 @@ def _tensor(name: str, entry: Any, file: IO[bytes], start: int) -> tuple[int, in
 class Arrays(ArraySamples):
     """A converter that makes samples of the arrays in .npy, .npz and .safetensors files.
 
-    The name of an array is the name of its field; that of a .npy is `array`. By default, each file
-    is a sample. If there is only one file, and all its arrays have the same number of rows, each
-    row is.
+    The field of an array has the name of the array; that of a .npy is `array`. By default, each
+    file is a sample; but if there is only one file, and all its arrays have the same number of
+    rows, each row is a sample.
     """
 
     kind: ClassVar[str] = "arrays"

@@ -37,8 +37,8 @@ from shardio_converters.arrays.npy import ONLY
 from shardio_converters.files import Damage, named_path
 
 ROOTS: Final = ("zarr.json", ".zgroup", ".zarray")
-"""The names of the metadata files of stores, groups and arrays. The file of this kind in the folder
-of a store is the root file of the store; if there are several, it is the first in this order."""
+"""The names of the metadata files of stores, groups and arrays. The first of these files that is in
+the folder of a store is the root file of the store."""
 ZIP: Final = ".zarr.zip"
 
 _MAX_TEXT: Final = 16 << 20  # the maximum size of a metadata file in bytes
@@ -52,11 +52,11 @@ _DAMAGE: Final = (
 
 @dataclass(frozen=True)
 class _Store:
-    """An open store of `n_bytes`, with the sizes of its files by path, sorted.
+    """An open store of `n_bytes`; `sizes` has the sizes of its files by path, sorted.
 
-    `read(name, n_bytes)` returns up to `n_bytes` bytes from the beginning of a file.
-    `path_of(folder)` returns the path by which `zarr` finds the array in a folder of `store`, its
-    own object.
+    `zarr` is the module, and `store` its object. `read(name, n_bytes)` returns up to `n_bytes`
+    bytes from the beginning of a file. `path_of(folder)` returns the path by which `zarr` finds the
+    array in a folder of the store.
     """
 
     zarr: Any
@@ -72,7 +72,7 @@ def _tail(name: str) -> str:
 
 
 def _store_of(name: str, roots: Mapping[str, str]) -> str | None:
-    """Return the value of the outermost folder of a file that `roots` has; None if it has none."""
+    """Return the value in `roots` of the outermost folder of a file; None if none has a value."""
     parts = name.split("/")[:-1]
     folders = ("/".join(parts[:n]) for n in range(len(parts) + 1))
     return next((roots[folder] for folder in folders if folder in roots), None)
@@ -165,7 +165,7 @@ def _refuse_pickle(content: Any, name: str) -> None:
 
 
 def _open_array(found: _Store, folder: str, about: dict[str, Any]) -> BlockArray:
-    """Return the array in a folder, once its metadata `about` is checked."""
+    """Check the metadata `about` of the array in a folder, and return the array."""
     what = f"array {folder or ONLY!r}"
     version = about.get("zarr_format")
     array = found.zarr.open_array(
@@ -189,7 +189,7 @@ def _open_array(found: _Store, folder: str, about: dict[str, Any]) -> BlockArray
 
 
 def _check_blosc(found: _Store, folder: str, about: Mapping[str, Any]) -> None:
-    """Check the lengths of Blosc chunks: the decoder would read beyond the end of a short one."""
+    """Check the lengths of Blosc chunks: the decoder would read beyond the end of a short chunk."""
     last = (about.get("codecs") or [None])[-1] or {}
     if "blosc" not in (last.get("id"), last.get("name")):
         return
@@ -210,7 +210,7 @@ def _read(array: Any, what: str, check: Callable[[], None], which: Any) -> npt.N
     with Damage(_DAMAGE, what):
         try:
             found = np.asarray(array[which])
-        except OSError as error:  # names the file of a chunk, which is no input
+        except OSError as error:  # the error names the file of a chunk, which is no input
             raise MediaError(f"{what}: damaged: {error}") from error
     check_text(found, what)
     is_text = found.dtype.kind in "UT"

@@ -61,7 +61,7 @@ _MAX_CODED: Final = 8192
 
 
 def settled(options: Any) -> Mapping[str, Any]:
-    """Check all options; return the values that replace missing and equivalent ones."""
+    """Check all options; return values for missing options, and the standard form of others."""
     found = {"step": options.step}
     if options.step is None:
         found["step"] = options.frames * options.stride
@@ -171,7 +171,7 @@ class Videos(Converter):
     the clips that `raw` would store.
 
     With `audio`, samples have the unchanged packets of the first audio track, on the clock of the
-    video; those of a clip are all that are needed to decode its time.
+    video; a clip has all packets that are needed to decode the audio of its time span.
     """
 
     kind: ClassVar[str] = "videos"

@@ -51,7 +51,7 @@ def read_example(record: bytes) -> dict[bytes, Values]:
 def is_example(record: bytes) -> bool | None:
     """Return True if a record is certainly a tf.train.Example: it has features and nothing else.
 
-    Return None if it could be one without features that have values.
+    Return None if it may be an Example in which no feature has values.
     """
     try:
         if any(field[:2] != (1, _LENGTH) for field in _fields(record, 0, len(record))):
@@ -267,7 +267,7 @@ def merge_file(found: SchemaInference, of_file: SchemaInference) -> None:
 
 
 def specs_of(found: SchemaInference) -> dict[str, str]:
-    """Return the field specs; one value in all records is a scalar, any fixed number an array."""
+    """Return the field specs; a feature with one value in all records is a scalar, not an array."""
     specs = {}
     for name, (dtype, shape) in found.facts().items():
         shape = () if shape == (1,) else shape

@@ -187,10 +187,10 @@ _DAMAGED: Final = (zstandard.ZstdError, EOFError)
 def open_shard(
     path: str, name: str, files: ExitStack, *, is_checked: bool = True
 ) -> tuple[list[MdsColumn], Iterator[list[Piece]]]:
-    """Return the columns of a shard, and an iterator over its samples, as lists of bytes by column.
+    """Return the columns of a shard, and an iterator over its samples.
 
-    With `is_checked`, the shard is first checked against the index in its folder. The shard stays
-    open until `files` is closed.
+    A sample is a list with the bytes of each column. With `is_checked`, the shard is first checked
+    against the index in its folder. The shard stays open until `files` is closed.
     """
     file: IO[bytes] = files.enter_context(open(path, "rb"))
     is_packed = name.lower().endswith(SUFFIXES[1])
@@ -364,8 +364,8 @@ class Mds(InferringConverter):
 
     If there is an `index.json` in its folder, a shard must have the size and the checksums that the
     index contains, and all shards that the index names must exist. By default, fields are inferred
-    from the encodings of columns, and from all samples if those do not state dtype and shape of an
-    array; a dimension with differing sizes becomes variable.
+    from the encodings of columns. If an encoding does not state dtype and shape of an array, they
+    are inferred from all samples; a dimension with differing sizes becomes variable.
     """
 
     kind: ClassVar[str] = "mds"

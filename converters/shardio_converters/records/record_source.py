@@ -31,8 +31,8 @@ class RecordConverter(InferringConverter):
     """A converter base that makes one sample per record of a file.
 
     A record is a tf.train.Example, whose features become fields, or is stored as bytes in the field
-    `record`. By default, the first record that certainly is one or the other decides. Fields are
-    inferred from all records.
+    `record`. By default, the first record that certainly is, or is not, an Example decides. Fields
+    are inferred from all records.
     """
 
     kind: ClassVar[str]

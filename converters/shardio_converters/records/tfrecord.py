@@ -125,7 +125,7 @@ def _check_length(length: int, start: int, n_bytes: int | None, where: str) -> N
 
 
 def _filled(ours: IO[bytes] | _Inflated, data: bytes, n_bytes: int, where: str) -> bytes:
-    """Return `data`, extended from the source to at least `n_bytes`."""
+    """Return `data`, followed by bytes from `ours`, so that it has at least `n_bytes`."""
     parts, missing = [data], n_bytes - len(data)
     while missing > 0:
         part = ours.read(_BLOCK_BYTES)

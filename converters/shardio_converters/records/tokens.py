@@ -29,12 +29,12 @@ Tokens = npt.NDArray[Any]
 
 @dataclass(frozen=True, kw_only=True)
 class TokenFiles(Converter):
-    """A converter that splits a stream of tokens into samples. Concatenated, they are the stream.
+    """A converter that splits a stream of tokens into consecutive samples.
 
     With `eot`, the token between documents, each document is a sample: samples begin with `eot` if
     the file begins with it, and otherwise end with it. Without `eot`, a sample has `length` tokens;
-    the last one of a file may be shorter. `dtype` is that of the tokens in the file, which the
-    header of an llm.c file states.
+    the last sample of a file may be shorter. `dtype` is the dtype of the tokens in the file; the
+    header of an llm.c file states it.
     """
 
     kind: ClassVar[str] = "tokens"
@@ -129,7 +129,7 @@ def _read_header(file: IO[bytes]) -> tuple[str | None, int]:
 
 
 def _rows(blocks: Iterator[Tokens], length: int) -> Iterator[Tokens]:
-    """Split blocks; the size of each block but the last is a multiple of `length`."""
+    """Split blocks into samples; the size of each block but the last is a multiple of `length`."""
     for block in blocks:
         for start in range(0, len(block), length):
             yield block[start : start + length]

@@ -102,7 +102,7 @@ def facts_of(field: str, member: Member) -> DtypeShape:
 
 
 def value_of(name: str, field: Field, member: Member) -> Any:
-    """Return the value of a member."""
+    """Return the content of a member as the value of the field `name`."""
     data = member.read()
     if field.medium or field.is_opaque:
         return media_value(field, data, member.name)

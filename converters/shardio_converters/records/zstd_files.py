@@ -16,8 +16,8 @@ _CHUNK_BYTES = 16 << 10  # input per step; decompressed, it has 500 MB at most
 def open_zstd(file: IO[bytes]) -> IO[bytes]:
     """Return a reader of the decompressed content of `file`, which stays open.
 
-    It raises `EOFError` for a truncated frame, where the reader of `zstandard` would just end, and
-    `zstandard.ZstdError` for a damaged one.
+    The reader raises `zstandard.ZstdError` for a damaged frame, and `EOFError` for a truncated
+    frame, which the reader of `zstandard` would not report.
     """
     return io.BufferedReader(_ZstdFrames(file), 1 << 20)
 

@@ -44,7 +44,7 @@ class Cameras:
         self._open: dict[str, tuple[str, SpanReader]] = {}
 
     def cut(self, camera: str, footage: CameraSpan, times: Numbers) -> EncodedStream:
-        """Cut a camera's video of an episode, whose frames are shown at `times` in seconds."""
+        """Return the part `footage` of a video; its frames must be shown at `times` (seconds)."""
         if footage.name not in self._paths:
             raise MediaError(f"{footage.name} is missing")
         if not np.isfinite(times).all():
@@ -110,7 +110,7 @@ class EpisodeFrames:
 def read_frames(
     path: str, name: str, specs: Mapping[str, str], *, all_of: bool = True
 ) -> Iterator[EpisodeFrames]:
-    """Yield the episodes of a data file of columns `specs`; with `all_of`, refuse other columns."""
+    """Yield a data file's episodes, with the columns in `specs`; `all_of` refuses other columns."""
     from shardio_converters.tabular.arrow_columns import columns_of, values_of
     from shardio_converters.tabular.arrow_files import open_table
 
@@ -183,11 +183,11 @@ _MAX_NAMED: Final = 5  # the number of broken episodes that a reason names
 class LeRobot(InferringConverter):
     """A converter that makes one sample per episode; each data file of a dataset is an input.
 
-    The features that every dataset has are always taken; by default, fields are inferred from the
-    datasets. Numbers have one value per frame, except `episode_index`. The field of a camera is a
-    video of the frames of the episode, with unchanged packets; its time 0 is that of `timestamp`.
-    `task` is the text of the task of the first frame, and `tasks` maps the numbers in `task_index`
-    to texts.
+    The features that every dataset has are always converted; by default, fields are inferred from
+    the datasets. Numbers have one value per frame, except `episode_index`. The field of a camera is
+    a video of the episode's frames, with unchanged packets; its time 0 is that of `timestamp`.
+    `task` is the text of the first frame's task, and `tasks` maps the numbers in `task_index` to
+    texts.
     """
 
     kind: ClassVar[str] = "lerobot"

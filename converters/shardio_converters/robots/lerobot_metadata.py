@@ -184,10 +184,10 @@ class Episode:
 class RobotSet:
     """The metadata of a LeRobot dataset of version 2 or 3; file names are relative to its folder.
 
-    `specs` has the field spec of each feature, which is `video` for cameras, and `tasks` the texts
-    by number. `columns` are those of the list of episodes, which is in the files `tables`. `rows`
-    has for each data file the indices of its episodes in `columns`. `video_path` is a template of
-    file names.
+    `specs` has the field spec of each feature, which is `video` for cameras. `tasks` has the texts
+    of tasks by number. `columns` are the columns of the list of episodes, which is in the files
+    `tables`. `rows` has, for each data file, the indices of its episodes in `columns`. `video_path`
+    is a template of file names.
     """
 
     version: int
@@ -240,7 +240,7 @@ class RobotSet:
 
 
 def root_of(source: Input) -> tuple[str, str] | None:
-    """Return the path of the dataset folder that contains an input, and its name below the source.
+    """Return the dataset folder that contains an input: its path, and its name below the source.
 
     Return None if no folder above the input, up to the source, has a `meta/info.json`.
     """

@@ -71,7 +71,7 @@ class ArrowColumn:
 def columns_of(
     schema: pa.Schema, only: Sequence[str] | None = None, whole: Mapping[str, str] | None = None
 ) -> list[ArrowColumn]:
-    """Return the columns of a table, or of those named in `only`; struct members have dotted names.
+    """Return the columns of a table, or only those in `only`; struct members have dotted names.
 
     A struct whose name is in `whole` becomes one field; any other becomes one field per member.
     """
@@ -407,7 +407,7 @@ def _split(array: pa.Array) -> tuple[npt.NDArray[np.int64], pa.Array]:
 def _numbers(array: pa.Array, wanted: str) -> npt.NDArray[Any]:
     """Copy numbers or times to an array of dtype `wanted`; nulls become arbitrary numbers.
 
-    A view of a memory-mapped file would change if the file is changed.
+    They are copied, because a view of a memory-mapped file changes if the file is changed.
     """
     if pa.types.is_boolean(array.type):
         return np.array(array.fill_null(False).to_numpy(zero_copy_only=False))

@@ -110,7 +110,10 @@ class ArrowTable:
 
 @contextmanager
 def open_table(path: str, name: str) -> Iterator[ParquetTable | ArrowTable]:
-    """Open the table at `path`, in the format of `name`; errors of pyarrow become MediaError."""
+    """Open the table at `path`; errors of pyarrow become MediaError.
+
+    The suffix of `name` states if the format is Parquet.
+    """
     with open(path, "rb") as file:  # an error of `open` names the file
         head = file.read(len(_FILE_MAGIC))
         n_bytes = os.fstat(file.fileno()).st_size
@@ -125,7 +128,7 @@ def open_table(path: str, name: str) -> Iterator[ParquetTable | ArrowTable]:
 
 
 def is_table(source: Input) -> bool:
-    """Return True if a file is a table of the source: if its name has the suffix of a table.
+    """Return True if the name of a file has the suffix of a table.
 
     If there is a state.json in its folder, the file must also be listed there, because a dataset
     folder of Hugging Face may also contain cached tables of earlier steps.

@@ -62,13 +62,13 @@ class ArrowInference:
 
     def __init__(self) -> None:
         self._fields = SchemaInference("columns", widens=True)
-        self._columns: dict[str, ArrowColumn] = {}  # for each name, the first not all null
+        self._columns: dict[str, ArrowColumn] = {}  # for each name, the first that is not all null
         self._json: set[str] = set()  # columns with lists that contain nulls
 
     def add(
         self, columns: Sequence[ArrowColumn], missing: Collection[str], inside: Collection[str]
     ) -> None:
-        """Add the columns of a file; `missing` and `inside` are those with nulls."""
+        """Add the columns of a file; `missing` have nulls, and `inside` have nulls in lists."""
         typed = {one.name: one for one in columns if one.word != UNKNOWN}
         for name, column in typed.items():
             was = self._columns.get(name, column)
@@ -119,7 +119,7 @@ def refuse_other_type(column: ArrowColumn, known: Field, spec: str) -> None:
 
 
 def _stored_as(column: ArrowColumn, dtype: str) -> str | None:
-    """Return the dtype for a column's numbers and others of `dtype`; times keep their own."""
+    """Return the dtype that can store a column and numbers of `dtype`; times keep their dtype."""
     own = column.word.removeprefix("list[").partition("[")[0].rstrip("]")
     return own if column.unit else common_dtype(own, dtype)
 

@@ -91,7 +91,10 @@ def as_numbers(values: list[Any]) -> npt.NDArray[Any] | None:
 
 
 def _cast(field: Array, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return numbers in a field's dtype, rounded to a float; raise ValueError if it lacks them."""
+    """Convert numbers to a field's dtype, which may round them if it is a float dtype.
+
+    Raise ValueError for another kind of numbers, and for numbers out of range.
+    """
     dtype = field.numpy
     if array.dtype == dtype or not array.size:
         return array.astype(dtype, copy=False)

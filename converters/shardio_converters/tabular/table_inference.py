@@ -46,7 +46,7 @@ Dims = tuple[int | None, ...]
 class ColumnInference:
     """The inferred type of a column of one or more tables.
 
-    A table, too, is such a column: its values are the rows, and its `members` are the columns.
+    A table is represented as a column of records: its values are rows, its `members` are columns.
     """
 
     def __init__(self, depth: int = 0) -> None:
@@ -242,7 +242,7 @@ def _suffixes_in(values: Sequence[Any]) -> set[str | None]:
 def _infer_table(
     one: Input, references: Sequence[str]
 ) -> tuple[ColumnInference, dict[str, set[str | None]]]:
-    """Return the inferred columns of a table, and by column of references the suffixes of files."""
+    """Return the inferred columns of a table, and the suffixes of files by column of references."""
     table, n_names = ColumnInference(), 0
     named: dict[str, set[str | None]] = {name: set() for name in references}
     for block in read_blocks(one.path, one.name):

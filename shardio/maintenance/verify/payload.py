@@ -95,7 +95,7 @@ class PayloadVerifier:
         self._index = sections[Kind.INDEX, NO_FIELD, 0]
         self._required = Required(header.required)
         self._features = Required(0)
-        """The features that a reader must support to decode the records so far."""
+        """The features that a reader must support to decode the records checked so far."""
         self._end = 0
         """The offset in the payload at which the last record ends; -1 if its entry is invalid."""
         self._shapes: dict[str, npt.NDArray[np.uint64]] = {}
@@ -296,7 +296,7 @@ class PayloadVerifier:
         codec: int,
         n_bytes: int,
     ) -> None:
-        """Check that a record can be decoded to a value of its field. Its hash must be correct.
+        """Check that a record, whose hash is correct, can be decoded to a value of its field.
 
         `number` is the index of the field among the fields with records. `place` is the offset of
         the record in the file, `stored` its stored bytes, and `n_bytes` its size after

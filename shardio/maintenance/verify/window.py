@@ -33,7 +33,7 @@ _SEGMENTS: Final = getattr(zstandard, "BufferWithSegments", None)
 
 
 class ShardWindows:
-    """The bytes of a shard, which is an open file, borrowed, or is in memory."""
+    """The bytes of a shard in memory, or in an open file that the caller owns."""
 
     def __init__(self, whole: Content) -> None:
         self.bytes = whole

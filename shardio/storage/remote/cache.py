@@ -22,8 +22,8 @@ shards that were prefetched have no map yet. With shuffle="shards", 2 workers an
 with pins (2026-11, 60 samples of 6 KiB a shard).
 
 A downloaded shard must have the id that the generation (the version of the dataset) names. The id
-is the hash of the section table. The section table contains the hashes of the sections of hashes,
-and these contain the hashes of all bytes that a reader ever reads. All these hashes are checked.
+is the hash of the section table. Some sections consist of hashes: the section table has a hash of
+each of them, and they have hashes of all bytes that a reader ever reads. All hashes are checked.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ Shards that shardio downloaded from object stores. Everything here may be delete
 uses it; shards are downloaded again when needed.
 """
 _MAX_DOWNLOADS: Final = 3
-"""After this many downloads that failed verification, the object in the store counts as damaged."""
+"""The number of downloads of a shard that are verified before the object counts as damaged."""
 _POLL_S: Final = 0.02
 _MAX_WAIT_S: Final = 10.0
 """The maximum time to wait for a shard that is missing although other processes have pinned it. The

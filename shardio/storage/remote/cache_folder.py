@@ -157,8 +157,8 @@ def _lock(fd: int, kind: int, byte: int) -> bool:
 
 
 _MANY_FILES: Final = 1000
-"""If the cache has more files, each eviction frees 5% of the limit in addition. Fewer evictions are
-needed then, each of which must list all files."""
+"""If the cache has more files, each eviction frees 5% of the limit in addition, so that fewer
+evictions are needed: each of them lists all files."""
 _SHARD: Final = re.compile(r".*\.[0-9a-f]{32}\.shard", re.DOTALL)
 """Matches the name NAME.ID.shard. Files with other names do not belong to the cache."""
 
@@ -225,7 +225,7 @@ class CacheEvictor:
             fs.create_private(partial).close()
 
     def finish(self, partial: str, path: str) -> None:
-        """Rename a download so that a process that counts all files finds one of the two names."""
+        """Rename a download while no other process counts the files, so that it counts once."""
         with folder_lock(self._folder):
             fs.rename(partial, path)
 

@@ -154,8 +154,7 @@ class TransientError(Exception):
 def map_obstore_errors(url: str, name: str, options: Mapping[str, Any]) -> Iterator[None]:
     """Convert the exceptions that obstore raises in the block to exceptions of shardio.
 
-    The messages name the object, which has the name `name` below `url`. Secret values of `options`
-    are redacted.
+    The messages name the object `name` below `url`. Secret values of `options` are redacted.
 
     Raises:
         TransientError: another attempt may succeed.
@@ -251,8 +250,8 @@ def _secret_values(options: Mapping[str, Any]) -> list[str]:
 
 
 REQUEST_TIMEOUT_S: Final = 30
-"""The time after which a request fails and is sent again. A request for 8 MiB thus needs a network
-with at least 280 kB/s."""
+"""The time after which a request fails and is sent again. A request for 8 MiB thus needs at least
+280 kB/s."""
 _ENDPOINTS: Final = (
     *("aws_endpoint_url_s3", "aws_endpoint_url", "aws_endpoint", "endpoint_url", "endpoint"),
     *("azure_storage_endpoint", "azure_endpoint"),

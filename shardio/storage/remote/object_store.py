@@ -148,7 +148,7 @@ class ObjectPart(NamedTuple):
 
 
 def no_cancel() -> None:
-    """Do nothing. This is the default of `check`: the download is never cancelled."""
+    """Do nothing. This is the default of `check`: the operation is never cancelled."""
 
 
 class ObjectStore:
@@ -250,9 +250,9 @@ class ObjectStore:
                 back_off(failure)
 
     def put(self, name: str, data: bytes, *, exclusive: bool) -> None:
-        """Write a small object, in place of an existing one.
+        """Write a small object; an existing object is replaced.
 
-        With `exclusive`, raise DatasetConflict if it exists already, with other content.
+        With `exclusive`, raise DatasetConflict instead if the object exists with other content.
         """
         mode = "create" if exclusive else "overwrite"
 
@@ -272,7 +272,7 @@ class ObjectStore:
     def upload(self, name: str, path: str, *, check: Callable[[], None] = no_cancel) -> None:
         """Upload a file as an object; the object appears with all of its content or not at all.
 
-        `check` is called before each further attempt; an exception that it raises cancels them.
+        After a failed attempt, `check` is called; an exception that it raises cancels the upload.
         """
         n_bytes = os.stat(path).st_size
 

@@ -65,10 +65,10 @@ class ManifestCache:
         self.folder, self._objects, self._list_files = folder, objects, list_files
 
     def download(self, number: int | None) -> None:
-        """Download the files of the generation `number`, or of the published one for None.
+        """Download the files of the generation `number`; None means the published generation.
 
-        Files that are in the folder are not requested again, except `dataset.json` for None. Raises
-        DatasetNotFound if there is no dataset at the URL.
+        Files that are in the folder are not requested again, except that None always requests
+        `dataset.json`. Raises DatasetNotFound if there is no dataset at the URL.
         """
         if number is None or not os.path.exists(self._path(POINTER)):
             self._download_pointer()
@@ -163,8 +163,9 @@ class RangeFile(PreadFile):
     """A shard in an object store of which only byte ranges are read. Thread-safe.
 
     The end of the object is fetched first, in one request, and kept. In most shards, it contains
-    all that is needed to open the shard. The last page takes the place of the first, its copy; the
-    two are compared only if the shard is downloaded. Blocks that were read recently are kept, too.
+    all that is needed to open the shard. The last page is read instead of the first page, because
+    both are the same; this is checked only if the shard is downloaded. Blocks that were read
+    recently are kept, too.
 
     Raises:
         ShardNotFound, StoreAccessDenied, StoreUnavailable: as from ObjectStore; also from every
@@ -360,7 +361,7 @@ class _Prefetched:
 
 
 class _Cancelled(Exception):
-    """Raised in the threads when the epoch is over. A later download resumes a partial one."""
+    """Raised in the threads when the epoch is over. Partial downloads can be resumed later."""
 
 
 class Prefetcher:
