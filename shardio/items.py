@@ -40,10 +40,7 @@ class Loader(ABC):
 
     @abstractmethod
     def make_request(self, item: Any) -> Any:
-        """Return the argument of `load` for an item: a small value that can be pickled.
-
-        The argument is called a request.
-        """
+        """Return a request, the argument of `load`, for an item: a small, picklable value."""
 
     @abstractmethod
     def load(self, request: Any) -> Any:
@@ -51,10 +48,9 @@ class Loader(ABC):
 
     @abstractmethod
     def post_process(self, response: Any) -> Any:
-        """Turn the result of `load` into the value that the iteration yields.
+        """Turn `response`, the result of `load`, into the value that the iteration yields.
 
-        `response` is the result of `load`. Its arrays are in shared memory, and stay valid as long
-        as they are referenced.
+        Its arrays are in shared memory, and stay valid as long as they are referenced.
         """
 
     def shutdown(self) -> None:  # noqa: B027  # most loaders hold nothing
@@ -69,8 +65,8 @@ class ItemIteration(Closing, Generator[Any, None, None]):
 
     Workers start when a `with` block with the iterator is entered or, without such a block, when
     the first item is requested. They stop when the iterator is exhausted, fails, is closed or is
-    garbage-collected. The `shutdown` method of the loader is called after that; in a `with` block,
-    it is called at the end of the block.
+    garbage-collected. The loader's `shutdown` is called afterwards; in a `with` block, at the end
+    of the block.
     """
 
     def __init__(

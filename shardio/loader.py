@@ -52,11 +52,10 @@ class ShardLoader(Closing):
         dataset: a folder; the URL of a dataset in an object store (s3://, gs://, az://, https://);
             an open dataset (`shardio.open`, `shardio.mix`); or a view of one (`dataset.clips`,
             `dataset.pack`). The loader opens an open dataset or a view again, with the same
-            verification and cache. A dataset with videos is loaded as clips, by default as those
-            that were chosen when it was converted. For batches that a server decodes, see
-            `shardio.connect`.
+            verification and cache. A dataset with videos is loaded as clips, by default those that
+            were chosen at its conversion. For batches that a server decodes, see `shardio.connect`.
         batch_size: the number of samples in a batch.
-        fields: the fields to read, by default all; other fields are not read.
+        fields: the fields to read, by default all.
         shuffle: True or "full" permutes all samples, with a different permutation in each epoch.
             "blocks" only permutes samples within windows of 256 MiB (consecutive samples of this
             total size), for data larger than memory; "shards" within windows of 8 shards. False
@@ -64,9 +63,8 @@ class ShardLoader(Closing):
         seed: the seed of the order and of the transform's generators, from 0 up.
         sampler: the indices of the samples of an epoch in their order, with or without repetitions.
             Pass a sequence of indices; a torch sampler, which is iterated for each epoch with the
-            global generators seeded; or a function that returns the indices for the index of an
-            epoch, always the same ones for the same epoch. A `shardio.WeightedSampler` draws
-            samples by their weights.
+            global generators seeded; or a function `f(epoch)` that always returns the same indices
+            for the same epoch. A `shardio.WeightedSampler` draws samples by their weights.
         num_workers: the number of worker processes; by default the number of CPUs that this process
             may use. With 0, this process does all the work, and the batches are the same.
         transform: a function `f(sample)` or `f(sample, rng)`, which gets a sample as a dict of
@@ -290,9 +288,9 @@ class ShardLoader(Closing):
         """Return a context manager that records the work of the workers and of the loop.
 
         `with loader.trace("trace.json"):` around a loop writes a file that https://ui.perfetto.dev
-        can show. The trace covers the iterations that begin inside the block: of these, the latest
-        512 batches of each worker, and the latest 4,096 batches that the loop received. If no
-        `path` is given, call `save(path)` of the context manager after the block.
+        can show. The trace has the latest 512 batches that each worker filled inside the block,
+        and, of the iterations that begin there, the latest 4,096 batches that the loop received.
+        If no `path` is given, call `save(path)` of the context manager after the block.
 
         Raises:
             InvalidArgument: the loader is being traced already.

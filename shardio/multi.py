@@ -33,9 +33,9 @@ class MultiLoader(Closing):
 
     Each worker iterates the whole dataset from its beginning. Thus n workers yield every sample n
     times, unless the dataset skips the samples of the other workers (see `worker_info`). The
-    samples of one worker arrive in the order of the dataset. Larger arrays arrive without a copy,
-    in memory that is not reused as long as the caller refers to an array in it. A fork of this
-    process does not own this memory: copy the arrays before you fork.
+    samples of one worker arrive in the order of the dataset. Samples of 64 KiB and more arrive
+    without a copy, in memory that is not reused as long as the caller refers to an array in it. A
+    fork of this process does not own this memory: copy the arrays before you fork.
 
     Every iteration starts new workers, and ends the workers of earlier iterations. Workers also
     exit when their iteration is exhausted, fails or is garbage-collected, when `kill()` is called,
@@ -68,7 +68,7 @@ class MultiLoader(Closing):
             is one epoch. `start_method` is ignored.
         keys: with `address`, the folder of this client's keys; by default SHARDIO_KEYS from the
             environment.
-        options: with `address`, options of ShardLoader: fields, shuffle, seed, clip, …
+        options: with `address`, options of `shardio.connect`: fields, shuffle, seed, clips, …
             `batch_size` is the number of samples in a message, by default 32.
 
     Raises:

@@ -89,7 +89,7 @@ class PipelineIterations(Closing):
 
 
 class _Iteration:
-    """An iterator over the results of a PipelineRunner, which it ends.
+    """An iterator over the results of `runner`; closes the runner at the end.
 
     For each result, it calls `note` with the SourceItem of the result; at the end, with None.
     """
@@ -287,8 +287,8 @@ class DataLoader(PipelineIterations):
         drop_last: True to drop the last list if it has fewer than `batch_size` results.
         aggregator: a function of a list or, if `batch_size` is None, of a single result. It may be
             sync or async.
-        transfer_fn: a function of a result of the steps before it, such as the aggregator. All
-            calls are made in one thread.
+        transfer_fn: a function of a result of the preceding step, such as the aggregator. All calls
+            are made in one thread.
         buffer_size: the maximum number of finished results that wait for the loop.
         num_threads: the number of threads, which the preprocessor and the aggregator share.
         timeout: the maximum time to wait for a result, in seconds; None for no limit.

@@ -45,7 +45,7 @@ _ELSEWHERE: Final = {
     "lineage": "the state belongs to another dataset: ",
     "view": "the state belongs to another selection or view of the dataset: ",
 }
-"""Explanations of differences in values that users do not choose as options."""
+"""Explanations for values of a state that are not options of the loader."""
 
 
 class LoaderState(NamedTuple):
@@ -120,7 +120,7 @@ def progress_of(state: object, view: SampleView, epoch_sampler: EpochSampler) ->
 def _tokens(
     state: Mapping[str, Any], view: WindowView, had: tuple[int, ...] | None
 ) -> tuple[int, ...]:
-    """Return the token counts in `state`; `had` is the number of windows of each source then."""
+    """Return the token counts in `state`; `had` is the number of windows that each source had."""
     found, now = state.get("tokens"), view.windows.n_tokens
     if isinstance(found, list | tuple) and len(found) == len(now):
         if all(type(n) is int and 0 <= n <= m for n, m in zip(found, now, strict=True)):
@@ -147,13 +147,13 @@ class EpochSampler:
         self._sampler = options.sampler
         self._tokens = view.stream_tokens
         self._draw: Callable[..., Positions] | None = None
-        """A function that draws the samples of an epoch by weights without replacement, if used."""
+        """A function that draws samples by weights without replacement; None for other orders."""
         self._origin: dict[str, Any] = {}
         """The values that determine weighted draws, for the state of the loader."""
         self._latest: tuple[int, Listed] | None = None
         """The epoch whose samples were listed last, and the order of that epoch."""
         self.order: Order | None = None
-        """The order of every epoch; None if each has its own list, computed when it begins."""
+        """The order of every epoch; None if the samples are listed anew when an epoch begins."""
         self.n_at_most: int | None = None
         """The number of positions of every epoch; None if it is unknown."""
         if self._sampler is not None:
@@ -177,7 +177,7 @@ class EpochSampler:
         return self._listed(epoch) if self.order is None else self.order
 
     def _listed(self, epoch: int) -> Listed:
-        """Return the order that the list of an epoch's samples defines; cache the latest."""
+        """Return the order of an epoch whose samples are listed; cache the latest."""
         if self._latest is None or self._latest[0] != epoch:
             numbers = self._sampled(epoch) if self._draw is None else self._draw(epoch=epoch)
             origin = self._origin or {"sampler": _hash_of(numbers)}
@@ -205,7 +205,7 @@ class EpochSampler:
             self._draw = functools.partial(draw_without_replacement, weights, n, seed=self.seed)
 
     def _check_sampler(self) -> None:
-        """Check that the sampler yields indices of samples, and the same ones again."""
+        """Check that the sampler yields indices of samples, and the same indices a second time."""
         listed = self._listed(0)
         if holds_positions(self._sampler):
             self.order = listed
@@ -230,10 +230,10 @@ class EpochSampler:
 
 
 def _iterated(sampler: Any, *, seed: int, epoch: int) -> list[Any]:
-    """Iterate a sampler for an epoch, with the global random generators seeded for it.
+    """Iterate a sampler for an epoch, with the global random generators seeded for this epoch.
 
-    A sampler that draws from them, as those of torch do, then yields the same samples on all ranks,
-    and again when the epoch is resumed.
+    A sampler that draws from these generators, such as torch's, then yields the same samples on all
+    ranks, and when the epoch is resumed.
     """
     with GENERATOR_LOCK.held():
         seed_generators(SampleGenerators(seed, OF_SAMPLERS).key(epoch, 0))
@@ -299,7 +299,7 @@ class Epochs:
 
     @property
     def number(self) -> int:
-        """The index of the latest epoch or, before it and after `load_state`, of the next one."""
+        """The index of the latest epoch since `load_state`; if there is none, of the next epoch."""
         if self.latest is not None:
             return self.latest.plan.epoch
         return self._next.epoch if isinstance(self._next, LoaderState) else self._next

@@ -1,6 +1,6 @@
-"""An iterator over one epoch of a loader, which makes batches of the blocks that workers fill.
+"""Iterate over an epoch of a loader: make a batch of each block that workers fill.
 
-`ProgressBar` is an iterator around it, which shows the progress.
+`ProgressBar` wraps this iterator, and shows the progress.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 
 _EVERY_BLOCK: Final = -1
-"""The key in place of the index of a block, for tensors into which all batches are copied."""
+"""The key, instead of a block's index, for tensors into which all batches are copied."""
 
 
 class BatchAssembler:
-    """A maker of batches from the filled blocks of a borrowed engine.
+    """A maker of batches from filled blocks. Borrows `engine`.
 
     `adapter` converts arrays to tensors; None leaves arrays. If `reuses` is True, a batch need not
     stay valid when the next one is requested. At most `most_skips` samples may be skipped in an
@@ -96,7 +96,7 @@ class BatchAssembler:
     ) -> dict[str, Any]:
         """Return the arrays or tensors of a batch for reuse=True; later batches use them again.
 
-        Every block has its own, but if tensors are copies, all blocks are copied into the same.
+        Every block has its own values. But if tensors are copies, all blocks share one set.
         """
         lanes = self._engine.pool.kept
         if self._adapter is not None and not self._adapter.aliases:
@@ -116,7 +116,7 @@ class BatchAssembler:
         return values
 
     def _private_copy(self, number: int, n_bytes: int) -> npt.NDArray[np.uint8]:
-        """Return a copy of the first `n_bytes` of a block, as the program holds all others."""
+        """Return a copy of the first `n_bytes` of a block, because the program holds all others."""
         pool = self._engine.pool
         copy = pool.copy(number, n_bytes)
         if pool.n_copies == 1:
@@ -132,7 +132,7 @@ class BatchAssembler:
 class LoaderIterator:
     """An iterator over one epoch of a loader, which it keeps alive.
 
-    When it is exhausted, fails or is garbage-collected, its iteration is cancelled.
+    When the iterator ends, fails or is garbage-collected, `iteration` is cancelled.
     """
 
     def __init__(

@@ -91,7 +91,7 @@ def dataset_habits(call: str) -> dict[str, str]:
 
 
 def refuse_path(name: str, value: Any) -> None:
-    """Raise InvalidArgument if `value` is a path or a text, whose characters are no items."""
+    """Raise InvalidArgument if `value` is a path or a text instead of an iterable of items."""
     if not isinstance(value, str | bytes | bytearray | os.PathLike):
         return
     path = os.fsdecode(bytes(value)) if isinstance(value, bytes | bytearray) else os.fspath(value)
@@ -103,7 +103,7 @@ def refuse_path(name: str, value: Any) -> None:
 
 
 def place_among_ranks(rank: Any, world_size: Any) -> tuple[int, int]:
-    """Return the checked rank of this process and number of ranks, by default the launcher's."""
+    """Check and return this process's rank and the number of ranks, by default the launcher's."""
     if (rank is None) != (world_size is None):
         raise InvalidArgument(
             f"rank and world_size belong together; found rank={rank!r}, world_size={world_size!r}"
@@ -160,7 +160,7 @@ def seconds(name: str, value: Any) -> float | None:
 
 
 def user_function(name: str, function: Any, given: str) -> Any:
-    """Return the function; check that it takes one argument, called `given`, or also `rng`."""
+    """Return the function; check that it takes one argument, named `given`, and perhaps `rng`."""
     if function is not None:
         if not callable(function):
             raise InvalidArgument(f"{name} must be callable; found {function!r}")
@@ -214,7 +214,7 @@ class Media:
 def _option(check: Callable[..., Any], *args: Any, default: Callable[[], Any] | None = None) -> Any:
     """Declare an option whose value in the record is `check(name, value, *args)`.
 
-    If the value is None, `default()` is used instead, if there is a default.
+    If `default` is given, `default()` replaces the value None.
     """
 
     def checked(name: str, value: Any) -> Any:

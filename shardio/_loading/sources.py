@@ -72,7 +72,7 @@ class ResumePosition(NamedTuple):
 
     @classmethod
     def behind(cls, origin: SourceItem | None) -> Self:
-        """Return the position after a result made from `origin`; None is the end: start anew."""
+        """Return the position after a result made from `origin`; at the end (None), the start."""
         if origin is None:
             return cls()
         if origin.n_given:  # the item went to a generator function, which may yield more results
@@ -81,7 +81,7 @@ class ResumePosition(NamedTuple):
 
 
 class PipelineSource:
-    """The source of items of an iteration, called `name` in messages, and the positions in it."""
+    """The source of an iteration's items, and positions in it; messages call it `name`."""
 
     def __init__(self, name: str, source: Iterable[Any] | AsyncIterable[Any]) -> None:
         refuse_path(name, source)
@@ -176,6 +176,6 @@ class PipelineSource:
 
 
 def _is_iterable(value: Any) -> bool:
-    # Python iterates an object that has only __getitem__ by the indices 0, 1, …. Look at the type,
-    # because a class that defines __iter__ has it, but only its instances can be iterated.
+    # Python iterates an object that has only __getitem__ by the indices 0, 1, …. Look at the type:
+    # a class that defines __iter__ also has the attribute, but only its instances are iterable.
     return hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__")

@@ -33,7 +33,7 @@ _MAIN: Final = 0
 
 
 class Delivery(NamedTuple):
-    """The delivery of a batch to the loop, which waited for workers for `waited_ns` of the time.
+    """The delivery of a batch; from `asked_ns` on, the loop waited `waited_ns` for workers.
 
     `pass_ns` identifies the iteration, as in a FillRecord.
     """
@@ -46,7 +46,7 @@ class Delivery(NamedTuple):
 
 
 class Trace:
-    """A recording of the work of a loader, whose engine is borrowed, during a `with` block.
+    """A recording of a loader's work during a `with` block. Borrows `engine`.
 
     `ShardLoader.trace` says what is recorded. If there is a `path`, the file is opened at the
     beginning of the block, and written at its end, even after an exception.
@@ -118,7 +118,7 @@ class Trace:
     def _events_of_filling(self, one: FillRecord, row: int) -> Iterator[Event]:
         """Yield an event for a batch that a worker filled, and one for each phase of the filling.
 
-        Only the total time of each phase is known: they are shown one after another.
+        Only the total time of each phase is known: the phases are shown one after another.
         """
         whole_ns = one.end_ns - one.start_ns
         details: dict[str, int] = {"step": one.step}

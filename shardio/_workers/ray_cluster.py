@@ -1,8 +1,8 @@
 """Run jobs on the machines of a Ray cluster; the only module that imports Ray.
 
 A job is a call of a function with one argument. The jobs of a lost machine are repeated on other
-machines, although it may still be running them. Each run of a job must therefore write to new files
-of its own, and the process that submits the jobs decides which run counts.
+machines, although the lost machine may still run them. Each run of a job must therefore write to
+new files of its own, and the process that submits the jobs decides which run counts.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def do_job(held: list[Any], sees: str, version: str, value: Any) -> Any:
 
 @functools.lru_cache(1)
 def _function(reference: Any) -> Callable[[Any], Any]:
-    """Return Ray's object, unpickled once per process: a function keeps its state between jobs."""
+    """Return the function, unpickled once per process: it keeps its state between jobs."""
     found: Callable[[Any], Any] = ray_module().get(reference)
     return found
 

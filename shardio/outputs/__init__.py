@@ -41,7 +41,7 @@ class TensorAdapter(Protocol):
     ) -> Callable[[npt.NDArray[Any]], Any]:
         """Return a function that copies arrays of this shape and dtype into a tensor.
 
-        If the framework supports this, it is the same tensor in every call.
+        If the framework supports this, every call returns the same tensor.
         """
 
     def synchronize(self) -> None:

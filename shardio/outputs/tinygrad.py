@@ -2,7 +2,7 @@
 
 On the CPU device, tensors share the memory of the arrays; on other devices, they are copies.
 `tinygrad_internals` has fast ways to create tensors. If these do not work with the installed
-version of tinygrad, its public API is used.
+version of tinygrad, tinygrad's public API is used.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ class TinygradAdapter:
     def wrap(self, array: Ndarray, owner: object, dtype: str | None = None) -> Tensor:
         """Return an array as a Tensor.
 
-        With several devices, the number of rows must be a multiple of the number of devices.
+        With several devices, the number of rows must be a multiple of their number.
 
-        If `aliases` is True, the Tensor and all tensors that are computed from it keep `owner`
-        alive until they are released or realized, and its views even then. Do not write to the
-        memory meanwhile. Arrays that are empty, not C-contiguous, not in native byte order, or not
+        If `aliases` is True, the Tensor and its views keep `owner` alive until they are released;
+        tensors computed from them, until they are released or realized. Do not write to the memory
+        meanwhile. Arrays that are empty, not C-contiguous, not in native byte order, or not
         aligned to 64 bytes are always copied.
         """
         native = _DTYPES.get(array.dtype)

@@ -62,7 +62,7 @@ class TensorTemplates:
         self._uop: Any = UOp
         self._buffers = buffers
         self._templates: dict[tuple[tuple[int, ...], DType], Callable[[Any], Tensor]] = {}
-        # Get the function inside of a wrapper, which records the calling method and takes half of
+        # Get the function without its wrapper, which records the calling method and takes half of
         # the time.
         derive: Any = Tensor._apply_uop
         self._derive: Callable[..., Tensor] = getattr(derive, "__wrapped__", derive)

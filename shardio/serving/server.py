@@ -4,7 +4,7 @@
                    gatekeeper                                  (an event wakes the main thread)
 
 The main thread is the thread that calls `run`. It alone uses the socket. `stop` may be called from
-any thread and from signal handlers; `close`, from any thread except the main thread.
+any thread and from signal handlers; while `run` runs, `close` only from other threads.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Gatekeeper:
 _BEAT_S: Final = 1.0
 _GRACE_S: Final = 10.0
 """The time in seconds for which the server keeps the loader of a lost client. A client that
-reconnects in time goes on where it stopped."""
+reconnects in time continues where it stopped."""
 _TOKEN_LETTERS: Final = 32
 _MAX_READS: Final = 64
 """The maximum number of messages that the main thread reads before it does other work."""
@@ -246,7 +246,7 @@ class Server(Closing):
             self._sessions[token].tell(head)
 
     def _open_session(self, identity: bytes, head: dict[str, Any]) -> None:
-        """Create a session for a client, or continue that of a client with the same token."""
+        """Create a session for a client, or continue the session of the client's token."""
         token = member(head, "token", str)
         if len(token) != _TOKEN_LETTERS:
             raise MalformedMessage("an invalid token")

@@ -189,7 +189,7 @@ class Session:
 
     @property
     def n_unsent_bytes(self) -> int:
-        """The total size of the blocks in ZeroMQ's queue, which the client has not read yet."""
+        """The total size of the blocks that ZeroMQ has not sent yet."""
         while self._unsent and self._unsent[0][0]() is None:
             self._unsent.popleft()
         return sum(n_bytes for _, n_bytes in self._unsent)

@@ -68,7 +68,7 @@ class InlineWorker:
     def send_hello(
         self, view: SampleView, fds: Sequence[int], tables: tuple[SharedArray, ...] = ()
     ) -> None:
-        """Fill batches from the main process's own `view`, and map the files in `fds`."""
+        """Fill batches from `view`, and count them in the counters file among `fds`."""
         # In this process, a KeyboardInterrupt means that the user pressed Ctrl-C, so the filler
         # raises it as it is. In a worker, it can only be an error of user code.
         calls = UserCalls(passes=(KeyboardInterrupt,))
@@ -195,7 +195,7 @@ class WorkerBackend:
 
     @property
     def is_starting(self) -> bool:
-        """True if a worker that was started less than STARTING_S ago has not opened the dataset."""
+        """True if a worker has not opened the dataset, until STARTING_S after the latest start."""
         return bool(self._starting) and time.monotonic() < self._start_end_s
 
     def send_hello(

@@ -34,14 +34,14 @@ _N_WORKERS, _N_SLOTS, _N_RECORDS, _IS_RECORDING = range(4)
 N_RECORDS: Final = 512
 """The number of batches that a trace records for each worker (32 KiB per worker).
 
-More records would enlarge the file, and the process's limit on file sizes applies to this file.
+A larger file could exceed the process's limit on file sizes.
 """
 
 _S_PER_NS: Final = 1e-9
 
 
 class FillRecord(NamedTuple):
-    """The times of filling a batch, in ns. `pass_ns` is the time at which its iteration began."""
+    """The times of filling a batch, in ns. `pass_ns` is the time at which the iteration began."""
 
     pass_ns: int
     step: int
@@ -171,7 +171,7 @@ class IterationTimer:
     n_filled_ahead: int = 0
     """The number of batches that were filled before `began_ns`."""
     ready_ahead_ns: int = 0
-    """The sum of the times at which these batches were filled, since the head start began."""
+    """The sum of the times since the head start at which `n_filled_ahead` batches were filled."""
     entered_ns: int = 0
     """The sum of the moments at which the loop requested a batch."""
     left_ns: int = 0

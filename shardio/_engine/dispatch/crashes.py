@@ -84,7 +84,7 @@ def claims_in(
 
 
 def clear_claims(layout: BlockLayout, block: Block) -> None:
-    """Reset the origin table of an unfinished batch, so that a later crash does not blame it."""
+    """Reset the origin table of an unfinished batch, so that no later crash is attributed to it."""
     layout.origins(block.bytes)["status"] = EMPTY
 
 
@@ -96,9 +96,9 @@ def crash_error(
     `how` describes the exit of the worker, and `by_signal` is the signal that killed it, if any.
     `where` ends the message: the name of the batch and, after several crashes, their number.
 
-    SIGBUS kills a worker that reads a mapped page that the storage cannot provide. Check then
-    whether one of the files that the worker was reading was truncated; if no sample was claimed,
-    whether any file was.
+    SIGBUS means that the storage could not provide a page of a mapped file. The error is then
+    ShardChanged if a file that the worker was reading was truncated. If no sample was claimed, all
+    files are checked.
     """
     text = f"{how}, {claims.text}{where}"
     if by_signal != signal.SIGBUS:
@@ -128,7 +128,7 @@ def crash_error(
 
 
 def is_final(error: WorkerDied | ShardChanged, n_crashes: int) -> bool:
-    """Return True if a batch is not tried again after `n_crashes` crashes; `error` is the last."""
+    """Return True if a batch fails after `n_crashes` crashes, of which the last caused `error`."""
     return isinstance(error, ShardChanged) or n_crashes >= MAX_CRASHES
 
 
@@ -141,8 +141,8 @@ def _first_lost(dataset: Dataset, shard: int, claims: InFlightRows, n_bytes: int
         section = reader.column_section(claims.field)
         lost = [row for row in rows if section.offset + (row + 1) * section.stride > n_bytes]
         return min(lost, default=None)
-    # Where a record is stored is unknown: the truncated file has its offset, and reading the file
-    # could kill the main process by SIGBUS.
+    # The offset of a record is stored in the truncated file, and reading this file could kill the
+    # main process by SIGBUS.
     return min(rows, default=None)
 
 
@@ -168,7 +168,7 @@ class SuspectSamples:
         return self._n_in_vain >= _MAX_IN_VAIN
 
     def record_crash(self, claims: InFlightRows, end: str) -> bool:
-        """Record the crash of a worker, with its claims; return True if it adds one to `left_out`.
+        """Record a worker's crash with its `claims`; return True if `left_out` has a new sample.
 
         `end` describes the exit of the worker.
         """

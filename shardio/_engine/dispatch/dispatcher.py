@@ -37,8 +37,8 @@ _FILL, _FILLED, _QUICK = int(RequestKind.FILL), int(Status.FILLED), int(Status.Q
 class Dispatcher:
     """A dispatcher of tasks and filled blocks. Borrows all its arguments.
 
-    `n_blocks` is the number of blocks that one iteration should have. `memory_bytes` is the budget
-    for all blocks together, for messages. Callers of the methods hold the engine's lock.
+    `n_blocks` is the number of blocks that one iteration should have. `memory_bytes`, the budget
+    for all blocks, is only used in messages. Callers of the methods hold the engine's lock.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Dispatcher:
         return now_s + timeout_s
 
     def assign_tasks(self, iteration: EpochIteration) -> None:
-        """Assign tasks while workers need them and there are blocks; at the end, tasks ahead."""
+        """Assign tasks while workers need them and blocks are left; then begin the successor."""
         schedule = iteration.schedule
         if not schedule.is_low:
             return

@@ -63,9 +63,9 @@ _ASKED = 0
 class SchemaProbe:
     """A request to a worker for the schemas that determine the layout of batches in blocks.
 
-    Without user code, they follow from the fields that the loader delivers. With user code, a
-    worker computes them from the first sample, or from other samples if it fails and may be
-    skipped. Borrows the arguments of the constructor.
+    Without user code, the schemas follow from the fields that the loader delivers. With user code,
+    a worker computes them from the first sample; if this sample fails and may be skipped, from
+    another one. Borrows the arguments of the constructor.
     """
 
     def __init__(self, batch_spec: BatchSpec, view: SampleView, backend: Backend) -> None:
@@ -95,7 +95,7 @@ class SchemaProbe:
         """Request the schemas and wait for them; return None after `timeout_s`.
 
         The time during which workers start does not count towards `timeout_s`. If user code fails
-        or a worker crashes at a sample, raise an error that names it; the next call tries again.
+        or a worker crashes, raise an error that names the sample; the next call tries again.
         """
         known = self.ask()
         since_s = time.monotonic()
@@ -417,7 +417,7 @@ class Engine:
 
     @property
     def pool(self) -> BlockPool:
-        """The blocks."""
+        """The pool of blocks."""
         # This repeats the check in `dispatcher`, to save a call for every batch.
         if self._dispatcher is None:
             raise ClosedError("the loader is closed")

@@ -144,7 +144,7 @@ class IterationTable:
     def begin_ahead(self, before: EpochIteration) -> EpochIteration | None:
         """Begin the successor of the iteration `before`, although no loop has requested it yet.
 
-        Return None if there is none or no free slot, or if an iteration still needs the workers.
+        Return None without a successor or a free slot, or if an iteration still needs the workers.
         """
         plan, is_busy = before.successor, not before.schedule.is_given_out
         if plan is None or is_busy or not self._free_slots or self.n_live > 1:
@@ -156,7 +156,7 @@ class IterationTable:
         return iteration
 
     def take_over(self, plan: EpochPlan) -> EpochIteration | None:
-        """Return the iteration that was begun ahead, if any; cancel it if its plan is another."""
+        """Return the iteration begun ahead if its plan equals `plan`; otherwise, cancel it."""
         iteration, self.ahead = self.ahead, None
         if iteration is None:
             return None
@@ -183,8 +183,8 @@ class IterationTable:
     def cancel(self, iteration: EpochIteration, *, is_known: bool) -> None:
         """Record that an iteration is cancelled; a finalizer may call this in any thread.
 
-        Set its flag if `is_known`: not in a forked child of the process that owns the workers, and
-        not after `close`.
+        Set its cancellation flag if `is_known`, which is False after `close`, and in a fork of the
+        process that owns the workers.
         """
         if is_known and not iteration.is_cancelled:
             self.counters.cancel(iteration.slot)  # `take_ended` may be called much later
@@ -224,7 +224,7 @@ class IterationTable:
             if iteration.is_cancelled:
                 self.forget(iteration)
         self.ahead = None  # it had no iterator, so it was dropped
-        # An exception may have come between taking a slot and using it.
+        # An exception may have interrupted `begin` after it took a slot.
         self._free_slots = [slot for slot in range(N_SLOTS) if slot not in self._by_slot]
 
     def stats_of(self, iteration: EpochIteration) -> LoadingStats:

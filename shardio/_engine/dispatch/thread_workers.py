@@ -142,7 +142,7 @@ class _SharedState:
         self.answers: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self.is_closing = False
         self.maps: dict[int, BlockMap] = {}
-        """For each block, the inode of the block's file -> the memory map of the block."""
+        """The inode of a block's file -> the memory map of this block."""
         self._lock = threading.Lock()
 
     def call(self, key: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -227,8 +227,8 @@ class _ThreadWorker(BatchWorker):
 class ThreadWorkers(Closing):
     """A pool of `n_workers` threads that fill blocks, with the interface of a WorkerPool.
 
-    A thread cannot be stopped from outside: it ends after its current sample. `close` waits up to
-    GRACE_S until all threads have ended, and abandons the others.
+    A thread cannot be stopped from outside: it ends after its current message, in which no further
+    user function runs. `close` waits up to GRACE_S for all threads, and abandons the others.
     """
 
     def __init__(self, n_workers: int, batch_spec: BatchSpec) -> None:

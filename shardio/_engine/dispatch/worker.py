@@ -54,10 +54,10 @@ unpack_all = _DESCRIPTOR.iter_unpack
 MARKS, COUNTERS, KEPT, STACKS, TABLES = range(5)
 """Indices of the files that the main process shares with a worker.
 
-MARKS has one byte per unit of the shards (a piece of a file with a hash of its own), which is 1 if
-the unit has been verified. COUNTERS is the file of a `CounterTable`, KEPT has the reply buffers,
-and STACKS the stacks that the worker dumps on request. From index TABLES on, there is one file for
-each table of the dataset's view.
+MARKS has one byte for each piece of a shard file with its own hash; the byte is 1 once the piece is
+verified. COUNTERS is the file of a `CounterTable`, KEPT has the reply buffers, and STACKS the
+stacks that the worker dumps on request. From index TABLES on, there is one file for each table of
+the dataset's view.
 """
 
 

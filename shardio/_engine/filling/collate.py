@@ -4,8 +4,7 @@ These arrays are written to the heap of a block, the area at its end for values 
 heap grows as needed. Arrays that are views of the block stay valid then, because the block keeps
 its pages of memory.
 
-In all functions, `used` is the number of bytes that are used in the heap before; the number of
-bytes that are used afterwards is returned.
+In all functions, `used` is the number of used bytes of the heap; the new number is returned.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def put_value(batch: BatchRows, slot: VaryingSlot, i: int, value: object, used: 
 def reserve(
     batch: BatchRows, slot: WholeSlot, shape: Sequence[int], used: int
 ) -> tuple[npt.NDArray[Any], int]:
-    """Reserve space in the heap for an array of the whole batch; return the array, too."""
+    """Reserve space in the heap for an array of the whole batch; return it and the new `used`."""
     layout, memory = batch.layout, batch.memory
     start = -(-used // ALIGNMENT) * ALIGNMENT
     end = start + slot.dtype.itemsize * math.prod(shape)
@@ -119,7 +118,7 @@ def join(batch: BatchRows, slot: JoinSlot, values: Values, used: int, places: Pl
     """Write the values of a field into the heap as one array.
 
     Rows that pad the batch have no `values`; they repeat the samples of the batch. Raise
-    SchemaError, with the names of samples by `places`, if the shapes cannot be collated.
+    SchemaError if the shapes cannot be collated; `places` names samples in the message.
     """
     n_read, n_rows = len(values), batch.n_rows
     values = values + [values[i % n_read] for i in range(n_rows - n_read)]

@@ -6,8 +6,8 @@ so every process writes the same bytes. Before the filler reads a sample or call
 it claims the sample: it sets the status of the sample in the block's origin table to CLAIMED.
 
 With on_error="skip", a batch is filled row by row if filling it as a whole has failed or has
-crashed a worker. A sample that fails is replaced by the sample at another position of the epoch,
-which is drawn with a seed that depends on the position of the failing sample.
+crashed a worker. A sample that fails is replaced by the sample at another position of the epoch;
+this position is drawn with a seed that depends on the position of the failing sample.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ _ALL_FILLED: Final = pack_state(NO_FIELD, FILLED)
 
 
 class Filler:
-    """A filler of blocks with batches that a BatchSpec describes. Borrows the view.
+    """A filler that writes the batches of a BatchSpec into blocks. Borrows the view.
 
-    `calls` is the way to call user functions. `cautions` is called with the indices of the shards
-    of a batch before these shards are read.
+    `calls` runs user functions. `cautions` is called with the indices of a batch's shards before
+    these shards are read.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ LeftOut = Mapping[int, Mapping[int, str]]
 
 
 def may_skip(error: BaseException) -> bool:
-    """Return True if the sample causes an error, and not lack of memory or a change of a file."""
+    """Return True if the sample causes `error`, and not a lack of memory or a changed file."""
     if isinstance(error, TransformError):
         return not isinstance(error.__cause__, MemoryError)
     # An OSError can only occur if files are not mapped. In a mapped file, EIO crashes the worker.
@@ -339,7 +339,7 @@ class RowByRowFiller:
     def _try(self, one: BatchRows) -> Exception | None:
         """Fill the block of `one` with its sample; return the error that the sample causes, if any.
 
-        Raise errors that it does not cause. The sample is claimed while it is read.
+        Raise all other errors. The sample is claimed while it is read.
         """
         try:
             self._filler.fill_rows(one)

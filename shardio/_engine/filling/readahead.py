@@ -39,16 +39,16 @@ HITS_UNTIL_WARM: Final = 16
 MAX_SKIPPED: Final = 127
 """The maximum number of batches between two probes, which take up to 400 µs: 3 µs per batch."""
 NEAR_BYTES: Final = 256 << 10
-"""The size of a request if the order has windows, and the files do not fit as for WIDE_BYTES.
+"""The size of a request if the order has windows, and WIDE_BYTES does not apply.
 
 The rows near the requested row belong to the same window, so they will be needed soon.
 """
 WIDE_BYTES: Final = 512 << 10
-"""The size of a request if all files fit into half of the available memory, and stay there."""
+"""The size of a request if all files fit into half of the available memory: they stay cached."""
 N_STALE: Final = 4
 """A window counts as requested after this number of consecutive batches without a new request."""
 PAUSE: Final = 7
-"""The number of batches between two probes whether a requested window is still in memory."""
+"""The number of batches between two probes of a window that has been requested."""
 _MAX_ASKED: Final = 1 << 16
 """The maximum number of requested blocks of files to remember."""
 

@@ -90,7 +90,7 @@ def call_keyed(key: int, function: Callable[..., Any], arguments: tuple[Any, ...
 
 
 class UserCalls:
-    """A way to call user functions: by the function `call`.
+    """A caller of user functions, by means of the function `call`.
 
     Exceptions become a TransformError, except those of the types `passes`.
     """
@@ -108,7 +108,7 @@ class UserCalls:
         key: int,
         place: Callable[[], str],
     ) -> Any:
-        """Return the result of a user function, which errors call `what`, at samples `place()`."""
+        """Return the result of `function`; errors name it `what`, and its samples `place()`."""
         start_ns = now_ns()
         try:
             made = self._call(key, function, arguments)
@@ -204,7 +204,7 @@ class TransformRunner:
 
 
 def _make_read_only(sample: Mapping[str, Any]) -> None:
-    """Make all arrays of a sample read-only, as those of stored values are: they view a file.
+    """Make all arrays of a sample read-only, like stored values, which view a mapped file.
 
     Decoded values could be writable, but a transform that writes to them would fail for a dataset
     in which the same values are stored.
@@ -323,7 +323,7 @@ class BatchBuilder:
         return Schemas(samples, schema, whole, heap_bytes)
 
     def _write(self, batch: BatchRows, made: Any) -> int:
-        """Copy `made`, the result of the batch functions, into a block; return its heap's bytes."""
+        """Copy the batch functions' result `made` into a block; return the bytes in its heap."""
         layout, used = batch.layout, 0
         try:
             check_batch(made, batch.n_rows, layout.schema, [slot.name for slot in layout.whole])

@@ -71,12 +71,12 @@ class BlockMap:
         return min(status.st_size, status.st_blocks * _STAT_BLOCK)
 
     def note_growth(self, n_bytes: int | None = None) -> None:
-        """Map the file again if it is longer than the map; None asks the kernel for its length."""
+        """Map the file again if its length (`n_bytes`, or from fstat if None) exceeds the map."""
         if (os.fstat(self._fd).st_size if n_bytes is None else n_bytes) > len(self.bytes):
             self._map()
 
     def grow(self, n_bytes: int, better: int = 0) -> None:
-        """Allocate memory for the first n_bytes, or for `better` bytes if more and allowed."""
+        """Allocate memory for n_bytes or, as far as the limits allow, for `better` bytes."""
         size = self.backed_bytes()
         if n_bytes > size:
             if self._most is not None:
@@ -125,7 +125,7 @@ class Block(BlockMap):
 
 
 class _Lease(weakref.ref[Any]):
-    """A weak reference to the array of a lease, in a third of the time of `weakref.finalize`."""
+    """A weak reference to the array of a lease; `weakref.finalize` takes three times as long."""
 
     __slots__ = ("memory", "number")
 
@@ -136,8 +136,8 @@ class _Lease(weakref.ref[Any]):
 class BlockPool:
     """A pool that creates and owns blocks, whose initial size is `block_bytes`.
 
-    `make` creates blocks only if all together stay within `budget` bytes, `make_extra` also beyond
-    it. With `is_trimmed`, a block that is returned while all together exceed the budget loses its
+    `make` creates blocks only within a total of `budget` bytes; `make_extra` ignores the budget.
+    With `is_trimmed`, a block that is returned while all together exceed the budget loses its
     memory, and `grow` must be called before it is written to again.
     """
 

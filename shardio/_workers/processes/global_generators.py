@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 States = tuple[Any, Any, Any]
-"""The states of Python's, NumPy's and torch's generators; if torch is not imported, its seed."""
+"""The states of Python's, NumPy's and torch's generators; without torch, its seed or None."""
 
 
 def seed_generators(key: int) -> None:
@@ -78,7 +78,7 @@ def _seed_torch(seed: int) -> None:
 
 
 class _TorchImport:
-    """A finder on `sys.meta_path`, while `seed` is set, that seeds torch when it is imported."""
+    """A finder that seeds torch when it is imported; on `sys.meta_path` while `seed` is set."""
 
     seed: int | None = None
 
@@ -107,7 +107,7 @@ class _TorchImport:
         return None
 
     def _extend(self, loader: Any) -> None:
-        """Make `loader` seed torch's generator after the next module that it executes, torch."""
+        """Make `loader` seed torch's generator after executing the next module, torch."""
 
         def execute_and_seed(module: ModuleType) -> None:
             del loader.exec_module  # remove this function, which hides the method of the class

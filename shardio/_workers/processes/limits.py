@@ -30,8 +30,8 @@ class CgroupLevel(NamedTuple):
 def levels(controller: str, root: str = "/") -> list[CgroupLevel]:
     """Return the control groups that may limit this process, from its own group to the root.
 
-    `controller` is "cpu" or "memory". If it is not enabled in a group of version 2, the folder of
-    the group lacks the controller's files.
+    `controller` is "cpu" or "memory". If a group of version 2 does not enable this controller, the
+    folder of the group lacks the controller's files.
     """
     groups = _own_groups(read_text(os.path.join(root, "proc/self/cgroup")), controller)
     found: list[CgroupLevel] = []
@@ -152,7 +152,7 @@ def default_budget() -> int:
 
 
 def require(n_bytes: int, what: str, hint: str = _DEFAULT_HINT) -> None:
-    """Raise InsufficientMemory unless n_bytes are available for `what`, a plural."""
+    """Raise InsufficientMemory unless n_bytes are available for `what`, a plural noun."""
     _require_within(_tightest(), n_bytes, what, hint)
 
 

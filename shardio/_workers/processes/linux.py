@@ -116,7 +116,7 @@ class _HeldInterrupts(list[Given]):
 
 @contextlib.contextmanager
 def _handler_held(then: Callable[[Handler, Given], object]) -> Iterator[None]:
-    """Record interrupts during a `with` block; then call `then` with handler and arguments of each.
+    """Record interrupts during a `with` block; then call `then(handler, arguments)` for each.
 
     It is not enough to block the signal in the main thread: the kernel would deliver the signal to
     another thread, such as one of NumPy's, and Python would call the handler in the main thread.
@@ -199,7 +199,7 @@ def end_process(pidfd: int) -> None:
 def memory_file(*parts: bytes) -> int:
     """Create an anonymous file in memory that contains `parts`; the caller owns the descriptor.
 
-    Read it with `os.pread`: all processes share the descriptor's position, the end of the file.
+    Read it with `os.pread`: all processes share its position, which is at the end of the file.
     """
     if not hasattr(os, "memfd_create"):
         raise _missing_call("memfd_create", f"this is {sys.platform}")
@@ -257,7 +257,7 @@ def name_process(name: str) -> None:
 def yield_to_main() -> None:
     """Prevent this process from preempting other processes on its CPU.
 
-    A worker that wakes up for a task then does not interrupt the main process in a step. With 2
+    A worker that wakes up for a task then does not interrupt the main process. With 2
     workers on 2 CPUs, the main process of a TaskPool takes 5 % less CPU time for items of 160 KB.
     """
     with contextlib.suppress(OSError):  # some sandboxes and inherited policies refuse this

@@ -54,7 +54,7 @@ class Message(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The traceback of a worker's function, or why its process was not started.
+    """The traceback of a worker's function, or the reason why its process was not started.
 
     A WorkerExit for the worker follows.
     """
@@ -148,7 +148,7 @@ class PoolState:
         self._by_fd: dict[int, WorkerHandle] = {}
 
     def add_session(self, session: socket.socket, zygote_pidfd: int) -> None:
-        """Replace the session with the zygote; watch both."""
+        """Use a new session with the zygote, and watch both the session and the zygote."""
         if self.session is not None:
             self.session.close()
         self.session = session
@@ -161,7 +161,7 @@ class PoolState:
         self.epoll.register(worker.end, _READABLE)
 
     def gather(self, timeout_s: float | None) -> list[Event]:
-        """Wait until there is an event, and return all; none after a timeout, a wakeup or a close.
+        """Wait for events and return them; none after a timeout, a wakeup or a close.
 
         The events stay in `intake` and `exited`, and the caller must clear both lists.
         """
@@ -343,7 +343,7 @@ class PoolState:
                 self.epoll.unregister(source)
 
     def end(self) -> None:
-        """End the workers, wait until they have exited, and close everything; not in a fork.
+        """End the workers, wait for their exits, and close everything; do nothing in a fork.
 
         Idle workers exit when their channel is shut down; other workers are killed after GRACE_S.
         """

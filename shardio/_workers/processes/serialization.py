@@ -81,7 +81,7 @@ def pack_failure(error: BaseException, name: str) -> bytes:
 
 
 def unpack_failure(failure: bytes | memoryview, where: str) -> BaseException:
-    """Return the exception in `failure`; a note has `where` it was raised, and the traceback."""
+    """Return the exception in `failure`; its note has `where` and the traceback."""
     packed_error, text = pickle.loads(failure)
     error = unpack_error(packed_error)
     add_note(error, f"in {where}:\n\n{text}")
@@ -117,7 +117,7 @@ _repr.maxstring = _repr.maxother = 120
 
 
 def without_middle(text: str, limit: int) -> str:
-    """Return a text; if it has more than `limit` characters, with an ellipsis as its middle."""
+    """Return a text; replace its middle by an ellipsis if it exceeds `limit` characters."""
     half = limit // 2
     return text if len(text) <= limit else f"{text[:half]}\n[…]\n{text[-half:]}"
 
@@ -137,7 +137,7 @@ the table takes 19 ms.
 
 
 class ValuePickler:
-    """A pickler of values that leaves the memory of arrays of at least `least_bytes` out.
+    """A pickler that leaves out the memory of arrays of at least `least_bytes` bytes.
 
     Creating a pickler takes 1.4 µs, so each thread keeps one for all its values.
     """
@@ -252,7 +252,7 @@ def pack(target: Callable[..., object]) -> int:
 def pickled(value: object, hint: str, known: object = None) -> bytes:
     """Pickle a value; functions and classes are pickled by name or by value, as in `pack`.
 
-    If something cannot be pickled, an InvalidArgument shows `known` or the value, and `hint`.
+    Raise InvalidArgument if something cannot be pickled, with `known` or the value, and `hint`.
     """
     buffer = io.BytesIO()
     with _registry_lock:

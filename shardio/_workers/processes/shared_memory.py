@@ -29,7 +29,7 @@ from shardio.errors import InsufficientMemory
 from shardio.storage.file_access import map_over
 
 LARGE_BYTES: Final = 2 << 20  # a large page, if small ones have 4 KiB; else the kernel refuses
-# The bytes per request: many, because each one makes all CPUs return the pages they have reserved.
+# The bytes per request. Each request makes all CPUs return reserved pages, so few are sent.
 _STEP_BYTES: Final = 16 * LARGE_BYTES
 _MAX_NS: Final = 10_000_000
 """If a large page takes longer than this, the process requests no more large pages.
@@ -154,14 +154,14 @@ _MAX_RESERVED: Final = 64 << 20  # files with more marks are not allocated in ad
 def sparse_memory_file(n_bytes: int, what: str) -> int:
     """Create a memory file, owned by the caller, whose pages take memory when they are touched.
 
-    If there is none left then, the kernel kills the process.
+    If no memory is left at that time, the kernel kills the process.
     """
     with _new_memory_file(n_bytes, what) as fd:
         return fd
 
 
 def create_bitmap_file(n_marks: int) -> int:
-    """Create a memory file with a byte per verified unit (a part of a shard that has a hash)."""
+    """Create a memory file with a byte per unit (a part of a shard that has its own hash)."""
     create = reserve_memory_file if n_marks <= _MAX_RESERVED else sparse_memory_file
     return create(max(1, n_marks), "the marks of verified units")
 

@@ -48,7 +48,7 @@ class StepFiles(Closing):
         return None if step < 0 else step
 
     def take(self, worker: int) -> tuple[int | None, int | None]:
-        """Return and clear the step and the part that a worker had recorded; None if it had not."""
+        """Return and clear a worker's recorded step and part; None for what was not recorded."""
         step, part = self.of(worker), int(self._steps[worker, 1]) - 1
         self._steps[worker] = 0
         return step, None if part < 0 else part

@@ -168,7 +168,7 @@ def preload(names: tuple[str, ...]) -> None:
 def execute(index: int, fds: _Fds, modules: tuple[str, ...]) -> NoReturn:
     """Replace the program of this fork of the zygote by a new interpreter.
 
-    Ignored signals stay, and so does the kernel's order to kill the process with its parent.
+    Ignored signals stay ignored, and the kernel still kills the process with its parent.
     """
     for fd in fds:
         os.set_inheritable(fd, True)

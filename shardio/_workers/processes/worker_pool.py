@@ -166,7 +166,7 @@ class WorkerPool(Closing):
             held.workers[index] = self._start(index)
 
     def close(self) -> None:
-        """End all workers, even busy ones, and wait for it. Idempotent, and callable in any thread.
+        """End all workers, even busy ones; wait for their exits. Idempotent, and thread-safe.
 
         A worker that does not exit by itself within GRACE_S is killed.
         """

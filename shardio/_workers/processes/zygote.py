@@ -369,7 +369,7 @@ def acquire() -> Zygote:
 def release(zygote: Zygote) -> None:
     """Record that a user of `zygote` no longer needs it; after the last user, end the process.
 
-    The process has ended when this function returns; but if another call of `acquire` or `release`
+    The process has ended when this function returns or, if another call of `acquire` or `release`
     holds the lock, when that call returns.
     """
     _released.append(zygote)

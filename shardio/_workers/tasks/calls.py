@@ -80,7 +80,7 @@ class _Pickled:
 
 
 class ResultChunks:
-    """The results of a generator that were not taken yet; messages call the generator `name`."""
+    """The remaining results of a generator, which messages call `name`."""
 
     def __init__(self, results: Iterator[Any], name: str) -> None:
         self._results, self._name = results, name
@@ -160,8 +160,9 @@ def call_for_main(
 ) -> None:
     """Call the function for one item after another until the main process closes the channel.
 
-    The function returns a value, or `ResultChunks`, whose chunks are sent one by one; messages call
-    it `name`. A block has at most `most_bytes`. The channel's first descriptor is the step file.
+    The function returns a value, or `ResultChunks`, whose chunks are sent one by one. Messages call
+    the function `name`. A block has at most `most_bytes`. The channel's first descriptor is the
+    step file.
     """
     global _at_work
     yield_to_main()

@@ -381,7 +381,7 @@ class ProcessExecutor(StageExecutor):
 
 
 class _ReportingBudget(ErrorBudget):
-    """An error budget that leaves every failure to the pipeline: it skips the item or raises."""
+    """An error budget that leaves failures to the pipeline, which skips the item or raises."""
 
     def __init__(self, report: Callable[[int, BaseException], None]) -> None:
         super().__init__(0)

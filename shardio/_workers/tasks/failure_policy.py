@@ -32,7 +32,7 @@ class CrashLoop:
 
 
 class ErrorBudget:
-    """The items that were skipped; at most `most` items may be, and with None no item."""
+    """The items that were skipped, at most `most`; None allows no skips."""
 
     def __init__(self, most: int | None) -> None:
         self.most = most
@@ -44,7 +44,7 @@ class ErrorBudget:
         return self.most is not None and is_its_own
 
     def skip(self, index: int, item: Any, error: BaseException) -> None:
-        """Record that an item is skipped; raise TooManySkipped if it is one item too many."""
+        """Record that an item is skipped; raise TooManySkipped after more than `most`."""
         found = SkippedItem(index, shortened(item), type(error).__name__, text_of(error))
         self.skipped.append(found)
         n_skipped = len(self.skipped)

@@ -78,7 +78,7 @@ _S_PER_NS: Final = 1e-9
 class PipelineRunner(Closing):
     """One iteration over a source, through all stages of a pipeline.
 
-    The object owns its threads. They are daemons and are never joined.
+    The runner's threads are daemons and are never joined.
 
     Args:
         source: an iterable or async iterable of items, or of SourcePosition objects.
@@ -132,8 +132,8 @@ class PipelineRunner(Closing):
     def take(self, timeout_s: float | None) -> Entry | None:
         """Return the next result and its source items; return None if no more results follow.
 
-        The error of a function is raised after all earlier results were taken. Threads that call
-        this method while another one waits for a result wait for their turn.
+        The error of a function is raised after all earlier results were taken. Several threads may
+        call this method; they wait for their turn.
         """
         if not self._is_through:
             # Check before locking: in a fork, the lock may be held by a thread that exists only in
@@ -225,8 +225,8 @@ class PipelineRunner(Closing):
     def give(self, job: StageJob, values: Iterable[Any], busy_ns: int) -> bool:
         """Accept results of a job that has not ended; return True if the job may go on now.
 
-        Otherwise the job is suspended, and `Stage.begin` will return it again; or, if the runner is
-        closed, it is over.
+        Otherwise, `Stage.begin` will return the suspended job again; if the runner is closed, the
+        job is over.
         """
         stage = job.stage
         with self.lock:
@@ -332,7 +332,7 @@ class PipelineRunner(Closing):
 def _receivers(
     steps: Sequence[PipeStep | BatchStep], queues: list[Stage | OutputQueue]
 ) -> list[Receiver]:
-    """Return the object that gets the results of each stage."""
+    """Return, for each stage, the object that gets its results."""
     found: list[Receiver] = []
     receiver: Receiver = queues.pop()
     for step in reversed(steps):

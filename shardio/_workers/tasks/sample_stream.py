@@ -103,7 +103,7 @@ class SampleStream(Closing):
         self._owned: list[Closing] = []  # the pool and the receiver, in the order of closing
         held = self._owned, self._block_lender, self._stacks
         self._finalizer = Finalizer(self, _let_go, self._pid, *held, self._lock)
-        self._going = {worker: _Sender() for worker in range(n_workers)}  # who has not finished
+        self._going = {worker: _Sender() for worker in range(n_workers)}  # not finished
         self._saved: deque[bytes] = deque()  # messages that arrived before a crash was handled
         self._crash: WorkerExit | None = None
         self._look_at_s = 0.0
@@ -170,7 +170,7 @@ class SampleStream(Closing):
         raise StopIteration
 
     def _take(self) -> bytes | None:
-        """Return the next message, or None; raise WorkerDied after the last one of a crash."""
+        """Return the next message, or None; after a crash and all messages, raise WorkerDied."""
         now_s = time.monotonic()
         if now_s > self._look_at_s and self._crash is None:
             self._look_at_s = now_s + _LOOK_EVERY_S

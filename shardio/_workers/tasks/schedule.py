@@ -113,7 +113,7 @@ class Schedule:
         return found
 
     def set_backlog(self, n_tasks: list[int]) -> None:
-        """Set the number of the previous iteration's tasks that are still part of each load."""
+        """Make `n_tasks`, each worker's tasks of the previous iteration, part of its load."""
         self._before = n_tasks
         for worker, is_quick in enumerate(self._is_quick):
             self._update_load(worker, QUICK_DEPTH if is_quick else self._base_depth)

@@ -377,7 +377,7 @@ class Stage:
 class BatchQueue:
     """A collector in front of a receiver, which gets the items as lists.
 
-    A shorter list at the end is dropped if the step says so, or if an error follows.
+    A shorter list at the end is dropped if `step.drop_last` is True, or if an error follows.
     """
 
     def __init__(self, step: BatchStep, receiver: Receiver) -> None:
@@ -469,4 +469,4 @@ class OutputQueue:
 
 
 Receiver = Stage | BatchQueue | OutputQueue
-"""An object that the results of a stage are put into."""
+"""An object into which the results of a stage are put."""

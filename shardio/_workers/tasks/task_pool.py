@@ -62,7 +62,7 @@ class PendingCall:
         return f"item {self.step} ({shortened(self.item)})"
 
     def split(self, n_results: int) -> PendingCall:
-        """Return an object, with the block, for n_results that have just arrived; more follow."""
+        """Move the block, with n_results of a generator, to a new PendingCall; return it."""
         chunk = PendingCall(self.step, self.item, b"")
         chunk.block, chunk.n_bytes, chunk.memory = self.block, self.n_bytes, self.memory
         self.block = self.memory = None

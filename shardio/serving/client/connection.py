@@ -326,7 +326,7 @@ class Servers:
         return "; ".join(f"{where}: {what}" for where, what in self._reasons.items())
 
     def wait(self, wait_s: float) -> bool:
-        """Wait for the next attempt, at most `wait_s`; return True if its time had come."""
+        """Wait up to `wait_s` for the next attempt; return True if it was due at the call."""
         left_s = self._next_try_s - time.monotonic()
         if left_s > 0:
             time.sleep(min(wait_s, left_s))

@@ -74,12 +74,12 @@ class RemoteLoader(Closing):
 
     Args:
         address: "tcp://host:port", or a list of addresses of servers of the same dataset.
-        batch_size: as in ShardLoader. The same is true of `output`, `device`, `rank`, `world_size`
-            and all `options` that can be sent as data. An option that the server decides raises
+        batch_size: as in ShardLoader, like `output`, `device`, `rank`, `world_size` and all
+            `options` that can be sent as data. An option that the server decides raises
             InvalidArgument. `clips` or `pack` selects a view of the dataset; its value is a dict
             with the arguments of the dataset's method of the same name.
-        keys: the folder with the keys of this client. By default, the environment variable
-            SHARDIO_KEYS has this folder. Servers on other machines require keys.
+        keys: the folder with the keys of this client; by default SHARDIO_KEYS from the environment.
+            Servers on other machines require keys.
         prefetch: the number of batches to request in addition to the next batch. By default, up to
             16 batches are requested at a time.
         memory_bytes: the maximum size of all requested batches, by default at most 1 GiB.

@@ -102,7 +102,7 @@ class RemoteSamples(Closing):
         return self._pid == this_process.pid
 
     def epoch(self, number: int) -> Iterator[Any]:
-        """Return an iterator over the samples of an epoch. It ends the previous iteration.
+        """Return an iterator over the samples of an epoch; end the previous iteration.
 
         Several threads may use the iterator; each sample goes to one of them.
         """
@@ -196,7 +196,7 @@ class RemoteSamples(Closing):
 
 
 class _Shared:
-    """An iterator that several threads may use, because it holds the owner's lock meanwhile."""
+    """An iterator that several threads may use: each step holds the owner's lock."""
 
     def __init__(self, samples: Iterator[Any], owner: RemoteSamples) -> None:
         self._samples, self._owner = samples, owner
