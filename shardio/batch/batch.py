@@ -38,7 +38,7 @@ class Skipped:
 
 
 class Batch(Mapping[str, Any]):
-    """The values of one step: a mapping from field names, in the order of the schema.
+    """A mapping from field names to the values of a batch, in the order of the schema.
 
     The value of a numeric field of fixed shape is one array or tensor for all rows. The value of
     any other field (text, bytes, JSON, arrays of varying shape, lists of arrays) is a list with an
@@ -86,7 +86,7 @@ class Batch(Mapping[str, Any]):
         self.step = step
         """The step within the epoch, counted from 0."""
         self.skipped = skipped
-        """The failed samples, which other samples have replaced in their rows of the batch."""
+        """The failed samples. Their rows of the batch have other samples."""
 
     def __getitem__(self, name: str) -> Any:
         found = self._values.get(name)
@@ -143,11 +143,11 @@ class Batch(Mapping[str, Any]):
 
     @property
     def filled(self) -> tuple[BlockLayout, npt.NDArray[np.uint8], int]:
-        """The block of the batch, the layout of the block, and the number of used rows."""
+        """The layout of the block, the block of the batch, and the number of used rows."""
         return self._layout, self._block, self.n_rows
 
     def of(self, wrap: Callable[[Any, object, str | None], Any]) -> Batch:
-        """Return a copy of the batch in which `TensorAdapter.wrap` is applied to each array."""
+        """Return a copy of the batch with `wrap` applied to each array; see `TensorAdapter`."""
         made, layout = copy(self), self._layout
         slots: tuple[FixedSlot | WholeSlot, ...] = (*layout.fixed, *layout.whole)
         made._values = {

@@ -1,6 +1,6 @@
 """The layout of a batch in a block. A block is the shared memory that a worker fills with a batch.
 
-    block: | origins | presence | extents, shapes by varying field | heads | fixed fields | heap |
+    block: | origins | presence | by field: extents and shapes, or head | fixed fields | heap |
 
 * *Fixed fields* have the same shape in every sample. Each is one dense array of (rows, *shape).
 * The *heap* has the values of varying size: text, bytes, JSON, arrays of varying shape, lists of
@@ -91,7 +91,7 @@ class PresenceSlot:
 
 @dataclass(frozen=True, slots=True)
 class WholeSlot:
-    """A whole array; `offset` is the offset in the block of its head."""
+    """A whole array; `offset` is the offset of the array's head in the block."""
 
     name: str
     offset: int
@@ -110,7 +110,7 @@ class JoinSlot(NamedTuple):
 
 
 class BlockViews(NamedTuple):
-    """Arrays that are views of one block. Creating them would take as long as filling a batch.
+    """Arrays that are views of one block, kept because creating them takes as long as a batch.
 
     `origins` is the origin table as int64 of (n_rows, 3). Its columns are the position in the view,
     the row in the shard, and a number with the index of the shard in its lower 32 bits and the

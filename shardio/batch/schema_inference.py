@@ -18,15 +18,15 @@ _OTHER_SHAPES: Final = '; collate="pad", "ragged" or "list" takes arrays of diff
 
 
 def infer_schema(sample: object, source: Schema | None = None) -> Schema:
-    """Infer the schema of one sample; raise SchemaError if a value has no type of field.
+    """Infer the schema of one sample; raise SchemaError if no field can have a value's type.
 
     NumPy arrays and scalars, bool, int (int64) and float (float64) become an Array of their shape.
     A str becomes Text, bytes become Bytes, and dict, list, tuple and None become Json. A list of
     arrays becomes a List of arrays of any shape.
 
-    `source` is the schema of the sample before a transform, or None. Of a field of the same name in
-    `source`, some properties are kept: a varying shape; bfloat16, if the values are uint16; Json,
-    if JSON can represent the value; and whether the field is optional.
+    `source` is the schema of the sample before a transform, or None. A field keeps some properties
+    that it has in `source`: a varying shape; bfloat16, if the values are uint16; Json, if JSON can
+    represent the value; and whether the field is optional.
     """
     if not isinstance(sample, Mapping):
         raise SchemaError(
@@ -175,7 +175,7 @@ def check_batch(made: object, n_rows: int, schema: Schema, whole: Iterable[str])
 
 
 def check_sample(sample: object, schema: Schema, first: str = "the first sample") -> None:
-    """Raise SchemaError unless a sample has the fields of `schema`, which is that of `first`."""
+    """Raise SchemaError unless a sample matches `schema`, the schema of the sample `first`."""
     # Checking for dict first is ten times as fast as checking only for Mapping.
     if not isinstance(sample, dict | Mapping):
         raise SchemaError(f"a sample must be a dict of fields, found {type(sample).__name__}")

@@ -94,8 +94,8 @@ def x264_version_unit(extradata: bytes, packet: bytes) -> bytes:
 def parameter_sets(codec: str, extradata: bytes) -> bytes:
     """Return the parameter sets in the extradata of an H.264 or HEVC stream, as units of a packet.
 
-    The result is empty if they are missing or truncated, and for other codecs, whose keyframes
-    contain the parameters.
+    The result is empty if the sets are missing or truncated. It is also empty for other codecs,
+    whose keyframes contain the parameters.
     """
     if codec not in _LENGTH_SIZE_AT:
         return b""
@@ -113,7 +113,7 @@ def parameter_sets(codec: str, extradata: bytes) -> bytes:
 def parameter_change_test(codec: str, extradata: bytes) -> Callable[[memoryview], bool]:
     """Return a function that tests whether a packet changes the parameter sets of its stream.
 
-    They come before the picture. A decoder uses the latest ones for all later packets.
+    In a packet, parameter sets come before the picture. Decoders use the latest sets.
     """
     if codec not in _LENGTH_SIZE_AT:
         return lambda _: False
@@ -139,7 +139,8 @@ def parameter_change_test(codec: str, extradata: bytes) -> Callable[[memoryview]
 def _avcc_parameter_sets(extradata: bytes) -> Iterator[bytes]:
     """Yield the parameter sets of an "avcC", the extradata of H.264 in MP4.
 
-    It has two lists, of sequence and of picture parameter sets. Each begins with its length.
+    An avcC has a list of sequence and a list of picture parameter sets. A list begins with the
+    number of its sets.
     """
     at = 5
     for mask in (31, 255):
@@ -154,7 +155,8 @@ def _avcc_parameter_sets(extradata: bytes) -> Iterator[bytes]:
 def _hvcc_parameter_sets(extradata: bytes) -> Iterator[bytes]:
     """Yield the parameter sets of an "hvcC", the extradata of HEVC in MP4.
 
-    It has a list for each kind of parameter set. Each begins with the kind and its length.
+    An hvcC has a list for each kind of parameter set. A list begins with the kind and the number of
+    its sets.
     """
     at = 23
     for _ in range(extradata[22]):
@@ -263,7 +265,8 @@ def _layer_mpeg(
     """Return 0 if all pictures in a packet of MPEG video are B pictures (`kind`), else ~0.
 
     Return `_PACKED` for an MPEG-4 packet with several pictures. `code` is the last byte of a
-    picture's start code. The type of the picture is `skip` bytes after it, from bit `shift` on.
+    picture's start code. `skip` bytes after the start code is a byte with the type of the picture,
+    from bit `shift` on.
     """
     starts, at = [], data.find(_START + code, begin, stop)
     while at >= 0 and at + 4 + skip < stop:

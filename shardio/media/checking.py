@@ -70,8 +70,9 @@ def verify_by_decoding(
 ) -> EncodedStream:
     """Decode every packet, and return the stream with a corrected packet table.
 
-    Packets whose frame is not shown get the flag HIDDEN. Keyframes from which decoding gives other
-    pictures than decoding the whole stream lose the flag KEY. Times rise in presentation order.
+    Packets whose frame is not shown get the flag HIDDEN. A keyframe loses the flag KEY if decoding
+    from there gives other pictures than decoding the whole stream. Times rise in presentation
+    order.
 
     Args:
         stream: the stream as its container describes it.
@@ -160,7 +161,7 @@ class _DigestDecoder:
         self._known: dict[str, list[int]] = {}
 
     def decode(self, numbers: Sequence[int]) -> dict[int, int]:
-        """Decode some packets; map the index of each to its frame's digest, as frames are shown."""
+        """Decode some packets; map each packet's index to its frame's digest, in shown order."""
         import av
 
         codec, shown, number = self._codec, dict[int, int](), -1

@@ -88,7 +88,7 @@ class FrameTable:
         """For each frame, the packet index of the keyframe at which a decoder must start."""
 
     def _keyframes_needed(self) -> npt.NDArray[np.int64]:
-        """Return the last keyframe that is neither decoded nor shown after each frame.
+        """Return, for each frame, the last keyframe that is decoded and shown no later.
 
         A *leading picture* is decoded after a keyframe K but shown before K. Decoding it takes
         packets before K, so decoding starts at an earlier keyframe.
@@ -159,7 +159,7 @@ class FrameTable:
         return int(self._keys[max(0, at - steps)]) if at else None
 
     def start_earlier(self, key: int, first: int) -> None:
-        """Start at keyframe `key` for the frames that started after it, at `first` or before."""
+        """Let all frames that start after keyframe `key`, and not after `first`, start at `key`."""
         self.start_of[(self.start_of > key) & (self.start_of <= first)] = key
 
 

@@ -274,9 +274,9 @@ def audio_stream(container: InputContainer, name: str) -> AudioStream:
 def has_guessed_times(container: InputContainer, stream: VideoStream | AudioStream) -> bool:
     """Return True if FFmpeg may guess the times of the first packets. Call it before any is read.
 
-    In Matroska files, FFmpeg drops the times below 0. For some codecs, it guesses them: counted
-    back from a known time among the first, by durations that are rounded to milliseconds, or else
-    up from 0, so that the clock restarts at the first known time.
+    In Matroska files, FFmpeg drops the times below 0, and guesses them for some codecs. It counts
+    back from a known time among the first times, by durations that are rounded to milliseconds.
+    Otherwise it counts up from 0, so that the clock restarts at the first known time.
     """
     start = stream.start_time
     return "matroska" in container.format.name and (start is None or start < 0)

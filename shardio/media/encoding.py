@@ -1,8 +1,8 @@
 """Encode frames for random access: the groups of pictures are short, closed, and easy to decode.
 
-The settings are chosen for fast decoding: every `gop`-th frame is a keyframe, and in H.264, no
-other frame refers to three of every four frames, so that few more must be decoded for a clip.
-Encoders use one thread, because the same frames then always give the same bytes.
+The settings are chosen for fast decoding. Every `gop`-th frame is a keyframe. In H.264, three of
+every four frames are needed by no other frame, so that decoding a clip can leave them out. Encoders
+use one thread, because the same frames then always give the same bytes.
 """
 
 from __future__ import annotations

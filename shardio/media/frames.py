@@ -71,15 +71,15 @@ class CropGeometry:
 def display_size(width: int, height: int, aspect: Fraction, *, turned: bool) -> tuple[int, int]:
     """Return the width and height of a picture as displayed, with square pixels.
 
-    They are swapped if the picture is `turned` by a quarter. `aspect` is the width of a stored
-    pixel divided by its height; 0 means that it is unknown, and counts as 1.
+    Width and height are swapped if the picture is `turned` by a quarter. `aspect` is the width of a
+    stored pixel divided by its height; 0 (unknown) counts as 1.
     """
     wide = max(1, _round_half_up(width * (aspect or Fraction(1))))
     return (height, wide) if turned else (wide, height)
 
 
 def covering_size(wide: Fraction, tall: Fraction, size: tuple[int, int]) -> tuple[int, int]:
-    """Return the width and height to scale `wide` x `tall` to, to just cover a (height, width)."""
+    """Scale `wide` x `tall` to just cover `size` (height, width); return the width and height."""
     scale = max(size[1] / wide, size[0] / tall)
     wide, tall = wide * scale, tall * scale
     return max(size[1], _round_half_up(wide)), max(size[0], _round_half_up(tall))
@@ -90,7 +90,9 @@ def crop_geometry(
     size: tuple[int, int],
     crop: CropPosition | CropBox | None,
 ) -> CropGeometry:
-    """Compute the geometry of a crop to a (height, width); `shown` is the (width, height) before.
+    """Compute the geometry of a crop of `size` (height, width).
+
+    `shown` is the (width, height) of the whole picture as displayed, before scaling.
 
     Raises:
         InvalidArgument: the box is not within the picture.
@@ -217,7 +219,7 @@ class FrameWriter:
         """Return the crop of each plane, as an upright view.
 
         The planes have the whole scaled picture, and rows of one size. A pixel has `n_bytes` bytes
-        in a plane. If these are several, they are the last axis.
+        in a plane; more than one byte are the last axis.
         """
         turned, down, right = self._turns
         row, column = planes[0].line_size, n_bytes
@@ -252,7 +254,7 @@ class FrameWriter:
 
 
 def display_rotation(display: bytes | None) -> tuple[bool, int, int]:
-    """Return the nearest quarter turn to the display matrix of a picture, to turn it upright.
+    """Return the quarter turn that is nearest to a display matrix and makes a picture upright.
 
     The result has three items. If the first item is True, height and width are transposed. If the
     second item is -1, the picture is then flipped vertically; if the third item is -1, the picture

@@ -1,8 +1,8 @@
 """Decode image and video files to frames with exact times, or directly into a row of a batch.
 
-FFmpeg conceals damage with grey blocks or repeated frames, which is right for players only. Here
-errors of the decoder (in its mode `explode`), packets and frames that are marked as corrupt, and
-files that are shorter than their container declares are errors.
+FFmpeg conceals damage with grey blocks or repeated frames, which is right for players only. This
+module raises an error if the decoder (in its mode `explode`) reports an error, if a packet or frame
+is marked as corrupt, or if a file is shorter than its container declares.
 """
 
 from __future__ import annotations

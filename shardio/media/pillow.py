@@ -56,7 +56,7 @@ def open_picture(data: bytes | memoryview) -> Iterator[Image]:
 
 
 def header_channels_and_bits(picture: Image, data: bytes | memoryview) -> tuple[int, int]:
-    """Return the channels and the bits per channel in the file; of a palette, of its colours."""
+    """Return the channels and bits per channel in the file; for a palette, of its colours."""
     mode, transparent = picture.mode, picture.has_transparency_data
     if picture.format == "PNG":  # Pillow's mode for 16-bit grey with alpha is RGBA
         channels = _PNG_CHANNELS[data[25]] + ("transparency" in picture.info)
@@ -92,7 +92,7 @@ def _bits_per_channel(picture: Image, data: bytes | memoryview) -> int:
 
 
 def orientation(picture: Image) -> int:
-    """Return the EXIF orientation (1 to 8) of a picture; loading it turns a TIFF upright."""
+    """Return the EXIF orientation (1 to 8) of a picture. Pillow itself turns a TIFF upright."""
     if picture.format == "TIFF":
         found = picture.getexif().get(0x0112, UPRIGHT)
         return int(found) if found in range(1, 9) else UPRIGHT

@@ -182,11 +182,11 @@ class FrameConverter:
     def rgb(
         self, frame: VideoFrame, width: int, height: int
     ) -> tuple[Callable[[VideoFrame], Planes], tuple[int, ...]]:
-        """Return a function that scales frames and converts them to RGB, and the channels.
+        """Return a function that scales frames and converts them to RGB, and a tuple of channels.
 
-        The function accepts all frames with the format of `frame`, and returns planes. If it
-        returns three planes, the channels are those of the planes, in order. If it returns one
-        plane with interleaved channels, there is no entry.
+        The function accepts all frames with the format of `frame`, and returns planes. The tuple
+        has the channel of each plane, in order. It is empty if the function returns a single plane,
+        with interleaved channels.
         """
         if self._has_alpha(frame):
 

@@ -25,11 +25,12 @@ def in_presentation_order(frames: Iterable[tuple[int, _T]]) -> Iterator[tuple[in
 
     `frames` are pairs of (time, frame) in the order in which a decoder outputs them, which is the
     presentation order. The times in an AVI count frames in the order of *coding*: with B-frames,
-    they belong to other frames (1, 2, 4, 3, …). Therefore each frame gets the smallest time not yet
-    assigned, of its own and those of the next `REORDER_WINDOW` frames. Times that rise stay.
+    they belong to other frames (1, 2, 4, 3, …). Therefore each frame gets the smallest time that is
+    not assigned yet, among its own and those of the next `REORDER_WINDOW` frames. Rising times do
+    not change.
 
-    A time before one that was already assigned means that the clock has restarted, in joined
-    recordings: ordering then starts again. After a MediaError of `frames`, the frames before the
+    If a time is before the last assigned time, two recordings were joined, and the clock has
+    restarted: ordering then starts again. If `frames` raises MediaError, the frames before the
     error are yielded first.
     """
     waiting: deque[_T] = deque()
@@ -83,9 +84,9 @@ def fill_missing_times(
 ) -> list[int]:
     """Return the time of every frame: the stored time or, if it is missing, a computed time.
 
-    Missing times are counted from the previous known time, or back from the first one, by
-    durations. If they would reach the next known time, they are spread evenly before it instead. If
-    no time is known, the first frame gets time 0.
+    Durations are added to the previous known time, or subtracted from the first known time. If the
+    results reach the next known time, they are spread evenly before that time instead. If no time
+    is known, the first frame gets time 0.
 
     Args:
         times: the stored time of each frame in ticks, in presentation order; None if missing.

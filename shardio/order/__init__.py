@@ -98,10 +98,9 @@ class Order:
         raise NotImplementedError
 
     def arrange_round(self, samples: Samples, n: int, key: int, source: int) -> Ordering:
-        """Return the order of one round of a source of a mixture.
+        """Return an order in which each of the n samples of a mixture's source occurs once.
 
-        In a round, each of the n samples of the source occurs once. `key` is the key of the round,
-        and `source` is the index of the source.
+        This is called a round. `key` is the key of the round, `source` the index of the source.
         """
         raise NotImplementedError
 
@@ -202,14 +201,15 @@ class RankPartition:
 
     A step consists of `batch_size` consecutive positions for rank 0, then the same number for rank
     1, and so on. The positions that are left at the end are divided evenly: the numbers of two
-    ranks differ by at most one. Together, the ranks visit every position once and in order.
+    ranks differ by at most one. Together, the ranks visit the positions in order, each once.
 
     Args:
+        n: the number of positions of the epoch.
         first: the first position that has not been visited yet.
         batch_size: the number of samples per step and rank.
-        tail: what happens to the positions that are left. "short": a shorter step, which ranks
-            without a position do not have. "drop": no rank visits them. "pad": a step of all ranks,
-            whose batches are filled up with padding.
+        tail: the use of the positions that are left. "short": a shorter step, which ranks without a
+            position do not have. "drop": no rank visits them. "pad": a step of all ranks, whose
+            batches are filled up with padding.
     """
 
     n: int
@@ -277,7 +277,7 @@ class RankPartition:
 
         The steps are first_step, first_step + every, first_step + 2 * every, … below last_step.
         """
-        # All steps except the last one are complete. The last step may be the remainder.
+        # All steps are complete, except that the last step may be shorter.
         n_whole = (last_step - 1 - first_step) // every
         start, stop = self.read(first_step + n_whole * every)
         if self.world_size == every == 1:

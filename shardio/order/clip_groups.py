@@ -24,16 +24,16 @@ import numpy.typing as npt
 from shardio.order.permutation import Permutation, Positions, derive_key, keyed_hashes
 
 WINDOW: Final = 1024
-"""The minimum of the mean number of groups per window; this mean is less than twice as large.
+"""The mean number of groups per window is from `WINDOW` to twice `WINDOW`.
 
-An epoch with fewer than `WINDOW` groups has one window, which has all groups of the epoch. In
-larger windows, the groups of a video are further apart, but finding a single clip takes longer.
+An epoch with fewer than `WINDOW` groups has one window. In larger windows, the groups of a video
+are further apart, but finding a single clip takes longer.
 """
 _JITTER: Final = 0.5
-"""The maximum of the random offset that is added to the position of a group within a window.
+"""The maximum random offset that is added to the position of a group within a window.
 
-The offset is a fraction of the mean distance between groups of the same video. Without random
-offsets, the videos would come in the same sequence again and again within a window.
+The unit is the mean distance between groups of the same video. Without random offsets, the videos
+would come in the same sequence again and again within a window.
 """
 _HALF: Final = 1 << 32
 

@@ -3,11 +3,11 @@
 A mixture combines the samples of several datasets, its *sources*. Each source has a *share*: an
 integer that is proportional to the source's part of the positions.
 
-The positions of an epoch form *spans* of 256 positions. The numbers of positions that each source
-has before the start and before the end of a span are computed directly from the shares; their
-difference is the number of positions in the span. A shuffle with a key decides which positions of
-the span each source gets. Every position can therefore be computed in the same time, and every span
-contains the sources in proportion to their shares.
+The positions of an epoch form *spans* of 256 positions. The shares directly give each source's
+number of positions before the start and before the end of a span. The difference is the source's
+number of positions in the span. A shuffle with a key decides which positions of the span each
+source gets. Every position can therefore be computed in the same time, and every span contains the
+sources in proportion to their shares.
 
 Each position that a source has is a *draw* of the source's next sample. The draws of a source form
 *rounds*; in a round, each sample of the source is drawn once. A round has an order of its own,
@@ -62,8 +62,8 @@ _MAX_POSITIONS: Final = 1 << 48
 class MixtureShares:
     """The share of each source, an integer of at least 1, and the rule that ends an epoch.
 
-    `exhausted` is "stop": an epoch ends once any source has no samples left; or "repeat": an epoch
-    ends once all samples of every source have been drawn, and until then sources repeat theirs.
+    With `exhausted` = "stop", an epoch ends once any source has no samples left. With "repeat", an
+    epoch ends once all samples of every source were drawn; until then, sources start again.
     """
 
     shares: tuple[int, ...]

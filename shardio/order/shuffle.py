@@ -1,6 +1,6 @@
 """Block shuffle and shard shuffle: orders for datasets larger than memory, or larger than a cache.
 
-Both compute the row at any position directly, as `permutation` does.
+Both orders compute the row at any position directly.
 
 Block shuffle cuts the rows of a view into *runs*: consecutive rows of a few MiB in total. The runs
 are permuted. Every 64 consecutive runs of the permuted sequence form a *window*, and the rows

@@ -165,7 +165,7 @@ class ShardReader(Closing):
     def column(
         self, name: str, rows: Sequence[int] | npt.NDArray[Any] | None = None
     ) -> npt.NDArray[Any]:
-        """Return the values that many samples have for a field, as one array.
+        """Return the values of a field in many samples as one array.
 
         The field must be stored as a column: it is an array of fixed shape that is not compressed.
 

@@ -8,8 +8,7 @@ describe the data, such as the index of the records and the sections of hashes.
 The marks have the order of the sections that contain the hashes of the units. A mark is 1 if the
 unit has been verified. A loader keeps the marks of all its shards in one table, which its processes
 share without a lock. If a process does not see the mark that another process just set, it only
-verifies the unit once more. With verify="always", units are verified again although they have
-marks.
+verifies the unit once more. With verify="always", marks are ignored.
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ _HASHED_BY: Final[dict[int, int]] = {
     Kind.INDEX: Kind.PAYLOAD,
     Kind.CHUNK_HASHES: Kind.PAYLOAD,
 }
-"""The kind of the section that consists of the units whose hashes a section contains.
+"""Maps the kind of a section that contains hashes to the kind of the section that is hashed.
 
-A section of the kind BLOCK_HASHES states this kind itself.
+A section of the kind BLOCK_HASHES states the hashed kind itself.
 """
 
 
@@ -56,10 +55,10 @@ class VerifiedUnits:
     """The units of one open shard, the marks of the units, and the content of the file.
 
     The content is borrowed until `release`. `open_sections` has validated `schema`, `sections` and
-    `n_samples`. With verify="first", a check verifies the units that have no mark yet, and marks
-    them. With verify="always", a check verifies units with a mark too. With verify="off", a check
-    does nothing. If the bytes of a unit do not match its hash, a check raises ChecksumMismatch with
-    the field, the sample and the offset; for an index section, with the section and no sample.
+    `n_samples`. With verify="first", a check verifies the units whose mark is 0, and sets the mark
+    to 1. With verify="always", a check verifies all units. With verify="off", a check does nothing.
+    If the bytes of a unit do not match its hash, a check raises ChecksumMismatch with the field,
+    the sample and the offset; for an index section, with the section and no sample.
     """
 
     def __init__(
@@ -118,7 +117,7 @@ class VerifiedUnits:
         self._content = None
 
     def mark_of(self, kind: Kind, name: str) -> int:
-        """Return the index of the mark of the first unit in a section of a field.
+        """Return the index of the first mark of a section of the field `name`.
 
         The section is a column, an index section, or (PAYLOAD) all chunks of a field of streams.
         """
@@ -154,7 +153,7 @@ class VerifiedUnits:
         PHASE_TIMES.sums_ns[CHECK] += now_ns() - start_ns
 
     def check_row(self, name: str, row: int) -> None:
-        """Do the same as `check_column` for one row, but faster if the unit has a mark."""
+        """Do the same as `check_column` for one row, but faster if the unit was verified before."""
         if self._verify == "off":
             return
         mark, _, _, _, per_unit = self._columns[name]
@@ -244,7 +243,7 @@ class VerifiedUnits:
         if self._verify == "off" or not len(starts):
             return
         mark = self._marks_at[kind, field]
-        if self._verify == "first":  # a short test for the common case: all blocks have marks
+        if self._verify == "first":  # a short test for the common case: all marks are 1
             marks, lasts = self.marks[mark:], starts + (n_bytes - 1)
             if marks[starts // BLOCK_BYTES].all() and marks[lasts // BLOCK_BYTES].all():
                 return

@@ -219,7 +219,7 @@ class ShardWriter(Publishing):
             largest.move_to(create_unnamed(self._folder))
         waiting = sum(spool.waiting for spool in self._spools())
         most = SPOOL_BYTES if self._dominant is None else MEMORY_BYTES
-        # Look at the buffers again when so many bytes were written in total that they may be full.
+        # Look at the buffers again after as many further bytes as may fill them.
         self._next_look = self._n_spooled() + most - waiting
 
     def _choose_dominant(self) -> None:
