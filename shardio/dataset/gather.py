@@ -207,8 +207,8 @@ class ColumnGather:
         self._hashes.copy(rows, shards, stored)
         expected = stored.reshape(-1).view(HASH_DTYPE)
         # `map` executes no bytecode for a row. It takes half the time of a generator expression.
-        hashes = map(hash_bytes, map(out.__getitem__, fresh.tolist()))
-        found = np.fromiter(hashes, np.uint64, len(fresh))
+        copied = out if len(fresh) == len(out) else map(out.__getitem__, fresh.tolist())
+        found = np.fromiter(map(hash_bytes, copied), np.uint64, len(fresh))
         for i in np.flatnonzero(found != expected)[:1].tolist():
             shard = int(shards[i])
             reader, row = self._open(shard), int(rows[i] - self._starts[shard])

@@ -158,9 +158,9 @@ def test_a_gather_maps_the_column_and_its_hashes_and_closing_unmaps_both(
     three: str, name: str
 ) -> None:
     with ShardDataset(three) as dataset:
-        dataset.gather(name)
+        gather = dataset.gather(name)
         assert maps_of(three) == 3 * 3  # of each shard: the file, the column, its hashes
-        dataset.gather(name)
+        assert dataset.gather(name) is gather
         assert maps_of(three) == 3 * 3
     assert maps_of(three) == 0
     dataset.close()

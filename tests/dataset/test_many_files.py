@@ -470,6 +470,7 @@ class _Counting(LocalStorage):
         super().__init__(root, root)
         self.held: Counter[str] = Counter()
         self.most = 0
+        self.is_closed = False
 
     def max_pinned(self, sizes: Rows) -> int:
         return 3
@@ -481,6 +482,9 @@ class _Counting(LocalStorage):
 
     def unpin(self, summary: ShardSummary) -> None:
         self.held[summary.name] -= 1
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
 @pytest.fixture
@@ -506,6 +510,16 @@ def test_every_file_is_pinned_and_unpinned(
     assert used.most <= 3 + 1, "the one that is opened comes before another goes"
     assert sorted(used.held) == [f"{k:06d}-000.shard" for k in range(N_SHARDS)]
     assert used.held.total() == 0
+
+
+def test_closing_a_dataset_or_a_mixture_closes_every_storage(
+    folder: str, storages: list[_Counting]
+) -> None:
+    with ShardDataset(folder):
+        assert [each.is_closed for each in storages] == [False]
+    with mix([folder, folder], weights=[1, 1]):
+        assert [each.is_closed for each in storages] == [True, False, False]
+    assert [each.is_closed for each in storages] == [True, True, True]
 
 
 def test_a_file_is_kept_as_long_as_somebody_reads_it(

@@ -208,8 +208,10 @@ def test_large_shards_stay_and_so_does_the_order(tmp_path: Path) -> None:
     assert (report.n_rewritten, report.n_shards) == (2, 3)
     assert load(folder).shards[1] == generation.shards[2]
     assert diff(write(tmp_path / "same", 16, schema=schema, samples=values), folder).is_same
-    again = compact(folder, shard_bytes=100_000, workers=0)
+    again = compact(folder, shard_bytes=100_000, remove_old=True, workers=0)
     assert (again.n_rewritten, again.generation) == (0, report.generation)
+    assert again.n_removed == len(shards) - 1
+    assert diff(tmp_path / "same", folder).is_same
 
 
 def test_readers_of_the_older_generation_are_undisturbed(tmp_path: Path) -> None:

@@ -94,3 +94,19 @@ def test_a_damaged_record_among_checked_ones_is_refused(own: Path) -> None:
             with pytest.raises(ChecksumMismatch) as caught:
                 list(reader.records.values("text", rows(400, 401, 402)))
             assert (caught.value.field, caught.value.sample) == ("text", 401)
+
+
+def test_both_blocks_of_an_item_are_checked(tmp_path: Path) -> None:
+    schema, path = Schema({"a": Array("uint8", (None, None, None))}), tmp_path / "a.shard"
+    with ShardWriter(path, schema) as writer:
+        for _ in range(200):
+            writer.append({"a": np.zeros((0, 1, 2), np.uint8)})
+    with ShardReader(path) as reader:
+        (shapes,) = (s for s in reader.sections if s.kind == Kind.SHAPES)
+        assert reader[170]["a"].shape == (0, 1, 2)  # the last number of its 24 bytes is in block 1
+    flip(path, shapes.offset + 4096)
+    with ShardReader(path) as reader:
+        assert reader[169]["a"].shape == (0, 1, 2)
+        with pytest.raises(ChecksumMismatch) as caught:
+            reader[170]
+        assert (caught.value.section, caught.value.offset) == (shapes.name, shapes.offset + 4096)
