@@ -78,10 +78,12 @@ def test_damage_of_an_index_is_refused_when_it_is_met_and_names_the_section(
     with ShardReader(own) as reader:
         damaged = [s for s in reader.sections if s.kind == kind]
     flip(own, *(section.offset for section in damaged))
-    with ShardReader(own) as reader, pytest.raises(ChecksumMismatch) as caught:
-        reader[0]
     names = {(section.name, section.offset) for section in damaged}
-    assert (caught.value.section, caught.value.offset) in names
+    with ShardReader(own) as reader:
+        for _ in range(2):
+            with pytest.raises(ChecksumMismatch) as caught:
+                reader[0]
+            assert (caught.value.section, caught.value.offset) in names
 
 
 def test_a_damaged_record_among_checked_ones_is_refused(own: Path) -> None:
