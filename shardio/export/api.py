@@ -163,7 +163,7 @@ def export(
 
 
 def _check_folder(out: str | os.PathLike[str], source: str) -> Path:
-    """Return the absolute path of `out`, unless it is in a dataset or contains `source`."""
+    """Return the absolute path of `out`; raise InvalidArgument if a dataset is above or in it."""
     check_folder_name(out)
     place = Path(os.path.abspath(out))
     for folder in (place, *place.parents):

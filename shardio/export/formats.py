@@ -84,8 +84,8 @@ class Exporter(Protocol):
 
 _MAX_ROWS: Final = 4096
 _MAX_BYTES: Final = 16 << 20
-"""The maximum size of the columns of a batch, and about that of its other values. A larger sample
-is a batch of its own."""
+"""The maximum size of the columns of a batch, and the approximate maximum size of its other values.
+A larger sample is a batch of its own."""
 _NUMBER_BYTES: Final = 8  # the approximate size of a number; also used for true, false and null
 Rows = npt.NDArray[np.int64]
 
@@ -304,7 +304,7 @@ _IMAGE_SIGNATURES: Final = (
 
 
 def has_suffix(name: str, field: Field) -> bool:
-    """Return True if a field's name ends in a suffix that tells readers the type, as `a.jpg`."""
+    """Return True if a field's name ends in a suffix that states the type, such as `a.jpg`."""
     suffix = name.lower().rpartition(".")[2]
     if field.is_opaque:
         return suffix not in _NOT_BYTES_SUFFIXES
@@ -404,7 +404,7 @@ def safe_path(text: str) -> str:
 
 
 def distinct_names(names: Iterable[str], *reserved: str) -> dict[str, str]:
-    """Map `names` to safe file names that differ, whatever the case, also from `reserved`."""
+    """Map `names` to safe file names that, without case, differ from each other and `reserved`."""
     found: dict[str, str] = {}
     taken = {*reserved}
     for name in names:

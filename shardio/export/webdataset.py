@@ -123,7 +123,7 @@ class WebDatasetExporter:
 
 
 def _check_names(options: ExportOptions, fields: Mapping[str, Field]) -> None:
-    """Raise InvalidArgument unless the names of members are distinct, and valid names of fields."""
+    """Raise InvalidArgument unless members have distinct names that fields can have."""
     if not fields:
         raise InvalidArgument(
             f"{options.dataset.place}: select a field besides {_KEY!r} for the tar"

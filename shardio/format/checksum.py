@@ -44,7 +44,7 @@ Hasher = xxhash.xxh3_64
 
 
 def content_id(table: bytes) -> bytes:
-    """Return xxh3-128 as 16 bytes. That of the section table, with all hashes, is a shard's id."""
+    """Return the id of a shard: the xxh3-128 hash of its section table, which has all hashes."""
     return xxhash.xxh3_128_digest(table)
 
 
@@ -90,9 +90,9 @@ def show_hashes(expected: int, found: int) -> dict[str, Any]:
 
 
 def blocks_touched(starts: npt.NDArray[np.int64], n_bytes: int) -> npt.NDArray[np.int64]:
-    """Return the distinct blocks of an index section in which the items at offsets `starts` lie.
+    """Return the indices of the blocks of an index section that contain some items.
 
-    Each item has `n_bytes`, at most the size of a block.
+    Each item begins at an offset in `starts` and has `n_bytes`, at most the size of a block.
     """
     first = starts // BLOCK_BYTES
     last = (starts + (n_bytes - 1)) // BLOCK_BYTES

@@ -33,7 +33,7 @@ HEADER: Final = struct.Struct("<8sHHIQQQQQQQ16s")
 required features; optional features; number of samples; file size; the offset, the size and the
 hash of the section table; the id of the shard."""
 HEADER_HASH: Final = struct.Struct("<Q")
-"""The hash of the fields in HEADER, which follows them."""
+"""The hash of the fields in HEADER, which is stored after these fields."""
 SECTION: Final = struct.Struct("<HHHHQQQQQ")
 """An entry of the section table: kind, field, kind of the covered section, zero, offset, size,
 count, stride, hash. The docstring of `Section` explains them."""

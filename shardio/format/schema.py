@@ -1,8 +1,8 @@
 """The schema of a shard: the fields of a sample, by name.
 
-A shard stores its schema as canonical JSON (UTF-8,
-keys sorted, no spaces). The JSON has integer codes for types, dtypes and codecs, which never change
-their meaning; `docs/reference/format.md` lists these codes.
+A shard stores its schema as canonical JSON (UTF-8, keys sorted, no spaces). The JSON has integer
+codes for types, dtypes and codecs, which never change their meaning; `docs/reference/format.md`
+lists these codes.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ def plan(
 def _add_blocked(
     found: list[SectionSpec], kind: int, field: int, n_items: int, stride: int
 ) -> None:
-    """Add an index section (which locates or describes data), and that of its block hashes."""
+    """Add an index section (which locates or describes data), and the section of its hashes."""
     section = SectionSpec((kind, field, 0), n_items, stride)
     found.append(section)
     found.append(block_hashes_of(section))
@@ -201,8 +201,8 @@ HASHED_UNITS: Final[dict[int, int]] = {
 """The kinds of sections that contain hashes of units: each item is the hash of one unit. (Units
 are the pieces of a shard that are verified by a hash; see `checksum`.)
 
-The value is 1 if a section of the kind is itself a unit, which comes before those whose hashes it
-has, and otherwise 0.
+The value is 1 if a section of the kind is also a unit itself, which is verified before the units
+whose hashes it contains; otherwise 0.
 """
 
 

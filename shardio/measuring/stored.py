@@ -38,9 +38,9 @@ class StoredReport:
 
     `samples_per_s` is the number of random samples that one thread reads and decodes per second. If
     the dataset has videos and its default view is clips, a random sample is a random clip. If not,
-    a random sample is a row of the dataset. `psnr_db` maps the names of some inputs to the PSNR of
-    the pictures stored for the input against the original pictures. `psnr_db` is empty if the
-    conversion is lossless, or if the converter cannot measure the loss.
+    a random sample is a row of the dataset. `psnr_db` has, by the names of some inputs, the PSNR of
+    the stored pictures against the original pictures; it is empty if the conversion is lossless, or
+    if the converter cannot measure the loss.
     """
 
     samples_per_s: float

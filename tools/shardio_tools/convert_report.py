@@ -197,7 +197,7 @@ def _describe_samples(report: shardio.ConversionReport, *, has_label_file: bool)
 
 
 def _group(report: shardio.ConversionReport, outcome: str) -> Iterator[str]:
-    """Yield lines that list the inputs of one outcome; broken and modified ones all."""
+    """Yield lines that list the inputs with an outcome: all if broken or modified, else a few."""
     group = [source for source in report.inputs if source.outcome == outcome]
     if not group:
         return

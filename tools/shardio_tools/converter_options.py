@@ -165,7 +165,7 @@ class JsonFile(str):
     __slots__ = ()
 
     def read(self) -> Any:
-        """Return the content of the file, an object without repeated keys."""
+        """Return the content of the file; refuse invalid JSON and repeated keys."""
         try:
             with open(self, encoding="utf-8-sig") as file:
                 return json.load(file, object_pairs_hook=named_once)

@@ -201,7 +201,7 @@ def format_table(rows: Sequence[Sequence[str]], indent: str = "") -> str:
 
 
 def format_list(lines: Iterable[str], rest: str, indent: str = "  ") -> str:
-    """Return the first MAX_LISTED lines; `rest` tells where to find the others."""
+    """Return the first MAX_LISTED lines; `rest` says where to find the others."""
     every = list(lines)
     shown = [indent + line for line in every[:MAX_LISTED]]
     if more := len(every) - len(shown):
@@ -330,5 +330,5 @@ def print_report(report: MaintenanceReport, options: argparse.Namespace, did: st
 
 
 def generation_text(report: MaintenanceReport | SplitReport | StatsReport) -> str:
-    """Return the generation that an operation committed, and its dataset."""
+    """Return a text with the generation that an operation published, and its dataset."""
     return f"generation {report.generation}: {escaped(str(report.dataset))}"

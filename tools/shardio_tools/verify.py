@@ -104,6 +104,6 @@ def _summary(report: dict[str, Any], findings: tuple[Finding, ...], elapsed_s: f
 
 
 def _n_found(findings: tuple[Finding, ...]) -> int:
-    """Count the findings; one with code "more" stands for as many as its `found` states."""
+    """Count the findings; a finding with the code "more" counts as `found` findings."""
     more = [int(f.found or 0) - 1 for f in findings if f.code == "more"]
     return len(findings) + sum(more)

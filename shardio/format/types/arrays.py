@@ -258,7 +258,7 @@ class Array(Field):
         return found
 
     def row_encoder(self, name: str) -> Callable[[Any], Content | None]:
-        """Return a function that encodes a value as a row of a column; None if it is missing.
+        """Return a function that encodes a value as a row of a column; a missing value gives None.
 
         Rows of fewer than ROW_HASH_MIN bytes are copies of the value; other rows may be views.
         """

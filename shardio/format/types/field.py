@@ -136,7 +136,7 @@ class Field(ABC):
         return self.medium is not None
 
     def describe(self) -> dict[str, object]:
-        """Return what only this type has in an entry of a stored schema, such as a dtype."""
+        """Return the members that only this type has in a stored schema, such as a dtype."""
         return {}
 
     @classmethod
@@ -156,7 +156,7 @@ class Field(ABC):
         return lambda value: self.encode_record(name, value)
 
     def encode_record(self, name: str, value: object) -> tuple[memoryview, tuple[int, ...]]:
-        """Return a value's record and shape; for a missing value, both are empty or all zeros."""
+        """Return a value's record and shape: for a missing value, an empty record and zeros."""
         if value is None and self.optional:
             return memoryview(b""), self._missing_shape()
         return self._encode(name, value)
@@ -239,7 +239,8 @@ def refuse(name: str, expected: str, value: object) -> SchemaError:
 def look_up(what: str, code: object, known: Mapping[Any, Any], name: object) -> Any:
     """Return the meaning of a code in a stored schema; raise ShardUnsupported for an unknown code.
 
-    `known` has the meanings by code. `what` is the kind of the code, and `name` that of the field.
+    `known` has the meanings by code. For messages, `what` is the kind of the code, and `name` is
+    the name of the field.
     """
     if code not in known:
         raise ShardUnsupported(

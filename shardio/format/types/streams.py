@@ -349,9 +349,9 @@ def invalid_streams(
 ) -> npt.NDArray[np.bool_]:
     """Return a mask of the invalid rows of a table of streams; the checks cannot overflow.
 
-    For each row, `sizes` has the size of the stream's record in bytes. It is below 2^48, and 0 if
-    the sample has no stream. `n_packets` and `n_chunks` are the numbers of packets and chunks of
-    all streams of the field.
+    For each row, `sizes` has the size of the stream's record in bytes: below 2^48, and 0 if the
+    sample has no stream. `n_packets` and `n_chunks` are the numbers of packets and chunks of all
+    streams of the field.
     """
     chunks = (sizes + np.uint64(CHUNK_BYTES - 1)) // np.uint64(CHUNK_BYTES)
     bad = _reaches_beyond(streams["first_packet"], streams["n_packets"], n_packets)
@@ -371,7 +371,7 @@ def invalid_streams(
 def _reaches_beyond(
     first: npt.NDArray[np.uint64], n: npt.NDArray[np.uint64], n_all: int
 ) -> npt.NDArray[np.bool_]:
-    """Return a mask of the spans, from `first` on with `n` items, that end after `n_all` items."""
+    """Return a mask of the spans (of `n` items, from the item `first` on) that exceed `n_all`."""
     everything = np.uint64(n_all)
     found: npt.NDArray[np.bool_] = first > everything
     found |= n > everything - np.minimum(first, everything)

@@ -84,7 +84,7 @@ def frames_of(value: Any, kind: Any, rate: float = RATE) -> FrameSequence:
     """Return the frames of a value from a reader, whose data is read when frames are taken.
 
     `kind` is the type of a field that holds pictures or may hold picture files. `rate` is the
-    number of frames per second, except for videos, which know it.
+    number of frames per second, except for videos, which have a rate of their own.
     """
     if kind.medium == "video":
         size, take = (value.height, value.width), partial(_from_video, value)

@@ -44,8 +44,8 @@ _PAPER, _INK, _MARK, _EMPTY = (24, 24, 24), (225, 225, 225), (224, 64, 48), (60,
 def draw_sheet(tiles: Sequence[tuple[str, Pixels | None]], side: int) -> Pixels:
     """Draw tiles of at most `side` x `side` pixels in rows; return RGB pixels.
 
-    A tile is a caption and a picture, or None, which is crossed out. Small pictures are enlarged by
-    an integer factor; all tiles are as large as the largest picture.
+    A tile is a caption and a picture; None is drawn as a crossed-out picture. Small pictures are
+    enlarged by an integer factor; all tiles are as large as the largest picture.
     """
     image = pillow_image()
     from PIL import ImageDraw

@@ -260,9 +260,9 @@ def _shards_facts(
     shards: Sequence[Any],
     column: str | None = None,
 ) -> list[Facts]:
-    """Return the recorded facts about shards, after each was opened unless it is in a store.
+    """Open the shards, unless they are in a store; return the recorded facts about each shard.
 
-    `column` is the added column that the shards hold; None for those of all other fields.
+    `column` is the added column that the shards hold; None for the shards of all other fields.
     """
     facts = []
     for i, shard in enumerate(shards):
