@@ -39,8 +39,8 @@ class MapView(Closing):
     again. `transform` may be a lambda or a closure. The arrays of a sample are writable copies.
 
     Args:
-        dataset: a folder, an open dataset, or a view of one, such as `dataset.clips(frames=16)`;
-            not a mixture.
+        dataset: a folder or its URL, an open dataset, or a view of one, such as
+            `dataset.clips(frames=16)`; not a mixture.
         options: the options of ShardLoader that define a sample: `fields`, `transform` and
             `decode`. The seed of the transform's random numbers is drawn from Python's global
             random generator, which DataLoader seeds differently in each worker.

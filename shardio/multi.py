@@ -65,7 +65,7 @@ class MultiLoader(Closing):
         address: the address of a server started with `shardio serve`, or a list of addresses of
             servers of one dataset. Each server then takes the place of a worker, and sends a share
             of the dataset. Every sample arrives once per iteration, as a dict, and every iteration
-            is one epoch. `start_method` is ignored.
+            is one epoch. `workers`, `nokill`, `prefix` and `start_method` are ignored.
         keys: with `address`, the folder of this client's keys; by default SHARDIO_KEYS from the
             environment.
         options: with `address`, options of `shardio.connect`: fields, shuffle, seed, clips, …

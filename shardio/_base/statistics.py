@@ -21,10 +21,10 @@ class LoadingStats:
     sending tasks), and `body_s` (the code in the body of the loop).
 
     `filling_s` is the time that all workers together spent filling batches. It is the sum of
-    `reading_s` (copying stored values), `checking_s` (hashes), `decoding_s` (compressed records),
-    and `transforming_s` (transform, batch_transform and a collate function). Only one record in
-    seven is timed, and its time is multiplied by seven. Without workers, `filling_s` is part of
-    `waiting_s`.
+    `reading_s` (copying stored values), `checking_s` (hashes), `decoding_s` (compressed records and
+    media), and `transforming_s` (transform, batch_transform and a collate function). Of the records
+    that are checked or decompressed, one in seven is timed, and its time is multiplied by seven.
+    Without workers, `filling_s` is part of `waiting_s`.
 
     `ready_s` is the time that filled batches waited for the loop, summed over batches.
     """

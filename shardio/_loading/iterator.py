@@ -183,9 +183,9 @@ _LINE_EVERY_S: Final = 10.0
 class ProgressBar:
     """An iterator that yields the batches of another iterator, and shows the progress.
 
-    It keeps no reference to a batch. A terminal shows a bar, any other file a line from time to
-    time. `n_batches` is the number of batches of the whole epoch, of which `n_done` were consumed
-    before this iteration.
+    The iterator keeps no reference to a batch. A terminal shows a bar; any other file gets a line
+    from time to time. `n_batches` is the number of batches of the whole epoch, of which `n_done`
+    were consumed before this iteration.
     """
 
     def __init__(

@@ -125,8 +125,8 @@ class Trace:
         if one.pass_ns in self._epochs:
             details["epoch"] = self._epochs[one.pass_ns]
         yield self._span(f"batch {one.step}", row, one.start_ns, whole_ns, details)
-        # The times of the phases are estimates: only one stored record in seven is timed, and its
-        # time is multiplied by seven. With few records, an estimate may exceed the whole time.
+        # The times for records that are checked or decompressed are estimates: one record in seven
+        # is timed, and counts seven times. With few records, an estimate may exceed `whole_ns`.
         check_ns = min(one.check_ns, whole_ns)
         decode_ns = min(one.decode_ns, whole_ns - check_ns)
         transform_ns = min(one.transform_ns, whole_ns - check_ns - decode_ns)

@@ -1,8 +1,8 @@
 """Shared memory of a loader's iterations: counters of each worker, and flags of cancellation.
 
-For each iteration over an epoch, every worker has one cache line of shared memory. It adds to the
-counters in this line after every batch. While a trace is recorded, every worker also writes the
-times of its latest batches into a ring buffer.
+For each iteration over an epoch, every worker has one cache line of shared memory. The worker adds
+to the counters in this line after every batch. While a trace is recorded, every worker also writes
+the times of its latest batches into a ring buffer.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ from shardio.errors import (
 from shardio.samples.view import SampleView
 
 _NEXT, _SPREAD = 8, 24
-"""The number of samples to try for the schema: the first `_NEXT` samples of the view, and then
+"""The numbers of samples to try for the schema: the first `_NEXT` samples of the view, and then
 `_SPREAD` samples that are spread over the whole view.
 """
 _ASKED = 0
@@ -288,7 +288,7 @@ class Engine:
 
     @files_explained()
     def iterate(self, plan: EpochPlan, successor: EpochPlan | None = None) -> EpochIteration:
-        """Start an iteration with the plan `plan`, or take over the one that was begun ahead.
+        """Start an iteration with `plan`, or take over the one that was begun ahead.
 
         `successor` is the plan of the iteration that will probably follow; None if workers must not
         begin it ahead.

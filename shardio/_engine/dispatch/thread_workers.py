@@ -55,7 +55,7 @@ class GeneratorLock:
         """Acquire the lock for the calling thread; `end` releases it.
 
         Threads get the lock in the order in which they have asked for it. Return False if
-        `is_unwanted()` returns True meanwhile; `wake` makes all waiting threads call it again.
+        `is_unwanted()` returns True meanwhile; `wake` makes all waiting threads check this again.
         """
         ticket, queue = object(), self._waiting
         with self._changed:
@@ -91,7 +91,7 @@ class GeneratorLock:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the lock during the `with` block. A thread that holds it may call this again."""
+        """Hold the lock during the `with` block; the thread that holds it may call this again."""
         thread = threading.current_thread()
         if self._holder is thread:
             states = generator_states()

@@ -81,7 +81,7 @@ class Status(IntEnum):
     CANCELLED = 3  # the iteration was cancelled before the task began
     SCHEMA = 4  # pickled Schemas follow
     READY = 5  # not the reply to a task: the worker has started and handled HELLO
-    QUICK = 6  # like FILLED, if it took at most QUICK_NS; other replies may follow in the message
+    QUICK = 6  # like FILLED, in at most QUICK_NS; other replies may follow in the message
 
 
 class Task(NamedTuple):
@@ -145,8 +145,8 @@ def kept_file(n_workers: int) -> int:
 class ReplyBuffer:
     """The replies to quick tasks that a worker holds back for a moment, to send several at once.
 
-    If the worker crashes, the main process reads them here. Otherwise, a finished task would be
-    repeated, and could fail: if a file was truncated meanwhile, a new worker cannot open it.
+    If the worker crashes, the main process reads the replies here. Without the buffer, a finished
+    task would be repeated, and could fail: a new worker cannot open a file truncated meanwhile.
 
     `memory` is a memory map of the file that `kept_file` creates. The first word of a buffer is the
     number of replies in it.

@@ -5,10 +5,10 @@ be left behind; processes send each other its descriptor. The main process creat
 
 While user code refers to the content of a block, the block is *leased*. The lease is an array over
 the whole block. Every array that user code has received from the block is a view of this array and
-keeps it alive: NumPy sets the `base` of a view of a view to the last array of the chain, and the
-`base` of the lease is a memory map. When the last view is gone, the callback of a weak reference
-appends the reference to a deque, and the pool later takes the block back. The callback does nothing
-else, because it may run in any thread at any time.
+keeps it alive: NumPy makes the lease the `base` of all its views, even of views of views, because
+the `base` of the lease is a memory map, not an array. When the last view is gone, the callback of a
+weak reference appends the reference to a deque, and the pool later takes the block back. The
+callback does nothing else, because it may run in any thread at any time.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class BlockPool:
         self._budget, self._is_trimmed = budget, is_trimmed
         self.n_bytes = 0  # the memory of all blocks together
         # A block takes two descriptors in a process, that of the file and that of Python's map. All
-        # blocks together thus take at most a quarter of the limit.
+        # blocks together thus take at most a quarter of the open files.
         self._most = max(2, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
         self._blocks: list[Block] = []
         self._idle: list[int] = []

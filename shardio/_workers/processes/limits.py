@@ -81,7 +81,7 @@ def _own_groups(text: str, controller: str) -> dict[int, str]:
 def _levels_below(version: int, folder: str, group: str, mounted_group: str) -> list[CgroupLevel]:
     """Return the levels from `mounted_group`, whose folder is the mount point, down to `group`.
 
-    In a container, both are often the same group. The kernel shows a group outside of the
+    In a container, both groups are often the same. The kernel shows a group outside of the
     container's view as `/../…`; then only the mounted group can be read.
     """
     found = [CgroupLevel(version, folder)]

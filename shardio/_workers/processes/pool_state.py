@@ -67,8 +67,8 @@ class WorkerExit(NamedTuple):
     """The exit of a worker's process: its last event.
 
     The process was killed by `signal`, or exited by itself: `exit_code` is 0 if the pool's function
-    returned, and 1 if it raised, after a Failed event. Both are None if the process could not be
-    started. `pid` is None in that case, and if the zygote exited before it reported the start.
+    returned, and 1 if it raised, after a Failed event. `signal` and `exit_code` are None if the
+    process could not be started. `pid` is None then, or if the zygote exited before reporting it.
     """
 
     worker: int
@@ -424,7 +424,7 @@ class PoolState:
     def _let_go(self) -> None:
         # The error means that the descriptors ran out, which has been reported already.
         with contextlib.suppress(UnsupportedEnvironment):
-            self._handle_replies()  # for the pidfds of workers that were started since
+            self._handle_replies()  # for the pidfds of workers that were started meanwhile
         self._kill()
         if self.zygote is not None:
             release(self.zygote)

@@ -42,9 +42,9 @@ class WorkerPool(Closing):
 
     `target` is pickled by cloudpickle. `fds` are duplicated, and every worker has the duplicates in
     `channel.fds`. `preload` names modules that the zygote imports before it forks workers. Messages
-    may be sent at once: they wait in the socket until the worker runs. `send`, `wait` and `restart`
-    must not run in two threads at once. A pool is also closed when it is garbage-collected, or when
-    the interpreter exits.
+    may be sent immediately: they wait in the socket until the worker runs. `send`, `wait` and
+    `restart` must not run in two threads at once. A pool is also closed when it is
+    garbage-collected, or when the interpreter exits.
     """
 
     def __init__(

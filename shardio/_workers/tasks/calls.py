@@ -184,7 +184,7 @@ def call_for_main(
             at_work[0] = at_work[1] = 0
 
 
-_at_work: npt.NDArray[np.uint64] | None = None  # this worker's two numbers in the step file
+_at_work: npt.NDArray[np.uint64] | None = None  # this worker's step and part
 
 
 def note_part(part: int | None) -> None:

@@ -12,8 +12,8 @@ follows the pickle. Each of these buffers starts at a multiple of 64 bytes:
 TaskPool receives a block with each item. A worker that iterates a dataset by itself requests a
 block when it has a large sample and no block; from then on, the main process (`BlockLender`) sends
 the worker (`LentBlocks`) a few blocks in advance, as far as memory allows. A block belongs to a
-worker until its content is handed over to the loop. Then it belongs to the arrays that are views of
-it; when the last of these is gone, the block may be sent to any worker.
+worker until its content is handed over to the loop. Then the block belongs to the arrays that are
+views of it. When the last view is gone, the block may be sent to any worker.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class ValueBlocks(Closing):
     memory, which has the size of its largest value so far.
 
     While more than `n_enough` blocks are in use, `hand_over` never copies, because these suffice
-    for the workers. With None, the number of blocks in use does not matter.
+    for the workers. If `n_enough` is None, the number of blocks in use does not matter.
     """
 
     def __init__(self, n_enough: int | None, memory_bytes: int) -> None:
@@ -259,7 +259,7 @@ class BlockLender(Closing):
         self._were_held_up.add(worker)
 
     def grant_more(self) -> None:
-        """Double the number of blocks of workers that have lacked one, as the loop has waited long.
+        """Double the blocks of workers that have lacked one, because the loop has waited long.
 
         If a dataset yields many samples at once and then none for a while, workers can then work
         ahead. For other datasets, few blocks are faster, because few fit in the CPU cache.
